@@ -1,0 +1,1 @@
+"""Tensor Comprehensions: write the maths of an operator, get a fast, differentiable PyTorch operator."""

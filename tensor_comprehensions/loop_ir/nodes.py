@@ -1,0 +1,329 @@
+"""The loop program: what every strategy produces and every emitter prints.
+
+Values are scalars or explicit vectors (a lane count on the type). Loops are structured. Memory is reached only
+through `Load` and `Store` on buffers with static shapes and strides. Nodes are immutable, compare by value, and
+their `repr` evaluates back to them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ..dtypes import BOOL, DType, INT64
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A scalar (`lanes == 1`) or a vector of `lanes` scalars."""
+
+    dtype: DType
+    lanes: int = 1
+
+    def __str__(self) -> str:
+        return self.dtype.name if self.lanes == 1 else f"{self.dtype.name}x{self.lanes}"
+
+
+class Space(Enum):
+    """Where a buffer lives."""
+
+    GLOBAL = "global"  # an argument of the module or one of its temporaries: visible to every thread
+    SCRATCH = "scratch"  # memory private to the thread that allocates it: packed panels, contracted temporaries
+    REGISTER = "register"  # elements are registers: every index is a constant once loops are unrolled
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A named array. `type` is that of one element (a vector type only in registers); strides count elements."""
+
+    name: str
+    type: Type
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    space: Space = Space.GLOBAL
+
+
+# --- expressions -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A literal, the same in every lane."""
+
+    value: int | float | bool
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A loop variable (int64) or the name bound by a `Let`."""
+
+    name: str
+    type: Type = Type(INT64)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`buffer[indices]`.
+
+    Indices are int64. With a vector among the indices (a `Ramp`, or data) the result has as many lanes, lane l
+    reading the element at the l-th value of each index (scalars count for all lanes); scalar indices on a buffer
+    of vectors give the vector.
+    Where `mask` (bool, same lanes) is false nothing is touched and the value is 0.
+    """
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    mask: Expr | None = None
+
+    @property
+    def type(self) -> Type:
+        lanes = max((i.type.lanes for i in self.indices), default=1)
+        return Type(self.buffer.type.dtype, max(lanes, self.buffer.type.lanes))
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """`neg` or `not`."""
+
+    op: str
+    operand: Expr
+
+    @property
+    def type(self) -> Type:
+        return self.operand.type
+
+
+ARITHMETIC = ("add", "sub", "mul", "div", "mod", "min", "max", "and", "or")
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """`left op right`, op one of `ARITHMETIC` or `COMPARISONS`; operands share one type.
+
+    `div` and `mod` on integers are floor division and its remainder; on floats, division and C's fmod.
+    `min` and `max` on floats propagate NaN. `and` and `or` are for bool.
+    """
+
+    op: str
+    left: Expr
+    right: Expr
+
+    @property
+    def type(self) -> Type:
+        return Type(BOOL, self.left.type.lanes) if self.op in COMPARISONS else self.left.type
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """Lane by lane `condition ? then : otherwise`; both sides are evaluated (loads there carry masks)."""
+
+    condition: Expr
+    then: Expr
+    otherwise: Expr
+
+    @property
+    def type(self) -> Type:
+        return self.then.type
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Conversion with C's rules, lane by lane."""
+
+    operand: Expr
+    dtype: DType
+
+    @property
+    def type(self) -> Type:
+        return Type(self.dtype, self.operand.type.lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of `math_functions.FUNCTIONS` by canonical name, lane by lane; `fma` is one of them."""
+
+    function: str
+    arguments: tuple[Expr, ...]
+
+    @property
+    def type(self) -> Type:
+        return self.arguments[0].type
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """The vector `base, base + stride, base + 2*stride, ...`; base is a scalar integer expression."""
+
+    base: Expr
+    stride: int
+    lanes: int
+
+    @property
+    def type(self) -> Type:
+        return Type(self.base.type.dtype, self.lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """A scalar in every lane."""
+
+    operand: Expr
+    lanes: int
+
+    @property
+    def type(self) -> Type:
+        return Type(self.operand.type.dtype, self.lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceLanes:
+    """The lanes of a vector combined into a scalar with `+ * min max` (or `and`, `or` for bool), in any order."""
+
+    op: str
+    operand: Expr
+
+    @property
+    def type(self) -> Type:
+        return Type(self.operand.type.dtype)
+
+
+Expr = Const | Var | Load | Unary | Binary | Select | Cast | Call | Ramp | Broadcast | ReduceLanes
+
+# --- statements --------------------------------------------------------------------------------------------------
+
+
+class LoopKind(Enum):
+    """How the iterations of a loop run."""
+
+    SERIAL = "for"
+    PARALLEL = "parallel for"  # iterations are independent: chunks go to the threads of torch's pool
+    UNROLLED = "unrolled for"  # constant trip count; replaced by copies of the body (`unroll.py`)
+    VECTOR = "vector for"  # iterations are independent or reduce; becomes explicit vectors (`vectorize.py`)
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """`buffer[indices] = value`, or with `op` in `+ * min max`: `buffer[indices] op= value`, in buffer order.
+
+    Indices, lanes and mask as for `Load`. An updating store inside a VECTOR loop on whose variable the indices do
+    not depend is a reduction over that loop, and the order of its combination is free.
+    """
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    value: Expr
+    op: str | None = None
+    mask: Expr | None = None
+    streaming: bool = False  # bypass the caches (non-temporal); only a hint
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """`for var in range(start, stop, step)`; bounds are int64 expressions, step a positive constant.
+
+    grain: for PARALLEL, at least so many iterations make a chunk. factor: for VECTOR, the number of lanes and how
+    many vectors one trip handles (interleaved accumulators), as (lanes, vectors).
+    """
+
+    var: str
+    start: Expr
+    stop: Expr
+    body: Stmt
+    kind: LoopKind = LoopKind.SERIAL
+    step: int = 1
+    grain: int = 1
+    factor: tuple[int, int] = (1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    """`if condition: then else: otherwise`, condition a scalar bool."""
+
+    condition: Expr
+    then: Stmt
+    otherwise: Stmt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """`name = value` in `body`."""
+
+    name: str
+    value: Expr
+    body: Stmt
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """A SCRATCH or REGISTER buffer that exists during `body`, with undefined contents at first."""
+
+    buffer: Buffer
+    body: Stmt
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Where the scalar `condition` is false, record (`site`, `value`) as the module's failure, once.
+
+    A kernel of a module that has failed does not run; the caller turns the site into an error.
+    """
+
+    condition: Expr
+    site: int
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Invoke:
+    """An intrinsic of `intrinsics.INTRINSICS` by name, on views `(buffer, indices of its first element)`."""
+
+    name: str
+    operands: tuple[tuple[Buffer, tuple[Expr, ...]], ...]
+    attributes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Statements one after another; the empty block does nothing."""
+
+    body: tuple[Stmt, ...]
+
+
+Stmt = Store | Loop | If | Let | Allocate | Check | Invoke | Block
+
+# --- programs ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One launch: `body` over the module's buffers."""
+
+    name: str
+    body: Stmt
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSite:
+    """What a failed `Check` tells the user: `dimension` of `tensor` with `extent` elements from `origin` on."""
+
+    tensor: str
+    dimension: int
+    extent: int
+    origin: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """Kernels launched in order on `arguments` (GLOBAL buffers of the caller) and `temporaries` (of the library).
+
+    The addresses of `arguments`, then of `temporaries`, in order, are the calling convention of every target.
+    """
+
+    name: str
+    arguments: tuple[Buffer, ...]
+    temporaries: tuple[Buffer, ...]
+    kernels: tuple[Kernel, ...]
+    sites: tuple[CheckSite, ...] = ()
+    written: tuple[str, ...] = ()  # names of the arguments that kernels may write

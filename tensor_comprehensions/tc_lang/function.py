@@ -1,0 +1,255 @@
+"""What the language hands to the rest of the compiler: checked functions, and functions bound to sizes.
+
+A `Function` is symbolic in its sizes. `Function.bind` (see `bind.py`) gives a `BoundFunction`, in which every
+size, range and specialised scalar is a number, every subscript is already relative to the start of its
+tensor's storage, calls and lets are inlined, casts are explicit, and every expression carries its type.
+Strategies lower `BoundFunction`s and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from math import prod
+
+from ..dtypes import BOOL, DType, INT64
+from ..errors import InternalError, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A literal. Its value is exact: an int, a bool or a Python float."""
+
+    value: int | float | bool
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The extent that a size name of the def's signature stands for. Absent from bound functions."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The value of an index variable of the statement."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A read of one element: `tensor(subscripts...)`; no subscripts for a 0-D tensor or scalar parameter.
+
+    guarded: the subscript is in bounds only where the conditions of the enclosing `Select`s hold, so the
+    element must not be touched elsewhere. Set by `bind`, where it cannot prove the contrary.
+    """
+
+    tensor: str
+    subscripts: tuple[Expr, ...]
+    dtype: DType
+    guarded: bool = False
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """`-x` or `!x`."""
+
+    op: str
+    operand: Expr
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """`left op right` with op one of `+ - * / % < <= > >= == != && || min max`.
+
+    Both operands have one type (casts are explicit). `/` and `%` on integers are floor division and its
+    remainder. `min` and `max` propagate NaN as torch's do; the C functions `fmin` and `fmax` are `Call`s.
+    """
+
+    op: str
+    left: Expr
+    right: Expr
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """`condition ? then : otherwise`; only the chosen side may touch memory."""
+
+    condition: Expr
+    then: Expr
+    otherwise: Expr
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Conversion to `dtype` with C's rules (float to integer truncates, integers wrap)."""
+
+    operand: Expr
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of `math_functions.FUNCTIONS` by its canonical name; arguments and result share `dtype`."""
+
+    function: str
+    arguments: tuple[Expr, ...]
+    dtype: DType
+
+
+Expr = Const | Size | Index | Access | Unary | Binary | Select | Cast | Call
+
+
+def children(e: Expr) -> tuple[Expr, ...]:
+    """The operands of `e`, left to right."""
+    match e:
+        case Const() | Size() | Index():
+            return ()
+        case Access(subscripts=subscripts):
+            return subscripts
+        case Unary(operand=x) | Cast(operand=x):
+            return (x,)
+        case Binary(left=a, right=b):
+            return (a, b)
+        case Select(condition=c, then=a, otherwise=b):
+            return (c, a, b)
+        case Call(arguments=arguments):
+            return arguments
+    raise InternalError(f"not an expression: {e!r}")
+
+
+def walk(e: Expr) -> Iterator[Expr]:
+    """`e` and everything below it, in evaluation order of a preorder walk."""
+    yield e
+    for child in children(e):
+        yield from walk(child)
+
+
+class Role(Enum):
+    """Who owns a tensor's memory and who may write it."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    INOUT = "in/out"
+    TEMPORARY = "temporary"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of a bound function: `strides` in elements; 0-D tensors are scalars."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    role: Role
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundIndex:
+    """An index variable with its half-open range of values."""
+
+    name: str
+    lower: int
+    upper: int
+
+    @property
+    def extent(self) -> int:
+        return max(0, self.upper - self.lower)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundsCheck:
+    """A run-time check: where `guard` holds (always when None), `0 <= subscript < extent` must hold.
+
+    The error names `tensor`, `dimension` and the value of `subscript + origin` (`origin` is the smallest index
+    of that dimension, which `bind` has already subtracted from `subscript`).
+    """
+
+    tensor: str
+    dimension: int
+    subscript: Expr
+    extent: int
+    guard: Expr | None = None
+    origin: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BoundStatement:
+    """`target(subscripts) op= value` for all values of `indices`: the target's in order, then the reduced ones.
+
+    reduction: None for `=`, else one of `+ * min max`, combined in `value.dtype` (the accumulator type of the
+    target's), rounded once when the reduction of an element is complete.
+    initialise: the element starts at the neutral element (the `!` forms).
+    staged: the right side reads the target at points other than the written one, so it must be evaluated
+    completely before anything is written.
+    checks: what must be verified before the statement reads memory.
+    """
+
+    name: str
+    target: str
+    subscripts: tuple[Expr, ...]
+    reduction: str | None
+    initialise: bool
+    value: Expr
+    indices: tuple[BoundIndex, ...]
+    left: int
+    staged: bool = False
+    checks: tuple[BoundsCheck, ...] = ()
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def free(self) -> tuple[BoundIndex, ...]:
+        """The indices that appear on the left."""
+        return self.indices[: self.left]
+
+    @property
+    def reduced(self) -> tuple[BoundIndex, ...]:
+        """The indices that appear on the right only."""
+        return self.indices[self.left :]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundFunction:
+    """A def with every size known: what a strategy lowers.
+
+    tensors: parameters in order, then returns in order, then temporaries.
+    starts: for each returned tensor the smallest index of each dimension (stored at offset 0).
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    statements: tuple[BoundStatement, ...]
+    returns: tuple[str, ...]
+    starts: tuple[tuple[int, ...], ...] = ()
+
+    def tensor(self, name: str) -> Tensor:
+        return next(t for t in self.tensors if t.name == name)
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides, in elements, as torch counts them (extents of 0 count as 1)."""
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(1, extent)
+    return tuple(reversed(strides))
+
+
+INDEX_TYPE = INT64
+CONDITION = BOOL
