@@ -49,6 +49,11 @@ def _round(x: Any) -> Any:
     return np.copysign(np.floor(np.abs(x) + np.asarray(0.5, np.asarray(x).dtype)), x)
 
 
+def _fdim(x: Any, y: Any) -> Any:
+    difference = np.where(np.isnan(x) | np.isnan(y), np.nan, np.maximum(x - y, 0))
+    return difference.astype(np.asarray(x).dtype)
+
+
 def _fma(x: Any, y: Any, z: Any) -> Any:
     wide = np.asarray(x, np.longdouble) * y + z
     return wide.astype(np.asarray(x).dtype)
@@ -68,7 +73,7 @@ _TABLE: tuple[tuple[str, int, Callable[..., Any]], ...] = (
     ("fabs", 1, np.abs),
     ("pow", 2, np.power), ("atan2", 2, np.arctan2), ("fmod", 2, np.fmod), ("hypot", 2, np.hypot),
     ("fmin", 2, np.fmin), ("fmax", 2, np.fmax), ("copysign", 2, np.copysign),
-    ("fdim", 2, lambda x, y: np.where(np.isnan(x) | np.isnan(y), np.nan, np.maximum(x - y, 0)).astype(np.asarray(x).dtype)),
+    ("fdim", 2, _fdim),
     ("fma", 3, _fma),
 )  # fmt: skip
 

@@ -30,5 +30,7 @@ class Target:
         return max(1, self.vector_bits // bits)
 
 
-AVX512 = Target("cpu", "znver4", "+avx512f,+avx512vl,+avx512bw,+avx512dq,+avx2,+fma", 512, 32, (32768, 1048576, 33554432))
+AVX512 = Target(
+    "cpu", "znver4", "+avx512f,+avx512vl,+avx512bw,+avx512dq,+avx2,+fma", 512, 32, (32768, 1048576, 33554432)
+)
 AVX2 = Target("cpu", "haswell", "+avx2,+fma", 256, 16, (32768, 262144, 8388608))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ..dtypes import BOOL, DType, INT64
+from ..dtypes import BOOL, INT64, DType
 
 
 @dataclass(frozen=True, slots=True)

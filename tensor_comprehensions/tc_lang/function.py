@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
 
-from ..dtypes import BOOL, DType, INT64
+from ..dtypes import BOOL, INT64, DType
 from ..errors import InternalError, Span
 
 
