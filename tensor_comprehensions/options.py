@@ -1,0 +1,29 @@
+"""The frozen option records of the strategies: keyword arguments, command-line flags and search genes at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+FUSION_STRATEGIES = ("max", "preserve3", "min")
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOptions:
+    """How the polyhedral strategy lowers for a CPU. Every field has a default that is chosen from the sizes.
+
+    Attributes:
+        fusion: "max" fuses wherever dependences allow, "preserve3" only where parallelism survives,
+            "min" keeps one loop nest per statement.
+        tile: sizes for the outer band, outermost first; 0 leaves a dimension alone; empty chooses.
+        vectors: vectors in flight in an innermost vector loop; 0 chooses.
+        grain: least number of scalar operations worth a thread; 0 never runs in parallel.
+        structured: hand contractions to the register-tiled micro-kernels of `structured`.
+        contract: keep temporaries that fusion makes local in small thread-private buffers.
+    """
+
+    fusion: str = field(default="preserve3", metadata={"choices": FUSION_STRATEGIES})
+    tile: tuple[int, ...] = field(default=(), metadata={"choices": ((), (8,), (16,), (32,), (64,))})
+    vectors: int = field(default=0, metadata={"choices": (0, 1, 2, 4, 8)})
+    grain: int = field(default=32768, metadata={"choices": (0, 8192, 32768, 131072)})
+    structured: bool = field(default=True, metadata={"choices": (False, True)})
+    contract: bool = field(default=True, metadata={"choices": (False, True)})

@@ -1,0 +1,116 @@
+"""Expressions of the language as expressions of the loop program.
+
+Subscripts become int64 arithmetic on loop variables; values keep the language's types. A guarded access becomes a
+load masked by the conditions under which the language would have evaluated it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from .dtypes import INT64, DType
+from .errors import InternalError
+from .loop_ir import nodes as ir
+from .loop_ir.nodes import Buffer, Type
+from .tc_lang import function as tc
+
+OPERATORS = {
+    "+": "add", "-": "sub", "*": "mul", "/": "div", "%": "mod", "min": "min", "max": "max", "&&": "and", "||": "or",
+    "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What names mean where an expression is translated: indices are int64 values, tensors are buffers.
+
+    guards: the conditions, in the language, under which the expression is evaluated.
+    """
+
+    indices: Mapping[str, ir.Expr]
+    buffers: Mapping[str, Buffer]
+    guards: tuple[tc.Expr, ...] = ()
+
+    def under(self, condition: tc.Expr) -> Scope:
+        return replace(self, guards=(*self.guards, condition))
+
+
+def translate(e: tc.Expr, scope: Scope) -> ir.Expr:
+    """The value of `e`, of type `e.dtype`."""
+    match e:
+        case tc.Const(value, dtype):
+            return ir.Const(value, Type(dtype))
+        case tc.Index(name, dtype):
+            return _cast(scope.indices[name], dtype)
+        case tc.Access():
+            return _load(e, scope)
+        case tc.Unary(op, operand):
+            return ir.Unary("neg" if op == "-" else "not", translate(operand, scope))
+        case tc.Binary(op, left, right):
+            return ir.Binary(OPERATORS[op], translate(left, scope), translate(right, _right_scope(op, left, scope)))
+        case tc.Select(condition, then, otherwise):
+            return ir.Select(
+                translate(condition, scope),
+                translate(then, scope.under(condition)),
+                translate(otherwise, scope.under(_negated(condition))),
+            )
+        case tc.Cast(operand, dtype):
+            return _cast(translate(operand, scope), dtype)
+        case tc.Call(function, arguments):
+            return ir.Call(function, tuple(translate(a, scope) for a in arguments))
+    raise InternalError(f"not an expression of a bound function: {e!r}")
+
+
+def translate_subscript(e: tc.Expr, scope: Scope) -> ir.Expr:
+    """The value of the integer expression `e` in int64: exact where `e`'s own type would have wrapped."""
+    match e:
+        case tc.Const(value):
+            return ir.Const(int(value), Type(INT64))
+        case tc.Index(name):
+            return scope.indices[name]
+        case tc.Unary("-", operand):
+            return ir.Unary("neg", translate_subscript(operand, scope))
+        case tc.Binary("+" | "-" | "*" | "/" | "%" | "min" | "max" as op, left, right):
+            return ir.Binary(OPERATORS[op], translate_subscript(left, scope), translate_subscript(right, scope))
+        case tc.Select(condition, then, otherwise):
+            return ir.Select(
+                translate(condition, scope),
+                translate_subscript(then, scope.under(condition)),
+                translate_subscript(otherwise, scope.under(_negated(condition))),
+            )
+        case tc.Cast(operand, dtype) if _widens(operand.dtype, dtype):
+            return translate_subscript(operand, scope)
+        case _:
+            return _cast(translate(e, scope), INT64)
+
+
+def _load(e: tc.Access, scope: Scope) -> ir.Load:
+    indices = tuple(translate_subscript(s, scope) for s in e.subscripts)
+    return ir.Load(scope.buffers[e.tensor], indices, _mask(scope) if e.guarded else None)
+
+
+def _mask(scope: Scope) -> ir.Expr | None:
+    mask: ir.Expr | None = None
+    for depth, condition in enumerate(scope.guards):
+        term = translate(condition, replace(scope, guards=scope.guards[:depth]))
+        mask = term if mask is None else ir.Binary("and", mask, term)
+    return mask
+
+
+def _right_scope(op: str, left: tc.Expr, scope: Scope) -> Scope:
+    if op == "&&":
+        return scope.under(left)
+    return scope.under(_negated(left)) if op == "||" else scope
+
+
+def _negated(condition: tc.Expr) -> tc.Expr:
+    return tc.Unary("!", condition, condition.dtype)
+
+
+def _widens(source: DType, target: DType) -> bool:
+    return source.is_integer and target.is_integer and target.is_signed and target.bits > source.bits - source.is_signed
+
+
+def _cast(e: ir.Expr, dtype: DType) -> ir.Expr:
+    return e if e.type.dtype == dtype else ir.Cast(e, dtype)
