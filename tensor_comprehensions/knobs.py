@@ -1,0 +1,89 @@
+"""The `TC_*` environment variables, in one typed place: no other module reads the environment for settings.
+
+They are read once, when the package is imported. `override` changes them for a stretch of a program, for every thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from .errors import ArgumentError
+
+TOPICS = {
+    "schedule": "which strategy lowers a def, what refused and why, and the schedule tree",
+    "loops": "the loop program that is printed for the target",
+    "code": "the emitted LLVM text",
+    "cache": "kernels found and not found, and which part of the key is new",
+    "passes": "the time of each pass",
+}
+"""What `TC_LOGS` may list; each is a logger `tensor_comprehensions.<topic>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What the environment may set. Each field is one variable; `metadata["help"]` is its documentation."""
+
+    interpret: bool = field(
+        default=False, metadata={"variable": "TC_INTERPRET", "help": "1: run the reference evaluator, compile nothing"}
+    )
+    dump: str = field(
+        default="", metadata={"variable": "TC_DUMP", "help": "folder that receives every stage of every kernel"}
+    )
+    logs: tuple[str, ...] = field(
+        default=(),
+        metadata={"variable": "TC_LOGS", "help": "comma-separated topics to explain on stderr: " + ", ".join(TOPICS)},
+    )
+    verify: bool = field(
+        default=False, metadata={"variable": "TC_VERIFY", "help": "1: prove every transform and check after every pass"}
+    )
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Knobs:
+        """The knobs that `environment` sets; what it leaves out keeps its default.
+
+        Raises ArgumentError, which names the variable, for a value that means nothing.
+        """
+        values: dict[str, Any] = {}
+        for f in fields(cls):
+            variable = f.metadata["variable"]
+            if variable in environment:
+                values[f.name] = _parse(variable, environment[variable], type(f.default))
+        return cls(**values)
+
+
+def _parse(variable: str, text: str, kind: type) -> Any:
+    text = text.strip()
+    if kind is bool:
+        if text.lower() not in ("", "0", "1", "false", "true"):
+            raise ArgumentError(f"{variable} is {text!r}", expected="0 or 1")
+        return text.lower() in ("1", "true")
+    if kind is tuple:
+        topics = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+        if unknown := [name for name in topics if name not in (*TOPICS, "all")]:
+            raise ArgumentError(f"{variable} has no topic {unknown[0]!r}", expected="all or " + ", ".join(TOPICS))
+        return tuple(TOPICS) if "all" in topics else topics
+    return text
+
+
+_current = Knobs.read(os.environ)
+
+
+def current() -> Knobs:
+    """The knobs in force."""
+    return _current
+
+
+@contextmanager
+def override(**values: Any) -> Iterator[Knobs]:
+    """Put other values in force for the `with` block: `with override(verify=True): ...`."""
+    global _current
+    before = _current
+    _current = replace(before, **values)
+    try:
+        yield _current
+    finally:
+        _current = before

@@ -1,0 +1,37 @@
+"""What every test has: checks after every pass, and golden files with one switch to accept what changed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("TC_VERIFY", "1")
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A folder of expected texts, `golden/` beside the test."""
+
+    folder: Path
+    accept: bool
+
+    def check(self, name: str, actual: str) -> None:
+        """Compare `actual` with the file `name`; with `--accept`, write it instead. A missing file fails."""
+        path = self.folder / name
+        if self.accept:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(actual)
+        assert path.exists(), f"no golden file {path}: read the output, then run pytest --accept"
+        assert actual == path.read_text(), f"{path} differs: if the change is meant, run pytest --accept"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--accept", action="store_true", help="rewrite the golden files with what the tests now produce")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    return Golden(Path(request.path).parent / "golden", request.config.getoption("--accept"))

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import ast
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import tensor_comprehensions
+from tensor_comprehensions import knobs
+from tensor_comprehensions.errors import ArgumentError
+from tensor_comprehensions.knobs import Knobs
+
+
+def test_nothing_set_gives_the_defaults() -> None:
+    assert Knobs.read({}) == Knobs()
+
+
+def test_every_field_is_read_from_its_variable() -> None:
+    environment = {"TC_INTERPRET": "1", "TC_DUMP": "there", "TC_LOGS": "code, cache,code", "TC_VERIFY": "true"}
+    assert Knobs.read(environment) == Knobs(True, "there", ("code", "cache"), True)
+
+
+def test_all_topics() -> None:
+    assert Knobs.read({"TC_LOGS": "all"}).logs == tuple(knobs.TOPICS)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "part"), [("TC_VERIFY", "yes", "0 or 1"), ("TC_LOGS", "shedule", "no topic 'shedule'")]
+)
+def test_a_meaningless_value_is_told_with_its_variable(variable: str, text: str, part: str) -> None:
+    with pytest.raises(ArgumentError, match=variable) as caught:
+        Knobs.read({variable: text})
+    assert part in str(caught.value)
+
+
+def test_override_ends_with_its_block() -> None:
+    before = knobs.current()
+    with knobs.override(dump="folder") as inside:
+        assert knobs.current() is inside
+        assert inside.dump == "folder"
+    assert knobs.current() == before
+
+
+def test_every_knob_says_what_it_is_for() -> None:
+    assert all(f.metadata["help"] and f.metadata["variable"].startswith("TC_") for f in fields(Knobs))
+
+
+def test_no_other_module_reads_settings_from_the_environment() -> None:
+    """`os.environ` and `os.getenv` occur in `knobs.py` only."""
+    package = Path(tensor_comprehensions.__file__).parent
+    readers = [
+        path.relative_to(package).as_posix()
+        for path in sorted(package.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+    ]
+    assert set(readers) == {"knobs.py"}
