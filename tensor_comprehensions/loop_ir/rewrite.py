@@ -1,0 +1,247 @@
+"""Walking and rebuilding loop programs. What a rewrite leaves unchanged comes back as the same object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from operator import is_
+from typing import assert_never
+
+from . import build
+from .nodes import (
+    Allocate,
+    Binary,
+    Block,
+    Broadcast,
+    Buffer,
+    Call,
+    Cast,
+    Check,
+    Const,
+    Expr,
+    If,
+    Invoke,
+    Let,
+    Load,
+    Loop,
+    Ramp,
+    ReduceLanes,
+    Select,
+    Stmt,
+    Store,
+    Unary,
+    Var,
+)
+
+OnExpr = Callable[[Expr], Expr]
+OnStmt = Callable[[Stmt], Stmt]
+
+
+def map_tuple(items: tuple[Expr, ...], f: OnExpr) -> tuple[Expr, ...]:
+    """`f` of each item; the same tuple when `f` changed none."""
+    new = tuple([f(i) for i in items])
+    return items if all(map(is_, items, new)) else new
+
+
+def map_expr(e: Expr, f: OnExpr) -> Expr:
+    """`e` with `f` applied to each direct child; nothing is folded."""
+    match e:
+        case Const() | Var():
+            return e
+        case Binary(op, left, right):
+            a, b = f(left), f(right)
+            return e if a is left and b is right else Binary(op, a, b)
+        case Load(buffer, indices, mask):
+            where, guard = map_tuple(indices, f), f(mask) if mask is not None else None
+            return e if where is indices and guard is mask else Load(buffer, where, guard)
+        case Ramp(base, stride, lanes):
+            return e if (a := f(base)) is base else Ramp(a, stride, lanes)
+        case Broadcast(operand, lanes):
+            return e if (a := f(operand)) is operand else Broadcast(a, lanes)
+        case Unary(op, operand):
+            return e if (a := f(operand)) is operand else Unary(op, a)
+        case Select(condition, then, otherwise):
+            c, a, b = f(condition), f(then), f(otherwise)
+            return e if c is condition and a is then and b is otherwise else Select(c, a, b)
+        case Cast(operand, dtype):
+            return e if (a := f(operand)) is operand else Cast(a, dtype)
+        case Call(function, arguments):
+            return e if (new := map_tuple(arguments, f)) is arguments else Call(function, new)
+        case ReduceLanes(op, operand):
+            return e if (a := f(operand)) is operand else ReduceLanes(op, a)
+        case _:
+            assert_never(e)
+
+
+def map_stmt(s: Stmt, on_expr: OnExpr, on_stmt: OnStmt) -> Stmt:
+    """`s` with `on_expr` applied to its expressions and `on_stmt` to its direct sub-statements."""
+    match s:
+        case Store(buffer, indices, value, op, mask, streaming):
+            where, v = map_tuple(indices, on_expr), on_expr(value)
+            guard = on_expr(mask) if mask is not None else None
+            same = where is indices and v is value and guard is mask
+            return s if same else Store(buffer, where, v, op, guard, streaming)
+        case Block(body):
+            new = tuple([on_stmt(c) for c in body])
+            return s if all(map(is_, body, new)) else Block(new)
+        case Loop(name, start, stop, body):
+            first, last, inner = on_expr(start), on_expr(stop), on_stmt(body)
+            if first is start and last is stop and inner is body:
+                return s
+            return Loop(name, first, last, inner, s.kind, s.step, s.grain, s.factor)
+        case If(condition, then, otherwise):
+            c, a = on_expr(condition), on_stmt(then)
+            b = on_stmt(otherwise) if otherwise is not None else None
+            return s if c is condition and a is then and b is otherwise else If(c, a, b)
+        case Let(name, value, body):
+            v, inner = on_expr(value), on_stmt(body)
+            return s if v is value and inner is body else Let(name, v, inner)
+        case Allocate(buffer, body):
+            return s if (inner := on_stmt(body)) is body else Allocate(buffer, inner)
+        case Check(condition, site, value):
+            c, v = on_expr(condition), on_expr(value)
+            return s if c is condition and v is value else Check(c, site, v)
+        case Invoke(name, operands, attributes):
+            views = tuple((b, map_tuple(w, on_expr)) for b, w in operands)
+            same = all(a[1] is b[1] for a, b in zip(operands, views, strict=True))
+            return s if same else Invoke(name, views, attributes)
+        case _:
+            assert_never(s)
+
+
+def refold(e: Expr) -> Expr:
+    """`e` made anew by the folding constructors of `build`, its children taken as they are."""
+    match e:
+        case Binary(op, left, right):
+            return build.binary(op, left, right)
+        case Ramp(base, stride, lanes):
+            return build.ramp(base, stride, lanes)
+        case Broadcast(operand, lanes):
+            return build.broadcast(operand, lanes)
+        case Unary(op, operand):
+            return build.unary(op, operand)
+        case Select(condition, then, otherwise):
+            return build.select(condition, then, otherwise)
+        case Cast(operand, dtype):
+            return build.cast(operand, dtype)
+        case Load(buffer, indices, mask) if mask is not None and build.is_true(mask):
+            return Load(buffer, indices)
+    return e
+
+
+def substitute(e: Expr, values: Mapping[str, Expr]) -> Expr:
+    """`e` with variables replaced by the expressions `values` gives for their names, folded on the way up."""
+    if type(e) is Var:
+        return values.get(e.name, e)
+    if type(e) is Const:
+        return e
+    new = map_expr(e, lambda c: substitute(c, values))
+    return e if new is e else refold(new)
+
+
+def substitute_stmt(s: Stmt, values: Mapping[str, Expr]) -> Stmt:
+    """`s` with variables replaced in all its expressions; names bound inside `s` must not be among `values`."""
+    return map_stmt(s, lambda e: substitute(e, values), lambda c: substitute_stmt(c, values))
+
+
+def replace_buffer(s: Stmt, old: Buffer, new: Buffer) -> Stmt:
+    """`s` with every access of `old` (by name) made on `new` at the same indices."""
+
+    def on_expr(e: Expr) -> Expr:
+        e = map_expr(e, on_expr)
+        return Load(new, e.indices, e.mask) if type(e) is Load and e.buffer.name == old.name else e
+
+    def on_stmt(c: Stmt) -> Stmt:
+        c = map_stmt(c, on_expr, on_stmt)
+        match c:
+            case Store(b, indices, value, op, mask, streaming) if b.name == old.name:
+                return Store(new, indices, value, op, mask, streaming)
+            case Invoke(name, operands, attributes):
+                return Invoke(name, tuple((new if b.name == old.name else b, w) for b, w in operands), attributes)
+        return c
+
+    return on_stmt(s)
+
+
+def expressions(s: Stmt) -> tuple[Expr, ...]:
+    """The expressions directly in `s`, not those of its sub-statements."""
+    match s:
+        case Store(_, indices, value, _, mask):
+            return (*indices, value) if mask is None else (*indices, value, mask)
+        case Loop(_, start, stop):
+            return (start, stop)
+        case If(condition) | Check(condition, _, Const()):
+            return (condition,)
+        case Check(condition, _, value):
+            return (condition, value)
+        case Let(_, value):
+            return (value,)
+        case Invoke(_, operands):
+            return tuple(i for _, where in operands for i in where)
+        case Block() | Allocate():
+            return ()
+        case _:
+            assert_never(s)
+
+
+def substatements(s: Stmt) -> tuple[Stmt, ...]:
+    """The direct sub-statements of `s`."""
+    match s:
+        case Block(body):
+            return body
+        case Loop(_, _, _, body) | Let(_, _, body) | Allocate(_, body):
+            return (body,)
+        case If(_, then, otherwise):
+            return (then,) if otherwise is None else (then, otherwise)
+        case Store() | Check() | Invoke():
+            return ()
+        case _:
+            assert_never(s)
+
+
+def children(e: Expr) -> tuple[Expr, ...]:
+    """The direct sub-expressions of `e`."""
+    match e:
+        case Const() | Var():
+            return ()
+        case Binary(_, left, right):
+            return (left, right)
+        case Load(_, indices, mask):
+            return indices if mask is None else (*indices, mask)
+        case Ramp(operand) | Broadcast(operand) | Unary(_, operand) | Cast(operand) | ReduceLanes(_, operand):
+            return (operand,)
+        case Select(condition, then, otherwise):
+            return (condition, then, otherwise)
+        case Call(_, arguments):
+            return arguments
+        case _:
+            assert_never(e)
+
+
+def walk_expr(e: Expr) -> Iterator[Expr]:
+    """`e` and all its sub-expressions, each before its own parts."""
+    stack = [e]
+    while stack:
+        top = stack.pop()
+        yield top
+        stack.extend(reversed(children(top)))
+
+
+def walk(s: Stmt) -> Iterator[Stmt]:
+    """`s` and all its sub-statements, each before its own parts, in program order."""
+    stack = [s]
+    while stack:
+        top = stack.pop()
+        yield top
+        stack.extend(reversed(substatements(top)))
+
+
+def walk_all(s: Stmt) -> Iterator[Expr]:
+    """Every expression of `s` and of its sub-statements, in program order."""
+    for c in walk(s):
+        for e in expressions(c):
+            yield from walk_expr(e)
+
+
+def mentions(e: Expr, names: frozenset[str] | set[str]) -> bool:
+    """Whether a variable of `names` occurs in `e`."""
+    return any(type(c) is Var and c.name in names for c in walk_expr(e))
