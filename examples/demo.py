@@ -1,0 +1,136 @@
+"""Define the operators of `examples/*.tc`, run them on real tensors, check each against torch, and time both.
+
+Usage: python examples/demo.py [--rounds N] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import tensor_comprehensions as tc
+
+HERE = Path(__file__).parent
+Result = Tensor | tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One def: where it stands, what it is called with and what torch does for the same work."""
+
+    file: str
+    name: str
+    arguments: tuple[Tensor | float, ...]
+    torch: Callable[..., Result]
+    initial: dict[str, Tensor] = field(default_factory=dict)
+
+
+def cases() -> Iterator[Case]:
+    """The defs with the sizes of everyday use."""
+    r = torch.randn
+    yield Case("matmul.tc", "matmul", (r(512, 512), r(512, 512)), torch.matmul)
+    c = r(256, 384)
+    yield Case(
+        "matmul.tc", "gemm", (r(256, 128), r(128, 384), 0.5, 2.0),
+        lambda a, b, alpha, beta: torch.addmm(c, a, b, alpha=alpha, beta=beta), {"C": c},
+    )  # fmt: skip
+    yield Case("fcrelu.tc", "fcrelu", (r(128, 512), r(1024, 512), r(1024)), lambda x, w, b: F.relu(F.linear(x, w, b)))
+    layers = (r(128, 200), r(128), r(64, 128), r(64), r(32, 64), r(32))
+    yield Case("fcrelu.tc", "mlp3", (r(128, 200), *layers), _mlp3)
+    yield Case("softmax.tc", "softmax", (r(4096, 1024),), lambda x: torch.softmax(x, 1))
+    yield Case(
+        "norms.tc", "layernorm", (r(4096, 1024), r(1024), r(1024)), lambda x, w, b: F.layer_norm(x, (1024,), w, b, 1e-5)
+    )
+    yield Case(
+        "norms.tc", "rmsnorm_swiglu", (r(4096, 1024), r(4096, 1024), r(1024)),
+        lambda x, gate, w: F.rms_norm(x, (1024,), w, 1e-6) * F.silu(gate),
+    )  # fmt: skip
+    yield Case("norms.tc", "moments", (r(128, 36864),), lambda x: (x.mean(1), x.square().mean(1)))
+    yield Case("convolution.tc", "conv2d", (r(8, 16, 34, 34), r(32, 16, 3, 3), r(32)), F.conv2d)
+    yield Case("convolution.tc", "maxpool", (r(8, 16, 64, 64), 3, 2), F.max_pool2d)
+    words = torch.randint(10000, (256, 20))
+    yield Case("lookup.tc", "embedding_sum", (r(10000, 64), words), lambda t, w: F.embedding_bag(w, t, mode="sum"))
+    yield Case(
+        "lookup.tc", "histogram", (torch.randint(100, (100000,), dtype=torch.int32),),
+        lambda v: torch.bincount(v, minlength=100).int(), {"count": torch.zeros(100, dtype=torch.int32)},
+    )  # fmt: skip
+    yield Case(
+        "kronecker.tc", "kronecker3", (r(16, 16), r(16, 16), r(16, 16), r(64, 16, 16, 16)),
+        lambda a, b, c, x: torch.einsum("xn,yo,zp,mnop->mxyz", a, b, c, x),
+    )  # fmt: skip
+    yield Case("movement.tc", "transpose", (r(2048, 2048),), lambda x: x.t().contiguous())
+    yield Case("movement.tc", "gelu_residual", (r(2048, 2048), r(2048, 2048)), lambda x, residual: residual + F.gelu(x))
+
+
+def _mlp3(x: Tensor, *layers: Tensor) -> Tensor:
+    for weight, bias in zip(layers[::2], layers[1::2], strict=True):
+        x = F.relu(F.linear(x, weight, bias))
+    return x
+
+
+def error(ours: Result, theirs: Result) -> float:
+    """The largest difference, relative to the largest magnitude of what torch computed."""
+    pairs = zip(ours, theirs, strict=True) if isinstance(ours, tuple) else [(ours, theirs)]
+    worst = 0.0
+    for a, b in pairs:
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return math.inf
+        scale = max(1.0, b.abs().max().item())
+        worst = max(worst, (a.double() - b.double()).abs().max().item() / scale)
+    return worst
+
+
+def seconds(calls: list[Callable[[], object]], rounds: int) -> list[float]:
+    """The median time of each of `calls`, run in turns so that whatever disturbs one disturbs all."""
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds):
+        for call, taken in zip(calls, times, strict=True):
+            start = perf_counter()
+            call()
+            taken.append(perf_counter() - start)
+    return [median(taken) for taken in times]
+
+
+def run(case: Case, rounds: int) -> bool:
+    """Compile, check and time one case; print its row of the table."""
+    op = getattr(tc.define((HERE / case.file).read_text()), case.name)
+    start = perf_counter()
+    ours = op(*case.arguments, **case.initial)
+    first = perf_counter() - start
+    wrong = error(ours, case.torch(*case.arguments))
+    mine, torchs = seconds([lambda: op(*case.arguments, **case.initial), lambda: case.torch(*case.arguments)], rounds)
+    good = wrong < 1e-4
+    print(
+        f"{case.name:<16}{first * 1e3:>10.0f} ms{mine * 1e3:>10.3f} ms{torchs * 1e3:>10.3f} ms"
+        f"{torchs / mine:>8.2f} x   {wrong:.1e}{'' if good else '   WRONG'}",
+        flush=True,
+    )
+    return good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="run only these")
+    parser.add_argument("--rounds", type=int, default=15, help="runs of each, in turns (default 15)")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_grad_enabled(False)
+    print(f"{torch.get_num_threads()} threads, medians of {options.rounds} runs in turns")
+    print(f"{'op':<16}{'first call':>13}{'ours':>13}{'torch':>13}{'speed-up':>10}   error")
+    good = [run(case, options.rounds) for case in cases() if not options.names or case.name in options.names]
+    print(f"{sum(good)} of {len(good)} agree with torch")
+    return 0 if good and all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
