@@ -42,8 +42,8 @@ TRUE = Const(True, Type(BOOL))
 FALSE = Const(False, Type(BOOL))
 NOTHING = Block(())
 
-REDUCTIONS = {"+": "add", "*": "mul", "min": "min", "max": "max", "and": "and", "or": "or"}
-"""The binary operator that combines two values of a reduction, by the reduction's name."""
+_COMBINERS = {"+": "add", "*": "mul", "min": "min", "max": "max", "and": "and", "or": "or"}
+_BOOL_REDUCTIONS = {"+": "or", "max": "or", "or": "or", "*": "and", "min": "and", "and": "and"}
 
 
 # --- leaves ------------------------------------------------------------------------------------------------------
@@ -384,6 +384,16 @@ def buffer(name: str, dtype: DType, shape: tuple[int, ...], space: Space = Space
         strides.append(step)
         step *= max(extent, 1)
     return Buffer(name, Type(dtype, lanes), shape, tuple(reversed(strides)), space)
+
+
+def combiner(op: str, dtype: DType) -> str:
+    """The operator of `Binary` that combines two values of the reduction `op` (as `Store` names it)."""
+    return _BOOL_REDUCTIONS[op] if dtype.is_bool else _COMBINERS[op]
+
+
+def lanes_combiner(op: str, dtype: DType) -> str:
+    """The operator of `ReduceLanes` for the reduction `op`."""
+    return _BOOL_REDUCTIONS[op] if dtype.is_bool else op
 
 
 def neutral(op: str, dtype: DType) -> Const:

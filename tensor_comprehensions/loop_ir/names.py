@@ -1,0 +1,38 @@
+"""Names for what a pass introduces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .nodes import Allocate, Invoke, Let, Load, Loop, Stmt, Store
+from .rewrite import expressions, walk, walk_expr
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names taken in a program; `fresh` takes one more."""
+
+    taken: set[str] = field(default_factory=set)
+
+    @staticmethod
+    def of(s: Stmt) -> Names:
+        """All names that occur in `s`."""
+        taken: set[str] = set()
+        for c in walk(s):
+            match c:
+                case Loop(name) | Let(name):
+                    taken.add(name)
+                case Allocate(buffer) | Store(buffer):
+                    taken.add(buffer.name)
+                case Invoke(_, operands):
+                    taken.update(b.name for b, _ in operands)
+            taken.update(e.buffer.name for x in expressions(c) for e in walk_expr(x) if isinstance(e, Load))
+        return Names(taken)
+
+    def fresh(self, stem: str) -> str:
+        """`stem_n` for the first n that is not taken yet."""
+        n = 0
+        while (name := f"{stem}_{n}") in self.taken:
+            n += 1
+        self.taken.add(name)
+        return name

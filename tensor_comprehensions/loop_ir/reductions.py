@@ -1,0 +1,141 @@
+"""Reductions kept in registers: which stores of a loop reduce, and the accumulators that take their place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..dtypes import DType
+from ..errors import CannotLower
+from . import build
+from .names import Names
+from .nodes import (
+    Allocate,
+    Buffer,
+    Cast,
+    Const,
+    Expr,
+    Let,
+    Load,
+    Loop,
+    Space,
+    Stmt,
+    Store,
+    Type,
+)
+from .rewrite import expressions, mentions, walk, walk_expr
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """Updates of one element: `buffer[indices] op= ...` by each of `stores`."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    op: str
+    stores: tuple[Store, ...]
+
+    @property
+    def dtype(self) -> DType:
+        """The type in which the reduction runs."""
+        return self.buffer.type.dtype.accumulator
+
+    @property
+    def neutral(self) -> Const:
+        return build.neutral(self.op, self.dtype)
+
+    def accumulator(self, names: Names, lanes: int, copies: int) -> Buffer:
+        """`copies` vector registers for partial results."""
+        return Buffer(
+            names.fresh(f"{self.buffer.name}_lanes"), Type(self.dtype, lanes), (copies,), (1,), Space.REGISTER
+        )
+
+    def widened(self, value: Expr) -> Expr:
+        """`value` in the type of the accumulator, without a rounding that only storage asks for."""
+        if isinstance(value, Cast) and value.operand.type.dtype == self.dtype:
+            return value.operand
+        return build.cast(value, self.dtype)
+
+    def initialise(self, accumulator: Buffer) -> Stmt:
+        e = build.broadcast(self.neutral, accumulator.type.lanes)
+        return build.block(*[Store(accumulator, (build.const(c),), e) for c in range(accumulator.shape[0])])
+
+    def finish(self, accumulator: Buffer) -> Stmt:
+        """Combine the registers pairwise, then the lanes, and update the element once."""
+        parts: list[Expr] = [Load(accumulator, (build.const(c),)) for c in range(accumulator.shape[0])]
+        combine = build.combiner(self.op, self.dtype)
+        while len(parts) > 1:
+            pairs = [build.binary(combine, a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+            parts = pairs + parts[len(pairs) * 2 :]
+        total = build.reduce_lanes(build.lanes_combiner(self.op, self.dtype), parts[0])
+        return Store(self.buffer, self.indices, build.cast(total, self.buffer.type.dtype), self.op)
+
+
+def find_reductions(name: str, body: Stmt) -> list[Reduction]:
+    """The reductions over the loop variable `name` in its `body`, in order of appearance.
+
+    Raises:
+        CannotLower: an element is reduced in a way that registers cannot hold.
+    """
+    scope = _Scope.of(body)
+    varying = scope.varying(name)
+    found: list[Reduction] = []
+    for s in walk(body):
+        if not isinstance(s, Store) or s.op is None or s.buffer.name in scope.allocated:
+            continue
+        if any(mentions(i, varying) or _loads(i, scope.allocated) for i in s.indices):
+            continue
+        if any(mentions(i, scope.bound) for i in s.indices):
+            raise CannotLower(f"{s.buffer.name} is reduced over {name} at an element that changes inside the loop")
+        _add(found, s)
+    for r in found:
+        _require_untouched(r, found, body)
+    return found
+
+
+def _add(found: list[Reduction], s: Store) -> None:
+    assert s.op is not None
+    for n, r in enumerate(found):
+        if r.buffer.name == s.buffer.name and r.op == s.op and r.indices == s.indices:
+            found[n] = Reduction(r.buffer, r.indices, r.op, (*r.stores, s))
+            return
+    found.append(Reduction(s.buffer, s.indices, s.op, (s,)))
+
+
+def _require_untouched(r: Reduction, found: list[Reduction], body: Stmt) -> None:
+    """Refuse when `body` reaches the reduced buffer in another way than by reductions of the same operator."""
+    name = r.buffer.name
+    known = {id(s) for other in found if other.op == r.op for s in other.stores}
+    for s in walk(body):
+        if isinstance(s, Store) and s.buffer.name == name and id(s) not in known:
+            raise CannotLower(f"{name} is both reduced and stored in a vector loop")
+        for e in expressions(s):
+            if any(isinstance(x, Load) and x.buffer.name == name for x in walk_expr(e)):
+                raise CannotLower(f"{name} is both reduced and read in a vector loop")
+
+
+def _loads(e: Expr, names: set[str]) -> bool:
+    return any(isinstance(x, Load) and x.buffer.name in names for x in walk_expr(e))
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """What a loop body binds: names of loops and lets, lets with their values, allocated buffers."""
+
+    bound: set[str]
+    lets: tuple[Let, ...]
+    allocated: set[str]
+
+    @staticmethod
+    def of(body: Stmt) -> _Scope:
+        inside = list(walk(body))
+        bound = {s.var for s in inside if isinstance(s, Loop)} | {s.name for s in inside if isinstance(s, Let)}
+        lets = tuple(s for s in inside if isinstance(s, Let))
+        return _Scope(bound, lets, {s.buffer.name for s in inside if isinstance(s, Allocate)})
+
+    def varying(self, name: str) -> set[str]:
+        """`name` and the lets whose values depend on it (program order: a let sees only earlier ones)."""
+        names = {name}
+        for let in self.lets:
+            if mentions(let.value, names) or _loads(let.value, self.allocated):
+                names.add(let.name)
+        return names

@@ -1,0 +1,186 @@
+"""Loop programs as indented text for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import assert_never
+
+from .nodes import (
+    COMPARISONS,
+    Allocate,
+    Binary,
+    Block,
+    Broadcast,
+    Buffer,
+    Call,
+    Cast,
+    Check,
+    Const,
+    Expr,
+    If,
+    Invoke,
+    Kernel,
+    Let,
+    Load,
+    Loop,
+    LoopKind,
+    Module,
+    Ramp,
+    ReduceLanes,
+    Select,
+    Stmt,
+    Store,
+    Unary,
+    Var,
+)
+
+_SYMBOLS = {
+    "add": "+", "sub": "-", "mul": "*", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+    "and": "and", "or": "or",
+}  # fmt: skip
+_PRECEDENCE = {"or": 1, "and": 2, **dict.fromkeys(COMPARISONS, 4), "add": 5, "sub": 5, "mul": 6, "div": 6, "mod": 6}
+_ATOM = 9
+
+
+def show(program: Module | Kernel | Stmt | Expr) -> str:
+    """`program` as text: one line per statement, two spaces per level.
+
+    `ramp(b, s, n)` is the vector b, b + s, ... of n lanes; `x4(e)` is the scalar e in four lanes; `@ m` is a mask.
+    """
+    match program:
+        case Module():
+            return "\n".join(_module_lines(program)) + "\n"
+        case Kernel():
+            return "\n".join(_kernel_lines(program)) + "\n"
+        case Store() | Loop() | If() | Let() | Allocate() | Check() | Invoke() | Block():
+            return "\n".join(_stmt_lines(program, "")) + "\n"
+        case _:
+            return _expr(program)
+
+
+def _module_lines(m: Module) -> Iterator[str]:
+    yield f"module {m.name}"
+    for b in m.arguments:
+        yield f"  argument {_declaration(b)}{' written' if b.name in m.written else ''}"
+    for b in m.temporaries:
+        yield f"  temporary {_declaration(b)}"
+    for n, site in enumerate(m.sites):
+        yield f"  site {n}: dimension {site.dimension} of {site.tensor}, extent {site.extent} from {site.origin}"
+    for kernel in m.kernels:
+        yield ""
+        yield from _kernel_lines(kernel)
+
+
+def _kernel_lines(kernel: Kernel) -> Iterator[str]:
+    yield f"kernel {kernel.name}:"
+    yield from _stmt_lines(kernel.body, "  ")
+
+
+def _declaration(b: Buffer) -> str:
+    shape = "".join(f"[{n}]" for n in b.shape)
+    step, compact = 1, []
+    for extent in reversed(b.shape):
+        compact.append(step)
+        step *= extent
+    strides = "" if b.strides == tuple(reversed(compact)) else f" strides {b.strides}"
+    return f"{b.type} {b.name}{shape}{strides}"
+
+
+def _stmt_lines(s: Stmt, indent: str) -> Iterator[str]:
+    deeper = indent + "  "
+    match s:
+        case Block(()):
+            yield f"{indent}pass"
+        case Block(body):
+            for c in body:
+                yield from _stmt_lines(c, indent)
+        case Store(buffer, indices, value, op, mask, streaming):
+            yield f"{indent}{_access(buffer, indices, None)} {_update(op)} {_expr(value)}{_mask(mask)}" + (
+                "  # streaming" if streaming else ""
+            )
+        case Loop(var, start, stop, body):
+            by = f" by {s.step}" if s.step != 1 else ""
+            yield f"{indent}{s.kind.value} {var} in {_expr(start)} .. {_expr(stop)}{by}{_hint(s)}:"
+            yield from _stmt_lines(body, deeper)
+        case If(condition, then, otherwise):
+            yield f"{indent}if {_expr(condition)}:"
+            yield from _stmt_lines(then, deeper)
+            if otherwise is not None:
+                yield f"{indent}else:"
+                yield from _stmt_lines(otherwise, deeper)
+        case Let(name, value, body):
+            yield f"{indent}let {name}: {value.type} = {_expr(value)}"
+            yield from _stmt_lines(body, indent)
+        case Allocate(buffer, body):
+            yield f"{indent}allocate {buffer.space.value} {_declaration(buffer)}"
+            yield from _stmt_lines(body, indent)
+        case Check(condition, site, value):
+            yield f"{indent}check {_expr(condition)} else fail site {site} with {_expr(value)}"
+        case Invoke(name, operands, attributes):
+            views = [f"&{_access(b, where, None)}" for b, where in operands] + [str(a) for a in attributes]
+            yield f"{indent}{name}({', '.join(views)})"
+        case _:
+            assert_never(s)
+
+
+def _hint(loop: Loop) -> str:
+    if loop.kind is LoopKind.VECTOR:
+        return f" lanes {loop.factor[0]} x {loop.factor[1]}"
+    return f" grain {loop.grain}" if loop.grain != 1 else ""
+
+
+def _update(op: str | None) -> str:
+    return "=" if op is None else f"{op}="
+
+
+def _mask(mask: Expr | None) -> str:
+    return "" if mask is None else f" @ {_expr(mask, _ATOM)}"
+
+
+def _access(buffer: Buffer, indices: tuple[Expr, ...], mask: Expr | None) -> str:
+    where = f"[{', '.join(_expr(i) for i in indices)}]"
+    return f"{buffer.name}{where}{_mask(mask)}"
+
+
+def _expr(e: Expr, outer: int = 0) -> str:
+    """`e` in parentheses where its operator binds less tightly than `outer`."""
+    match e:
+        case Const(value, t):
+            text = repr(value) if not t.dtype.is_bool else str(value).lower()
+            return text if t.lanes == 1 else f"x{t.lanes}({text})"
+        case Var(name):
+            return name
+        case Load(buffer, indices, mask):
+            text = _access(buffer, indices, mask)
+            return f"({text})" if mask is not None and outer else text
+        case Unary(op, operand):
+            return f"{'-' if op == 'neg' else 'not '}{_expr(operand, _ATOM)}"
+        case Binary(op, left, right):
+            return _binary(op, left, right, outer)
+        case Select(condition, then, otherwise):
+            return f"select({_expr(condition)}, {_expr(then)}, {_expr(otherwise)})"
+        case Cast(operand, dtype):
+            return f"{dtype}({_expr(operand)})"
+        case Call(function, arguments):
+            return f"{function}({', '.join(_expr(a) for a in arguments)})"
+        case Ramp(base, stride, lanes):
+            return f"ramp({_expr(base)}, {stride}, {lanes})"
+        case Broadcast(operand, lanes):
+            return f"x{lanes}({_expr(operand)})"
+        case ReduceLanes(op, operand):
+            return f"reduce_{'add' if op == '+' else 'mul' if op == '*' else op}({_expr(operand)})"
+        case _:
+            assert_never(e)
+
+
+def _binary(op: str, left: Expr, right: Expr, outer: int) -> str:
+    if op in ("min", "max"):
+        return f"{op}({_expr(left)}, {_expr(right)})"
+    symbol = _SYMBOLS.get(op)
+    if symbol is None:
+        floor = left.type.dtype.is_integer
+        symbol = {"div": "//" if floor else "/", "mod": "%" if floor else "fmod"}[op]
+    level = _PRECEDENCE[op]
+    # The right operand of equal level keeps its parentheses: floats do not associate.
+    text = f"{_expr(left, level)} {symbol} {_expr(right, level + 1)}"
+    return f"({text})" if level < outer else text
