@@ -21,7 +21,7 @@ LAYERS = (
     ("polyhedral",),
     ("codegen",),
     ("runtime",),
-    ("inspection",),
+    ("inspection", "arguments"),
     ("compiler",),
     ("api",),
     ("cli",),
