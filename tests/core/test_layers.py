@@ -12,7 +12,7 @@ import tensor_comprehensions
 
 PACKAGE = Path(tensor_comprehensions.__file__).parent
 LAYERS = (
-    ("errors", "dtypes"),
+    ("errors", "dtypes", "once"),
     ("math_functions", "target", "options", "knobs"),
     ("tc_lang",),
     ("loop_ir",),
