@@ -1,0 +1,146 @@
+"""How a language of the C family spells types, functions and pragmas: one table per dialect, no printing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64, DType
+from ..math_functions import FUNCTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class CDialect:
+    """Spellings of one dialect.
+
+    Attributes:
+        types: the type of a scalar, by dtype name.
+        math: how a function is called, by dtype name and function name.
+        suffixes: what follows a literal, by dtype name.
+        infinity, nan: the two literals that digits cannot spell.
+        restrict: the qualifier of pointers that nothing else aliases.
+        parallel, simd: the line before a loop; `{}` takes clauses.
+        critical: the line before a statement that one thread at a time may run.
+        includes: headers, each with the words of the text that ask for it.
+        helpers: definitions by the name they define, printed when the text uses the name.
+        reserved: names the program must not take.
+        stack: bytes up to which a thread's own buffer is a local array.
+    """
+
+    types: Mapping[str, str]
+    math: Mapping[str, Mapping[str, str]]
+    suffixes: Mapping[str, str]
+    infinity: str
+    nan: str
+    restrict: str
+    parallel: str
+    simd: str
+    critical: str
+    includes: tuple[tuple[str, tuple[str, ...]], ...]
+    helpers: Mapping[str, str]
+    reserved: frozenset[str]
+    stack: int = field(default=32768)
+
+    def type(self, dtype: DType) -> str:
+        return self.types[dtype.name]
+
+
+def _helpers(types: Mapping[str, str]) -> dict[str, str]:
+    """The functions that C lacks, for every type they make sense for, in the order in which they may be printed."""
+    table = dict(_BFLOAT16)
+    for name, spelling in types.items():
+        dtype = DTYPES[name]
+        if dtype == BFLOAT16:
+            continue
+        for op, sign in (("min", "<"), ("max", ">")):
+            # A NaN on either side is the result, as torch has it.
+            chosen = f"a {sign} b || a != a" if dtype.is_float else f"a {sign} b"
+            table[f"{op}_{name}"] = _function(spelling, f"{op}_{name}", "a, b", f"return {chosen} ? a : b;")
+        if dtype.is_integer:
+            table |= _floor_division(dtype, spelling)
+    for dtype, suffix in ((FLOAT32, "f"), (FLOAT64, "")):
+        name = f"rsqrt_{dtype.name}"
+        table[name] = _function(types[dtype.name], name, "a", f"return 1.0{suffix} / sqrt{suffix}(a);")
+    return table
+
+
+def _floor_division(dtype: DType, spelling: str) -> dict[str, str]:
+    """Division and remainder that round towards minus infinity; by zero both are 0 rather than a trap."""
+    div, mod = f"floor_div_{dtype.name}", f"floor_mod_{dtype.name}"
+    if not dtype.is_signed:
+        return {
+            div: _function(spelling, div, "a, b", f"return b == 0 ? 0 : ({spelling})(a / b);"),
+            mod: _function(spelling, mod, "a, b", f"return b == 0 ? 0 : ({spelling})(a % b);"),
+        }
+    negated = f"({spelling})(0 - (u{spelling})a)"
+    return {
+        div: _function(
+            spelling, div, "a, b",
+            "if (b == 0) return 0;",
+            f"if (b == -1) return {negated};  /* the quotient of the smallest value wraps */",
+            f"return ({spelling})(a / b - (a % b != 0 && (a < 0) != (b < 0)));",
+        ),
+        mod: _function(
+            spelling, mod, "a, b",
+            "if (b == 0 || b == -1) return 0;",
+            f"const {spelling} r = a % b;",
+            f"return ({spelling})(r != 0 && (r < 0) != (b < 0) ? r + b : r);",
+        ),
+    }  # fmt: skip
+
+
+def _function(spelling: str, name: str, parameters: str, *body: str) -> str:
+    typed = ", ".join(f"{spelling} {p}" for p in parameters.split(", "))
+    return "\n".join((f"static inline {spelling} {name}({typed}) {{", *(f"    {line}" for line in body), "}"))
+
+
+_BFLOAT16 = {
+    "bfloat16_to_float": """static inline float bfloat16_to_float(uint16_t bits) {
+    const union { uint32_t bits; float value; } wide = {(uint32_t)bits << 16};
+    return wide.value;
+}""",
+    "bfloat16_from_float": """static inline uint16_t bfloat16_from_float(float value) {
+    const union { float value; uint32_t bits; } wide = {value};
+    if (value != value) return (uint16_t)(wide.bits >> 16 | 0x40);
+    return (uint16_t)((wide.bits + 0x7fff + (wide.bits >> 16 & 1)) >> 16);  /* to nearest, ties to even */
+}""",
+}
+
+_TYPES = {
+    name: f"{name}_t" if dtype.is_integer else name for name, dtype in DTYPES.items()
+} | {
+    FLOAT16.name: "_Float16", BFLOAT16.name: "uint16_t", FLOAT32.name: "float", FLOAT64.name: "double",
+}  # fmt: skip
+
+_MATH = {
+    FLOAT32.name: {name: f"{name}f" for name in FUNCTIONS} | {"rsqrt": "rsqrt_float32"},
+    FLOAT64.name: {name: name for name in FUNCTIONS} | {"rsqrt": "rsqrt_float64"},
+}
+
+_RESERVED = """auto break case char const continue default do double else enum extern float for goto if inline int long
+register restrict return short signed sizeof static struct switch typedef union unsigned void volatile while
+_Bool _Complex _Imaginary _Float16 bool true false main malloc free abs labs NULL INFINITY NAN
+j0 j1 jn y0 y1 yn gamma signgam asm typeof index rindex time div exit abort rand atoi system select remove
+unix linux near far I complex status"""
+
+C99 = CDialect(
+    types=_TYPES,
+    math=_MATH,
+    suffixes={"float16": "f", "bfloat16": "f", "float32": "f", "uint32": "u", "uint64": "ull"},
+    infinity="INFINITY",
+    nan="NAN",
+    restrict="restrict",
+    parallel="#pragma omp parallel for schedule(static){}",
+    simd="#pragma omp simd{}",
+    critical="#pragma omp critical",
+    includes=(
+        ("math.h", ("INFINITY", "NAN", *_MATH["float32"].values(), *_MATH["float64"].values())),
+        ("stdbool.h", ("bool", "true", "false")),
+        ("stdint.h", tuple(s for s in _TYPES.values() if s.endswith("_t"))),
+        ("stdlib.h", ("malloc", "free", "NULL")),
+    ),
+    helpers=_helpers(_TYPES),
+    reserved=frozenset(
+        (*_RESERVED.split(), *FUNCTIONS, *(f"{f}f" for f in FUNCTIONS), *_TYPES.values(), *_helpers(_TYPES)),
+    ),
+)

@@ -1,0 +1,293 @@
+"""Expressions of the loop program as text of the C family, with no parenthesis more than the reader needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, DType
+from ..errors import InternalError
+from ..loop_ir import nodes as ir
+from .c_dialect import CDialect
+
+TERNARY, OR, AND, EQUALITY, RELATION, SUM, PRODUCT, UNARY, ATOM = 2, 3, 4, 8, 9, 11, 12, 14, 15
+
+_INFIX = {
+    "add": ("+", SUM), "sub": ("-", SUM), "mul": ("*", PRODUCT), "div": ("/", PRODUCT), "mod": ("%", PRODUCT),
+    "and": ("&&", AND), "or": ("||", OR), "eq": ("==", EQUALITY), "ne": ("!=", EQUALITY),
+    "lt": ("<", RELATION), "le": ("<=", RELATION), "gt": (">", RELATION), "ge": (">=", RELATION),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A printed expression and how tightly its outermost operator binds."""
+
+    text: str
+    level: int = ATOM
+
+    def at(self, level: int) -> str:
+        """The text as an operand where only operators of `level` and tighter need no parentheses."""
+        return self.text if self.level >= level else f"({self.text})"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What an expression is printed in.
+
+    names: the identifier of a variable by its name, of a buffer by `@` and its name.
+    lane: which lane of vectors is printed: an identifier, a number, or None where there are no vectors.
+    sums: the identifiers that hold the reductions over lanes, computed before the statement.
+    parallel, simd: whether a parallel loop or a loop of one vector instruction stream encloses.
+    """
+
+    dialect: CDialect
+    names: Mapping[str, str]
+    lane: str | None = None
+    sums: Mapping[ir.ReduceLanes, str] = field(default_factory=dict)
+    parallel: bool = False
+    simd: bool = False
+
+    def bind(self, name: str) -> tuple[str, Scope]:
+        """An identifier for `name` that nothing enclosing uses, and the scope in which it means it."""
+        identifier = self.fresh(name.lstrip("@%"))
+        return identifier, replace(self, names={**self.names, name: identifier})
+
+    def bind_sum(self, e: ir.ReduceLanes) -> tuple[str, Scope]:
+        """An identifier for the value of `e`."""
+        identifier = self.fresh("reduced")
+        return identifier, replace(
+            self, sums={**self.sums, e: identifier}, names={**self.names, f"%{identifier}": identifier}
+        )
+
+    def fresh(self, wanted: str) -> str:
+        base = re.sub(r"\W", "_", wanted, flags=re.ASCII)
+        base = f"_{base}" if base[:1].isdigit() or not base else base
+        taken = set(self.names.values())
+        return next(n for n in _candidates(base) if n not in taken and n not in self.dialect.reserved)
+
+
+def _candidates(base: str) -> Iterator[str]:
+    yield base
+    count = 1
+    while True:
+        yield f"{base}_{count}"
+        count += 1
+
+
+def spell(e: ir.Expr, scope: Scope) -> Text:
+    """`e` as text; of a vector, the lane that `scope` names."""
+    match e:
+        case ir.Const(value, type):
+            return literal(value, type.dtype, scope.dialect)
+        case ir.Var(name, type):
+            return _variable(name, type.lanes, scope)
+        case ir.Load():
+            return _load(e, scope)
+        case ir.Unary():
+            return _unary(e, scope)
+        case ir.Binary():
+            return _binary(e, scope)
+        case ir.Select(condition, then, otherwise):
+            parts = (spell(condition, scope).at(OR), spell(then, scope).at(OR), spell(otherwise, scope).at(TERNARY))
+            return Text("{} ? {} : {}".format(*parts), TERNARY)
+        case ir.Cast(operand, dtype):
+            return cast(spell(operand, scope), operand.type.dtype, dtype, scope.dialect)
+        case ir.Call():
+            return _call(e, scope)
+        case ir.Ramp(base, stride):
+            return _ramp(spell(base, scope), stride, scope)
+        case ir.Broadcast(operand):
+            return spell(operand, scope)
+        case ir.ReduceLanes():
+            return Text(scope.sums[e])
+    raise InternalError(f"not an expression: {e!r}")
+
+
+def element(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: Scope) -> Text:
+    """The place of `buffer[indices]`."""
+    name = scope.names.get(f"@{buffer.name}")
+    if name is None:
+        raise InternalError(f"buffer {buffer.name} is used outside its allocation")
+    if is_array(buffer):
+        subscripts = [spell(i, scope).text for i in indices] or ["0"]
+    else:
+        subscripts = [_offset(buffer, indices, scope)]
+    if buffer.type.lanes > 1:
+        subscripts.append(_lane(scope))
+    return Text(name + "".join(f"[{s}]" for s in subscripts))
+
+
+def is_array(buffer: ir.Buffer) -> bool:
+    """Does C's own order of elements give the strides of `buffer`, so that it can be declared with its shape?"""
+    step = 1
+    for extent, stride in zip(reversed(buffer.shape), reversed(buffer.strides), strict=True):
+        if extent == 0 or (extent > 1 and stride != step):
+            return False
+        step *= extent
+    return True
+
+
+def _offset(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: Scope) -> str:
+    terms: list[str] = []
+    constant = 0
+    for index, stride in zip(indices, buffer.strides, strict=True):
+        if isinstance(index, ir.Const):
+            constant += int(index.value) * stride
+        elif stride == 1:
+            terms.append(spell(index, scope).at(SUM))
+        elif stride:
+            terms.append(f"{spell(index, scope).at(PRODUCT)} * {stride}")
+    if constant or not terms:
+        terms.append(str(constant))
+    return " + ".join(terms)
+
+
+def literal(value: float | bool, dtype: DType, dialect: CDialect) -> Text:
+    """A literal of exactly `value` as rounded to `dtype`."""
+    if dtype == BOOL:
+        return Text("true" if value else "false")
+    if dtype.is_integer:
+        return _integer(int(value), dtype, dialect)
+    if dtype == BFLOAT16:
+        return Text(f"bfloat16_from_float({_float(float(value), FLOAT32, dialect).text})")
+    if dtype == FLOAT16:
+        return Text(f"({dialect.type(dtype)}){_float(float(value), dtype, dialect).at(UNARY)}", UNARY)
+    return _float(float(value), dtype, dialect)
+
+
+def _integer(value: int, dtype: DType, dialect: CDialect) -> Text:
+    if dtype.is_signed and value == -(1 << (dtype.bits - 1)) and dtype.bits >= 32:
+        return Text(f"{_integer(value + 1, dtype, dialect).text} - 1", SUM)  # C has no negative literals
+    suffix = dialect.suffixes.get(dtype.name, "") or ("ll" if abs(value) >= 1 << 31 else "")
+    return Text(f"{value}{suffix}", UNARY if value < 0 else ATOM)
+
+
+_NUMPY: dict[DType, Callable[[float], np.floating[Any]]] = {
+    FLOAT16: np.float16,
+    FLOAT32: np.float32,
+    FLOAT64: np.float64,
+}
+
+
+def _float(value: float, dtype: DType, dialect: CDialect) -> Text:
+    with np.errstate(over="ignore"):
+        rounded = _NUMPY[dtype](value)
+    if np.isnan(rounded):
+        return Text(dialect.nan)
+    if np.isinf(rounded):
+        return Text(dialect.infinity) if rounded > 0 else Text(f"-{dialect.infinity}", UNARY)
+    digits = str(rounded)  # the shortest that reads back as the same number
+    return Text(digits + dialect.suffixes.get(dtype.name, ""), UNARY if digits.startswith("-") else ATOM)
+
+
+def cast(x: Text, source: DType, target: DType, dialect: CDialect) -> Text:
+    """`x` of type `source`, converted to `target`."""
+    if source == target:
+        return x
+    if source == BFLOAT16:
+        return cast(Text(f"bfloat16_to_float({x.text})"), FLOAT32, target, dialect)
+    if target == BFLOAT16:
+        return Text(f"bfloat16_from_float({cast(x, source, FLOAT32, dialect).text})")
+    return Text(f"({dialect.type(target)}){x.at(UNARY)}", UNARY)
+
+
+def combine(op: str, left: Text, right: Text, dtype: DType, dialect: CDialect) -> Text:
+    """`left op right` for operands of type `dtype`, op an operator of `Binary`; the result has the operator's type."""
+    if dtype == BFLOAT16:
+        left, right = (cast(x, dtype, FLOAT32, dialect) for x in (left, right))
+        wide = combine(op, left, right, FLOAT32, dialect)
+        return wide if op in ir.COMPARISONS else cast(wide, FLOAT32, dtype, dialect)
+    if op in ("min", "max"):
+        return Text(f"{op}_{dtype.name}({left.text}, {right.text})")
+    if op in ("div", "mod") and dtype.is_integer:
+        return Text(f"floor_{op}_{dtype.name}({left.text}, {right.text})")
+    if op == "mod":
+        return cast(_fmod(left, right, dtype, dialect), dtype.accumulator, dtype, dialect)
+    sign, level = _INFIX[op]
+    text = Text(f"{left.at(_left_level(level))} {sign} {right.at(level + 1)}", level)
+    if op in ir.ARITHMETIC and _promotes(dtype):
+        return Text(f"({dialect.type(dtype)})({text.text})", UNARY)  # C computed it in int
+    return text
+
+
+def _left_level(level: int) -> int:
+    """`a == b == c` and `a && b || c` are right without parentheses, but readers and compilers warn."""
+    return level + 1 if level in (EQUALITY, RELATION) else level
+
+
+def _promotes(dtype: DType) -> bool:
+    return dtype.is_integer and dtype.bits < 32
+
+
+def _fmod(left: Text, right: Text, dtype: DType, dialect: CDialect) -> Text:
+    wide = dtype.accumulator
+    arguments = ", ".join(cast(x, dtype, wide, dialect).text for x in (left, right))
+    return Text(f"{dialect.math[wide.name]['fmod']}({arguments})")
+
+
+def _variable(name: str, lanes: int, scope: Scope) -> Text:
+    identifier = scope.names.get(name)
+    if identifier is None:
+        raise InternalError(f"variable {name} is not bound here")
+    return Text(identifier if lanes == 1 else f"{identifier}[{_lane(scope)}]")
+
+
+def _lane(scope: Scope) -> str:
+    if scope.lane is None:
+        raise InternalError("a vector where a scalar is expected")
+    return scope.lane
+
+
+def _load(e: ir.Load, scope: Scope) -> Text:
+    place = element(e.buffer, e.indices, scope)
+    if e.mask is None:
+        return place
+    return Text(f"{spell(e.mask, scope).at(OR)} ? {place.text} : 0", TERNARY)
+
+
+def _unary(e: ir.Unary, scope: Scope) -> Text:
+    operand, dtype = spell(e.operand, scope), e.type.dtype
+    if e.op == "not":
+        return Text(f"!{operand.at(UNARY)}", UNARY)
+    if dtype == BFLOAT16:
+        wide = Text(f"-{cast(operand, dtype, FLOAT32, scope.dialect).at(ATOM)}", UNARY)
+        return cast(wide, FLOAT32, dtype, scope.dialect)
+    text = Text(f"-{operand.at(ATOM)}", UNARY)
+    return Text(f"({scope.dialect.type(dtype)})({text.text})", UNARY) if _promotes(dtype) else text
+
+
+def _binary(e: ir.Binary, scope: Scope) -> Text:
+    match e:
+        case ir.Binary("add", x, ir.Const(int(value), type)) if value < 0 and type.dtype == INT64:
+            e = ir.Binary("sub", x, ir.Const(-value, type))
+    left, right = spell(e.left, scope), spell(e.right, scope)
+    dtype = e.left.type.dtype
+    if dtype == INT64 and isinstance(e.left, ir.Const) and isinstance(e.right, ir.Const):
+        left = Text(f"({scope.dialect.type(dtype)}){left.at(UNARY)}", UNARY)
+    if e.op == "or":  # `a && b || c` needs no parentheses, but readers do
+        left, right = (Text(f"({x.text})") if x.level == AND else x for x in (left, right))
+    return combine(e.op, left, right, dtype, scope.dialect)
+
+
+def _call(e: ir.Call, scope: Scope) -> Text:
+    dtype = e.type.dtype
+    wide = dtype.accumulator
+    arguments = (cast(spell(a, scope), dtype, wide, scope.dialect).text for a in e.arguments)
+    called = Text(f"{scope.dialect.math[wide.name][e.function]}({', '.join(arguments)})")
+    return cast(called, wide, dtype, scope.dialect)
+
+
+def _ramp(base: Text, stride: int, scope: Scope) -> Text:
+    lane = _lane(scope)
+    if lane == "0":
+        return base
+    if base.text == "0":
+        return Text(lane) if stride == 1 else Text(f"{stride} * {lane}", PRODUCT if stride > 0 else UNARY)
+    if stride < 0:
+        return Text(f"{base.at(SUM)} - {lane if stride == -1 else f'{-stride} * {lane}'}", SUM)
+    return Text(f"{base.at(SUM)} + {lane if stride == 1 else f'{stride} * {lane}'}", SUM)
