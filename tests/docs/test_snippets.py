@@ -1,0 +1,82 @@
+"""Everything the README and the documentation show is run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+
+import tensor_comprehensions as tc
+from tensor_comprehensions import knobs
+from tensor_comprehensions.knobs import Knobs
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """A fenced block of a page: its language, the word after it, where it starts and its text."""
+
+    language: str
+    error: str
+    line: int
+    text: str
+
+
+def snippets(page: Path) -> Iterator[Snippet]:
+    text = page.read_text()
+    for match in re.finditer(r"^```(\w*)(?: error=(\w+))?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        yield Snippet(match[1], match[2] or "", text.count("\n", 0, match.start()) + 1, match[3])
+
+
+def compiled(snippet: Snippet, page: Path) -> object:
+    """The code of a Python snippet, which an error shows with the page and its line."""
+    return compile("\n" * snippet.line + snippet.text, str(page), "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_runs(page: Path) -> None:
+    namespace: dict[str, object] = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        for snippet in snippets(page):
+            if snippet.language != "python":
+                continue
+            if snippet.error:
+                with pytest.raises(getattr(tc, snippet.error)) as caught:
+                    exec(compiled(snippet, page), namespace)
+                assert type(caught.value).__name__ == snippet.error
+            else:
+                exec(compiled(snippet, page), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_defs_are_defined(page: Path) -> None:
+    for snippet in snippets(page):
+        if snippet.language == "tc":
+            assert list(tc.define(snippet.text)), f"{page}:{snippet.line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_the_page_on_the_environment_has_every_variable_and_topic() -> None:
+    text = (ROOT / "docs" / "environment.md").read_text()
+    for f in fields(Knobs):
+        assert f"| `{f.metadata['variable']}` |" in text
+    for topic in knobs.TOPICS:
+        assert f"`{topic}`" in text
+
+
+def test_readme_names_the_two_commands_of_the_makefile() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for command in re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE):
+        assert re.search(rf"^{command}:", makefile, re.MULTILINE), command
