@@ -1,0 +1,253 @@
+"""Loop programs run on NumPy, slowly, with every access checked.
+
+Beside running, the interpreter reports what compiled code would get wrong in silence: elements outside their buffer,
+reads of memory that nothing wrote, iterations of a PARALLEL or VECTOR loop that meet in an element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, assert_never
+
+import numpy as np
+
+from ..errors import InternalError
+from ..math_functions import FUNCTIONS
+from . import build
+from .memory import Memory, Race
+from .nodes import (
+    Allocate,
+    Binary,
+    Block,
+    Broadcast,
+    Buffer,
+    Call,
+    Cast,
+    Check,
+    Const,
+    Expr,
+    If,
+    Invoke,
+    Let,
+    Load,
+    Loop,
+    LoopKind,
+    Module,
+    Ramp,
+    ReduceLanes,
+    Select,
+    Stmt,
+    Store,
+    Type,
+    Unary,
+    Var,
+)
+from .numbers import Value, negated, operator, reduced, rounded, storage
+from .rewrite import mentions
+
+Failure = tuple[int, int]
+Evaluate = Callable[[], Value]
+Run = Callable[[], None]
+
+
+def interpret(module: Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[Failure]:
+    """Run `module` on `arrays`, one per argument by name, writing the results into them.
+
+    Arrays have the buffers' shapes and dtypes; bfloat16 is held in float32 arrays of rounded values.
+
+    Returns:
+        The failed check as `[(site, value)]`, or `[]`; kernels after the one that failed have not run.
+
+    Raises:
+        InternalError: the module reads undefined memory, leaves a buffer, or has a race.
+    """
+    machine = _Machine()
+    for b in module.arguments:
+        array = arrays[b.name]
+        if array.shape != b.shape or array.dtype != storage(b.type.dtype):
+            raise InternalError(f"argument {b.name} is {array.dtype}{array.shape}, not {b.type}{b.shape}")
+        machine.memory[b.name] = Memory.of_argument(b, array)
+    for b in module.temporaries:
+        machine.memory[b.name] = Memory.undefined(b, depth=0)
+    with np.errstate(all="ignore"):
+        for kernel in module.kernels:
+            if not machine.failures:
+                machine.stmt(kernel.body)()
+    return machine.failures
+
+
+class _Machine:
+    """The state of a run. Each method translates a node, once, into a function that does what the node says."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Value] = {}
+        self.memory: dict[str, Memory] = {}
+        self.races: list[Race] = []  # of the checked loops around the current statement, outermost first
+        self.failures: list[Failure] = []
+        self.scopes: list[tuple[Loop, set[str]]] = []  # while translating: checked loops, names that vary with each
+
+    # --- statements ----------------------------------------------------------------------------------------------
+
+    def stmt(self, s: Stmt) -> Run:
+        match s:
+            case Store():
+                return self.store(s)
+            case Loop():
+                return self.loop(s)
+            case If(condition, then, otherwise):
+                test, yes = self.expr(condition), self.stmt(then)
+                no = self.stmt(otherwise) if otherwise is not None else lambda: None
+                return lambda: yes() if test() else no()
+            case Let(name, value, body):
+                return self.let(name, value, body)
+            case Allocate(buffer, body):
+                return self.allocate(buffer, body)
+            case Check(condition, site, value):
+                return self.check(condition, site, value)
+            case Block(body):
+                runs = [self.stmt(c) for c in body]
+                return lambda: _run_all(runs)
+            case Invoke(name):
+                raise InternalError(f"no meaning is known for the intrinsic {name}")
+            case _:
+                assert_never(s)
+
+    def loop(self, s: Loop) -> Run:
+        start, stop = self.expr(s.start), self.expr(s.stop)
+        checked = s.kind in (LoopKind.PARALLEL, LoopKind.VECTOR)
+        if checked:
+            self.scopes.append((s, {s.var}))
+        body = self.stmt(s.body)
+        if checked:
+            self.scopes.pop()
+
+        def run() -> None:
+            race = Race(s.var, reduces=s.kind is LoopKind.VECTOR)
+            if checked:
+                self.races.append(race)
+            for i in range(int(start()), int(stop()), s.step):
+                race.iteration = i
+                self.values[s.var] = np.int64(i)
+                body()
+            if checked:
+                self.races.pop()
+
+        return run
+
+    def let(self, name: str, value: Expr, body: Stmt) -> Run:
+        for _, varying in self.scopes:
+            if mentions(value, varying):
+                varying.add(name)
+        evaluate, inner = self.expr(value), self.stmt(body)
+
+        def run() -> None:
+            self.values[name] = evaluate()
+            inner()
+
+        return run
+
+    def allocate(self, buffer: Buffer, body: Stmt) -> Run:
+        inner = self.stmt(body)
+
+        def run() -> None:
+            outer = self.memory.get(buffer.name)
+            self.memory[buffer.name] = Memory.undefined(buffer, depth=len(self.races))
+            inner()
+            del self.memory[buffer.name]
+            if outer is not None:
+                self.memory[buffer.name] = outer
+
+        return run
+
+    def check(self, condition: Expr, site: int, value: Expr) -> Run:
+        test, found = self.expr(condition), self.expr(value)
+
+        def run() -> None:
+            if not test() and not self.failures:
+                self.failures.append((site, int(found())))
+
+        return run
+
+    def store(self, s: Store) -> Run:
+        where, value = [self.expr(i) for i in s.indices], self.expr(s.value)
+        mask = self.expr(s.mask) if s.mask is not None else None
+        dtype, name = s.buffer.type.dtype, s.buffer.name
+        combine = operator(build.combiner(s.op, dtype), dtype) if s.op is not None else None
+        reducing = [not any(mentions(i, names) for i in s.indices) for _, names in self.scopes]
+
+        def run() -> None:
+            memory, indices = self.memory[name], tuple([i() for i in where])
+            new, guard = value(), mask() if mask is not None else None
+            if combine is None:
+                memory.write(indices, rounded(new, dtype), guard, self.races)
+            else:
+                races = list(zip(self.races, reducing, strict=True))
+                memory.update(indices, new, guard, lambda a, b: rounded(combine(a, b), dtype), races)
+
+        return run
+
+    # --- expressions ---------------------------------------------------------------------------------------------
+
+    def expr(self, e: Expr) -> Evaluate:
+        match e:
+            case Const(value, t):
+                held = _constant(value, t)
+                return lambda: held
+            case Var(name):
+                return lambda: self.values[name]
+            case Load():
+                return self.load(e)
+            case Unary(op, operand):
+                a, f = self.expr(operand), (negated if op == "neg" else np.logical_not)
+                return lambda: f(a())
+            case Binary(op, left, right):
+                return self.binary(op, left, right, e.type)
+            case Select(condition, then, otherwise):
+                c, a, b = self.expr(condition), self.expr(then), self.expr(otherwise)
+                return lambda: _chosen(c(), a(), b())
+            case Cast(operand, dtype):
+                a = self.expr(operand)
+                return lambda: rounded(a(), dtype)
+            case Call(function, arguments):
+                args, evaluate, result = [self.expr(x) for x in arguments], FUNCTIONS[function].evaluate, e.type.dtype
+                return lambda: rounded(evaluate(*[x() for x in args]), result)
+            case Ramp(base, stride, lanes):
+                a, offsets = self.expr(base), np.arange(lanes, dtype=storage(e.type.dtype)) * stride
+                return lambda: a() + offsets
+            case Broadcast(operand, lanes):
+                a = self.expr(operand)
+                return lambda: np.full(lanes, a())
+            case ReduceLanes(op, operand):
+                a, result = self.expr(operand), e.type.dtype
+                return lambda: rounded(reduced(op, a()), result)
+            case _:
+                assert_never(e)
+
+    def binary(self, op: str, left: Expr, right: Expr, result: Type) -> Evaluate:
+        a, b, f = self.expr(left), self.expr(right), operator(op, left.type.dtype)
+        if left.type != right.type:
+            raise InternalError(f"{op} of {left.type} and {right.type}")
+        if storage(result.dtype).name == result.dtype.name:
+            return lambda: f(a(), b())
+        return lambda: rounded(f(a(), b()), result.dtype)
+
+    def load(self, e: Load) -> Evaluate:
+        where, name = [self.expr(i) for i in e.indices], e.buffer.name
+        if e.mask is None:
+            return lambda: self.memory[name].read(tuple([i() for i in where]), None, self.races)
+        mask = self.expr(e.mask)
+        return lambda: self.memory[name].read(tuple([i() for i in where]), mask(), self.races)
+
+
+def _run_all(runs: list[Run]) -> None:
+    for run in runs:
+        run()
+
+
+def _chosen(condition: Value, then: Value, otherwise: Value) -> Value:
+    return np.asarray(np.where(condition, then, otherwise))[()]
+
+
+def _constant(value: int | float | bool, t: Type) -> Value:
+    scalar = rounded(value, t.dtype)
+    return scalar if t.lanes == 1 else np.full(t.lanes, scalar)

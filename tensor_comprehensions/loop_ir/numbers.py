@@ -1,0 +1,55 @@
+"""What the operators of expressions mean on NumPy values: scalars and one-dimensional arrays of lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import BFLOAT16, DType
+
+Value = Any
+"""A NumPy scalar, or an array with one element per lane. bfloat16 is held in float32, rounded."""
+
+ARITHMETIC: dict[str, Callable[[Value, Value], Value]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
+    "and": np.logical_and, "or": np.logical_or,
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+}  # fmt: skip
+
+
+def storage(dtype: DType) -> np.dtype[Any]:
+    """The NumPy type that holds values of `dtype`."""
+    return np.dtype(np.float32 if dtype == BFLOAT16 else dtype.name)
+
+
+def rounded(x: Value, dtype: DType) -> Value:
+    """`x`, computed in `storage(dtype)`, as a value of `dtype`: rounded to nearest even for bfloat16."""
+    x = np.asarray(x).astype(storage(dtype), copy=False)
+    if dtype == BFLOAT16:
+        bits = np.atleast_1d(x).view(np.uint32)
+        even = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+        short = (even & np.uint32(0xFFFF0000)).view(np.float32)
+        x = np.where(np.isnan(x), x, short.reshape(x.shape))
+    return x[()]
+
+
+def operator(op: str, dtype: DType) -> Callable[[Value, Value], Value]:
+    """The function of `Binary(op, ...)` on operands of `dtype`."""
+    if op == "div":
+        return np.true_divide if dtype.is_float else np.floor_divide
+    if op == "mod":
+        return np.fmod if dtype.is_float else np.mod
+    return ARITHMETIC[op]
+
+
+def negated(x: Value) -> Value:
+    return np.subtract(np.zeros_like(x), x) if np.asarray(x).dtype.kind == "u" else np.negative(x)
+
+
+def reduced(op: str, x: Value) -> Value:
+    """All lanes of `x` combined; `op` as in `ReduceLanes`."""
+    functions = {"+": np.add, "*": np.multiply, "min": np.minimum, "max": np.maximum}
+    functions |= {"and": np.logical_and, "or": np.logical_or}
+    return functions[op].reduce(x, dtype=np.asarray(x).dtype)
