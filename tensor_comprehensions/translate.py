@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from .dtypes import INT64, DType
 from .errors import InternalError
+from .loop_ir import build
 from .loop_ir import nodes as ir
 from .loop_ir.nodes import Buffer, Type
 from .tc_lang import function as tc
@@ -22,6 +23,18 @@ OPERATORS = {
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """The part of a tensor that a buffer holds: dimension d starts at `origins[d]`, and is absent where that is None."""
+
+    buffer: Buffer
+    origins: tuple[ir.Expr | None, ...]
+
+    def indices(self, subscripts: tuple[ir.Expr, ...]) -> tuple[ir.Expr, ...]:
+        pairs = zip(subscripts, self.origins, strict=True)
+        return tuple(build.sub(s, origin) for s, origin in pairs if origin is not None)
+
+
+@dataclass(frozen=True, slots=True)
 class Scope:
     """What names mean where an expression is translated: indices are int64 values, tensors are buffers.
 
@@ -29,7 +42,7 @@ class Scope:
     """
 
     indices: Mapping[str, ir.Expr]
-    buffers: Mapping[str, Buffer]
+    buffers: Mapping[str, Buffer | View]
     guards: tuple[tc.Expr, ...] = ()
 
     def under(self, condition: tc.Expr) -> Scope:
@@ -48,7 +61,7 @@ def translate(e: tc.Expr, scope: Scope) -> ir.Expr:
         case tc.Unary(op, operand):
             return ir.Unary("neg" if op == "-" else "not", translate(operand, scope))
         case tc.Binary(op, left, right):
-            return ir.Binary(OPERATORS[op], translate(left, scope), translate(right, _right_scope(op, left, scope)))
+            return build.binary(OPERATORS[op], translate(left, scope), translate(right, _right_scope(op, left, scope)))
         case tc.Select(condition, then, otherwise):
             return ir.Select(
                 translate(condition, scope),
@@ -72,7 +85,7 @@ def translate_subscript(e: tc.Expr, scope: Scope) -> ir.Expr:
         case tc.Unary("-", operand):
             return ir.Unary("neg", translate_subscript(operand, scope))
         case tc.Binary("+" | "-" | "*" | "/" | "%" | "min" | "max" as op, left, right):
-            return ir.Binary(OPERATORS[op], translate_subscript(left, scope), translate_subscript(right, scope))
+            return build.binary(OPERATORS[op], translate_subscript(left, scope), translate_subscript(right, scope))
         case tc.Select(condition, then, otherwise):
             return ir.Select(
                 translate(condition, scope),
@@ -85,9 +98,16 @@ def translate_subscript(e: tc.Expr, scope: Scope) -> ir.Expr:
             return _cast(translate(e, scope), INT64)
 
 
+def element(tensor: str, subscripts: tuple[tc.Expr, ...], scope: Scope) -> tuple[Buffer, tuple[ir.Expr, ...]]:
+    """The buffer that holds `tensor`, and the indices in it of the element at `subscripts`."""
+    indices = tuple(translate_subscript(s, scope) for s in subscripts)
+    place = scope.buffers[tensor]
+    return (place.buffer, place.indices(indices)) if isinstance(place, View) else (place, indices)
+
+
 def _load(e: tc.Access, scope: Scope) -> ir.Load:
-    indices = tuple(translate_subscript(s, scope) for s in e.subscripts)
-    return ir.Load(scope.buffers[e.tensor], indices, _mask(scope) if e.guarded else None)
+    buffer, indices = element(e.tensor, e.subscripts, scope)
+    return ir.Load(buffer, indices, _mask(scope) if e.guarded else None)
 
 
 def _mask(scope: Scope) -> ir.Expr | None:

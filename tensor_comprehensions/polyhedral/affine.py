@@ -1,0 +1,94 @@
+"""Integer expressions of the language as affine forms over index variables, where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..tc_lang import function as tc
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """`constant + sum(coefficient * index)`; terms are sorted by name and have no zero coefficient."""
+
+    terms: tuple[tuple[str, int], ...]
+    constant: int
+
+    def coefficient(self, index: str) -> int:
+        return dict(self.terms).get(index, 0)
+
+    @property
+    def single(self) -> str | None:
+        """The index `i` of a form `i + constant`, else None."""
+        return self.terms[0][0] if len(self.terms) == 1 and self.terms[0][1] == 1 else None
+
+    def isl(self) -> str:
+        """The form in isl's notation (`isl_name` keeps index names apart from isl's keywords)."""
+        parts = [f"{c}*{isl_name(name)}" for name, c in self.terms]
+        return " + ".join([*parts, str(self.constant)])
+
+
+def isl_name(index: str) -> str:
+    return f"i_{index}"
+
+
+def affine(e: tc.Expr) -> Affine | None:
+    """`e` as an affine form, or None where it is not one (floor division, products, data)."""
+    match e:
+        case tc.Const(value):
+            return Affine((), int(value))
+        case tc.Index(name):
+            return Affine(((name, 1),), 0)
+        case tc.Cast(operand, dtype) if dtype.is_integer and operand.dtype.is_integer:
+            return affine(operand)
+        case tc.Unary("-", operand):
+            return _scaled(affine(operand), -1)
+        case tc.Binary("+", left, right):
+            return _sum(affine(left), affine(right))
+        case tc.Binary("-", left, right):
+            return _sum(affine(left), _scaled(affine(right), -1))
+        case tc.Binary("*", left, right):
+            a, b = affine(left), affine(right)
+            if a is not None and not a.terms:
+                return _scaled(b, a.constant)
+            return _scaled(a, b.constant) if b is not None and not b.terms else None
+        case _:
+            return None
+
+
+def quasi_affine(e: tc.Expr) -> str | None:
+    """`e` in isl's notation, floor division and remainder by positive constants included, or None."""
+    form = affine(e)
+    if form is not None:
+        return form.isl()
+    match e:
+        case tc.Cast(operand, dtype) if dtype.is_integer and operand.dtype.is_integer:
+            return quasi_affine(operand)
+        case tc.Binary("/" | "%" as op, left, tc.Const(value)) if int(value) > 0:
+            inner = quasi_affine(left)
+            if inner is None:
+                return None
+            return f"floor(({inner})/{int(value)})" if op == "/" else f"(({inner}) mod {int(value)})"
+        case tc.Binary("+" | "-" as op, left, right):
+            a, b = quasi_affine(left), quasi_affine(right)
+            return None if a is None or b is None else f"({a}) {op} ({b})"
+        case _:
+            return None
+
+
+def _sum(a: Affine | None, b: Affine | None) -> Affine | None:
+    if a is None or b is None:
+        return None
+    terms: dict[str, int] = dict(a.terms)
+    for name, c in b.terms:
+        terms[name] = terms.get(name, 0) + c
+    return _form(terms, a.constant + b.constant)
+
+
+def _scaled(a: Affine | None, factor: int) -> Affine | None:
+    return None if a is None else _form({n: c * factor for n, c in a.terms}, a.constant * factor)
+
+
+def _form(terms: Mapping[str, int], constant: int) -> Affine:
+    return Affine(tuple(sorted((n, c) for n, c in terms.items() if c)), constant)

@@ -1,0 +1,261 @@
+"""A scheduled group as a loop program: parallel tile loops around the nests of its leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ..errors import CannotLower
+from ..loop_ir import build
+from ..loop_ir import nodes as ir
+from ..loop_ir.nodes import Buffer, LoopKind, Space, Type
+from ..loop_ir.vectorize import vectorize
+from ..options import CpuOptions
+from ..target import Target
+from ..tc_lang.function import BoundFunction, BoundStatement, Tensor
+from ..translate import Scope, View, element, translate
+from .leaf import Dim, DimKind, Leaf
+from .locality import loop_order, vector_dim, work
+from .schedule import Group, Row
+from .scop import Node
+from .storage import Extent, footprint, in_register
+
+# Iterations of a vector loop that are in flight at once: enough to hide the latency of an addition in a reduction.
+REDUCTION_VECTORS = 4
+COLUMN_VECTORS = 4
+POINTWISE_VECTORS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A row inside the group's parallel loop: it covers `size` values from `start` on, within the row's range."""
+
+    row: Row
+    start: ir.Expr
+    size: int
+
+    def bounds(self, dim: Dim, node: Node) -> tuple[ir.Expr, ir.Expr]:
+        """The range of `dim`, in the index of `node`, inside this tile."""
+        _, shift = self.row.place(node)
+        if self.size >= self.row.extent:
+            return build.const(dim.lower), build.const(dim.upper)
+        low = build.sub(self.start, shift)
+        high = build.add(low, self.size)
+        covers = (dim.lower + shift, dim.upper + shift) == (self.row.lower, self.row.upper)
+        if covers and self.row.extent % self.size == 0:
+            return low, high
+        return build.maximum(low, dim.lower) if not covers else low, build.minimum(high, dim.upper)
+
+
+@dataclass(frozen=True, slots=True)
+class Emitter:
+    """What the nests of one group have in common."""
+
+    function: BoundFunction
+    group: Group
+    tiles: tuple[Tile, ...]
+    buffers: Mapping[str, Buffer | View]
+    options: CpuOptions
+    target: Target
+
+    def leaf(self, leaf: Leaf) -> ir.Stmt:
+        """The nest of `leaf`, vectorised where that is possible."""
+        lanes = vector_dim(self.function, leaf, self.target)
+        if lanes is not None:
+            nest = self._nest(leaf, lanes)
+            try:
+                vectorize(nest)
+            except CannotLower:
+                pass
+            else:
+                return nest
+        return self._nest(leaf, None)
+
+    def _nest(self, leaf: Leaf, lanes: Dim | None) -> ir.Stmt:
+        order = loop_order(self.function, leaf, lanes)
+        registers = tuple(t for t in self._local(leaf) if in_register(t, self.group, leaf))
+        emitter = self._with_registers(registers)
+        body = build.block(*(emitter._update(leaf, n) for n in leaf.nodes))
+        held = [b for t in registers for b in (emitter.buffers[t.name],)]
+        body = build.allocate([b.buffer if isinstance(b, View) else b for b in held], body)
+        outermost_reduction = next((k for k, d in enumerate(order) if d.kind is DimKind.REDUCTION), len(order))
+        for k in reversed(range(len(order))):
+            body = emitter._loop(leaf, order[k], body, order[k] is lanes)
+            if k == outermost_reduction:
+                body = build.block(*emitter._initialisations(leaf), body)
+        return emitter._guarded(leaf, body)
+
+    def _local(self, leaf: Leaf) -> tuple[Tensor, ...]:
+        names = {t for n in leaf.nodes for t in n.tensors}
+        return tuple(
+            self.function.tensor(name)
+            for name, place in self.buffers.items()
+            if name in names and isinstance(place, View)
+        )
+
+    def _with_registers(self, tensors: Sequence[Tensor]) -> Emitter:
+        if not tensors:
+            return self
+        views = {t.name: _register(t) for t in tensors}
+        return Emitter(self.function, self.group, self.tiles, {**self.buffers, **views}, self.options, self.target)
+
+    def _loop(self, leaf: Leaf, dim: Dim, body: ir.Stmt, vector: bool) -> ir.Stmt:
+        node = leaf.nodes[0]
+        if dim.row is not None:
+            start, stop = self.tiles[dim.row].bounds(dim, node)
+        else:
+            start, stop = build.const(dim.lower), build.const(dim.upper)
+        if not vector:
+            return ir.Loop(dim.name, start, stop, body)
+        return ir.Loop(dim.name, start, stop, body, LoopKind.VECTOR, factor=self._factor(leaf, dim))
+
+    def _factor(self, leaf: Leaf, dim: Dim) -> tuple[int, int]:
+        widest = max((s.value.dtype.bits for n in leaf.nodes for s in n.statements), default=32)
+        extent = min(dim.extent, self.tiles[dim.row].size) if dim.row is not None else dim.extent
+        lanes = min(self.target.lanes(max(32, widest)), max(2, 1 << (extent - 1).bit_length()))
+        vectors = self.options.vectors or self._vectors(leaf, dim)
+        return lanes, max(1, min(vectors, extent // lanes))
+
+    @staticmethod
+    def _vectors(leaf: Leaf, dim: Dim) -> int:
+        if dim.kind is DimKind.REDUCTION:
+            return REDUCTION_VECTORS
+        if any(d.kind is DimKind.REDUCTION for d in leaf.dims):
+            return COLUMN_VECTORS
+        return POINTWISE_VECTORS
+
+    def _scope(self, leaf: Leaf, node: Node) -> Scope:
+        indices: dict[str, ir.Expr] = {}
+        for tile in self.tiles:
+            index, shift = tile.row.place(node)
+            indices[index] = build.sub(tile.start, shift)
+        for dim in leaf.dims:
+            indices[dim.index(node)] = build.add(build.var(dim.name), self._shift(dim, leaf.nodes[0], node))
+        return Scope(indices, self.buffers)
+
+    def _shift(self, dim: Dim, first: Node, node: Node) -> int:
+        if dim.row is None:
+            return 0
+        row = self.group.rows[dim.row]
+        return row.place(first)[1] - row.place(node)[1]
+
+    def _update(self, leaf: Leaf, node: Node) -> ir.Stmt:
+        (s,) = node.statements
+        scope = self._scope(leaf, node)
+        buffer, indices = element(s.target, s.subscripts, scope)
+        value = build.cast(translate(s.value, scope), buffer.type.dtype)
+        op = s.reduction
+        if op is not None and s.initialise and not s.reduced:  # one term: combine it with the neutral element
+            value, op = (
+                build.binary(build.combiner(op, buffer.type.dtype), build.neutral(op, buffer.type.dtype), value),
+                None,
+            )
+        return ir.Store(buffer, indices, value, op)
+
+    def _initialisations(self, leaf: Leaf) -> list[ir.Stmt]:
+        return [
+            self._initialisation(leaf, n, s) for n in leaf.nodes for s in n.statements if s.initialise and s.reduced
+        ]
+
+    def _initialisation(self, leaf: Leaf, node: Node, s: BoundStatement) -> ir.Stmt:
+        assert s.reduction is not None
+        buffer, indices = element(s.target, s.subscripts, self._scope(leaf, node))
+        return ir.Store(buffer, indices, build.neutral(s.reduction, buffer.type.dtype))
+
+    def _guarded(self, leaf: Leaf, body: ir.Stmt) -> ir.Stmt:
+        """`body` where the rows fixed outside lie in the ranges of the leaf's nodes (which agree on them)."""
+        inside = {d.row for d in leaf.dims}
+        node = leaf.nodes[0]
+        condition: ir.Expr = build.TRUE
+        for position, tile in enumerate(self.tiles):
+            if position in inside:
+                continue
+            index, shift = tile.row.place(node)
+            i = next(i for i in node.free if i.name == index)
+            if i.lower + shift > tile.row.lower:
+                condition = build.logical_and(condition, build.ge(tile.start, i.lower + shift))
+            if i.upper + shift < tile.row.upper:
+                condition = build.logical_and(condition, build.lt(tile.start, i.upper + shift))
+        return build.when(condition, body)
+
+
+def _register(tensor: Tensor) -> View:
+    buffer = Buffer(tensor.name, Type(tensor.dtype), (), (), Space.REGISTER)
+    return View(buffer, (None,) * len(tensor.shape))
+
+
+def contracted(tensor: Tensor, extents: Sequence[Extent], tiles: Sequence[Tile]) -> View:
+    """A thread-private buffer for what one iteration touches of `tensor`."""
+    shape: list[int] = []
+    origins: list[ir.Expr | None] = []
+    for e in extents:
+        if e.size == 1:
+            origins.append(None)
+            continue
+        shape.append(e.size)
+        origins.append(build.const(0) if e.row is None else build.add(tiles[e.row].start, e.offset))
+    space = Space.SCRATCH if shape else Space.REGISTER
+    return View(build.buffer(tensor.name, tensor.dtype, tuple(shape), space), tuple(origins))
+
+
+def emit(
+    function: BoundFunction,
+    group: Group,
+    tile_sizes: Sequence[int],
+    leaves: Sequence[Leaf],
+    local: Sequence[Tensor],
+    buffers: Mapping[str, Buffer],
+    options: CpuOptions,
+    target: Target,
+) -> ir.Stmt:
+    """The loop program of `group`, with `local` temporaries in thread-private buffers."""
+    tiles, counts = _tiles(group, tile_sizes)
+    views = {t.name: contracted(t, footprint(t, group, tile_sizes), tiles) for t in local}
+    emitter = Emitter(function, group, tiles, {**buffers, **views}, options, target)
+    nests = [emitter.leaf(leaf) for leaf in leaves]
+    registers = {t.name for leaf in leaves for t in local if in_register(t, group, leaf)}
+    body = build.allocate([v.buffer for n, v in views.items() if n not in registers], build.block(*nests))
+    return _tile_loops(group, tiles, counts, body, _work(function, leaves), options)
+
+
+def _work(function: BoundFunction, leaves: Sequence[Leaf]) -> int:
+    """Scalar operations of the whole group, were each leaf's rows all inside it."""
+    total = 0
+    for leaf in leaves:
+        node = leaf.nodes[0]
+        total += work(function, leaf) * prod(i.extent for i in (*node.free, *node.reduced))
+    return total
+
+
+def _tiles(group: Group, sizes: Sequence[int]) -> tuple[tuple[Tile, ...], tuple[int, ...]]:
+    tiles, counts = [], []
+    for row, size in zip(group.rows, sizes, strict=True):
+        count = -(-row.extent // size)
+        name = f"{row.places[0][1][0]}_tile"
+        start = build.const(row.lower) if count == 1 else build.var(name)
+        tiles.append(Tile(row, start, size))
+        counts.append(count)
+    return tuple(tiles), tuple(counts)
+
+
+def _tile_loops(
+    group: Group, tiles: Sequence[Tile], counts: Sequence[int], body: ir.Stmt, total: int, options: CpuOptions
+) -> ir.Stmt:
+    """One flat parallel loop over all tiles, or a serial one where there is too little work to share."""
+    moving = [(t, c) for t, c in zip(tiles, counts, strict=True) if c > 1]
+    if not moving:
+        return body
+    trips = prod(c for _, c in moving)
+    flat = build.var("tile")
+    inner = trips
+    for tile, count in moving:
+        inner //= count
+        position = build.mod(build.div(flat, inner), count) if len(moving) > 1 else flat
+        start = build.add(tile.row.lower, build.mul(position, tile.size))
+        assert isinstance(tile.start, ir.Var)
+        body = ir.Let(tile.start.name, start, body)
+    parallel = options.grain > 0 and total > options.grain
+    grain = max(1, options.grain * trips // max(1, total)) if parallel else 1
+    kind = LoopKind.PARALLEL if parallel else LoopKind.SERIAL
+    return ir.Loop("tile", build.const(0), build.const(trips), body, kind, grain=grain)

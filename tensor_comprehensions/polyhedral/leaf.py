@@ -1,0 +1,165 @@
+"""Innermost loop nests: the dimensions of a node below the shared rows, and nodes fused into one nest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from ..tc_lang import function as tc
+from .affine import affine
+from .schedule import Group, carries_nothing
+from .scop import Node, Scop
+
+
+class DimKind(Enum):
+    """What the iterations of a dimension may do."""
+
+    PARALLEL = "parallel"  # independent for every node of the leaf
+    REDUCTION = "reduction"  # combined by a commutative operator in at least one node, independent in the others
+    SERIAL = "serial"  # ordered
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One loop of a leaf.
+
+    name: the loop variable. row: the shared row that it is the point loop of, or None. lower, upper: its range in
+    the index of the first node. indices: node name -> index name.
+    """
+
+    name: str
+    kind: DimKind
+    lower: int
+    upper: int
+    row: int | None
+    indices: tuple[tuple[str, str], ...]
+
+    @property
+    def extent(self) -> int:
+        return max(0, self.upper - self.lower)
+
+    def index(self, node: Node) -> str:
+        return dict(self.indices)[node.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Nodes that run in one loop nest, one after another in its body."""
+
+    nodes: tuple[Node, ...]
+    dims: tuple[Dim, ...]
+
+
+def leaves(scop: Scop, group: Group, point_rows: Sequence[int], *, fuse: bool) -> tuple[Leaf, ...]:
+    """The nests of a group whose rows `point_rows` are loops of the nests (the others are fixed outside)."""
+    found: list[Leaf] = []
+    for node in group.nodes:
+        leaf = Leaf((node,), _dims(scop, group, node, point_rows))
+        fused = _fused(scop, found[-1], leaf) if found and fuse else None
+        if fused is not None:
+            found[-1] = fused
+        else:
+            found.append(leaf)
+    return tuple(found)
+
+
+def _dims(scop: Scop, group: Group, node: Node, point_rows: Sequence[int]) -> tuple[Dim, ...]:
+    own = scop.dependences_among((node,))
+    rows = {row.place(node)[0]: position for position, row in enumerate(group.rows)}
+    dims = []
+    for position, i in enumerate(node.free):
+        row = rows.get(i.name)
+        if row is not None and row not in point_rows:
+            continue
+        independent = row is not None or carries_nothing(own, node, position)
+        kind = DimKind.PARALLEL if independent else DimKind.SERIAL
+        dims.append(Dim(i.name, kind, i.lower, i.upper, row, ((node.name, i.name),)))
+    for i in node.reduced:
+        dims.append(Dim(i.name, DimKind.REDUCTION, i.lower, i.upper, None, ((node.name, i.name),)))
+    return tuple(dims)
+
+
+def _fused(scop: Scop, first: Leaf, second: Leaf) -> Leaf | None:
+    """Both leaves in one nest, where every conflicting pair of accesses meets in the same iteration."""
+    (node,) = second.nodes
+    if len(node.statements) > 1 or any(len(n.statements) > 1 for n in first.nodes):
+        return None
+    alignment = _alignment(first, second)
+    if alignment is None or not all(_compatible(n, node, alignment, first) for n in first.nodes):
+        return None
+    dims = []
+    for dim in first.dims:
+        other = alignment[dim.name]
+        kinds = {dim.kind, other.kind}
+        kind = DimKind.REDUCTION if DimKind.REDUCTION in kinds else DimKind.PARALLEL
+        dims.append(Dim(dim.name, kind, dim.lower, dim.upper, dim.row, (*dim.indices, *other.indices)))
+    return Leaf((*first.nodes, node), tuple(dims))
+
+
+def _alignment(first: Leaf, second: Leaf) -> dict[str, Dim] | None:
+    """For each dimension of `first` the one of `second` that walks the same elements, or None."""
+    if len(first.dims) != len(second.dims) or any(d.kind is DimKind.SERIAL for d in (*first.dims, *second.dims)):
+        return None
+    pairs: dict[str, Dim] = {}
+    (node,) = second.nodes
+    by_index = {d.index(node): d for d in second.dims}
+    for dim in first.dims:
+        match = _by_row(dim, second.dims) if dim.row is not None else _by_access(first, dim, node, by_index)
+        if match is None or (match.lower, match.upper) != (dim.lower, dim.upper) or match in pairs.values():
+            return None
+        pairs[dim.name] = match
+    return pairs
+
+
+def _by_row(dim: Dim, candidates: Sequence[Dim]) -> Dim | None:
+    return next((d for d in candidates if d.row == dim.row), None)
+
+
+def _by_access(first: Leaf, dim: Dim, node: Node, by_index: Mapping[str, Dim]) -> Dim | None:
+    """The dimension of `node` that subscripts a shared tensor where `dim` does."""
+    for earlier in first.nodes:
+        name = dim.index(earlier)
+        for a in (*earlier.writes, *earlier.reads):
+            for b in (*node.reads, *node.writes):
+                if a.tensor == b.tensor and len(a.subscripts) == len(b.subscripts):
+                    for x, y in zip(a.subscripts, b.subscripts, strict=True):
+                        left, right = _single(x), _single(y)
+                        if left == name and right is not None and right in by_index:
+                            return by_index[right]
+    return None
+
+
+def _single(e: tc.Expr) -> str | None:
+    form = affine(e)
+    return form.single if form is not None and form.constant == 0 else None
+
+
+def _compatible(earlier: Node, later: Node, alignment: Mapping[str, Dim], leaf: Leaf) -> bool:
+    """Does every conflict between the two nodes stay within one iteration of the fused nest?"""
+    renamed = {alignment[d.name].index(later): d.index(earlier) for d in leaf.dims}
+    for a, b in _conflicts(earlier, later):
+        if len(a.subscripts) != len(b.subscripts):
+            return False
+        seen = set()
+        for x, y in zip(a.subscripts, b.subscripts, strict=True):
+            left, right = affine(x), affine(y)
+            if left is None or right is None:
+                return False
+            if left.constant != right.constant:
+                return False
+            own = {renamed.get(n, n): c for n, c in right.terms if n in renamed}
+            if {n: c for n, c in left.terms if n in renamed.values()} != own:
+                return False
+            if left.single is not None:
+                seen.add(left.single)
+        if not all(d.index(earlier) in seen for d in leaf.dims):
+            return False
+    return True
+
+
+def _conflicts(earlier: Node, later: Node) -> list[tuple[tc.Access, tc.Access]]:
+    """Pairs of accesses to one tensor, at least one of them a write."""
+    pairs = [(w, a) for w in earlier.writes for a in (*later.reads, *later.writes)]
+    pairs += [(r, w) for r in earlier.reads for w in later.writes]
+    return [(a, b) for a, b in pairs if a.tensor == b.tensor]

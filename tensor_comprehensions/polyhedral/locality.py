@@ -1,0 +1,102 @@
+"""Which dimension of a leaf the vector lanes run along, and in which order its loops nest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..target import Target
+from ..tc_lang import function as tc
+from ..tc_lang.function import BoundFunction
+from .affine import affine
+from .leaf import Dim, DimKind, Leaf
+from .scop import Node
+
+# Relative costs of one vector access, by how the address moves from lane to lane.
+BROADCAST, CONTIGUOUS, STRIDED, SCATTERED = 0.25, 1.0, 10.0, 14.0
+
+
+def stride(function: BoundFunction, access: tc.Access, index: str) -> int | None:
+    """Elements between the addresses of `access` at consecutive values of `index`; None where data decides."""
+    tensor = function.tensor(access.tensor)
+    total = 0
+    for e, step in zip(access.subscripts, tensor.strides, strict=True):
+        form = affine(e)
+        if form is not None:
+            total += form.coefficient(index) * step
+        elif any(isinstance(x, tc.Index) and x.name == index for x in tc.walk(e)):
+            return None
+    return total
+
+
+def vector_dim(function: BoundFunction, leaf: Leaf, target: Target) -> Dim | None:
+    """The dimension whose lanes cost least per element, or None where no dimension may run in lanes."""
+    candidates = [d for d in leaf.dims if d.kind is not DimKind.SERIAL and d.extent > 1]
+    if not candidates or (any(d.kind is DimKind.SERIAL for d in leaf.dims) and _has_data_dependent_write(leaf)):
+        return None
+    return min(candidates, key=lambda d: _cost(function, leaf, d, target))
+
+
+def _has_data_dependent_write(leaf: Leaf) -> bool:
+    return any(affine(e) is None for n in leaf.nodes for w in n.writes for e in w.subscripts)
+
+
+def _cost(function: BoundFunction, leaf: Leaf, dim: Dim, target: Target) -> tuple[float, int]:
+    lanes = target.lanes(32)
+    total = 0.0
+    for node in leaf.nodes:
+        index = dim.index(node)
+        for access in node.reads:
+            total += _access_cost(stride(function, access, index))
+        for access in node.writes:
+            step = stride(function, access, index)
+            total += 1.5 * _access_cost(step) if step != 0 else 0.0
+    trips = -(-dim.extent // lanes)
+    utilisation = dim.extent / (trips * lanes)
+    # Lanes of a reduction end in a horizontal sum for each element of the result.
+    horizontal = 4.0 / trips if dim.kind is DimKind.REDUCTION else 0.0
+    return (total + horizontal) / utilisation, -dim.extent
+
+
+def _access_cost(step: int | None) -> float:
+    if step is None:
+        return SCATTERED
+    return {0: BROADCAST, 1: CONTIGUOUS}.get(step, STRIDED)
+
+
+def loop_order(function: BoundFunction, leaf: Leaf, vector: Dim | None) -> tuple[Dim, ...]:
+    """The dimensions outermost first: lanes along `vector`, reductions inside, unit strides inside.
+
+    Lanes of a parallel dimension enclose the reductions, so that accumulators stay in vector registers; lanes of a
+    reduction are innermost.
+    """
+    serial = [d for d in leaf.dims if d.kind is DimKind.SERIAL]
+    parallel = [d for d in leaf.dims if d.kind is DimKind.PARALLEL and d is not vector]
+    reduction = [d for d in leaf.dims if d.kind is DimKind.REDUCTION and d is not vector]
+    weights = {d.name: _weight(function, leaf, d) for d in leaf.dims}
+    parallel.sort(key=lambda d: -weights[d.name])
+    reduction.sort(key=lambda d: -weights[d.name])
+    if vector is None:
+        return (*parallel, *serial, *reduction)
+    if vector.kind is DimKind.REDUCTION:
+        return (*parallel, *serial, *reduction, vector)
+    return (*parallel, *serial, vector, *reduction)
+
+
+def _weight(function: BoundFunction, leaf: Leaf, dim: Dim) -> int:
+    """How far apart consecutive iterations of `dim` touch memory, over all accesses."""
+    return sum(_distance(function, node, a, dim) for node in leaf.nodes for a in (*node.reads, *node.writes))
+
+
+def _distance(function: BoundFunction, node: Node, access: tc.Access, dim: Dim) -> int:
+    step = stride(function, access, dim.index(node))
+    return min(abs(step), 1 << 20) if step is not None else 1 << 20
+
+
+def work(function: BoundFunction, leaf: Leaf) -> int:
+    """Scalar operations of one iteration of the innermost loop, transcendental functions counted by their cost."""
+    return sum(operations(s.value) + 1 for n in leaf.nodes for s in n.statements)
+
+
+def operations(e: tc.Expr) -> int:
+    own: Mapping[type, int] = {tc.Binary: 1, tc.Unary: 1, tc.Select: 1, tc.Call: 12, tc.Access: 1, tc.Cast: 1}
+    return sum(own.get(type(x), 0) for x in tc.walk(e))

@@ -1,0 +1,146 @@
+"""Which nodes run in one kernel, and the parallel loops they share there.
+
+isl finds the outermost rows on which every dependence of a set of nodes has distance zero (`outer_coincidence` over
+the whole component). Those rows are the loops that fused nodes share; below them the nodes run one after another.
+Fusion is greedy in program order: a node joins the kernel before it while enough parallelism survives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import islpy as isl
+
+from ..options import CpuOptions
+from .affine import isl_name
+from .scop import Node, Scop, instance, union_map
+
+# A kernel with fewer independent iterations than this does not feed the threads of a usual machine.
+ENOUGH_PARALLELISM = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A loop that nodes share: node `n` runs at `index + shift`, for (index, shift) = `places[n.name]`."""
+
+    places: tuple[tuple[str, tuple[str, int]], ...]
+    lower: int
+    upper: int
+
+    @property
+    def extent(self) -> int:
+        return self.upper - self.lower
+
+    def place(self, node: Node) -> tuple[str, int]:
+        return dict(self.places)[node.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes of one kernel in program order, and the coincident rows they share, outermost first."""
+
+    nodes: tuple[Node, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def parallelism(self) -> int:
+        return prod(r.extent for r in self.rows)
+
+
+def schedule(scop: Scop, options: CpuOptions) -> tuple[Group, ...]:
+    """Partition the nodes into groups; every dependence goes forward in the order of groups and within them."""
+    groups: list[Group] = []
+    for node in scop.nodes:
+        alone = _alone(scop, node)
+        joined = None
+        if groups and options.fusion != "min":
+            joined = _fused(scop, (*groups[-1].nodes, node))
+        if joined is not None and _worth(groups[-1], alone, joined):
+            groups[-1] = joined
+        else:
+            groups.append(alone)
+    return tuple(groups)
+
+
+def _worth(before: Group, alone: Group, joined: Group) -> bool:
+    """Does fusion keep enough of the parallelism that its parts have apart?"""
+    apart = min(before.parallelism, alone.parallelism)
+    return joined.parallelism >= min(apart, ENOUGH_PARALLELISM) and joined.parallelism > 1
+
+
+def _alone(scop: Scop, node: Node) -> Group:
+    """One node with all its coincident indices as rows, in the order of the text."""
+    dependences = scop.dependences_among((node,))
+    rows = tuple(
+        Row(((node.name, (i.name, 0)),), i.lower, i.upper)
+        for position, i in enumerate(node.free)
+        if carries_nothing(dependences, node, position)
+    )
+    return Group((node,), rows)
+
+
+def carries_nothing(dependences: isl.UnionMap, node: Node, position: int) -> bool:
+    if dependences.is_empty():
+        return True
+    row = union_map(f"{{ {instance(node)} -> [{isl_name(node.free[position].name)}] }}")
+    same = row.apply_range(row.reverse())
+    return bool(dependences.is_subset(same))
+
+
+def _fused(scop: Scop, nodes: Sequence[Node]) -> Group | None:
+    """The group of all `nodes`, or None where they share no coincident row of the simple form that we lower."""
+    if not _connected(nodes):
+        return None
+    rows: list[Row] = []
+    for pieces in _outer_band(scop, nodes):
+        row = _row(nodes, pieces)
+        if row is None:
+            break
+        rows.append(row)
+    return Group(tuple(nodes), tuple(rows)) if rows else None
+
+
+def _connected(nodes: Sequence[Node]) -> bool:
+    *before, last = nodes
+    return any(set(last.tensors) & set(n.tensors) for n in before)
+
+
+def _outer_band(scop: Scop, nodes: Sequence[Node]) -> Iterator[dict[str, isl.Aff]]:
+    """The leading coincident rows of isl's schedule of `nodes`, each as one affine function per node."""
+    band = scop.constraints_among(nodes).compute_schedule().get_root().child(0)
+    if str(band.get_type()) != str(isl.schedule_node_type.band):
+        return
+    partial = band.band_get_partial_schedule()
+    for k in range(band.band_n_member()):
+        if not band.band_member_get_coincident(k):
+            return
+        pieces: dict[str, isl.Aff] = {}
+        for piece in _pw_affs(partial.get_at(k)):
+            if piece.n_piece() != 1:
+                return
+            pieces[piece.domain().get_tuple_name()] = piece.as_aff()
+        yield pieces
+
+
+def _pw_affs(row: isl.UnionPwAff) -> list[isl.PwAff]:
+    found: list[isl.PwAff] = []
+    row.foreach_pw_aff(found.append)
+    return found
+
+
+def _row(nodes: Sequence[Node], pieces: dict[str, isl.Aff]) -> Row | None:
+    """The row where every node runs at `index + shift`; None for skewed, reversed or constant ones."""
+    places, lower, upper = [], [], []
+    for node in nodes:
+        f = pieces[node.name]
+        coefficients = [f.get_coefficient_val(isl.dim_type.in_, d).to_python() for d in range(len(node.free))]
+        if sorted(coefficients) != [0] * (len(coefficients) - 1) + [1]:
+            return None
+        index = node.free[coefficients.index(1)]
+        shift = int(f.get_constant_val().to_python())
+        places.append((node.name, (index.name, shift)))
+        lower.append(index.lower + shift)
+        upper.append(index.upper + shift)
+    return Row(tuple(places), min(lower), max(upper))

@@ -1,0 +1,209 @@
+"""The program as isl sees it: nodes with their domains, accesses and dependences.
+
+A node is what one innermost loop nest computes: a statement of the language, or a cluster that `structured` lowers
+as one. Its domain in the schedule is the box of its free indices; the reduced ones stay inside the node.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import islpy as isl
+
+from ..tc_lang import function as tc
+from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, walk
+from .affine import isl_name, quasi_affine
+
+
+def _context() -> isl.Context:
+    """A context of our own: scheduler settings are per context, and users of islpy keep theirs."""
+    context = isl.Context()
+    context.set_schedule_whole_component(1)
+    context.set_schedule_outer_coincidence(1)
+    context.set_schedule_maximize_coincidence(0)
+    context.set_schedule_maximize_band_depth(0)
+    return context
+
+
+CONTEXT = _context()
+
+# isl is not thread-safe: whoever lowers holds this.
+LOCK = threading.RLock()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Statements that one loop nest computes; more than one only where `structured` fuses them.
+
+    Indices of the members are named alike: the free ones are those of the domain.
+    """
+
+    name: str
+    statements: tuple[BoundStatement, ...]
+
+    @property
+    def free(self) -> tuple[BoundIndex, ...]:
+        return self.statements[0].free
+
+    @property
+    def reduced(self) -> tuple[BoundIndex, ...]:
+        return tuple(dict.fromkeys(i for s in self.statements for i in s.reduced))
+
+    @property
+    def writes(self) -> tuple[tc.Access, ...]:
+        return tuple(tc.Access(s.target, s.subscripts, s.value.dtype) for s in self.statements)
+
+    @property
+    def reads(self) -> tuple[tc.Access, ...]:
+        """Every read, that of the target by an update or in/out reduction included."""
+        found: list[tc.Access] = []
+        for s in self.statements:
+            found += (e for e in _expressions(s) if isinstance(e, tc.Access))
+            if s.reduction and not s.initialise:
+                found.append(tc.Access(s.target, s.subscripts, s.value.dtype))
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(a.tensor for a in (*self.writes, *self.reads)))
+
+
+def _expressions(s: BoundStatement) -> Iterator[tc.Expr]:
+    for root in (s.value, *s.subscripts, *(c.subscript for c in s.checks), *(c.guard for c in s.checks if c.guard)):
+        yield from walk(root)
+
+
+def rename(s: BoundStatement, names: dict[str, str]) -> BoundStatement:
+    """The statement with its index variables renamed."""
+    return replace(
+        s,
+        subscripts=tuple(substitute(e, names) for e in s.subscripts),
+        value=substitute(s.value, names),
+        indices=tuple(replace(i, name=names.get(i.name, i.name)) for i in s.indices),
+    )
+
+
+def substitute(e: tc.Expr, names: dict[str, str]) -> tc.Expr:
+    """`e` with its index variables renamed."""
+    match e:
+        case tc.Index(name):
+            return replace(e, name=names.get(name, name))
+        case tc.Access(subscripts=subscripts):
+            return replace(e, subscripts=tuple(substitute(s, names) for s in subscripts))
+        case tc.Unary(operand=x) | tc.Cast(operand=x):
+            return replace(e, operand=substitute(x, names))
+        case tc.Binary(left=a, right=b):
+            return replace(e, left=substitute(a, names), right=substitute(b, names))
+        case tc.Select(condition=c, then=a, otherwise=b):
+            return replace(e, condition=substitute(c, names), then=substitute(a, names), otherwise=substitute(b, names))
+        case tc.Call(arguments=arguments):
+            return replace(e, arguments=tuple(substitute(a, names) for a in arguments))
+        case _:
+            return e
+
+
+@dataclass(frozen=True)
+class Scop:
+    """Nodes in program order, with what isl knows of them. Nothing here changes after construction."""
+
+    function: BoundFunction
+    nodes: tuple[Node, ...]
+
+    @cached_property
+    def domain(self) -> isl.UnionSet:
+        return domain_of(self.nodes)
+
+    @cached_property
+    def dependences(self) -> isl.UnionMap:
+        """Memory-based dependences between instances of nodes: flow, anti and output, by program order.
+
+        Members of a reduction commute, so they are one instance and have no dependence among themselves.
+        """
+        writes, reads = self._accesses(writes=True), self._accesses(writes=False)
+        order = self._program_order()
+        result = union_map("{ }")
+        for source, sink in ((writes, reads), (writes, writes), (reads, writes)):
+            flow = isl.UnionAccessInfo.from_sink(sink).set_may_source(source).set_schedule_map(order).compute_flow()
+            result = result.union(flow.get_may_dependence())
+        return result.coalesce()
+
+    @cached_property
+    def flow(self) -> isl.UnionMap:
+        """Read-after-write dependences alone: what fusion brings closer together."""
+        info = isl.UnionAccessInfo.from_sink(self._accesses(writes=False))
+        info = info.set_may_source(self._accesses(writes=True)).set_schedule_map(self._program_order())
+        return info.compute_flow().get_may_dependence()
+
+    @cached_property
+    def shared_reads(self) -> isl.UnionMap:
+        """Pairs of instances of different nodes that read one element: reuse that fusion turns into a cache hit."""
+        reads = self._accesses(writes=False)
+        info = isl.UnionAccessInfo.from_sink(reads).set_may_source(reads).set_schedule_map(self._program_order())
+        return info.compute_flow().get_may_dependence()
+
+    def _accesses(self, *, writes: bool) -> isl.UnionMap:
+        pieces = [
+            self._access(node, access) for node in self.nodes for access in (node.writes if writes else node.reads)
+        ]
+        return union_map("{ " + "; ".join(pieces) + " }")
+
+    def _access(self, node: Node, access: tc.Access) -> str:
+        tensor = self.function.tensor(access.tensor)
+        conditions = _bounds((*node.free, *node.reduced))
+        for d, e in enumerate(access.subscripts):
+            text = quasi_affine(e)
+            if text is None or access.guarded:  # data or a condition decides: any element may be meant
+                conditions.append(f"0 <= x{d} < {tensor.shape[d]}")
+            else:
+                conditions.append(f"x{d} = {text}")
+        inner = ", ".join(isl_name(i.name) for i in node.reduced)
+        formula = (f"exists {inner} : " if inner else "") + (" and ".join(conditions) or "0 = 0")
+        element = ", ".join(f"x{d}" for d in range(len(access.subscripts)))
+        return f"{instance(node)} -> T_{tensor.name}[{element}] : {formula}"
+
+    def _program_order(self) -> isl.UnionMap:
+        depth = max((len(n.free) for n in self.nodes), default=0)
+        pieces = []
+        for position, node in enumerate(self.nodes):
+            time = [str(position), *(isl_name(i.name) for i in node.free), *("0",) * (depth - len(node.free))]
+            pieces.append(f"{instance(node)} -> [{', '.join(time)}]")
+        return union_map("{ " + "; ".join(pieces) + " }").intersect_domain(self.domain)
+
+    def dependences_among(self, nodes: Sequence[Node]) -> isl.UnionMap:
+        """The dependences whose both ends are in `nodes`."""
+        domain = domain_of(nodes)
+        return self.dependences.intersect_domain(domain).intersect_range(domain)
+
+    def constraints_among(self, nodes: Sequence[Node]) -> isl.ScheduleConstraints:
+        """What isl's scheduler must respect and should prefer for `nodes`."""
+        domain = domain_of(nodes)
+        dependences = self.dependences_among(nodes)
+        reuse = self.flow.union(self.shared_reads).intersect_domain(domain).intersect_range(domain)
+        constraints = isl.ScheduleConstraints.on_domain(domain)
+        return constraints.set_validity(dependences).set_coincidence(dependences).set_proximity(reuse)
+
+
+def union_map(text: str) -> isl.UnionMap:
+    return isl.UnionMap(text, CONTEXT)
+
+
+def domain_of(nodes: Sequence[Node]) -> isl.UnionSet:
+    """The instances of `nodes`."""
+    return isl.UnionSet("{ " + "; ".join(map(_domain, nodes)) + " }", CONTEXT)
+
+
+def instance(node: Node) -> str:
+    """The tuple that names an instance of `node` in isl's notation."""
+    return f"{node.name}[{', '.join(isl_name(i.name) for i in node.free)}]"
+
+
+def _bounds(indices: Sequence[BoundIndex]) -> list[str]:
+    return [f"{i.lower} <= {isl_name(i.name)} < {i.upper}" for i in indices]
+
+
+def _domain(node: Node) -> str:
+    bounds = " and ".join(_bounds(node.free))
+    return instance(node) + (f" : {bounds}" if bounds else "")

@@ -1,0 +1,77 @@
+"""Storage contraction: temporaries that fusion makes local shrink to what one iteration of the shared loops needs.
+
+A temporary all of whose accesses are in one group keeps, in each dimension that follows a shared row, only the tile
+of that row; the others stay whole. One that a single leaf writes and reads at the same point is a register.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..tc_lang import function as tc
+from ..tc_lang.function import BoundFunction, Role, Tensor
+from .affine import affine
+from .leaf import DimKind, Leaf
+from .schedule import Group
+from .scop import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What one dimension of a contracted temporary holds: `size` elements from `offset` past the tile of `row`.
+
+    row None: the whole dimension. size 1 and row None never occur together, unless the dimension has one element.
+    """
+
+    row: int | None
+    offset: int
+    size: int
+
+
+def local_temporaries(function: BoundFunction, groups: Sequence[Group], group: Group) -> tuple[Tensor, ...]:
+    """The temporaries that only `group` touches."""
+    inside = {t for n in group.nodes for t in n.tensors}
+    outside = {t for g in groups if g is not group for n in g.nodes for t in n.tensors}
+    return tuple(t for t in function.tensors if t.role is Role.TEMPORARY and t.name in inside - outside)
+
+
+def footprint(tensor: Tensor, group: Group, tiles: Sequence[int]) -> tuple[Extent, ...]:
+    """What an iteration of the tile loops touches of `tensor`, dimension by dimension."""
+    accesses = [(n, a) for n in group.nodes for a in (*n.writes, *n.reads) if a.tensor == tensor.name]
+    return tuple(_extent(d, tensor, accesses, group, tiles) for d in range(len(tensor.shape)))
+
+
+def _extent(
+    d: int, tensor: Tensor, accesses: Sequence[tuple[Node, tc.Access]], group: Group, tiles: Sequence[int]
+) -> Extent:
+    whole = Extent(None, 0, tensor.shape[d])
+    positions = [_position(node, access.subscripts[d], group) for node, access in accesses]
+    found = [p for p in positions if p is not None]
+    if len(found) < len(positions) or len({row for row, _ in found}) != 1:
+        return whole
+    row = found[0][0]
+    offsets = [offset for _, offset in found]
+    size = tiles[row] + max(offsets) - min(offsets)
+    return whole if size >= tensor.shape[d] else Extent(row, min(offsets), size)
+
+
+def _position(node: Node, subscript: tc.Expr, group: Group) -> tuple[int, int] | None:
+    """(row, offset) where `subscript` is the value of a shared row plus a constant."""
+    form = affine(subscript)
+    if form is None or form.single is None:
+        return None
+    for position, row in enumerate(group.rows):
+        index, shift = row.place(node)
+        if index == form.single:
+            return position, form.constant - shift
+    return None
+
+
+def in_register(tensor: Tensor, group: Group, leaf: Leaf) -> bool:
+    """Is `tensor` written and read at one point of every iteration of `leaf`, and nowhere else?"""
+    touching = [n for n in group.nodes if tensor.name in n.tensors]
+    if any(n not in leaf.nodes for n in touching) or any(d.kind is DimKind.SERIAL for d in leaf.dims):
+        return False
+    writers = [n for n in touching if any(w.tensor == tensor.name for w in n.writes)]
+    return all(not n.reduced and n.statements[0].reduction is None for n in writers)

@@ -1,0 +1,126 @@
+"""The polyhedral strategy for CPUs: anything affine, and gathers, as fused and vectorised parallel loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..loop_ir import build
+from ..loop_ir import nodes as ir
+from ..loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
+from ..options import CpuOptions
+from ..target import Target
+from ..tc_lang import function as tc
+from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
+from .affine import affine
+from .checks import check_loops
+from .emit import emit
+from .leaf import leaves
+from .schedule import Group, schedule
+from .scop import LOCK, Node, Scop
+from .storage import local_temporaries
+from .tiling import row_tiles
+
+
+def lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
+    """The module of `function` (legalised): one kernel per fused group, in order.
+
+    Raises:
+        CannotLower: the function is outside what this strategy can express.
+    """
+    with LOCK:
+        return _lower(function, options, target)
+
+
+def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
+    scop = Scop(function, nodes(function))
+    groups = schedule(scop, options)
+    buffers = {t.name: _buffer(t) for t in function.tensors}
+    kernels: list[Kernel] = []
+    sites: list[CheckSite] = []
+    contracted: set[str] = set()
+    for group in groups:
+        for node in group.nodes:
+            for s in node.statements:
+                nests, found = check_loops(s, buffers, len(sites))
+                if nests:
+                    kernels.append(Kernel(f"{function.name}_check_{node.name}", build.block(*nests)))
+                sites += found
+        local = local_temporaries(function, groups, group) if options.contract else ()
+        contracted |= {t.name for t in local}
+        body = _group(scop, group, local, buffers, options, target)
+        kernels.append(Kernel(f"{function.name}_{len(kernels)}" if len(groups) > 1 else function.name, body))
+    return _module(function, buffers, contracted, kernels, sites)
+
+
+def _group(
+    scop: Scop,
+    group: Group,
+    local: tuple[Tensor, ...],
+    buffers: dict[str, Buffer],
+    options: CpuOptions,
+    target: Target,
+) -> ir.Stmt:
+    function = scop.function
+    everything = leaves(scop, group, range(len(group.rows)), fuse=True)
+    sizes = row_tiles(function, group, everything, options, target)
+    points = [k for k, size in enumerate(sizes) if size > 1]
+    nests = leaves(scop, group, points, fuse=options.fusion != "min")
+    return emit(function, group, sizes, nests, local, buffers, options, target)
+
+
+def _module(
+    function: BoundFunction,
+    buffers: dict[str, Buffer],
+    contracted: set[str],
+    kernels: list[Kernel],
+    sites: list[CheckSite],
+) -> Module:
+    arguments = tuple(buffers[t.name] for t in function.tensors if t.role is not Role.TEMPORARY)
+    temporaries = tuple(
+        buffers[t.name] for t in function.tensors if t.role is Role.TEMPORARY and t.name not in contracted
+    )
+    written = tuple(t.name for t in function.tensors if t.role in (Role.OUTPUT, Role.INOUT))
+    return Module(function.name, arguments, temporaries, tuple(kernels), tuple(sites), written)
+
+
+def _buffer(tensor: Tensor) -> Buffer:
+    return Buffer(tensor.name, Type(tensor.dtype), tensor.shape, tensor.strides)
+
+
+def nodes(function: BoundFunction) -> tuple[Node, ...]:
+    """The nodes of the scop: statements that do something, initialisations that are not of one point apart."""
+    found: list[Node] = []
+    for s in function.statements:
+        for part in _split_initialisation(function, s):
+            if all(i.extent for i in part.free):
+                found.append(Node(f"S{len(found)}", (part,)))
+    return tuple(found)
+
+
+def _split_initialisation(function: BoundFunction, s: BoundStatement) -> tuple[BoundStatement, ...]:
+    """`op!` through subscripts that are not the plain indices fills the whole tensor first."""
+    if not s.initialise or s.reduction is None or _plain(s):
+        return (s,)
+    tensor = function.tensor(s.target)
+    indices = tuple(BoundIndex(f"d{k}", 0, extent) for k, extent in enumerate(tensor.shape))
+    neutral = build.neutral(s.reduction, s.value.dtype)
+    fill = BoundStatement(
+        name=f"{s.name}_init",
+        target=s.target,
+        subscripts=tuple(tc.Index(i.name, tc.INDEX_TYPE) for i in indices),
+        reduction=None,
+        initialise=False,
+        value=tc.Const(neutral.value, s.value.dtype),
+        indices=indices,
+        left=len(indices),
+    )
+    return (fill, replace(s, initialise=False, checks=s.checks))
+
+
+def _plain(s: BoundStatement) -> bool:
+    """Do the subscripts enumerate the target point by point?"""
+    singles = []
+    for e in s.subscripts:
+        form = affine(e)
+        singles.append(form.single if form is not None else None)
+    return None not in singles and len(set(singles)) == len(s.free)

@@ -1,0 +1,83 @@
+"""How a group's shared rows are cut: what one iteration of its parallel loop covers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from ..options import CpuOptions
+from ..target import Target
+from ..tc_lang.function import BoundFunction
+from .leaf import Dim, Leaf
+from .locality import stride, vector_dim
+from .schedule import ENOUGH_PARALLELISM, Group
+
+# Elements of a row that one iteration takes when the lanes run along it: long enough to amortise the loop around it,
+# short enough that the temporaries of fused nodes stay in the first-level cache.
+LONGEST_CHUNK = 4096
+# Rows that a register-tiled contraction inside a fused group handles at a time.
+CONTRACTION_ROWS = 16
+# Two-dimensional tiles where lanes and unit strides run along different rows.
+TRANSPOSED_TILE = (16, 64)
+
+
+def row_tiles(
+    function: BoundFunction, group: Group, leaves: Sequence[Leaf], options: CpuOptions, target: Target
+) -> tuple[int, ...]:
+    """The tile size of each row. `leaves` are those of the group with every row a point loop."""
+    if options.tile:
+        return tuple(
+            min(row.extent, size or row.extent)
+            for row, size in zip(group.rows, (*options.tile, *(0,) * len(group.rows)), strict=False)
+        )
+    if any(len(n.statements) > 1 for n in group.nodes):
+        return _contraction_tiles(group)
+    lanes = target.lanes(32)
+    wanted = _vector_rows(function, leaves, target)
+    transposed = _transposed_rows(function, leaves, target)
+    others = prod(r.extent for k, r in enumerate(group.rows) if k not in wanted)
+    return tuple(_tile(row.extent, k in wanted, k in transposed, others, lanes) for k, row in enumerate(group.rows))
+
+
+def _contraction_tiles(group: Group) -> tuple[int, ...]:
+    first, *rest = (r.extent for r in group.rows)
+    return (min(first, CONTRACTION_ROWS), *rest)
+
+
+def _tile(extent: int, wanted: bool, transposed: bool, others: int, lanes: int) -> int:
+    if transposed:
+        return min(extent, TRANSPOSED_TILE[1] if wanted else TRANSPOSED_TILE[0])
+    if not wanted:
+        return 1
+    if others >= ENOUGH_PARALLELISM:
+        return min(extent, LONGEST_CHUNK)
+    block = 4 * lanes
+    chunk = max(block, extent * others // ENOUGH_PARALLELISM // block * block)
+    return min(extent, chunk, LONGEST_CHUNK)
+
+
+def _vector_rows(function: BoundFunction, leaves: Sequence[Leaf], target: Target) -> frozenset[int]:
+    chosen = (vector_dim(function, leaf, target) for leaf in leaves)
+    return frozenset(d.row for d in chosen if d is not None and d.row is not None)
+
+
+def _transposed_rows(function: BoundFunction, leaves: Sequence[Leaf], target: Target) -> frozenset[int]:
+    """Rows of leaves in which some access is strided along the lanes and contiguous along another row."""
+    found: set[int] = set()
+    for leaf in leaves:
+        lanes = vector_dim(function, leaf, target)
+        if lanes is None or lanes.row is None:
+            continue
+        for dim in leaf.dims:
+            if dim.row is not None and dim is not lanes and _crossed(function, leaf, lanes, dim):
+                found |= {lanes.row, dim.row}
+    return frozenset(found)
+
+
+def _crossed(function: BoundFunction, leaf: Leaf, lanes: Dim, dim: Dim) -> bool:
+    for node in leaf.nodes:
+        for access in (*node.reads, *node.writes):
+            along = stride(function, access, lanes.index(node))
+            if along not in (0, 1) and stride(function, access, dim.index(node)) == 1:
+                return True
+    return False
