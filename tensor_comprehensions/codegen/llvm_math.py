@@ -1,0 +1,115 @@
+"""Mathematical functions: instructions where there are some, else calls of the vector libraries of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..errors import InternalError
+from ..loop_ir.nodes import Type
+from .llvm_arithmetic import binary, compare, select, shuffle
+from .llvm_builder import Builder
+from .llvm_types import constant, mangled, register, scalar
+
+_INTRINSICS = {
+    "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round", "rint": "rint",
+    "fabs": "fabs", "copysign": "copysign", "fma": "fma", "fmin": "minnum", "fmax": "maxnum",
+}  # fmt: skip
+
+
+def key(function: str, type: Type) -> str:
+    """How a table of symbols names a function on a type: `exp.float32x16`, `exp.float32`."""
+    return f"{function}.{type}"
+
+
+def call(
+    b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int
+) -> str:
+    """`function(arguments)` lane by lane. `symbols` maps `key` to names; `widest` is the bits of a vector register."""
+    if type.dtype in (FLOAT16, BFLOAT16):
+        raise InternalError(f"{function} on {type}: 16-bit floats only store")
+    if function in _INTRINSICS:
+        return _intrinsic(b, _INTRINSICS[function], arguments, type)
+    if function == "rsqrt":
+        root = _intrinsic(b, "sqrt", arguments, type)
+        return b.define(f"fdiv {register(type)} {constant(1, type)}, {root}", (root,))
+    if function == "fdim":
+        return _positive_difference(b, arguments, type)
+    return _library(b, function, arguments, type, symbols, widest)
+
+
+def _intrinsic(b: Builder, name: str, arguments: Sequence[str], type: Type) -> str:
+    text = register(type)
+    symbol = f"@llvm.{name}.{mangled(type)}"
+    b.declare(f"{text} {symbol}({', '.join([text] * len(arguments))})")
+    return b.define(f"call {text} {symbol}({', '.join(f'{text} {a}' for a in arguments)})", arguments)
+
+
+def _positive_difference(b: Builder, arguments: Sequence[str], type: Type) -> str:
+    left, right = arguments
+    difference = binary(b, "sub", left, right, type)
+    below = compare(b, "le", left, right, type)
+    return select(b, below, constant(0, type), difference, type)
+
+
+def _library(
+    b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int
+) -> str:
+    widths = [
+        n for n in (16, 8, 4, 2) if n * type.dtype.bits <= widest and key(function, Type(type.dtype, n)) in symbols
+    ]
+    if type.lanes == 1 or not widths:
+        return _per_lane(b, function, arguments, type, symbols)
+    width = min((n for n in widths if n >= type.lanes), default=widths[0])
+    if width == type.lanes:
+        return _symbol(b, symbols[key(function, type)], arguments, type)
+    parts = [
+        _part(b, function, arguments, type, start, min(width, type.lanes - start), symbols, widest)
+        for start in range(0, type.lanes, width)
+    ]
+    return _concatenate(b, parts, type)
+
+
+def _part(
+    b: Builder, function: str, arguments: Sequence[str], type: Type, start: int, count: int,
+    symbols: Mapping[str, str], widest: int,
+) -> tuple[str, int, int]:  # fmt: skip
+    """Lanes `start` to `start + count`, evaluated in the narrowest vector that holds them: (value, count, width)."""
+    usable = [n for n in (2, 4, 8, 16) if n >= count and n * type.dtype.bits <= widest]
+    width = next(n for n in usable if key(function, Type(type.dtype, n)) in symbols)
+    lanes = [start + min(i, count - 1) for i in range(width)]
+    narrow = Type(type.dtype, width)
+    parts = [shuffle(b, a, "poison", lanes, scalar(type.dtype), type.lanes) for a in arguments]
+    return _symbol(b, symbols[key(function, narrow)], parts, narrow), count, width
+
+
+def _concatenate(b: Builder, parts: Sequence[tuple[str, int, int]], type: Type) -> str:
+    element, total, done = scalar(type.dtype), "poison", 0
+    for value, count, width in parts:
+        wide = shuffle(b, value, "poison", [min(i, width - 1) for i in range(type.lanes)], element, width)
+        lanes = [type.lanes + i - done if done <= i < done + count else i for i in range(type.lanes)]
+        total = wide if not done and count == type.lanes else shuffle(b, total, wide, lanes, element, type.lanes)
+        done += count
+    return total
+
+
+def _symbol(b: Builder, symbol: str, arguments: Sequence[str], type: Type) -> str:
+    """A call that reads no memory; it stays in its region, because it costs more than what moving it may save."""
+    text = register(type)
+    b.declare(f"{text} @{symbol}({', '.join([text] * len(arguments))}) memory(none) nounwind willreturn")
+    operands = ", ".join(f"{text} {a}" for a in arguments)
+    return b.define(f"call {text} @{symbol}({operands})", arguments, speculate=False)
+
+
+def _per_lane(b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str]) -> str:
+    one = Type(type.dtype)
+    suffix = "f" if type.dtype == FLOAT32 else ""
+    symbol = symbols.get(key(function, one), function + suffix)
+    if type.lanes == 1:
+        return _symbol(b, symbol, arguments, one)
+    text, result = register(type), "poison"
+    for lane in range(type.lanes):
+        scalars = [b.define(f"extractelement {text} {a}, i64 {lane}", (a,)) for a in arguments]
+        value = _symbol(b, symbol, scalars, one)
+        result = b.define(f"insertelement {text} {result}, {register(one)} {value}, i64 {lane}", (result, value))
+    return result

@@ -1,0 +1,384 @@
+"""Loads and stores: an access is flattened to one distance in elements, and how that moves from lane to lane decides
+which instructions it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..dtypes import BOOL, INT64, UINT8
+from ..errors import InternalError
+from ..loop_ir.nodes import Binary, Broadcast, Buffer, Cast, Const, Expr, Ramp, Type, Unary
+from .llvm_arithmetic import broadcast, shuffle
+from .llvm_builder import Builder
+from .llvm_types import elements, literal, mask_literal, register, splat, stored, vector
+
+
+class Values(Protocol):
+    """What memory access needs of the function being printed."""
+
+    b: Builder
+
+    def value(self, e: Expr) -> str: ...
+    def known_mask(self, e: Expr) -> tuple[bool, ...] | None: ...
+    def base(self, buffer: Buffer) -> str: ...
+    def is_constant(self, buffer: Buffer) -> bool: ...
+
+
+@dataclass(slots=True)
+class Place:
+    """In elements: `constant` and the sum of `terms`, `lane` further with each lane, plus `vectors`, one per lane."""
+
+    constant: int = 0
+    lane: int = 0
+    terms: dict[str, int] = field(default_factory=dict)
+    vectors: dict[str, int] = field(default_factory=dict)
+
+
+def flatten(values: Values, buffer: Buffer, indices: Sequence[Expr]) -> Place:
+    """The distance of `buffer[indices]` from the buffer's first element."""
+    place = Place()
+    for index, stride in zip(indices, buffer.strides, strict=True):
+        _accumulate(values, place, index, stride)
+    return place
+
+
+def _accumulate(values: Values, place: Place, e: Expr, scale: int) -> None:
+    if scale == 0:
+        return
+    match e:
+        case Const(value=number):
+            place.constant += scale * int(number)
+        case Binary(op="add", left=left, right=right):
+            _accumulate(values, place, left, scale)
+            _accumulate(values, place, right, scale)
+        case Binary(op="sub", left=left, right=right):
+            _accumulate(values, place, left, scale)
+            _accumulate(values, place, right, -scale)
+        case Binary(op="mul", left=left, right=Const(value=number)):
+            _accumulate(values, place, left, scale * int(number))
+        case Binary(op="mul", left=Const(value=number), right=right):
+            _accumulate(values, place, right, scale * int(number))
+        case Unary(op="neg", operand=operand):
+            _accumulate(values, place, operand, -scale)
+        case Broadcast(operand=operand):
+            _accumulate(values, place, operand, scale)
+        case Ramp(base=base, stride=stride):
+            _accumulate(values, place, base, scale)
+            place.lane += scale * stride
+        case Cast(operand=operand, dtype=dtype) if dtype == INT64 and operand.type.dtype == INT64:
+            _accumulate(values, place, operand, scale)
+        case _:
+            _accumulate_value(values, place, e, scale)
+
+
+def _accumulate_value(values: Values, place: Place, e: Expr, scale: int) -> None:
+    value = values.value(e)
+    if e.type.lanes > 1:
+        place.vectors[value] = place.vectors.get(value, 0) + scale
+    elif value.startswith("%"):
+        place.terms[value] = place.terms.get(value, 0) + scale
+    else:
+        place.constant += scale * int(value)
+
+
+def _linear(b: Builder, terms: Mapping[str, int], type: str, lanes: int) -> str:
+    """`sum of coefficient * value`, of scalars or vectors of int64."""
+    total = ""
+    for value, coefficient in terms.items():
+        term = value
+        if coefficient != 1:
+            term = b.define(f"mul {type} {value}, {splat(str(coefficient), 'i64', lanes)}", (value,))
+        total = b.define(f"add {type} {total}, {term}", (total, term)) if total else term
+    return total
+
+
+def memory_element(buffer: Buffer) -> str:
+    """The type of one element of a buffer in memory."""
+    return stored(buffer.type.dtype) if buffer.type.lanes == 1 else register(buffer.type)
+
+
+def pointer(values: Values, buffer: Buffer, place: Place, extra: int = 0) -> str:
+    """The address of the first lane plus `extra` elements: outer terms first, so that loops share them."""
+    b, element = values.b, memory_element(buffer)
+    address = values.base(buffer)
+    live = {value: scale for value, scale in place.terms.items() if scale}
+    for level in sorted({b.level(value) for value in live}):
+        offset = _linear(b, {v: s for v, s in live.items() if b.level(v) == level}, "i64", 1)
+        address = b.define(f"getelementptr {element}, ptr {address}, i64 {offset}", (address, offset))
+    if place.constant + extra:
+        address = b.define(f"getelementptr {element}, ptr {address}, i64 {place.constant + extra}", (address,))
+    return address
+
+
+# --- loads -------------------------------------------------------------------------------------------------------
+
+
+def load(values: Values, buffer: Buffer, indices: Sequence[Expr], mask: Expr | None) -> str:
+    """`buffer[indices]` where `mask`, else 0."""
+    lanes = max((i.type.lanes for i in indices), default=1)
+    place = flatten(values, buffer, indices)
+    reader = _Access(values, buffer, place, lanes, *_mask(values, mask, lanes))
+    raw = reader.load()
+    return from_memory(values.b, raw, Type(buffer.type.dtype, max(lanes, buffer.type.lanes)))
+
+
+def store(
+    values: Values, buffer: Buffer, indices: Sequence[Expr], value: str, mask: Expr | None, streaming: bool
+) -> None:
+    """`buffer[indices] = value` where `mask`."""
+    lanes = max((i.type.lanes for i in indices), default=1)
+    place = flatten(values, buffer, indices)
+    writer = _Access(values, buffer, place, lanes, *_mask(values, mask, lanes))
+    raw = to_memory(values.b, value, Type(buffer.type.dtype, max(lanes, buffer.type.lanes)))
+    writer.store(raw, streaming)
+
+
+def _mask(values: Values, mask: Expr | None, lanes: int) -> tuple[str | None, tuple[bool, ...]]:
+    """The mask as an operand (None: all lanes) and, where it is known now, its bits (empty: not known)."""
+    if mask is None:
+        return None, (True,) * lanes
+    known = values.known_mask(mask)
+    if known is not None and all(known):
+        return None, known
+    if known is not None:
+        return (mask_literal(known) if lanes > 1 else "false"), known
+    return values.value(mask), ()
+
+
+def from_memory(b: Builder, raw: str, type: Type) -> str:
+    """A bool becomes one bit."""
+    if type.dtype != BOOL:
+        return raw
+    return b.define(f"icmp ne {vector('i8', type.lanes)} {raw}, {splat('0', 'i8', type.lanes)}", (raw,))
+
+
+def to_memory(b: Builder, value: str, type: Type) -> str:
+    """A bool becomes one byte, 0 or 1."""
+    if type.dtype != BOOL:
+        return value
+    return b.define(f"zext {vector('i1', type.lanes)} {value} to {vector('i8', type.lanes)}", (value,))
+
+
+class _Access:
+    """One load or store of memory representation (bool as i8)."""
+
+    def __init__(
+        self, values: Values, buffer: Buffer, place: Place, lanes: int, mask: str | None, bits: tuple[bool, ...]
+    ) -> None:
+        self.values, self.b, self.buffer, self.place, self.lanes = values, values.b, buffer, place, lanes
+        self.mask, self.bits = mask, bits
+        self.element = memory_element(buffer)
+        self.size = buffer.type.dtype.size
+        plain = lanes == 1 and buffer.type.lanes == 1
+        self.zero = (
+            literal(0, UINT8 if buffer.type.dtype == BOOL else buffer.type.dtype) if plain else "zeroinitializer"
+        )
+        self.vector = vector(self.element, lanes)
+        kind = {"half": "f16", "float": "f32", "double": "f64"}.get(self.element, self.element)
+        self.suffix = f"v{lanes}{kind}"
+
+    def _pointer(self, extra: int = 0) -> str:
+        return pointer(self.values, self.buffer, self.place, extra)
+
+    # loads
+
+    def load(self) -> str:
+        if self.lanes == 1:
+            return self._load_scalar()
+        if self.bits and not any(self.bits):
+            return "zeroinitializer"
+        if self.place.vectors:
+            return self._gather()
+        step = self.place.lane
+        if step == 1:
+            return self._load_contiguous(self._pointer(), self.mask)
+        if step == 0:
+            return self._load_splat()
+        if step == -1:
+            last = self._pointer(1 - self.lanes)
+            mask = None if self.mask is None else self._reverse(self.mask, "i1")
+            return self._reverse(self._load_contiguous(last, mask), self.element)
+        if self.mask is None and 2 <= step <= 4 and self.lanes > step:
+            return self._load_interleaved(step)
+        return self._load_lanes() if self.bits else self._gather()
+
+    def _read(self, type: str, address: str, align: int = 0) -> str:
+        text = f"load {type}, ptr {address}, align {align or self.size}"
+        if self.values.is_constant(self.buffer):
+            return self.b.define(text, (address,), speculate=False)
+        return self.b.local(text)
+
+    def _load_scalar(self) -> str:
+        address = self._pointer()
+        if self.mask is None:
+            return self._read(self.element, address)
+        if self.bits:
+            return self.zero
+        safe = self.b.define(f"select i1 {self.mask}, ptr {address}, ptr @tc_nowhere", (self.mask, address))
+        return self._select(self.mask, "i1", self._read(self.element, safe), self.element)
+
+    def _select(self, mask: str, mask_type: str, value: str, type: str) -> str:
+        return self.b.define(f"select {mask_type} {mask}, {type} {value}, {type} {self.zero}", (mask, value))
+
+    def _load_contiguous(self, address: str, mask: str | None) -> str:
+        if mask is None:
+            return self._read(self.vector, address)
+        name = f"@llvm.masked.load.{self.suffix}.p0"
+        bits = vector("i1", self.lanes)
+        self.b.declare(f"{self.vector} {name}(ptr, {bits}, {self.vector})")
+        arguments = f"ptr align {self.size} {address}, {bits} {mask}, {self.vector} zeroinitializer"
+        text = f"call {self.vector} {name}({arguments})"
+        if self.values.is_constant(self.buffer):
+            return self.b.define(text, (address, mask), speculate=False)
+        return self.b.local(text)
+
+    def _load_splat(self) -> str:
+        address, bits = self._pointer(), vector("i1", self.lanes)
+        if self.mask is None:
+            return broadcast(self.b, self._read(self.element, address), self.element, self.lanes)
+        some = "true"
+        if not self.bits:
+            name = f"@llvm.vector.reduce.or.v{self.lanes}i1"
+            self.b.declare(f"i1 {name}({bits})")
+            some = self.b.define(f"call i1 {name}({bits} {self.mask})", (self.mask,))
+        safe = self.b.define(f"select i1 {some}, ptr {address}, ptr @tc_nowhere", (some, address))
+        value = broadcast(self.b, self._read(self.element, safe), self.element, self.lanes)
+        return self._select(self.mask, bits, value, self.vector)
+
+    def _reverse(self, value: str, element: str) -> str:
+        return shuffle(self.b, value, "poison", list(range(self.lanes))[::-1], element, self.lanes)
+
+    def _load_interleaved(self, step: int) -> str:
+        """Every `step`-th element out of whole vectors; the last ends at the last lane, so nothing beyond is read."""
+        lanes, span = self.lanes, step * (self.lanes - 1) + 1
+        starts = [min(part * lanes, span - lanes) for part in range(step)]
+        parts = [self._read(self.vector, self._pointer(start)) for start in starts]
+        result, done = parts[0], 0
+        for number, (start, part) in enumerate(zip(starts, parts, strict=True)):
+            inside = [i for i in range(done, lanes) if start <= i * step < start + lanes]
+            lanes_of = list(range(lanes)) if number else [0] * lanes
+            for lane in inside:
+                lanes_of[lane] = lane * step - start + (lanes if number else 0)
+            result = shuffle(self.b, result, part if number else "poison", lanes_of, self.element, lanes)
+            done = inside[-1] + 1 if inside else done
+        return result
+
+    def _load_lanes(self) -> str:
+        result = "zeroinitializer" if self.mask else "poison"
+        for lane, wanted in enumerate(self.bits):
+            if wanted:
+                value = self._read(self.element, self._pointer(lane * self.place.lane))
+                text = f"insertelement {self.vector} {result}, {self.element} {value}, i64 {lane}"
+                result = self.b.define(text, (result, value))
+        return result
+
+    def _addresses(self) -> str:
+        """A vector of pointers."""
+        b, offsets = self.b, vector("i64", self.lanes)
+        total = _linear(b, self.place.vectors, offsets, self.lanes)
+        if self.place.lane:
+            steps = elements([lane * self.place.lane for lane in range(self.lanes)], "i64")
+            total = b.define(f"add {offsets} {total}, {steps}", (total,)) if total else steps
+        address = self._pointer()
+        text = f"getelementptr {self.element}, ptr {address}, {offsets} {total}"
+        return b.define(text, (address, total))
+
+    def _gather(self) -> str:
+        addresses = self._addresses()
+        if self.mask is None:
+            return self._gather_lanes(addresses)
+        pointers, bits = vector("ptr", self.lanes), vector("i1", self.lanes)
+        name = f"@llvm.masked.gather.{self.suffix}.v{self.lanes}p0"
+        self.b.declare(f"{self.vector} {name}({pointers}, {bits}, {self.vector})")
+        arguments = f"{pointers} align {self.size} {addresses}, {bits} {self.mask}, {self.vector} zeroinitializer"
+        return self.b.local(f"call {self.vector} {name}({arguments})")
+
+    def _gather_lanes(self, addresses: str) -> str:
+        result = "poison"
+        for lane in range(self.lanes):
+            value = self._read(self.element, self._extract(addresses, "ptr", lane))
+            text = f"insertelement {self.vector} {result}, {self.element} {value}, i64 {lane}"
+            result = self.b.define(text, (result, value))
+        return result
+
+    def _extract(self, value: str, element: str, lane: int) -> str:
+        text = f"extractelement {vector(element, self.lanes)} {value}, i64 {lane}"
+        return self.b.define(text, (value,))
+
+    # stores
+
+    def store(self, value: str, streaming: bool) -> None:
+        if self.bits and not any(self.bits):
+            return
+        if self.lanes == 1:
+            self._store_scalar(value)
+        elif self.place.vectors or self.place.lane not in (-1, 1):
+            self._scatter(value)
+        elif self.place.lane == 1:
+            self._store_contiguous(self._pointer(), value, self.mask, streaming)
+        else:
+            mask = None if self.mask is None else self._reverse(self.mask, "i1")
+            self._store_contiguous(self._pointer(1 - self.lanes), self._reverse(value, self.element), mask, False)
+
+    def _write(self, type: str, value: str, address: str, note: str = "", align: int = 0) -> None:
+        self.b.effect(f"store {type} {value}, ptr {address}, align {align or self.size}{note}")
+
+    def _store_scalar(self, value: str) -> None:
+        address = self._pointer()
+        if self.mask is None:
+            self._write(self.element, value, address)
+        else:
+            self.b.branch(self.mask, lambda: self._write(self.element, value, address))
+
+    def _store_contiguous(self, address: str, value: str, mask: str | None, streaming: bool) -> None:
+        if mask is None:
+            whole = self.lanes * self.size
+            if streaming and whole in (16, 32, 64):
+                self._store_streaming(address, value, whole)
+            else:
+                self._write(self.vector, value, address)
+            return
+        name = f"@llvm.masked.store.{self.suffix}.p0"
+        bits = vector("i1", self.lanes)
+        self.b.declare(f"void {name}({self.vector}, ptr, {bits})")
+        arguments = f"{self.vector} {value}, ptr align {self.size} {address}, {bits} {mask}"
+        self.b.effect(f"call void {name}({arguments})")
+
+    def _store_streaming(self, address: str, value: str, whole: int) -> None:
+        """Past the caches where the address is aligned for it."""
+        number = self.b.define(f"ptrtoint ptr {address} to i64", (address,))
+        rest = self.b.define(f"and i64 {number}, {whole - 1}", (number,))
+        aligned = self.b.define(f"icmp eq i64 {rest}, 0", (rest,))
+        self.b.branch(
+            aligned,
+            lambda: self._write(self.vector, value, address, ", !nontemporal !0", whole),
+            lambda: self._write(self.vector, value, address),
+        )
+
+    def _scatter(self, value: str) -> None:
+        """Lane after lane, so that of two lanes at one place the later wins."""
+        addresses = self._addresses() if self.place.vectors else ""
+        for lane in range(self.lanes):
+            if self.bits and not self.bits[lane]:
+                continue
+            if addresses:
+                address = self._extract(addresses, "ptr", lane)
+            else:
+                address = self._pointer(lane * self.place.lane)
+            item = self._extract(value, self.element, lane)
+            if self.bits:
+                self._write(self.element, item, address)
+            else:
+                assert self.mask is not None
+                flag = self._extract(self.mask, "i1", lane)
+                self.b.branch(flag, lambda a=address, i=item: self._write(self.element, i, a))  # type: ignore[misc]
+
+
+def register_key(buffer: Buffer, indices: Sequence[Expr]) -> tuple[int, ...]:
+    """The constant subscripts of an element kept in a register."""
+    if not all(isinstance(i, Const) for i in indices):
+        raise InternalError(f"{buffer.name} is in registers but its subscripts are not constants")
+    return tuple(int(i.value) for i in indices if isinstance(i, Const))

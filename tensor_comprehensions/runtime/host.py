@@ -1,0 +1,50 @@
+"""The machine this process runs on, as a target."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+from ..target import Target
+
+_AVX512 = ("avx512f", "avx512vl", "avx512bw", "avx512dq")
+_TYPICAL_CACHE = (32768, 1048576, 16777216)
+
+
+@functools.cache
+def host() -> Target:
+    """The processor, its vectors and its caches."""
+    features = llvm.get_host_cpu_features()
+    bits, registers = _vectors({name for name in features if features[name]})
+    return Target("cpu", llvm.get_host_cpu_name(), features.flatten(), bits, registers, _caches())
+
+
+def _vectors(features: set[str]) -> tuple[int, int]:
+    """Bits of a vector register and how many there are."""
+    if features.issuperset(_AVX512):
+        return 512, 32
+    if features.issuperset(("avx2", "fma", "f16c")):
+        return 256, 16
+    return 128, 32 if platform.machine().lower() in ("aarch64", "arm64") else 16
+
+
+def _caches(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int, ...]:
+    """Bytes of the data caches from the innermost out; typical ones where the system does not tell."""
+    sizes: dict[int, int] = {}
+    try:
+        for index in sorted(os.listdir(folder)):
+            entry = Path(folder, index)
+            if index.startswith("index") and (entry / "type").read_text().strip() != "Instruction":
+                sizes[int((entry / "level").read_text())] = _bytes((entry / "size").read_text().strip())
+    except (OSError, ValueError):
+        return _TYPICAL_CACHE
+    return tuple(size for _, size in sorted(sizes.items())) or _TYPICAL_CACHE
+
+
+def _bytes(text: str) -> int:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    return int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text)

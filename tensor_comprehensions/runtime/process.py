@@ -1,0 +1,142 @@
+"""What emitted code uses of the process: torch's thread pool, memory, and mathematics on vectors.
+
+Everything is looked up through the library that torch has loaded already, so that there is one thread pool.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import llvmlite.binding as llvm
+import torch
+
+from ..codegen.llvm_math import key
+from ..dtypes import FLOAT32, FLOAT64
+from ..loop_ir.nodes import Type
+from ..math_functions import FUNCTIONS
+
+_SUFFIXES = ("u10", "u05", "u15", "")  # SLEEF's error bounds in tenths of an ulp; exact functions have none
+
+# Kernels reach the pool through a cell, so that a forked child, whose pool is dead, can be told to do without.
+_SHIM = """
+define i32 @tc_parallel_for(i64 %begin, i64 %end, i64 %grain, ptr %function, ptr %context) {
+  %cell = inttoptr i64 {cell} to ptr
+  %pool = load atomic ptr, ptr %cell monotonic, align 8
+  %sequential = icmp eq ptr %pool, null
+  br i1 %sequential, label %here, label %there
+here:
+  call void %function(i64 %begin, i64 %end, ptr %context)
+  ret i32 0
+there:
+  %error = tail call i32 %pool(i64 %begin, i64 %end, i64 %grain, ptr %function, ptr %context)
+  ret i32 %error
+}
+define ptr @tc_allocate(i64 %bytes) {
+  %more = add i64 %bytes, 128
+  %raw = call ptr @tc_malloc(i64 %more)
+  %none = icmp eq ptr %raw, null
+  br i1 %none, label %failure, label %success
+failure:
+  ret ptr null
+success:
+  %number = ptrtoint ptr %raw to i64
+  %after = add i64 %number, 127
+  %aligned = and i64 %after, -64
+  %address = inttoptr i64 %aligned to ptr
+  %slot = getelementptr i8, ptr %address, i64 -8
+  store ptr %raw, ptr %slot
+  ret ptr %address
+}
+define void @tc_free(ptr %address) {
+  %slot = getelementptr i8, ptr %address, i64 -8
+  %raw = load ptr, ptr %slot
+  call void @tc_release(ptr %raw)
+  ret void
+}
+declare ptr @tc_malloc(i64)
+declare void @tc_release(ptr)
+"""
+
+
+def _address(library: ctypes.CDLL, name: str) -> int | None:
+    function = getattr(library, name, None)
+    return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
+
+
+@functools.cache
+def torch_library() -> ctypes.CDLL:
+    """torch's CPU library, as torch loaded it."""
+    name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+
+
+class ThreadPool:
+    """torch's pool, behind the cell that emitted code reads: its `torch_parallel_for`, or null for no pool."""
+
+    def __init__(self) -> None:
+        self.cell = ctypes.c_void_p(_address(torch_library(), "torch_parallel_for"))
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.abandon)
+
+    def abandon(self) -> None:
+        """Run everything in the calling thread from now on."""
+        self.cell.value = None
+
+
+@functools.cache
+def link() -> None:
+    """Start LLVM and make the functions that emitted modules call known to its linker; once per process."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    libc = ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None)
+    llvm.add_symbol("tc_malloc", _address(libc, "malloc"))
+    llvm.add_symbol("tc_release", _address(libc, "free"))
+    _KEPT.pool = ThreadPool()
+    text = _SHIM.replace("{cell}", str(ctypes.addressof(_KEPT.pool.cell)))
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=2, jit=True)
+    _KEPT.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(text), machine)
+    _KEPT.engine.finalize_object()
+    for name in ("tc_parallel_for", "tc_allocate", "tc_free"):
+        llvm.add_symbol(name, _KEPT.engine.get_function_address(name))
+
+
+class _Kept:
+    """What must live as long as the process."""
+
+    pool: ThreadPool
+    engine: llvm.ExecutionEngine
+
+
+_KEPT = _Kept()
+
+
+@functools.cache
+def mathematics() -> Mapping[str, str]:
+    """Vector functions of the process by `llvm_math.key`: those of SLEEF, at most 1.5 ulp, that torch was built with.
+
+    What is not here is called lane by lane from the C library.
+    """
+    found: dict[str, str] = {}
+    for name, function in FUNCTIONS.items():
+        for dtype, letter, widths in ((FLOAT32, "f", (4, 8, 16)), (FLOAT64, "d", (2, 4, 8))):
+            for lanes in widths:
+                symbol = _sleef(name, letter, lanes)
+                if symbol is not None:
+                    found[key(function.name, Type(dtype, lanes))] = symbol
+    return MappingProxyType(found)
+
+
+def _sleef(name: str, letter: str, lanes: int) -> str | None:
+    for suffix in _SUFFIXES:
+        symbol = "_".join(filter(None, ("Sleef", f"{name}{letter}{lanes}", suffix)))
+        address = _address(torch_library(), symbol)
+        if address is not None:
+            llvm.add_symbol(symbol, address)
+            return symbol
+    return None
