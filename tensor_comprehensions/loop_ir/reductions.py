@@ -49,12 +49,6 @@ class Reduction:
             names.fresh(f"{self.buffer.name}_lanes"), Type(self.dtype, lanes), (copies,), (1,), Space.REGISTER
         )
 
-    def widened(self, value: Expr) -> Expr:
-        """`value` in the type of the accumulator, without a rounding that only storage asks for."""
-        if isinstance(value, Cast) and value.operand.type.dtype == self.dtype:
-            return value.operand
-        return build.cast(value, self.dtype)
-
     def initialise(self, accumulator: Buffer) -> Stmt:
         e = build.broadcast(self.neutral, accumulator.type.lanes)
         return build.block(*[Store(accumulator, (build.const(c),), e) for c in range(accumulator.shape[0])])
@@ -68,6 +62,13 @@ class Reduction:
             parts = pairs + parts[len(pairs) * 2 :]
         total = build.reduce_lanes(build.lanes_combiner(self.op, self.dtype), parts[0])
         return Store(self.buffer, self.indices, build.cast(total, self.buffer.type.dtype), self.op)
+
+
+def widened(value: Expr, dtype: DType) -> Expr:
+    """`value` in the type of its accumulator, without a rounding that only storage asks for."""
+    if isinstance(value, Cast) and value.operand.type.dtype == dtype:
+        return value.operand
+    return build.cast(value, dtype)
 
 
 def find_reductions(name: str, body: Stmt) -> list[Reduction]:

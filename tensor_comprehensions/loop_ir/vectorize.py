@@ -39,7 +39,7 @@ from .nodes import (
     Unary,
     Var,
 )
-from .reductions import Reduction, find_reductions
+from .reductions import Reduction, find_reductions, widened
 from .rewrite import map_stmt, walk
 from .unroll import unroll
 
@@ -245,7 +245,7 @@ class _Widened:
     def accumulate(self, s: Store, c: int) -> Stmt:
         accumulator = self.accumulators[id(s)]
         reduction = accumulator.reduction
-        value = build.broadcast(self.expr(reduction.widened(s.value), c), self.lanes)
+        value = build.broadcast(self.expr(widened(s.value, reduction.dtype), c), self.lanes)
         own = self.expr(s.mask, c) if s.mask is not None else None
         guard = self.wide(build.both(own, self.mask(c)))
         if guard is not None:
