@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import islpy as isl
@@ -74,35 +74,6 @@ class Node:
 def _expressions(s: BoundStatement) -> Iterator[tc.Expr]:
     for root in (s.value, *s.subscripts, *(c.subscript for c in s.checks), *(c.guard for c in s.checks if c.guard)):
         yield from walk(root)
-
-
-def rename(s: BoundStatement, names: dict[str, str]) -> BoundStatement:
-    """The statement with its index variables renamed."""
-    return replace(
-        s,
-        subscripts=tuple(substitute(e, names) for e in s.subscripts),
-        value=substitute(s.value, names),
-        indices=tuple(replace(i, name=names.get(i.name, i.name)) for i in s.indices),
-    )
-
-
-def substitute(e: tc.Expr, names: dict[str, str]) -> tc.Expr:
-    """`e` with its index variables renamed."""
-    match e:
-        case tc.Index(name):
-            return replace(e, name=names.get(name, name))
-        case tc.Access(subscripts=subscripts):
-            return replace(e, subscripts=tuple(substitute(s, names) for s in subscripts))
-        case tc.Unary(operand=x) | tc.Cast(operand=x):
-            return replace(e, operand=substitute(x, names))
-        case tc.Binary(left=a, right=b):
-            return replace(e, left=substitute(a, names), right=substitute(b, names))
-        case tc.Select(condition=c, then=a, otherwise=b):
-            return replace(e, condition=substitute(c, names), then=substitute(a, names), otherwise=substitute(b, names))
-        case tc.Call(arguments=arguments):
-            return replace(e, arguments=tuple(substitute(a, names) for a in arguments))
-        case _:
-            return e
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
 from .affine import affine
 from .checks import check_loops
+from .collapse import collapse
 from .emit import emit
 from .leaf import leaves
 from .schedule import Group, schedule
@@ -32,6 +33,7 @@ def lower(function: BoundFunction, options: CpuOptions, target: Target) -> Modul
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
+    function = collapse(function)
     scop = Scop(function, nodes(function))
     groups = schedule(scop, options)
     buffers = {t.name: _buffer(t) for t in function.tensors}
