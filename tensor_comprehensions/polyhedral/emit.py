@@ -16,6 +16,7 @@ from ..target import Target
 from ..tc_lang.function import BoundFunction, BoundStatement, Tensor
 from ..translate import Scope, View, element, translate
 from .leaf import Dim, DimKind, Leaf
+from .legality import Scheduled
 from .locality import loop_order, vector_dim, work
 from .schedule import Group, Row
 from .scop import Node
@@ -201,22 +202,21 @@ def contracted(tensor: Tensor, extents: Sequence[Extent], tiles: Sequence[Tile])
 
 def emit(
     function: BoundFunction,
-    group: Group,
-    tile_sizes: Sequence[int],
-    leaves: Sequence[Leaf],
+    scheduled: Scheduled,
     local: Sequence[Tensor],
     buffers: Mapping[str, Buffer],
     options: CpuOptions,
     target: Target,
 ) -> ir.Stmt:
-    """The loop program of `group`, with `local` temporaries in thread-private buffers."""
-    tiles, counts = _tiles(group, tile_sizes)
-    views = {t.name: contracted(t, footprint(t, group, tile_sizes), tiles) for t in local}
+    """The loop program of a scheduled group, with `local` temporaries in thread-private buffers."""
+    group, leaves = scheduled.group, scheduled.leaves
+    tiles, counts = _tiles(group, scheduled.sizes)
+    views = {t.name: contracted(t, footprint(t, group, scheduled.sizes), tiles) for t in local}
     emitter = Emitter(function, group, tiles, {**buffers, **views}, options, target)
     nests = [emitter.leaf(leaf) for leaf in leaves]
     registers = {t.name for leaf in leaves for t in local if in_register(t, group, leaf)}
     body = build.allocate([v.buffer for n, v in views.items() if n not in registers], build.block(*nests))
-    return _tile_loops(group, tiles, counts, body, _work(function, leaves), options)
+    return _tile_loops(tiles, counts, body, _work(function, leaves), options)
 
 
 def _work(function: BoundFunction, leaves: Sequence[Leaf]) -> int:
@@ -240,7 +240,7 @@ def _tiles(group: Group, sizes: Sequence[int]) -> tuple[tuple[Tile, ...], tuple[
 
 
 def _tile_loops(
-    group: Group, tiles: Sequence[Tile], counts: Sequence[int], body: ir.Stmt, total: int, options: CpuOptions
+    tiles: Sequence[Tile], counts: Sequence[int], body: ir.Stmt, total: int, options: CpuOptions
 ) -> ir.Stmt:
     """One flat parallel loop over all tiles, or a serial one where there is too little work to share."""
     moving = [(t, c) for t, c in zip(tiles, counts, strict=True) if c > 1]

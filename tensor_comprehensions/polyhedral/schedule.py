@@ -15,6 +15,7 @@ import islpy as isl
 
 from ..options import CpuOptions
 from .affine import isl_name
+from .checks import check_reads
 from .scop import Node, Scop, instance, union_map
 
 # A kernel with fewer independent iterations than this does not feed the threads of a usual machine.
@@ -104,6 +105,9 @@ def _fused(scop: Scop, nodes: Sequence[Node]) -> Group | None:
 
 def _connected(nodes: Sequence[Node]) -> bool:
     *before, last = nodes
+    written = {w.tensor for n in before for w in n.writes}
+    if any(check_reads(s) & written for s in last.statements):
+        return False  # its subscripts are verified in between
     return any(set(last.tensors) & set(n.tensors) for n in before)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
+from ..knobs import current
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
@@ -16,10 +18,14 @@ from .checks import check_loops
 from .collapse import collapse
 from .emit import emit
 from .leaf import leaves
+from .legality import Scheduled, check
 from .schedule import Group, schedule
 from .scop import LOCK, Node, Scop
+from .show import show
 from .storage import local_temporaries
 from .tiling import row_tiles
+
+_LOG = logging.getLogger("tensor_comprehensions.schedule")
 
 
 def lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
@@ -35,39 +41,47 @@ def lower(function: BoundFunction, options: CpuOptions, target: Target) -> Modul
 def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
     function = collapse(function)
     scop = Scop(function, nodes(function))
-    groups = schedule(scop, options)
+    plan = plan_schedule(scop, options, target)
+    if current().verify:
+        check(scop, plan)
+    _LOG.info("%s\n%s", function.name, "\n".join(show(plan)))
     buffers = {t.name: _buffer(t) for t in function.tensors}
+    groups = [s.group for s in plan]
     kernels: list[Kernel] = []
     sites: list[CheckSite] = []
     contracted: set[str] = set()
-    for group in groups:
-        for node in group.nodes:
-            for s in node.statements:
-                nests, found = check_loops(s, buffers, len(sites))
-                if nests:
-                    kernels.append(Kernel(f"{function.name}_check_{node.name}", build.block(*nests)))
-                sites += found
-        local = local_temporaries(function, groups, group) if options.contract else ()
+    for scheduled in plan:
+        nests = _checks(scheduled.group, buffers, sites)
+        if nests:
+            kernels.append(Kernel(f"{function.name}_check{len(kernels)}", build.block(*nests)))
+        local = local_temporaries(function, groups, scheduled.group) if options.contract else ()
         contracted |= {t.name for t in local}
-        body = _group(scop, group, local, buffers, options, target)
-        kernels.append(Kernel(f"{function.name}_{len(kernels)}" if len(groups) > 1 else function.name, body))
+        body = emit(function, scheduled, local, buffers, options, target)
+        kernels.append(Kernel(function.name if len(plan) == 1 else f"{function.name}_{len(kernels)}", body))
     return _module(function, buffers, contracted, kernels, sites)
 
 
-def _group(
-    scop: Scop,
-    group: Group,
-    local: tuple[Tensor, ...],
-    buffers: dict[str, Buffer],
-    options: CpuOptions,
-    target: Target,
-) -> ir.Stmt:
-    function = scop.function
-    everything = leaves(scop, group, range(len(group.rows)), fuse=True)
-    sizes = row_tiles(function, group, everything, options, target)
-    points = [k for k, size in enumerate(sizes) if size > 1]
-    nests = leaves(scop, group, points, fuse=options.fusion != "min")
-    return emit(function, group, sizes, nests, local, buffers, options, target)
+def plan_schedule(scop: Scop, options: CpuOptions, target: Target) -> tuple[Scheduled, ...]:
+    """Groups, tile sizes and nests: everything but the emission."""
+    plan = []
+    for group in schedule(scop, options):
+        fuse = options.fusion != "min"
+        everything = leaves(scop, group, range(len(group.rows)), fuse=fuse)
+        sizes = row_tiles(scop.function, group, everything, options, target)
+        points = [k for k, size in enumerate(sizes) if size > 1]
+        plan.append(Scheduled(group, sizes, leaves(scop, group, points, fuse=fuse)))
+    return tuple(plan)
+
+
+def _checks(group: Group, buffers: dict[str, Buffer], sites: list[CheckSite]) -> list[ir.Stmt]:
+    """The loops that verify what the group is about to read; their sites are added to `sites`."""
+    nests: list[ir.Stmt] = []
+    for node in group.nodes:
+        for s in node.statements:
+            loops, found = check_loops(s, buffers, len(sites))
+            nests += loops
+            sites += found
+    return nests
 
 
 def _module(

@@ -1,0 +1,51 @@
+"""A schedule as an indented tree in the field's notation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .leaf import Dim, Leaf
+from .legality import Scheduled
+from .schedule import Row
+
+
+def show(plan: Sequence[Scheduled]) -> Iterator[str]:
+    """The lines of a schedule tree: domain, sequence of bands, their tiles, their leaves."""
+    nodes = [n for s in plan for n in s.group.nodes]
+    yield "domain: " + "; ".join(
+        f"{n.name}[{', '.join(f'{i.lower} <= {i.name} < {i.upper}' for i in (*n.free, *n.reduced))}]" for n in nodes
+    )
+    indent = "  "
+    if len(plan) > 1:
+        yield "sequence:"
+    for scheduled in plan:
+        if len(plan) > 1:
+            yield f"  filter: {', '.join(n.name for n in scheduled.group.nodes)}"
+            indent = "    "
+        yield from (indent + line for line in _group(scheduled))
+
+
+def _group(scheduled: Scheduled) -> Iterator[str]:
+    rows = [_row(r, size) for r, size in zip(scheduled.group.rows, scheduled.sizes, strict=True)]
+    yield f"band: {', '.join(rows) or 'none'} (coincident)"
+    if len(scheduled.leaves) > 1:
+        yield "  sequence:"
+    for leaf in scheduled.leaves:
+        yield from ("    " + line for line in _leaf(leaf))
+
+
+def _row(row: Row, size: int) -> str:
+    places = ", ".join(f"{node}.{index}" + (f" + {shift}" if shift else "") for node, (index, shift) in row.places)
+    return f"[{places}] in {row.lower}:{row.upper}" + (f" tile {size}" if size < row.extent else " whole")
+
+
+def _leaf(leaf: Leaf) -> Iterator[str]:
+    yield f"band: {', '.join(_dim(d) for d in leaf.dims) or 'none'}"
+    for node in leaf.nodes:
+        for s in node.statements:
+            update = f" {s.reduction}=" + ("!" if s.initialise else "") if s.reduction else " ="
+            yield f"  {node.name}: {s.target}{update}"
+
+
+def _dim(dim: Dim) -> str:
+    return f"{dim.name} in {dim.lower}:{dim.upper} {dim.kind.value}"
