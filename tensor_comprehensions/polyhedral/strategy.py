@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 from ..knobs import current
@@ -25,8 +24,6 @@ from .show import show
 from .storage import local_temporaries
 from .tiling import row_tiles
 
-_LOG = logging.getLogger("tensor_comprehensions.schedule")
-
 
 def lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
     """The module of `function` (legalised): one kernel per fused group, in order.
@@ -38,13 +35,19 @@ def lower(function: BoundFunction, options: CpuOptions, target: Target) -> Modul
         return _lower(function, options, target)
 
 
+def explain(function: BoundFunction, options: CpuOptions, target: Target) -> str:
+    """The schedule tree of `function` (legalised) as indented text."""
+    with LOCK:
+        function = collapse(function)
+        return "\n".join(show(plan_schedule(Scop(function, nodes(function)), options, target)))
+
+
 def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
     function = collapse(function)
     scop = Scop(function, nodes(function))
     plan = plan_schedule(scop, options, target)
     if current().verify:
         check(scop, plan)
-    _LOG.info("%s\n%s", function.name, "\n".join(show(plan)))
     buffers = {t.name: _buffer(t) for t in function.tensors}
     groups = [s.group for s in plan]
     kernels: list[Kernel] = []
