@@ -1,0 +1,79 @@
+; test
+@tc_nowhere = internal constant [64 x i8] zeroinitializer, align 64
+declare <16 x float> @Sleef_tanhf16_u10(<16 x float>) memory(none) nounwind willreturn
+declare <16 x float> @llvm.masked.load.v16f32.p0(ptr, <16 x i1>, <16 x float>)
+declare i32 @tc_parallel_for(i64, i64, i64, ptr, ptr)
+declare void @llvm.masked.store.v16f32.p0(<16 x float>, ptr, <16 x i1>)
+
+define internal void @kernel_0.parallel_0.body(ptr noalias readonly %A.0, ptr noalias %B.1, ptr %status, i64 %low, i64 %high) #0 {
+entry:
+  br label %body
+body:
+  %t.2 = icmp slt i64 %low, %high
+  br i1 %t.2, label %loop.trip.1, label %end.trip.1
+loop.trip.1:
+  %trip.1 = phi i64 [ %low, %body ], [ %trip.1.next, %loop.trip.1 ]
+  %t.3 = mul i64 %trip.1, 45
+  %t.4 = getelementptr float, ptr %A.0, i64 %t.3
+  %t.5 = load <16 x float>, ptr %t.4, align 4
+  %t.6 = fmul contract <16 x float> %t.5, splat (float 0x3FE0000000000000)
+  %t.7 = call <16 x float> @Sleef_tanhf16_u10(<16 x float> %t.6)
+  %t.8 = getelementptr float, ptr %B.1, i64 %t.3
+  store <16 x float> %t.7, ptr %t.8, align 4
+  %t.9 = getelementptr float, ptr %t.4, i64 16
+  %t.10 = load <16 x float>, ptr %t.9, align 4
+  %t.11 = fmul contract <16 x float> %t.10, splat (float 0x3FE0000000000000)
+  %t.12 = call <16 x float> @Sleef_tanhf16_u10(<16 x float> %t.11)
+  %t.13 = getelementptr float, ptr %t.8, i64 16
+  store <16 x float> %t.12, ptr %t.13, align 4
+  %t.14 = getelementptr float, ptr %t.4, i64 32
+  %t.15 = call <16 x float> @llvm.masked.load.v16f32.p0(ptr align 4 %t.14, <16 x i1> <i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false>, <16 x float> zeroinitializer)
+  %t.16 = fmul contract <16 x float> %t.15, splat (float 0x3FE0000000000000)
+  %t.17 = call <16 x float> @Sleef_tanhf16_u10(<16 x float> %t.16)
+  %t.18 = getelementptr float, ptr %t.8, i64 32
+  call void @llvm.masked.store.v16f32.p0(<16 x float> %t.17, ptr align 4 %t.18, <16 x i1> <i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false>)
+  %trip.1.next = add nsw i64 %trip.1, 1
+  %t.19 = icmp slt i64 %trip.1.next, %high
+  br i1 %t.19, label %loop.trip.1, label %end.trip.1
+end.trip.1:
+  ret void
+}
+
+define internal void @kernel_0.parallel_0(i64 %low, i64 %high, ptr %context) #0 {
+  %slot0 = getelementptr { ptr, ptr, ptr }, ptr %context, i32 0, i32 0
+  %value0 = load ptr, ptr %slot0
+  %slot1 = getelementptr { ptr, ptr, ptr }, ptr %context, i32 0, i32 1
+  %value1 = load ptr, ptr %slot1
+  %slot2 = getelementptr { ptr, ptr, ptr }, ptr %context, i32 0, i32 2
+  %value2 = load ptr, ptr %slot2
+  call void @kernel_0.parallel_0.body(ptr %value0, ptr %value1, ptr %value2, i64 %low, i64 %high)
+  ret void
+}
+
+define internal void @kernel_0(ptr noalias readonly %A.0, ptr noalias %B.1, ptr %status) #0 {
+entry:
+  %context.1 = alloca { ptr, ptr, ptr }
+  br label %body
+body:
+  %t.2 = getelementptr { ptr, ptr, ptr }, ptr %context.1, i32 0, i32 0
+  store ptr %A.0, ptr %t.2
+  %t.3 = getelementptr { ptr, ptr, ptr }, ptr %context.1, i32 0, i32 1
+  store ptr %B.1, ptr %t.3
+  %t.4 = getelementptr { ptr, ptr, ptr }, ptr %context.1, i32 0, i32 2
+  store ptr %status, ptr %t.4
+  %t.5 = call i32 @tc_parallel_for(i64 0, i64 20, i64 1, ptr @kernel_0.parallel_0, ptr %context.1)
+  ret void
+}
+
+define i64 @tc_entry(ptr %arguments) #0 {
+  %slot0 = getelementptr ptr, ptr %arguments, i64 0
+  %address0 = load ptr, ptr %slot0
+  %slot1 = getelementptr ptr, ptr %arguments, i64 1
+  %address1 = load ptr, ptr %slot1
+  %status.slot = getelementptr ptr, ptr %arguments, i64 2
+  %status = load ptr, ptr %status.slot
+  call void @kernel_0(ptr %address0, ptr %address1, ptr %status)
+  ret i64 0
+}
+attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" }
+!0 = !{i32 1}
