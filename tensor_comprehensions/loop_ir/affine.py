@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..dtypes import INT64
 from . import build
 from .nodes import Binary, Broadcast, Const, Expr, Ramp, Select, Var
 
@@ -36,16 +37,29 @@ def _collect(e: Expr, factor: int, terms: Terms) -> int:
 
 
 def expression(terms: Terms, constant: int) -> Expr:
-    """The canonical expression of `sum coefficient * atom + constant`, terms in the order of the mapping."""
+    """The canonical expression of `sum coefficient * atom + constant`: what is added first, the constant last."""
     e: Expr | None = None
     for atom, c in terms.items():
-        if e is None:
-            e = build.mul(atom, c)
-        elif c < 0:
-            e = build.sub(e, build.mul(atom, -c))
-        else:
-            e = build.add(e, build.mul(atom, c))
+        if c > 0:
+            e = build.mul(atom, c) if e is None else build.add(e, build.mul(atom, c))
+    if e is None and constant != 0:
+        e, constant = build.const(constant), 0
+    for atom, c in terms.items():
+        if c < 0:
+            e = build.mul(atom, c) if e is None else build.sub(e, build.mul(atom, -c))
     return build.const(constant) if e is None else build.add(e, constant)
+
+
+def join_divisions(terms: Terms) -> None:
+    """Replace `k*d*(x // d) + k*(x % d)` among `terms` by `k*x`, in place."""
+    for atom in list(terms):
+        match atom:
+            case Binary("mod", x, Const(d) as divisor):
+                whole = Binary("div", x, divisor)
+                k = terms.get(atom, 0)
+                if k and terms.get(whole, 0) == k * int(d):
+                    del terms[atom], terms[whole]
+                    terms[x] = terms.get(x, 0) + k
 
 
 def difference(a: Expr, b: Expr) -> int | None:
@@ -59,7 +73,9 @@ def difference(a: Expr, b: Expr) -> int | None:
 
 
 def subtract(a: Expr, b: Expr) -> Expr:
-    """`a - b` with common terms cancelled."""
+    """`a - b` with common terms cancelled, inside the minimum or maximum that `a` may be."""
+    if type(a) is Binary and a.op in ("min", "max"):
+        return build.binary(a.op, subtract(a.left, b), subtract(a.right, b))
     terms, constant = linear(a)
     others, other = linear(b)
     for atom, c in others.items():
@@ -103,30 +119,21 @@ Ranges = Mapping[str, Interval]
 
 
 def interval(e: Expr, ranges: Ranges) -> Interval:
-    """An interval that holds every lane of the integer `e` when each variable lies in its range."""
+    """An interval that holds every lane of the integer `e` when each variable lies in its range.
+
+    Arithmetic narrower than 64 bits may wrap around, so it is taken to give anything.
+    """
     match e:
         case Const(value):
             return Interval(int(value), int(value))
         case Var(name):
             return ranges.get(name, ANYTHING)
-        case Binary("add" | "sub" | "mul", _, _) if e.type.lanes == 1:
-            terms, constant = linear(e)
-            total = Interval(constant, constant)
-            for atom, c in terms.items():
-                # A product of variables is its own atom: do not linearise it again.
-                total = total + (ANYTHING if _is_product(atom) else interval(atom, ranges)).scaled(c)
-            return total
-        case Binary("add", left, right):
-            return interval(left, ranges) + interval(right, ranges)
-        case Binary("sub", left, right):
-            return interval(left, ranges) + interval(right, ranges).scaled(-1)
+        case Binary("add" | "sub" | "mul"):
+            return _sum_interval(e, ranges)
         case Binary("div", left, Const(value)) if int(value) > 0:
             return interval(left, ranges).floor_divided(int(value))
         case Binary("mod", left, Const(value)) if int(value) > 0:
-            inner = interval(left, ranges)
-            if inner.low is not None and inner.high is not None and inner.low // int(value) == inner.high // int(value):
-                return Interval(inner.low % int(value), inner.high % int(value))
-            return Interval(0, int(value) - 1)
+            return _remainder(interval(left, ranges), int(value))
         case Binary("min", left, right):
             return _min(interval(left, ranges), interval(right, ranges))
         case Binary("max", left, right):
@@ -139,6 +146,29 @@ def interval(e: Expr, ranges: Ranges) -> Interval:
         case Select(_, then, otherwise):
             return interval(then, ranges).hull(interval(otherwise, ranges))
     return ANYTHING
+
+
+def _sum_interval(e: Binary, ranges: Ranges) -> Interval:
+    t = e.type
+    if t.dtype != INT64:
+        return ANYTHING
+    if t.lanes == 1:
+        terms, constant = linear(e)
+        total = Interval(constant, constant)
+        for atom, c in terms.items():
+            # A product of variables is an atom of its own: do not linearise it again.
+            total = total + (ANYTHING if _is_product(atom) else interval(atom, ranges)).scaled(c)
+        return total
+    if e.op == "mul":
+        return ANYTHING
+    other = interval(e.right, ranges)
+    return interval(e.left, ranges) + (other if e.op == "add" else other.scaled(-1))
+
+
+def _remainder(i: Interval, divisor: int) -> Interval:
+    if i.low is not None and i.high is not None and i.low // divisor == i.high // divisor:
+        return Interval(i.low % divisor, i.high % divisor)
+    return Interval(0, divisor - 1)
 
 
 def _is_product(e: Expr) -> bool:

@@ -1,0 +1,249 @@
+"""Loop programs made smaller without changing what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import overload
+
+from ..dtypes import INT64
+from . import affine, build
+from .affine import Interval
+from .nodes import (
+    Allocate,
+    Binary,
+    Block,
+    Broadcast,
+    Check,
+    Const,
+    Expr,
+    If,
+    Invoke,
+    Let,
+    Load,
+    Loop,
+    LoopKind,
+    Ramp,
+    Stmt,
+    Store,
+    Unary,
+    Var,
+)
+from .rewrite import expressions, map_expr, map_stmt, substitute_stmt, walk, walk_expr
+from .rules import RULES
+
+_STATEMENTS = (Store, Loop, If, Let, Allocate, Check, Invoke, Block)
+
+
+@overload
+def simplify(program: Stmt, ranges: Mapping[str, Interval] | None = None) -> Stmt: ...
+@overload
+def simplify(program: Expr, ranges: Mapping[str, Interval] | None = None) -> Expr: ...
+def simplify(program: Stmt | Expr, ranges: Mapping[str, Interval] | None = None) -> Stmt | Expr:
+    """`program` with index arithmetic in canonical form, constants folded, what never runs removed.
+
+    Args:
+        ranges: intervals that free variables are known to lie in. Variables of loops get theirs from their bounds.
+
+    Returns:
+        The same object when there is nothing to do.
+    """
+    if isinstance(program, _STATEMENTS):
+        return _Simplifier(dict(ranges or {}), _used(program)).stmt(program)
+    return _Simplifier(dict(ranges or {}), frozenset()).expr(program)
+
+
+def _used(s: Stmt) -> frozenset[str]:
+    """Names of the variables and of the buffers that `s` reads (or hands to an intrinsic)."""
+    names: set[str] = set()
+    for c in walk(s):
+        if isinstance(c, Invoke):
+            names.update(b.name for b, _ in c.operands)
+        for x in expressions(c):
+            for e in walk_expr(x):
+                if type(e) is Var:
+                    names.add(e.name)
+                elif type(e) is Load:
+                    names.add(e.buffer.name)
+    return frozenset(names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Simplifier:
+    """One scope. ranges: where its variables lie. memo: expressions already simplified here, by identity."""
+
+    ranges: dict[str, Interval]
+    used: frozenset[str]
+    memo: dict[int, tuple[Expr, Expr]] = field(default_factory=dict)
+
+    # --- statements ----------------------------------------------------------------------------------------------
+
+    def stmt(self, s: Stmt) -> Stmt:
+        match s:
+            case Store():
+                return self.store(s)
+            case Block(body):
+                return self.block(s, body)
+            case Loop():
+                return self.loop(s)
+            case If():
+                return self.conditional(s)
+            case Let(name, value, body):
+                return self.let(s, name, value, body)
+            case Allocate(buffer, body):
+                inner = self.stmt(body)
+                if buffer.name not in self.used:  # nothing reads it
+                    return _without_stores(inner, buffer.name)
+                return s if inner is body else build.NOTHING if _is_empty(inner) else Allocate(buffer, inner)
+            case Check():
+                new = map_stmt(s, self.expr, self.stmt)
+                return build.NOTHING if isinstance(new, Check) and build.is_true(new.condition) else new
+        return map_stmt(s, self.expr, self.stmt)
+
+    def store(self, s: Store) -> Stmt:
+        new = map_stmt(s, self.expr, self.stmt)
+        if not isinstance(new, Store) or new.mask is None:
+            return new
+        if build.is_false(new.mask):
+            return build.NOTHING
+        if build.is_true(new.mask):
+            return Store(new.buffer, new.indices, new.value, new.op, None, new.streaming)
+        return new
+
+    def block(self, s: Block, body: tuple[Stmt, ...]) -> Stmt:
+        new = [self.stmt(c) for c in body]
+        plain = len(body) != 1 and not any(type(c) is Block for c in new)
+        if plain and all(a is b for a, b in zip(new, body, strict=True)):
+            return s
+        return build.block(*new)
+
+    def loop(self, s: Loop) -> Stmt:
+        start, stop = self.expr(s.start), self.expr(s.stop)
+        trips = affine.interval(affine.subtract(stop, start), self.ranges)
+        if trips.high is not None and trips.high <= 0:
+            return build.NOTHING
+        if trips.low is not None and trips.high is not None and trips.low >= 1 and trips.high <= s.step:
+            return self.once(s.var, start, s.body)
+        body = self.inside(s.var, self.loop_range(start, stop, s.step)).stmt(s.body)
+        if _is_empty(body):
+            return build.NOTHING
+        if start is s.start and stop is s.stop and body is s.body:
+            return s
+        return Loop(s.var, start, stop, body, s.kind, s.step, s.grain, s.factor)
+
+    def once(self, name: str, value: Expr, body: Stmt) -> Stmt:
+        """`body` with the one value that its loop variable takes."""
+        if _is_cheap(value):
+            return self.stmt(substitute_stmt(body, {name: value}))
+        return self.let(None, name, value, body)
+
+    def loop_range(self, start: Expr, stop: Expr, step: int) -> Interval:
+        """Where the variable of a loop lies while its body runs."""
+        first, last = affine.interval(start, self.ranges), affine.interval(stop, self.ranges)
+        high = None if last.high is None else last.high - 1
+        if high is not None and first.low is not None and first.low == first.high:
+            high = first.low + (high - first.low) // step * step
+        return Interval(first.low, high)
+
+    def inside(self, name: str, where: Interval) -> _Simplifier:
+        return _Simplifier({**self.ranges, name: where}, self.used)
+
+    def conditional(self, s: If) -> Stmt:
+        condition = self.expr(s.condition)
+        if type(condition) is Const:
+            chosen = s.then if condition.value else s.otherwise
+            return self.stmt(chosen) if chosen is not None else build.NOTHING
+        then = self.stmt(s.then)
+        otherwise = self.stmt(s.otherwise) if s.otherwise is not None else None
+        if otherwise is not None and _is_empty(otherwise):
+            otherwise = None
+        if _is_empty(then):
+            if otherwise is None:
+                return build.NOTHING
+            return If(self.expr(build.unary("not", condition)), otherwise)
+        same = condition is s.condition and then is s.then and otherwise is s.otherwise
+        return s if same else If(condition, then, otherwise)
+
+    def let(self, s: Let | None, name: str, value: Expr, body: Stmt) -> Stmt:
+        new = self.expr(value)
+        if name not in self.used:
+            return self.stmt(body)
+        if _is_cheap(new):
+            return self.stmt(substitute_stmt(body, {name: new}))
+        known = new.type.dtype == INT64
+        inner = (self.inside(name, affine.interval(new, self.ranges)) if known else self).stmt(body)
+        if _is_empty(inner):
+            return build.NOTHING
+        return s if s is not None and new is value and inner is body else Let(name, new, inner)
+
+    # --- expressions ---------------------------------------------------------------------------------------------
+
+    def expr(self, e: Expr) -> Expr:
+        if type(e) is Const or type(e) is Var:
+            return e
+        held = self.memo.get(id(e))
+        if held is not None:
+            return held[1]
+        new = self.index(e) if type(e) is Binary and _is_sum(e) else self.rewrite(e)
+        self.memo[id(e)] = (e, new)
+        return new
+
+    def rewrite(self, e: Expr) -> Expr:
+        """Children first, then the rules of the node until none applies."""
+        new = map_expr(e, self.expr)
+        key = new.op if type(new) is Binary or type(new) is Unary else type(new).__name__
+        for rule in RULES.get(key, ()):
+            replacement = rule(new, self.ranges)
+            if replacement is not None:
+                return self.expr(replacement)
+        return new
+
+    def index(self, e: Binary) -> Expr:
+        """A scalar int64 sum in canonical form: atoms simplified, like terms gathered, the constant last."""
+        if type(e.right) is Const and type(e.left) is Var and e.right.value not in (0, 1):
+            return e
+        terms, constant = affine.linear(e)
+        total: affine.Terms = {}
+        for atom, c in terms.items():
+            inner = self.rewrite(atom) if type(atom) is Binary and atom.op == "mul" else self.expr(atom)
+            parts, extra = affine.linear(inner)
+            constant += c * extra
+            for part, k in parts.items():
+                total[part] = total.get(part, 0) + c * k
+        affine.join_divisions(total)
+        new = affine.expression({a: c for a, c in total.items() if c != 0}, constant)
+        return e if new == e else new
+
+
+def _is_sum(e: Binary) -> bool:
+    if e.op not in ("add", "sub", "mul"):
+        return False
+    t = e.left.type
+    return t.lanes == 1 and t.dtype == INT64
+
+
+def _is_cheap(e: Expr) -> bool:
+    """Whether repeating `e` costs no more than its name."""
+    match e:
+        case Const() | Var():
+            return True
+        case Ramp(base, _, _) | Broadcast(base, _) | Binary("add" | "sub", base, Const()):
+            return type(base) is Var or type(base) is Const
+    return False
+
+
+def _is_empty(s: Stmt) -> bool:
+    return type(s) is Block and not s.body
+
+
+def _without_stores(s: Stmt, name: str) -> Stmt:
+    """`s` without the stores to the buffer `name`, which nothing reads."""
+    if isinstance(s, Store):
+        return build.NOTHING if s.buffer.name == name else s
+    new = map_stmt(s, lambda e: e, lambda c: _without_stores(c, name))
+    match new:
+        case Block(body) if new is not s:
+            return build.block(*[c for c in body if not _is_empty(c)])
+        case Loop(body=body, kind=kind) if new is not s and _is_empty(body) and kind is not LoopKind.PARALLEL:
+            return build.NOTHING
+    return new
