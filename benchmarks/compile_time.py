@@ -1,0 +1,114 @@
+"""Seconds from the text of a def to its first result in a warm process: `python -m benchmarks.compile_time`.
+
+Every repetition has sizes that the process has not seen, so nothing is found in a cache. Beside it, what importing
+the package costs beyond importing torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+import tensor_comprehensions
+
+from . import sources as tc
+from .runner import def_name
+from .timing import Quartiles
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A def, its shapes as a function of a number that changes with every repetition, and the seconds it may take."""
+
+    family: str
+    source: str
+    shapes: Callable[[int], Shapes]
+    goal: float
+
+
+QUICK, SLOW = 0.150, 0.400
+CASES = (
+    Case("pointwise", tc.ADD, lambda n: ((64, 512 + n), (64, 512 + n)), QUICK),
+    Case("pointwise", tc.GELU_TANH, lambda n: ((64, 512 + n),), QUICK),
+    Case("pointwise", tc.BIAS_RELU_ADD, lambda n: ((64, 512 + n), (512 + n,), (64, 512 + n)), QUICK),
+    Case("movement", tc.TRANSPOSE, lambda n: ((64, 512 + n),), QUICK),
+    Case("movement", tc.HEADS, lambda n: ((2, 64, 8, 32 + n),), QUICK),
+    Case("reduction", tc.SOFTMAX, lambda n: ((64, 512 + n),), QUICK),
+    Case("reduction", tc.LAYERNORM, lambda n: ((64, 512 + n), (512 + n,), (512 + n,)), QUICK),
+    Case("reduction", tc.RMSNORM_SWIGLU, lambda n: ((64, 512 + n), (64, 512 + n), (512 + n,)), QUICK),
+    Case("reduction", tc.MOMENTS, lambda n: ((16, 4096 + n),), QUICK),
+    Case("reduction", tc.BATCHNORM, lambda n: ((4, 8, 14, 14 + n), (8,), (8,)), QUICK),
+    Case("reduction", tc.MAXPOOL, lambda n: ((2, 8, 28, 28 + 2 * n),), QUICK),
+    Case("contraction", tc.MATMUL, lambda n: ((256, 256 + n), (256 + n, 256)), SLOW),
+    Case("contraction", tc.TMM, lambda n: ((128, 256 + n), (256, 256 + n)), SLOW),
+    Case("contraction", tc.TBMM, lambda n: ((50, 26, 72 + n), (50, 26, 72 + n)), SLOW),
+    Case("contraction", tc.MLP1, lambda n: ((128, 500 + n), (128, 500 + n), (128,)), SLOW),
+    Case(
+        "contraction", tc.MLP3, lambda n: ((128, 128 + n), (64, 128 + n), (64,), (32, 64), (32,), (2, 32), (2,)), SLOW
+    ),
+    Case("contraction", tc.KRONECKER, lambda n: ((16, 16), (16, 16), (16, 16 + n), (8, 16, 16, 16 + n)), SLOW),
+    Case("convolution", tc.CONV2D, lambda n: ((2, 16, 28, 28 + n), (16, 16, 3, 3), (16,)), SLOW),
+    Case("convolution", tc.CONV2D_STRIDE2, lambda n: ((1, 3, 64, 64 + 2 * n), (16, 3, 7, 7), (16,)), SLOW),
+    Case("convolution", tc.GCONV, lambda n: ((2, 4, 8, 14, 14 + n), (4, 8, 8, 3, 3), (4, 8)), SLOW),
+)
+
+
+def first_result(case: Case, step: int) -> float:
+    """Seconds from text to result at sizes that `step` makes new."""
+    arguments = [torch.randn(shape) for shape in case.shapes(step)]
+    start = time.perf_counter()
+    library = tensor_comprehensions.define(case.source)
+    getattr(library, def_name(case.source))(*arguments)
+    return time.perf_counter() - start
+
+
+def measure(case: Case, repeat: int) -> Quartiles:
+    """Quartiles over `repeat` repetitions, after one that warms the process up."""
+    first_result(case, 0)
+    return Quartiles.of([first_result(case, step) for step in range(1, repeat + 1)])
+
+
+def import_seconds(repeat: int) -> float:
+    """Median seconds that importing the package takes in a process that has imported torch."""
+    program = (
+        "import time, torch; s = time.perf_counter(); import tensor_comprehensions; print(time.perf_counter() - s)"
+    )
+    command = [sys.executable, "-c", program]
+    runs = [subprocess.run(command, check=True, capture_output=True, text=True) for _ in range(repeat)]
+    return statistics.median(float(r.stdout) for r in runs)
+
+
+def report(repeat: int) -> Iterator[str]:
+    yield f"{'def':16} {'class':12} {'median':>8} {'quartiles':>17}   goal"
+    for case in CASES:
+        name = def_name(case.source)
+        try:
+            q = measure(case, repeat)
+        except (tensor_comprehensions.TCError, AssertionError) as error:
+            yield f"{name:16} {case.family:12} {type(error).__name__}: {str(error).splitlines()[0]}"
+            continue
+        spread = f"{q.low * 1e3:.0f} .. {q.high * 1e3:.0f} ms"
+        verdict = "met" if q.median <= case.goal else "missed"
+        yield f"{name:16} {case.family:12} {q.median * 1e3:5.0f} ms {spread:>17}   {case.goal * 1e3:.0f} ms {verdict}"
+    yield f"import beyond torch's: {import_seconds(5) * 1e3:.0f} ms (goal 50 ms)"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_time", description=__doc__)
+    parser.add_argument("--repeat", type=int, default=7, help="repetitions per def (default 7)")
+    for text in report(parser.parse_args(arguments).repeat):
+        print(text, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,106 @@
+"""Interleaved timing: contenders take turns in a random order, so that a busy moment meets them all."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+SAMPLE = 300e-6
+"""Seconds that one sample should take at least; fast contenders are called several times in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quartiles:
+    """A median with the quartiles around it."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Quartiles:
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(low, median, high)
+
+
+def interleave(
+    contenders: Mapping[str, Callable[[], object]],
+    *,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+    least: int = 7,
+    most: int = 301,
+    seed: int = 0,
+) -> dict[str, list[float]]:
+    """Seconds per call of every contender, one value per round, the same number of rounds for all.
+
+    Args:
+        seconds: about how long the whole measurement may take; at least `least` rounds are run.
+        clock: what time is; `time.thread_time` leaves out what other processes took from a single thread.
+    """
+    calls = {name: _calls_per_sample(f) for name, f in contenders.items()}
+    order = list(contenders)
+    shuffle = random.Random(seed).shuffle
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    end = time.perf_counter() + seconds
+    with _no_collection():
+        for turn in range(most):
+            if turn >= least and time.perf_counter() > end:
+                break
+            shuffle(order)
+            for name in order:
+                samples[name].append(_sample(contenders[name], calls[name], clock))
+    return samples
+
+
+def _calls_per_sample(f: Callable[[], object]) -> int:
+    f()
+    taken = min(_sample(f, 1, time.perf_counter) for _ in range(3))
+    return max(1, min(10_000, round(SAMPLE / max(taken, 1e-9))))
+
+
+def _sample(f: Callable[[], object], calls: int, clock: Callable[[], float]) -> float:
+    if calls > 1:
+        f()  # what the contender before left in the caches is not this one's to pay for
+    start = clock()
+    for _ in range(calls):
+        f()
+    return (clock() - start) / calls
+
+
+def ratios(numerator: Sequence[float], denominator: Sequence[float]) -> Quartiles:
+    """Of two contenders of one measurement: the quotients of their times, round by round."""
+    return Quartiles.of([a / b for a, b in zip(numerator, denominator, strict=True)])
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def keep_memory() -> bool:
+    """Tell the C library to reuse freed memory rather than return it, where it can be told.
+
+    Otherwise every call pays for the page faults of its outputs, for ours and torch's alike, which hides what the
+    kernels do. Returns whether it worked.
+    """
+    name = ctypes.util.find_library("c")
+    library = ctypes.CDLL(name) if name else None
+    if library is None or not hasattr(library, "mallopt"):
+        return False
+    trim_threshold, mmap_max = -1, -4
+    return all(library.mallopt(option, value) == 1 for option, value in ((mmap_max, 0), (trim_threshold, 2**31 - 1)))
