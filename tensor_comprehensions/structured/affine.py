@@ -1,0 +1,35 @@
+"""How fast an access moves through memory along each iterator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ..loop_ir.affine import linear
+from ..loop_ir.nodes import Expr, Load, Var
+from ..loop_ir.rewrite import mentions
+
+
+def coefficients(e: Expr, iterators: Iterable[str]) -> Mapping[str, int] | None:
+    """The integer factor of each iterator in the scalar `e`, zeros left out; None unless affine in all of them."""
+    wanted = frozenset(iterators)
+    factors: dict[str, int] = {}
+    for atom, factor in linear(e)[0].items():
+        if isinstance(atom, Var):
+            if atom.name in wanted:
+                factors[atom.name] = factor
+        elif mentions(atom, wanted):
+            return None
+    return factors
+
+
+def steps(access: Load, iterators: Iterable[str]) -> Mapping[str, int] | None:
+    """Elements that the address of `access` moves per unit of each iterator; None unless affine in all of them."""
+    wanted = tuple(iterators)
+    total: dict[str, int] = {}
+    for index, stride in zip(access.indices, access.buffer.strides, strict=True):
+        factors = coefficients(index, wanted)
+        if factors is None:
+            return None
+        for name, factor in factors.items():
+            total[name] = total.get(name, 0) + factor * stride
+    return {name: step for name, step in total.items() if step}

@@ -1,0 +1,143 @@
+"""The cost model: which register tile, which loop order and which copies suit an op on a machine.
+
+Everything is counted in cycles of one core. The model knows issue limits of multiply-adds and loads, the latency of
+a chain of multiply-adds, lanes wasted at edges, and how many cycles a byte costs by the cache it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator as Generator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from ..target import Target
+from .facts import Facts
+
+LATENCY = 4.0
+"""Cycles until the result of a multiply-add can be added to."""
+TILE_OVERHEAD = 24.0
+"""Cycles to start and finish a register tile, beyond its loads and stores."""
+LINE = 64
+ROW_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterTile:
+    """Points of each tiled parallel iterator; others have one. `lanes` scalars per vector along the lane iterator."""
+
+    lanes: int
+    sizes: tuple[tuple[str, int], ...]
+
+    def size(self, iterator: str) -> int:
+        return dict(self.sizes).get(iterator, 1)
+
+
+def vector_cost(lanes: int, bits: int) -> float:
+    """Cycles per vector operation: two 256-bit halves issue per cycle."""
+    return 0.5 * max(1, lanes * bits // 256)
+
+
+def step_cycles(facts: Facts, lanes: int, sizes: dict[str, int]) -> float:
+    """Cycles of one step of the innermost reduction on a register tile."""
+    cost = vector_cost(lanes, facts.bits)
+    vectors = -(-sizes[facts.vector] // lanes)
+    cells = vectors * prod(n for name, n in sizes.items() if name != facts.vector)
+    loads = 0.0
+    for factor in facts.factors:
+        rows = prod(n for name, n in sizes.items() if name != facts.vector and name in factor.used)
+        loads += rows * (vectors * cost if facts.vector in factor.used else 0.5)
+    return max(cells * cost, loads, LATENCY) + 0.05 * loads
+
+
+def registers(facts: Facts, lanes: int, sizes: dict[str, int]) -> int:
+    """Vector registers that a register tile keeps alive."""
+    vectors = -(-sizes[facts.vector] // lanes)
+    rows = {name for name, n in sizes.items() if n > 1 and name != facts.vector}
+    total = vectors * prod(sizes[name] for name in rows)
+    for factor in facts.factors:
+        held = facts.vector in factor.used and not rows & factor.used
+        total += vectors if held else 1
+    return total
+
+
+def compute_cycles(facts: Facts, tile: RegisterTile) -> float:
+    """Cycles of all register tiles of the op, full and partial, were memory free."""
+    sizes = dict(tile.sizes)
+    variants: list[list[tuple[str, int, int]]] = []
+    for name, size in tile.sizes:
+        full, rest = divmod(facts.extent(name), size)
+        variants.append([(name, n, count) for n, count in ((size, full), (rest, 1)) if n and count])
+    total = 0.0
+    others = prod(i.extent for i in facts.parallel if i.name not in sizes)
+    for variant in product(*variants):
+        points = {name: n for name, n, _ in variant}
+        count = others * prod(c for _, _, c in variant)
+        vectors = -(-points[facts.vector] // tile.lanes)
+        cells = vectors * prod(n for name, n in points.items() if name != facts.vector)
+        cycles = facts.steps * step_cycles(facts, tile.lanes, points)
+        total += count * (cycles + TILE_OVERHEAD + 2 * cells * vector_cost(tile.lanes, facts.bits))
+    return total
+
+
+def best_tile(facts: Facts, target: Target) -> RegisterTile:
+    """The register tile with the fewest cycles."""
+    return min(_tiles(facts, target), key=lambda t: compute_cycles(facts, t))
+
+
+def _tiles(facts: Facts, target: Target) -> Generator[RegisterTile]:
+    widest = target.lanes(facts.bits)
+    extent = facts.extent(facts.vector)
+    for lanes in dict.fromkeys(max(2, widest // d) for d in (1, 2, 4)):
+        if lanes > 2 * extent and lanes > 4:
+            continue
+        for vectors in range(1, 9):
+            across = min(vectors, -(-extent // lanes)) * lanes
+            if across < vectors * lanes:
+                break
+            for rows in _rows(facts):
+                sizes = {facts.vector: min(across, extent), **dict(rows)}
+                if registers(facts, lanes, {**sizes, facts.vector: across}) <= target.vector_registers - 1:
+                    yield RegisterTile(lanes, ((facts.vector, across), *rows))
+
+
+def _rows(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
+    """Ways to give rows to a register tile: one iterator, or two where one alone is short."""
+    names = [i.name for i in facts.row_candidates]
+    yield ()
+    for name in names:
+        for size in _sizes(facts.extent(name)):
+            yield ((name, size),)
+    short = [name for name in names if facts.extent(name) < 8][:3]
+    for name in short:
+        for other in names:
+            if other != name:
+                for size in _sizes(facts.extent(other)):
+                    yield ((name, facts.extent(name)), (other, size))
+
+
+def _sizes(extent: int) -> Generator[int]:
+    for size in ROW_SIZES:
+        if 1 < size <= extent:
+            yield size
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+
+def byte_cost(resident: int, target: Target) -> float:
+    """Cycles per byte read from the smallest cache that holds `resident` bytes."""
+    for size, cost in zip(target.cache, (0.0, 1 / 32, 1 / 10), strict=False):
+        if resident <= size * 3 // 4:
+            return cost
+    return 1 / 4
+
+
+def stream_cycles(outer: int, inner: int, outer_panel: int, panels: int, passes: int, target: Target) -> float:
+    """Cycles to read both factors when the panels of one (`outer` bytes) stand still and the other (`inner`) passes.
+
+    panels: of the outer factor, each `outer_panel` bytes; passes: register tiles along the inner factor.
+    """
+    still = outer * passes * byte_cost(outer_panel, target)
+    passing = inner * panels * byte_cost(inner, target)
+    return still + passing + outer * byte_cost(outer, target)

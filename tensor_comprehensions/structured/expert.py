@@ -1,0 +1,238 @@
+"""The expert for contractions: the loop order, the copies and the parallel loop around the best register tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ..errors import CannotLower
+from ..target import Target
+from .cost import LINE, RegisterTile, best_tile, stream_cycles
+from .facts import Factor, Facts, facts
+from .op import Iterator, StructuredOp, loads
+from .plan import Level, Pack, Plan
+
+MIN_ROWS_FOR_TRANSPOSE = 24
+"""Uses of an element below which turning it across costs more than it saves."""
+PARALLEL_WORK = 1 << 18
+"""Multiply-adds worth a thread."""
+CHUNKS = 16
+"""Iterations the parallel loop should have at least, so that threads finish together."""
+UNROLL = 4
+"""Innermost reductions up to this long are unrolled."""
+
+
+def choose(op: StructuredOp, target: Target, *, parallel: bool) -> Plan:
+    """The plan that the cost model prefers for a normalised op.
+
+    Raises:
+        CannotLower: no plan would do well.
+    """
+    known = facts(op)
+    _refuse(known)
+    return _Chooser(known, target, best_tile(known, target), parallel).plan()
+
+
+def _refuse(known: Facts) -> None:
+    """Leave to others what has no reuse in registers or wastes most lanes."""
+    op = known.op
+    if known.extent(known.vector) < 4:
+        raise CannotLower(f"{op.name}: only {known.extent(known.vector)} contiguous output elements")
+    rows = prod(i.extent for i in known.only(known.still))
+    moving = known.moving
+    if rows < MIN_ROWS_FOR_TRANSPOSE and moving.step(known.vector) != 1:
+        raise CannotLower(f"{op.name}: too few rows ({rows}) to turn the {moving.side.name.lower()} factor for")
+    if rows < 2:
+        access = loads(op.factors[moving.side.value])[0]
+        if prod(access.buffer.shape) * 2 > op.multiplications:
+            raise CannotLower(f"{op.name}: every element of the {moving.side.name.lower()} factor is used once")
+
+
+@dataclass(frozen=True, slots=True)
+class _Chooser:
+    """The choices around one register tile."""
+
+    facts: Facts
+    target: Target
+    tile: RegisterTile
+    parallel: bool
+
+    def plan(self) -> Plan:
+        """Put shared iterators outside, then those of one factor, whose panel stands still, then the other's."""
+        reductions = self._reductions()
+        still, moving = self.facts.only(self.facts.still), self.facts.only(self.facts.moving)
+        pack_moving, pack_still = self._packs_moving(), self._packs_still()
+        shared = self._levels(self.facts.shared)
+        levels = [*shared]
+        packs: list[Pack] = []
+        rows_first = not (pack_moving or pack_still) and self._rows_outside()
+        outer, inner = (still, moving) if rows_first else (moving, still)
+        blocked = self._row_block(inner, pack_still)
+        if pack_still:
+            levels += blocked
+        else:
+            levels += self._levels(outer)
+        collapsed_to = len(levels)
+        if not pack_still and blocked:
+            count = prod(-(-self.facts.extent(level.iterator) // level.size) for level in levels)
+            if count < CHUNKS and self.parallel:
+                levels += blocked
+                collapsed_to = len(levels)
+        levels += self._reduction_block(reductions, pack_still)
+        if pack_still:
+            packs.append(Pack(self.facts.still.side, len(levels)))
+            levels += self._levels(outer)
+        if pack_moving:
+            packs.append(Pack(self.facts.moving.side, len(levels)))
+        levels += self._levels(inner)
+        unrolled = self._unrolled(reductions)
+        collapsed, grain = self._parallel(levels[:collapsed_to])
+        return Plan(
+            self.facts.vector, self.tile.lanes, tuple(levels), reductions, unrolled, tuple(packs), collapsed, grain
+        )
+
+    # --- loops ---
+
+    def _levels(self, iterators: tuple[Iterator, ...]) -> list[Level]:
+        """The register-tile levels of `iterators`: plain loops, then tiled ones, the lanes last."""
+        vector = self.facts.vector
+        ordered = sorted(iterators, key=lambda i: (i.name == vector, self.tile.size(i.name) > 1))
+        return [Level(i.name, self.tile.size(i.name)) for i in ordered]
+
+    def _reductions(self) -> tuple[str, ...]:
+        """Reduction iterators, the one that moves least through memory innermost."""
+
+        def distance(i: Iterator) -> int:
+            return sum(abs(f.step(i.name) or 0) * f.bytes for f in self.facts.factors)
+
+        return tuple(i.name for i in sorted(self.facts.op.reductions, key=distance, reverse=True))
+
+    def _unrolled(self, reductions: tuple[str, ...]) -> int:
+        return int(bool(reductions) and self.facts.extent(reductions[-1]) <= UNROLL)
+
+    def _rows_outside(self) -> bool:
+        """Whether the still factor's panels had better stand still while the moving factor passes by."""
+        known, tile = self.facts, self.tile
+        steps = known.steps
+        rows = prod(i.extent for i in known.only(known.still))
+        columns = prod(i.extent for i in known.only(known.moving))
+        row_tile = prod(tile.size(i.name) for i in known.only(known.still))
+        column_tile = prod(tile.size(i.name) for i in known.only(known.moving))
+        still, moving = self._footprint(known.still), self._footprint(known.moving)
+        row_panels, column_panels = -(-rows // row_tile), -(-columns // column_tile)
+        size = known.moving.bytes
+        inside = stream_cycles(moving, still, column_tile * steps * size, column_panels, row_panels, self.target)
+        outside = stream_cycles(still, moving, row_tile * steps * size, row_panels, column_panels, self.target)
+        return outside < inside
+
+    def _footprint(self, factor: Factor) -> int:
+        """Bytes of a factor that one iteration of the shared loops reads."""
+        shared = {i.name for i in self.facts.shared}
+        domain = prod(i.extent for i in self.facts.op.iterators if i.name in factor.used and i.name not in shared)
+        access = loads(self.facts.op.factors[factor.side.value])[0]
+        return min(domain, prod(access.buffer.shape)) * factor.bytes
+
+    # --- copies ---
+
+    def _packs_moving(self) -> bool:
+        """Whether vectors come from a panel: always unless they are contiguous, else where rows of it are far apart."""
+        known, moving = self.facts, self.facts.moving
+        if known.vector in known.still.used:
+            return False
+        if moving.step(known.vector) != 1:
+            return True
+        row_tiles = self._row_tiles()
+        if not moving.plain:
+            return row_tiles >= 4
+        return row_tiles >= 12 and self._jumps(moving, 2048, self._panel_width())
+
+    def _packs_still(self) -> bool:
+        """Whether scalars come from a panel: where each is converted, or rows and steps are both far apart."""
+        known, still = self.facts, self.facts.still
+        if known.vector in still.used or not known.only(still):
+            return False
+        width = prod(i.extent for i in known.only(known.moving))
+        if width < 4 * self._panel_width():
+            return False
+        if not still.plain:
+            return True
+        return self._jumps(still, 2048, 1)
+
+    def _jumps(self, factor: Factor, distance: int, width: int) -> bool:
+        """Whether one step of the innermost long reduction moves the factor at least `distance` bytes."""
+        long = [n for n in self._reductions() if self.facts.extent(n) > UNROLL and n in factor.used]
+        if not long or self.facts.steps < 64:
+            return False
+        step = min(abs(factor.step(n) or 0) for n in long) * factor.bytes
+        return step >= max(distance, width * factor.bytes + LINE)
+
+    def _panel_width(self) -> int:
+        return self.tile.size(self.facts.vector)
+
+    def _row_tiles(self) -> int:
+        rows = self.facts.only(self.facts.still)
+        return prod(-(-i.extent // self.tile.size(i.name)) for i in rows)
+
+    # --- blocks ---
+
+    def _row_block(self, rows: tuple[Iterator, ...], packed: bool) -> list[Level]:
+        """A block of the longest row iterator: what is packed at once, or what one thread takes."""
+        if not rows:
+            return []
+        longest = max(rows, key=lambda i: -(-i.extent // self.tile.size(i.name)))
+        size = self.tile.size(longest.name)
+        parts = 8 if packed or self.parallel else 1
+        block = -(-longest.extent // parts)
+        if packed:
+            others = prod(i.extent for i in rows if i is not longest)
+            room = self.target.cache[1] // 2 // (self._reduction_room() * others * self.facts.op.dtype.size)
+            block = min(max(block, 64), max(room, size))
+        else:
+            block = max(block, 4 * size)
+        block = max(size, block // size * size)
+        return [Level(longest.name, block)] if block < longest.extent or packed else []
+
+    def _reduction_room(self) -> int:
+        """Reduction steps per block when the still factor is packed."""
+        return min(self.facts.steps, 512)
+
+    def _reduction_block(self, reductions: tuple[str, ...], packed: bool) -> list[Level]:
+        """A block of the outermost reduction, so that a panel stays in the second cache."""
+        op = self.facts.op
+        if not reductions or op.output.buffer.type.dtype != op.dtype or self._reads_output():
+            return []
+        width = self._panel_width() * self.facts.op.dtype.size
+        most = self.target.cache[1] // 2 // width
+        if packed:
+            most = min(most, self._reduction_room())
+        outer, extent = reductions[0], self.facts.extent(reductions[0])
+        inner = self.facts.steps // extent
+        if self.facts.steps <= most or most < inner:
+            return []
+        return [Level(outer, _balanced(extent, most // inner))]
+
+    def _reads_output(self) -> bool:
+        """Whether the epilogue sees what the output held before, which partial sums would overwrite."""
+        op = self.facts.op
+        return op.epilogue is not None and any(a.buffer.name == op.output.buffer.name for a in loads(op.epilogue))
+
+    # --- threads ---
+
+    def _parallel(self, levels: list[Level]) -> tuple[int, int]:
+        """How many of `levels` make the parallel loop, and its grain."""
+        op = self.facts.op
+        if not self.parallel or not levels or op.multiplications < 2 * PARALLEL_WORK:
+            return 0, 1
+        count = prod(-(-op.extent(level.iterator) // level.size) for level in levels)
+        if count < 2:
+            return 0, 1
+        return len(levels), max(1, PARALLEL_WORK * count // op.multiplications)
+
+
+def _balanced(extent: int, most: int) -> int:
+    """A block of at most `most` that cuts `extent` into equal parts, or nearly so."""
+    parts = -(-extent // most)
+    for count in range(parts, 2 * parts + 1):
+        if extent % count == 0:
+            return extent // count
+    return -(-extent // parts)

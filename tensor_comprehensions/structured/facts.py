@@ -1,0 +1,119 @@
+"""What lowering needs to know of a structured op: which factor moves with which iterator, and how far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from ..errors import CannotLower
+from ..loop_ir.nodes import Expr, Load
+from .affine import steps
+from .op import Iterator, StructuredOp, loads, names
+from .plan import Side
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One side of the product.
+
+    Attributes:
+        used: the iterators it depends on.
+        steps: elements its access moves per unit of each iterator; empty where it is no single affine access.
+        plain: whether it is a load and nothing more.
+        bytes: size in memory of one element of its buffer.
+    """
+
+    side: Side
+    used: frozenset[str]
+    steps: Mapping[str, int]
+    plain: bool
+    bytes: int
+
+    def step(self, iterator: str) -> int | None:
+        """Elements moved per unit of `iterator`; None where that is not constant."""
+        if iterator not in self.used:
+            return 0
+        return self.steps.get(iterator)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """An op with its lane iterator chosen. `moving` depends on the lanes; `still` is the other factor."""
+
+    op: StructuredOp
+    vector: str
+    factors: tuple[Factor, Factor]
+
+    @property
+    def moving(self) -> Factor:
+        return next(f for f in self.factors if self.vector in f.used)
+
+    @property
+    def still(self) -> Factor:
+        return next(f for f in self.factors if f is not self.moving)
+
+    @property
+    def bits(self) -> int:
+        return self.op.dtype.bits
+
+    @property
+    def parallel(self) -> tuple[Iterator, ...]:
+        return self.op.parallel
+
+    @property
+    def steps(self) -> int:
+        """Multiply-adds per output element."""
+        return prod(i.extent for i in self.op.reductions)
+
+    def extent(self, name: str) -> int:
+        return self.op.extent(name)
+
+    @property
+    def shared(self) -> tuple[Iterator, ...]:
+        """Parallel iterators of both factors (batches), or of neither."""
+        return tuple(i for i in self.parallel if (i.name in self.moving.used) == (i.name in self.still.used))
+
+    def only(self, factor: Factor) -> tuple[Iterator, ...]:
+        """Parallel iterators that move `factor` and not the other one."""
+        other = self.still if factor is self.moving else self.moving
+        return tuple(i for i in self.parallel if i.name in factor.used and i.name not in other.used)
+
+    @property
+    def row_candidates(self) -> tuple[Iterator, ...]:
+        """Iterators that may make the rows of the register tile: those that leave the vectors alone come first."""
+        reusing = sorted(self.only(self.still), key=lambda i: -i.extent)
+        chosen = [i for i in reusing if i.name != self.vector]
+        if sum(i.extent > 3 for i in chosen) == 0:
+            chosen += [i for i in self.only(self.moving) if i.name != self.vector]
+        return tuple(chosen[:4])
+
+
+def facts(op: StructuredOp) -> Facts:
+    """The facts about `op`.
+
+    Raises:
+        CannotLower: it has no output iterator to run the lanes along.
+    """
+    iterators = [i.name for i in op.iterators]
+    written = steps(op.output, iterators)
+    if written is None:
+        raise CannotLower(f"{op.name}: the output's subscripts are not affine")
+    unit = [i for i in op.parallel if written.get(i.name) == 1]
+    if not unit:
+        raise CannotLower(f"{op.name}: no iterator walks the output with unit stride")
+    left, right = _factor(op, Side.LEFT, op.left, iterators), _factor(op, Side.RIGHT, op.right, iterators)
+    vector = max(unit, key=lambda i: i.extent).name
+    if vector not in left.used | right.used:
+        raise CannotLower(f"{op.name}: no factor depends on {vector}, along which the output is contiguous")
+    return Facts(op, vector, (left, right))
+
+
+def _factor(op: StructuredOp, side: Side, value: Expr, iterators: list[str]) -> Factor:
+    accesses = loads(value)
+    if not accesses:
+        raise CannotLower(f"{op.name}: the {side.name.lower()} factor reads no tensor")
+    used = frozenset(names(value)) & frozenset(iterators)
+    moved = steps(accesses[0], iterators) if len(accesses) == 1 else None
+    plain = isinstance(value, Load) and value.mask is None and moved is not None
+    return Factor(side, used, moved or {}, plain, accesses[0].buffer.type.dtype.size)

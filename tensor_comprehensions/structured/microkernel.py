@@ -1,0 +1,226 @@
+"""The micro-kernel: a register tile of accumulators that stays in registers over all reduction loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from ..loop_ir import build
+from ..loop_ir.nodes import Allocate, Block, Buffer, Call, Expr, Let, Load, Loop, Space, Stmt, Store, Type, Var
+from ..loop_ir.rewrite import walk_expr
+from .op import ACCUMULATOR, StructuredOp
+from .plan import Plan
+from .tile import Region, local, number, point
+from .vector import evaluate, first_lanes, multiply_add
+
+CHEAP_CALLS = ("fma", "fmin", "fmax", "fabs", "sqrt", "floor", "ceil", "trunc", "rint")
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A factor as the micro-kernel reads it. padded: reading the lanes past the end of the range is harmless."""
+
+    value: Expr
+    padded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One accumulator: where it stands in the iteration domain, its lanes' mask, its register number."""
+
+    at: dict[str, Expr]
+    mask: Expr | None
+    register: int
+
+
+def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence[Operand]) -> Stmt:
+    """`op` on the register tile `region`, reading the factors as `operands` say."""
+    cells = _cells(op, plan, region)
+    registers = Buffer(f"{op.name}_{ACCUMULATOR}", Type(op.dtype, plan.lanes), (len(cells),), (1,), Space.REGISTER)
+    body = build.block(
+        _start(op, region, cells, registers),
+        _reduce(op, plan, region, operands, cells, registers),
+        _finish(op, plan, region, cells, registers),
+    )
+    return Allocate(registers, body)
+
+
+def _cells(op: StructuredOp, plan: Plan, region: Region) -> list[Cell]:
+    """The accumulators, vectors of one row next to each other."""
+    rows = [i.name for i in op.parallel if i.name != plan.vector]
+    lane_range = region[plan.vector]
+    vectors = -(-lane_range.size // plan.lanes)
+    cells: list[Cell] = []
+    for offsets in product(*(range(region[name].size) for name in rows)):
+        at = point(region)
+        for name, offset in zip(rows, offsets, strict=True):
+            at[name] = build.add(region[name].origin, offset)
+            at[local(name)] = build.const(offset)
+        for v in range(vectors):
+            first = v * plan.lanes
+            here = dict(at)
+            here[plan.vector] = build.ramp(build.add(lane_range.origin, first), 1, plan.lanes)
+            here[local(plan.vector)] = build.ramp(first, 1, plan.lanes)
+            cells.append(Cell(here, first_lanes(lane_range.size - first, plan.lanes), len(cells)))
+    return cells
+
+
+# --- before the sum ----------------------------------------------------------------------------------------------
+
+
+def _start(op: StructuredOp, region: Region, cells: Sequence[Cell], registers: Buffer) -> Stmt:
+    """Set the accumulators: to the initial value, or to the partial sums that an earlier block stored."""
+    first = _conjunction([region[i.name].first for i in op.reductions])
+    fresh = _each(cells, lambda c: _set(registers, c, evaluate(op.start, c.at, c.mask)))
+    if build.is_true(first):
+        return fresh
+    partial = _each(cells, lambda c: _set(registers, c, evaluate(op.output, c.at, c.mask)))
+    return build.when(first, fresh, partial)
+
+
+def _conjunction(conditions: Sequence[Expr]) -> Expr:
+    whole: Expr = build.TRUE
+    for c in conditions:
+        whole = build.logical_and(whole, c)
+    return whole
+
+
+def _each(cells: Sequence[Cell], make: Callable[[Cell], Stmt]) -> Stmt:
+    return Block(tuple(make(c) for c in cells))
+
+
+def _set(registers: Buffer, cell: Cell, value: Expr) -> Stmt:
+    return build.store(registers, (cell.register,), value)
+
+
+def _get(registers: Buffer, cell: Cell) -> Load:
+    return Load(registers, (build.const(cell.register),))
+
+
+# --- the sum -----------------------------------------------------------------------------------------------------
+
+
+def _reduce(
+    op: StructuredOp, plan: Plan, region: Region, operands: Sequence[Operand], cells: Sequence[Cell], registers: Buffer
+) -> Stmt:
+    """The reduction loops around one step of multiply-adds."""
+    loops = plan.reductions[: len(plan.reductions) - plan.unrolled]
+    unrolled = plan.reductions[len(loops) :]
+    values: dict[str, Expr] = {}
+    for name in loops:
+        values |= _reduction_values(region, name, Var(f"{op.name}_{name}"))
+    steps: list[Stmt] = []
+    for offsets in product(*(range(region[name].size) for name in unrolled)):
+        at = dict(values)
+        for name, offset in zip(unrolled, offsets, strict=True):
+            at |= _reduction_values(region, name, build.const(offset))
+        steps.append(_step(op.name, operands, cells, registers, at))
+    body = build.block(*steps)
+    for name in reversed(loops):
+        body = Loop(f"{op.name}_{name}", build.const(0), build.const(region[name].size), body)
+    return body
+
+
+def _reduction_values(region: Region, name: str, offset: Expr) -> dict[str, Expr]:
+    part = region[name]
+    return {name: build.add(offset, part.origin), local(name): offset, number(name): part.number}
+
+
+def _step(
+    prefix: str, operands: Sequence[Operand], cells: Sequence[Cell], registers: Buffer, at: dict[str, Expr]
+) -> Stmt:
+    """One multiply-add per accumulator; what several of them read is read once and named."""
+    named: dict[Expr, Var] = {}
+    sequence: list[tuple[Var, Expr] | Store] = []
+    for cell in cells:
+        here = cell.at | at
+        factors: list[Expr] = []
+        for side, operand in enumerate(operands):
+            value = evaluate(operand.value, here, None if operand.padded else cell.mask)
+            value = build.broadcast(value, registers.type.lanes)
+            if value not in named:
+                named[value] = Var(f"{prefix}_{'ab'[side]}{len(named)}", value.type)
+                sequence.append((named[value], value))
+            factors.append(named[value])
+        total = multiply_add(factors[0], factors[1], _get(registers, cell))
+        sequence.append(build.store(registers, (cell.register,), total))
+    return _scoped(sequence)
+
+
+def _scoped(sequence: Sequence[tuple[Var, Expr] | Store]) -> Stmt:
+    """Definitions and stores in order, each definition reaching over all that follows."""
+    tail: list[Stmt] = []
+    for item in reversed(sequence):
+        if isinstance(item, Store):
+            tail.append(item)
+        else:
+            name, value = item
+            tail = [Let(name.name, value, Block(tuple(reversed(tail))))]
+    return build.block(*reversed(tail))
+
+
+# --- after the sum -----------------------------------------------------------------------------------------------
+
+
+def _finish(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell], registers: Buffer) -> Stmt:
+    """Store the accumulators: as partial sums, or through the epilogue when the sum is complete."""
+    last = _conjunction([region[i.name].last for i in op.reductions])
+    if op.epilogue is None:
+        last = build.TRUE
+    complete = _staged(op, plan, region, cells, registers) if _calls(op.stored) else _direct(op, cells, registers)
+    if build.is_true(last):
+        return complete
+    partial = _each(cells, lambda c: _put(op, c, _get(registers, c)))
+    return build.when(last, complete, partial)
+
+
+def _direct(op: StructuredOp, cells: Sequence[Cell], registers: Buffer) -> Stmt:
+    return _each(cells, lambda c: _put(op, c, _stored(op, c, _get(registers, c))))
+
+
+def _stored(op: StructuredOp, cell: Cell, total: Expr) -> Expr:
+    return evaluate(op.stored, cell.at | {ACCUMULATOR: total}, cell.mask)
+
+
+def _put(op: StructuredOp, cell: Cell, value: Expr) -> Store:
+    where = tuple(evaluate(i, cell.at) for i in op.output.indices)
+    return build.store(op.output.buffer, where, value, mask=cell.mask)
+
+
+def _calls(e: Expr) -> bool:
+    """Whether `e` calls a function that is more than an instruction or two."""
+    return any(isinstance(x, Call) and x.function not in CHEAP_CALLS for x in walk_expr(e))
+
+
+def _staged(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell], registers: Buffer) -> Stmt:
+    """Spill the sums once and run the epilogue in a loop: a call would spill every live register at every call."""
+    lane_range = region[plan.vector]
+    vectors = -(-lane_range.size // plan.lanes)
+    rows = [i.name for i in op.parallel if i.name != plan.vector and region[i.name].size > 1]
+    buffer = build.buffer(f"{op.name}_sums", op.dtype, (len(cells) // vectors, vectors * plan.lanes), Space.SCRATCH)
+    spill = _each(cells, lambda c: _spill(buffer, c, vectors, plan.lanes, registers))
+    flat: Expr = build.const(0)
+    at = dict(cells[0].at)
+    for name in rows:
+        row = Var(f"{op.name}_{name}_row")
+        at |= {name: build.add(region[name].origin, row), local(name): row}
+        flat = build.add(build.mul(flat, region[name].size), row)
+    body = build.block(*(_epilogue(op, buffer, flat, at, c, v, plan) for v, c in enumerate(cells[:vectors])))
+    for name in reversed(rows):
+        body = Loop(f"{op.name}_{name}_row", build.const(0), build.const(region[name].size), body)
+    return Allocate(buffer, build.block(spill, body))
+
+
+def _spill(buffer: Buffer, cell: Cell, vectors: int, lanes: int, registers: Buffer) -> Stmt:
+    row, v = divmod(cell.register, vectors)
+    return build.store(buffer, (row, build.ramp(v * lanes, 1, lanes)), _get(registers, cell))
+
+
+def _epilogue(
+    op: StructuredOp, buffer: Buffer, row: Expr, at: dict[str, Expr], column: Cell, v: int, plan: Plan
+) -> Stmt:
+    here = at | {plan.vector: column.at[plan.vector], local(plan.vector): column.at[local(plan.vector)]}
+    total = build.load(buffer, row, build.ramp(v * plan.lanes, 1, plan.lanes))
+    cell = Cell(here, column.mask, column.register)
+    return _put(op, cell, _stored(op, cell, total))

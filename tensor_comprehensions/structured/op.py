@@ -1,0 +1,123 @@
+"""Structured ops: a contraction as named iterators, affine operand maps, and what happens before and after the sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+
+from ..dtypes import DType
+from ..errors import InternalError
+from ..loop_ir import build
+from ..loop_ir.nodes import Expr, Load, Type, Var
+from ..loop_ir.rewrite import walk_expr
+
+ACCUMULATOR = "acc"
+
+
+class IteratorKind(Enum):
+    """Whether the points along an iterator are independent or are summed."""
+
+    PARALLEL = "parallel"
+    REDUCTION = "reduction"
+
+
+@dataclass(frozen=True, slots=True)
+class Iterator:
+    """A dimension of the iteration domain; its values run over `0 .. extent - 1`."""
+
+    name: str
+    extent: int
+    kind: IteratorKind
+
+    @property
+    def is_parallel(self) -> bool:
+        return self.kind is IteratorKind.PARALLEL
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOp:
+    """`output = epilogue(initial + sum over the reduction iterators of left * right)`.
+
+    Every index expression is int64 arithmetic over `Var(iterator name)` and variables of surrounding loops. The
+    product's type is that of the accumulator; `left`, `right` and `initial` have it already, casts being explicit.
+
+    Attributes:
+        name: prefix of the names that lowering invents; unique within a kernel.
+        iterators: the domain; their names must not be bound around the op.
+        output: the element that a point of the parallel iterators defines.
+        left, right: the factors: pointwise expressions of (normally) one `Load` each.
+        initial: what an element starts from, over the parallel iterators; a `Load` of the output itself adds to
+            it; None is zero.
+        epilogue: the value stored, over the parallel iterators and `accumulator(dtype)`; None stores the sum.
+        reduction: the combining operator; only "+" so far.
+    """
+
+    name: str
+    iterators: tuple[Iterator, ...]
+    output: Load
+    left: Expr
+    right: Expr
+    initial: Expr | None = None
+    epilogue: Expr | None = None
+    reduction: str = "+"
+
+    def __post_init__(self) -> None:
+        if self.left.type != self.right.type:
+            raise InternalError(f"{self.name}: factors of types {self.left.type} and {self.right.type}")
+        if self.initial is not None and self.initial.type != self.left.type:
+            raise InternalError(f"{self.name}: initial value of type {self.initial.type}, not {self.left.type}")
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the accumulator."""
+        return self.left.type.dtype
+
+    @property
+    def parallel(self) -> tuple[Iterator, ...]:
+        return tuple(i for i in self.iterators if i.is_parallel)
+
+    @property
+    def reductions(self) -> tuple[Iterator, ...]:
+        return tuple(i for i in self.iterators if not i.is_parallel)
+
+    @property
+    def factors(self) -> tuple[Expr, Expr]:
+        return (self.left, self.right)
+
+    @property
+    def start(self) -> Expr:
+        """The value of an element before the first term."""
+        return build.const(0, self.dtype) if self.initial is None else self.initial
+
+    @property
+    def stored(self) -> Expr:
+        """The value of the output element, of the output's type."""
+        value = accumulator(self.dtype) if self.epilogue is None else self.epilogue
+        return build.cast(value, self.output.buffer.type.dtype)
+
+    @property
+    def multiplications(self) -> int:
+        """How many products the op sums in all."""
+        return prod(i.extent for i in self.iterators)
+
+    def iterator(self, name: str) -> Iterator:
+        return next(i for i in self.iterators if i.name == name)
+
+    def extent(self, name: str) -> int:
+        return self.iterator(name).extent
+
+
+def accumulator(dtype: DType) -> Var:
+    """The name by which an epilogue refers to the sum."""
+    return Var(ACCUMULATOR, Type(dtype))
+
+
+def loads(e: Expr) -> tuple[Load, ...]:
+    """The loads in `e`."""
+    return tuple(x for x in walk_expr(e) if isinstance(x, Load))
+
+
+def names(e: Expr) -> tuple[str, ...]:
+    """The variables in `e`, each once, in order of appearance."""
+    return tuple(dict.fromkeys(x.name for x in walk_expr(e) if isinstance(x, Var)))

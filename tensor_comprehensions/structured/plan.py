@@ -1,0 +1,68 @@
+"""A plan says how one structured op is tiled, packed and vectorised; lowering follows it to the letter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Side(Enum):
+    """A factor of the product."""
+
+    LEFT = 0
+    RIGHT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A loop over tiles of `size` points along an iterator; the last tile may be shorter."""
+
+    iterator: str
+    size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Copy what the loops inside `levels[depth:]` read of a factor into a panel, before entering them."""
+
+    side: Side
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The loops around the register tile, outermost first, and what happens at them.
+
+    Attributes:
+        vector: the parallel iterator that runs along the lanes.
+        lanes: scalars per vector.
+        levels: every parallel iterator at least once, its last level being its share of the register tile; a
+            reduction iterator may have one level, which blocks it for the caches.
+        reductions: order of the reduction loops inside the register tile, outermost first.
+        unrolled: how many of the innermost reduction loops are unrolled completely.
+        packs: the factors that are copied first.
+        collapsed: how many of the outermost levels make up the parallel loop; 0 runs serially.
+        grain: least number of its iterations worth a thread.
+    """
+
+    vector: str
+    lanes: int
+    levels: tuple[Level, ...]
+    reductions: tuple[str, ...]
+    unrolled: int = 0
+    packs: tuple[Pack, ...] = ()
+    collapsed: int = 0
+    grain: int = 1
+
+    def tile(self, iterator: str) -> int:
+        """Points of a parallel iterator in one register tile."""
+        return [level.size for level in self.levels if level.iterator == iterator][-1]
+
+    @property
+    def vectors(self) -> int:
+        """Vectors along the lane iterator in one register tile."""
+        return -(-self.tile(self.vector) // self.lanes)
+
+    def depth(self, iterator: str) -> int:
+        """The innermost level of an iterator."""
+        return max(d for d, level in enumerate(self.levels) if level.iterator == iterator)

@@ -1,0 +1,136 @@
+"""Tiling: loops over the tiles of an iterator, with the last, shorter tile as separate code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..loop_ir import build
+from ..loop_ir.build import FALSE, TRUE
+from ..loop_ir.nodes import Const, Expr, Let, Loop, LoopKind, Stmt, Type, Var
+from .plan import Level
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The part of an iterator that code is about: `size` points from `origin` on.
+
+    number: which tile of the surrounding range this is. first, last: whether it is the first and the last of
+    them; bool expressions, constant where that is known.
+    """
+
+    origin: Expr
+    size: int
+    number: Expr
+    first: Expr = TRUE
+    last: Expr = TRUE
+
+
+Region = Mapping[str, Range]
+
+
+def whole(extents: Mapping[str, int]) -> Region:
+    """The complete iteration domain."""
+    return {name: Range(build.const(0), extent, build.const(0)) for name, extent in extents.items()}
+
+
+def tiles(extent: int, size: int) -> int:
+    """How many tiles of `size` points cover `extent` points."""
+    return -(-extent // size)
+
+
+def _part(region: Region, level: Level, number: Expr, size: int, *, final: bool | None) -> Region:
+    """Tile `number` of `level` in `region`; final: whether it is the last one, None where that varies."""
+    old = region[level.iterator]
+    count = tiles(old.size, level.size)
+    last = build.eq(number, count - 1) if final is None else (TRUE if final else FALSE)
+    origin = build.add(old.origin, build.mul(number, level.size))
+    first = build.logical_and(old.first, build.eq(number, 0))
+    new = Range(origin, size, number, first, build.logical_and(old.last, last))
+    return {**region, level.iterator: new}
+
+
+Body = Callable[[Region], Stmt]
+
+
+def loop(region: Region, level: Level, name: str, body: Body) -> Stmt:
+    """A serial loop over the full tiles of `level`, then the shorter tile."""
+    extent = region[level.iterator].size
+    full, rest = divmod(extent, level.size)
+    parts: list[Stmt] = []
+    if full == 1:
+        parts.append(body(_part(region, level, build.const(0), level.size, final=not rest)))
+    elif full:
+        final = None if not rest else False
+        tile = _part(region, level, Var(name), level.size, final=final)
+        parts.append(Loop(name, build.const(0), build.const(full), body(tile)))
+    if rest:
+        parts.append(body(_part(region, level, build.const(full), rest, final=True)))
+    return build.block(*parts)
+
+
+def nest(region: Region, levels: Sequence[Level], prefix: str, body: Body) -> Stmt:
+    """Serial loops over the tiles of all `levels`, outermost first."""
+    if not levels:
+        return body(region)
+    name = f"{prefix}_{levels[0].iterator}{len(levels)}"
+    return loop(region, levels[0], name, lambda r: nest(r, levels[1:], prefix, body))
+
+
+def parallel_nest(region: Region, levels: Sequence[Level], prefix: str, grain: int, body: Body) -> Stmt:
+    """One parallel loop over the tiles of all `levels` (distinct iterators), the last level varying fastest."""
+    counts = [tiles(region[level.iterator].size, level.size) for level in levels]
+    counter = f"{prefix}_tile"
+    total = 1
+    for count in counts:
+        total *= count
+    inner = _digits(Var(counter), region, list(levels), counts, prefix, body)
+    return Loop(counter, build.const(0), build.const(total), inner, LoopKind.PARALLEL, grain=min(grain, total))
+
+
+def _digits(flat: Expr, region: Region, levels: list[Level], counts: list[int], prefix: str, body: Body) -> Stmt:
+    """Decode the tile number of the last level from `flat`, then those of the levels before it."""
+    if not levels:
+        return body(region)
+    *outer, level = levels
+    *outer_counts, count = counts
+    digit = build.mod(flat, count) if outer else flat
+    rest = build.div(flat, count)
+    if count == 1:
+        return _choose(build.const(0), region, level, lambda r: _digits(rest, r, outer, outer_counts, prefix, body))
+    name, rest_name = f"{prefix}_{level.iterator}t", f"{prefix}_rest{len(outer)}"
+    if not outer:
+        return _choose(flat, region, level, body)
+    inner = _choose(Var(name), region, level, lambda r: _digits(Var(rest_name), r, outer, outer_counts, prefix, body))
+    return Let(name, digit, Let(rest_name, rest, inner))
+
+
+def _choose(number: Expr, region: Region, level: Level, body: Body) -> Stmt:
+    """`body` for tile `number`, with separate code where that is the shorter one."""
+    full, rest = divmod(region[level.iterator].size, level.size)
+    if not full:
+        return body(_part(region, level, build.const(0), rest, final=True))
+    if not rest:
+        return body(_part(region, level, number, level.size, final=None))
+    then = body(_part(region, level, number, level.size, final=False))
+    return build.when(build.lt(number, full), then, body(_part(region, level, build.const(full), rest, final=True)))
+
+
+def point(region: Region) -> dict[str, Expr]:
+    """What iterator names mean at the first point of `region`: see `local` and `number`."""
+    values: dict[str, Expr] = {}
+    for name, part in region.items():
+        values[name] = part.origin
+        values[local(name)] = Const(0, Type(part.origin.type.dtype))
+        values[number(name)] = part.number
+    return values
+
+
+def local(iterator: str) -> str:
+    """The variable for an iterator's value counted from the start of its tile; panels are indexed by it."""
+    return f"{iterator}'"
+
+
+def number(iterator: str) -> str:
+    """The variable for the number of an iterator's tile; panels are indexed by it."""
+    return f"{iterator}#"

@@ -1,0 +1,164 @@
+"""Contractions lowered to loops compute what they say, whatever the sizes, the layouts and the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensor_comprehensions.dtypes import FLOAT16, FLOAT32, FLOAT64, INT32
+from tensor_comprehensions.errors import CannotLower
+from tensor_comprehensions.loop_ir import build
+from tensor_comprehensions.loop_ir.nodes import Load, Var
+from tensor_comprehensions.structured.contraction import generate, lower
+from tensor_comprehensions.structured.op import accumulator
+from tensor_comprehensions.structured.plan import Level, Pack, Plan, Side
+from tensor_comprehensions.target import AVX2, AVX512
+
+MATMULS = {
+    "C:i,j = A:i,k x B:k,j": "ik,kj->ij",
+    "C:i,j = A:k,i x B:k,j": "ki,kj->ij",
+    "C:i,j = B:k,j x A:i,k": "kj,ik->ij",
+}
+
+
+@pytest.mark.parametrize("text", MATMULS)
+@pytest.mark.parametrize("sizes", [(1, 16, 3), (7, 20, 5), (13, 37, 1), (16, 64, 9), (29, 50, 12)])
+@pytest.mark.parametrize("target", [AVX512, AVX2], ids=lambda t: t.name)
+def test_matmul(ops: Any, text: str, sizes: tuple[int, int, int], target: Any) -> None:
+    op = ops.op(text, dict(zip("ijk", sizes, strict=True)))
+    try:
+        arrays = ops.run(op, lower(op, target, parallel=False))
+    except CannotLower:
+        assert sizes[0] == 1  # no reuse: not ours
+        return
+    names = [x.buffer.name for x in (op.left, op.right) if isinstance(x, Load)]
+    assert np.array_equal(arrays["result"], np.einsum(MATMULS[text], *(arrays[n] for n in names)))
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "einsum"),
+    [
+        ("C:i,j = A:i,k x B:j,k", {"i": 30, "j": 21, "k": 35}, "ik,jk->ij"),
+        ("C:i,j = A:k,i x B:j,k", {"i": 25, "j": 32, "k": 16}, "ki,jk->ij"),
+        ("C:b,i,j = A:b,i,k x B:b,j,k", {"b": 3, "i": 26, "j": 17, "k": 9}, "bik,bjk->bij"),
+        ("C:b,i,j = A:b,i,k x B:b,k,j", {"b": 3, "i": 6, "j": 17, "k": 9}, "bik,bkj->bij"),
+        ("C:a,b,c,d = A:d,b,e,a x B:e,c", {"a": 5, "b": 3, "c": 25, "d": 9, "e": 4}, "dbea,ec->abcd"),
+        ("C:a,b,c = A:b,d,a x B:d,c", {"a": 5, "b": 6, "c": 9, "d": 12}, "bda,dc->abc"),
+        ("C:a,b = A:c,a,d x B:d,c,b", {"a": 15, "b": 16, "c": 5, "d": 3}, "cad,dcb->ab"),
+    ],
+)
+def test_tensor_contractions(ops: Any, text: str, sizes: dict[str, int], einsum: str) -> None:
+    op = ops.op(text, sizes)
+    arrays = ops.run(op, lower(op, AVX512, parallel=False))
+    assert np.array_equal(arrays["result"], np.einsum(einsum, arrays["A"], arrays["B"]))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("width", [7, 24])
+def test_convolution(ops: Any, stride: int, width: int) -> None:
+    sizes = {"n": 2, "o": 26, "h": 3, "w": width, "c": 3, "y": 3, "x": 3}
+    op = ops.op(f"C:n,o,h,w = A:n,c,{stride}*h+y,{stride}*w+x x B:o,c,y,x", sizes)
+    arrays = ops.run(op, lower(op, AVX512, parallel=False))
+    windows = np.lib.stride_tricks.sliding_window_view(arrays["A"], (3, 3), axis=(2, 3))[:, :, ::stride, ::stride]
+    assert np.array_equal(arrays["result"], np.einsum("nchwyx,ocyx->nohw", windows, arrays["B"]))
+
+
+def test_depthwise_convolution(ops: Any) -> None:
+    op = ops.op("C:c,h,w = A:c,h+y,w+x x B:c,y,x", {"c": 4, "h": 6, "w": 20, "y": 3, "x": 3})
+    arrays = ops.run(op, lower(op, AVX512, parallel=False))
+    windows = np.lib.stride_tricks.sliding_window_view(arrays["A"], (3, 3), axis=(1, 2))
+    assert np.array_equal(arrays["result"], np.einsum("chwyx,cyx->chw", windows, arrays["B"]))
+
+
+@pytest.mark.parametrize("dtype", [FLOAT64, INT32], ids=str)
+def test_other_types(ops: Any, dtype: Any) -> None:
+    op = ops.op("C:i,j = A:i,k x B:k,j", {"i": 9, "j": 21, "k": 6}, dtype)
+    arrays = ops.run(op, lower(op, AVX512, parallel=False))
+    assert np.array_equal(arrays["result"], arrays["A"] @ arrays["B"])
+
+
+def test_half_precision_storage_accumulates_in_single(ops: Any) -> None:
+    op = ops.op("C:i,j = A:i,k x B:j,k", {"i": 32, "j": 40, "k": 12}, FLOAT32, FLOAT16)
+    arrays = ops.run(op, lower(op, AVX512, parallel=False))
+    exact = arrays["A"].astype(np.float32) @ arrays["B"].astype(np.float32).T
+    assert np.array_equal(arrays["result"], exact.astype(np.float16))
+
+
+def test_parallel_loops_have_no_races(ops: Any) -> None:
+    op = ops.op("C:i,j = A:i,k x B:k,j", {"i": 19, "j": 50, "k": 6})
+    plan = Plan("j", 16, (Level("j", 32), Level("i", 8), Level("i", 4)), ("k",), collapsed=2)
+    arrays = ops.run(op, generate(op, plan))
+    assert np.array_equal(arrays["result"], arrays["A"] @ arrays["B"])
+
+
+BIAS = build.buffer("bias", FLOAT32, (20,))
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_initial_value_and_epilogue_surround_the_sum_once(ops: Any, blocked: bool) -> None:
+    initial = Load(BIAS, (Var("j"),))
+    epilogue = build.call("fmax", accumulator(FLOAT32), build.mul(initial, 2.0))
+    op = ops.op("C:i,j = A:i,k x B:k,j", {"i": 7, "j": 20, "k": 10}, initial=initial, epilogue=epilogue)
+    levels = (Level("j", 32), *((Level("k", 4),) if blocked else ()), Level("i", 4))
+    arrays = ops.run(op, generate(op, Plan("j", 16, levels, ("k",))))
+    expected = np.maximum(arrays["bias"] + arrays["A"] @ arrays["B"], 2 * arrays["bias"])
+    assert np.array_equal(arrays["result"], expected)
+
+
+@pytest.mark.parametrize("shape", [(5, 20), (1, 32)])
+def test_epilogues_with_calls_run_over_spilled_sums(ops: Any, shape: tuple[int, int]) -> None:
+    i, j = shape
+    epilogue = build.call("exp", accumulator(FLOAT32))
+    op = ops.op("C:h,i,j = A:i,k x B:h,k,j", {"h": 2, "i": i, "j": j, "k": 3}, epilogue=epilogue)
+    levels = (Level("h", 2), Level("j", 32), Level("i", 4))
+    arrays = ops.run(op, generate(op, Plan("j", 16, levels, ("k",))))
+    sums = np.einsum("ik,hkj->hij", arrays["A"], arrays["B"])
+    np.testing.assert_allclose(arrays["result"], np.exp(sums), rtol=1e-6)
+
+
+def test_accumulates_into_its_output(ops: Any) -> None:
+    op = ops.op("C:i,j = A:i,k x B:k,j", {"i": 7, "j": 20, "k": 10})
+    op = ops.op("C:i,j = A:i,k x B:k,j", {"i": 7, "j": 20, "k": 10}, initial=op.output)
+    arrays = ops.run(op, lower(op, AVX512, parallel=False))
+    assert np.array_equal(arrays["result"], arrays["C"] + arrays["A"] @ arrays["B"])
+
+
+PACKED = [
+    (1, (("j", 32), ("i", 4))),
+    (2, (("j", 32), ("k", 4), ("i", 4))),
+    (2, (("i", 8), ("k", 4), ("j", 32), ("i", 4))),
+    (2, (("j", 48), ("i", 8), ("j", 16), ("i", 3))),
+]
+
+
+@pytest.mark.parametrize("text", [*MATMULS, "C:i,j = A:i,k x B:j,k", "C:i,j = B:j,k x A:k,i"])
+@pytest.mark.parametrize(("depth", "levels"), PACKED)
+@pytest.mark.parametrize("sides", [(Side.LEFT,), (Side.RIGHT,), (Side.LEFT, Side.RIGHT)])
+def test_any_factor_may_be_packed_at_any_depth(
+    ops: Any, text: str, depth: int, levels: tuple[tuple[str, int], ...], sides: tuple[Side, ...]
+) -> None:
+    op = ops.op(text, {"i": 21, "j": 50, "k": 18})
+    chosen = tuple(Level(*level) for level in levels)
+    plan = Plan("j", 16, chosen, ("k",), packs=tuple(Pack(side, depth) for side in sides))
+    arrays = ops.run(op, generate(op, plan))
+    a = arrays["A"].T if "A:k,i" in text else arrays["A"]
+    b = arrays["B"].T if "B:j,k" in text else arrays["B"]
+    assert np.array_equal(arrays["result"], a @ b)
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "why"),
+    [
+        ("C:j,i = A:i,k x B:k,j", {"i": 1, "j": 3, "k": 9}, "contiguous"),
+        ("C:i = A:i,k x B:k", {"i": 64, "k": 64}, "rows"),
+        ("C:i = A:k,i x B:k", {"i": 64, "k": 64}, "once"),
+        ("C:i,j = A:i,k x B:j,k", {"i": 4, "j": 64, "k": 64}, "rows"),
+        ("C:2*j = A:i,k x B:k,j", {"i": 8, "j": 30, "k": 9}, "unit stride"),
+    ],
+)
+def test_refuses_what_it_would_do_badly(ops: Any, text: str, sizes: dict[str, int], why: str) -> None:
+    op = ops.op(text, sizes)
+    with pytest.raises(CannotLower, match=why):
+        lower(op, AVX512, parallel=False)
