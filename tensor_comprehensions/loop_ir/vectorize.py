@@ -97,7 +97,7 @@ class _Accumulator:
 class _Piece:
     """A stretch `[start, stop)` of the loop handled by `copies` vectors at a time.
 
-    let: the name of a variable to bind to (value) before this piece. count: active lanes, when this is the masked
+    lets: variables to bind before this piece, for it and later ones. count: active lanes, when this is the masked
     tail. once: whether the stretch is exactly one trip.
     """
 
@@ -106,7 +106,7 @@ class _Piece:
     copies: int
     count: Expr | None = None
     once: bool = False
-    let: tuple[str, Expr] | None = None
+    lets: tuple[tuple[str, Expr], ...] = ()
 
 
 def _pieces(loop: Loop, names: Names) -> list[_Piece]:
@@ -131,26 +131,28 @@ def _pieces(loop: Loop, names: Names) -> list[_Piece]:
 
 def _dynamic_pieces(loop: Loop, names: Names) -> list[_Piece]:
     lanes, copies = loop.factor
-    trips = build.maximum(affine.subtract(loop.stop, loop.start), 0)
+    name = names.fresh(f"{loop.var}_count")
+    trips = build.var(name)
+    lets: tuple[tuple[str, Expr], ...] = ((name, build.maximum(affine.subtract(loop.stop, loop.start), 0)),)
     pieces: list[_Piece] = []
     at = loop.start
     for count in (copies, 1) if copies > 1 else (1,):
         width = lanes * count
         name = names.fresh(f"{loop.var}_stop")
         end = build.add(loop.start, build.mul(build.div(trips, width), width))
-        pieces.append(_Piece(at, build.var(name), count, let=(name, end)))
-        at = build.var(name)
-    pieces.append(_Piece(at, loop.stop, 1, affine.subtract(loop.stop, at), once=True))
+        pieces.append(_Piece(at, build.var(name), count, lets=(*lets, (name, end))))
+        at, lets = build.var(name), ()
+    pieces.append(_Piece(at, loop.stop, 1, build.mod(trips, lanes), once=True))
     return pieces
 
 
 def _bind_ends(pieces: list[_Piece], steps: list[Stmt]) -> tuple[Stmt, ...]:
-    """The emitted pieces in order, each `let` around its own piece and all later ones."""
+    """The emitted pieces in order, its `lets` around its own piece and all later ones."""
     rest: tuple[Stmt, ...] = ()
     for piece, step in zip(reversed(pieces), reversed(steps), strict=True):
         rest = (step, *rest)
-        if piece.let is not None:
-            rest = (Let(*piece.let, build.block(*rest)),)
+        for name, value in reversed(piece.lets):
+            rest = (Let(name, value, build.block(*rest)),)
     return rest
 
 

@@ -1,0 +1,153 @@
+"""Bounds of index expressions under loops whose bounds depend on each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import affine
+from .affine import Ranges, Terms
+from .nodes import Binary, Const, Expr, Loop, Var
+
+_DEPTH = 64  # substitutions before giving up, against chains of minima that double the work
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is known of the variables around a place in a program.
+
+    loops: enclosing loops by variable. lets: values of bound names. ranges: an interval for each of them. order: a
+    number for each name, larger for what is bound further inside.
+    """
+
+    loops: dict[str, Loop]
+    lets: dict[str, Expr]
+    ranges: dict[str, affine.Interval]
+    order: dict[str, int]
+
+    @staticmethod
+    def empty() -> Scope:
+        return Scope({}, {}, {}, {})
+
+    def in_loop(self, loop: Loop) -> Scope:
+        first, last = (affine.interval(e, self.ranges) for e in (loop.start, loop.stop))
+        where = affine.Interval(first.low, None if last.high is None else last.high - 1)
+        return Scope({**self.loops, loop.var: loop}, self.lets, {**self.ranges, loop.var: where}, self.deeper(loop.var))
+
+    def in_let(self, name: str, value: Expr) -> Scope:
+        ranges = {**self.ranges, name: affine.interval(value, self.ranges)}
+        return Scope(self.loops, {**self.lets, name: value}, ranges, self.deeper(name))
+
+    def deeper(self, name: str) -> dict[str, int]:
+        return {**self.order, name: len(self.order)}
+
+
+def upper_bound(e: Expr, scope: Scope) -> int | None:
+    """A number that the scalar integer `e` never exceeds, the best that substituting bounds finds; None if none."""
+    return _upper(*affine.linear(e), scope, _DEPTH)
+
+
+def lower_bound(e: Expr, scope: Scope) -> int | None:
+    """A number that the scalar integer `e` never falls below; None if none is found."""
+    terms, constant = affine.linear(e)
+    high = _upper({a: -c for a, c in terms.items()}, -constant, scope, _DEPTH)
+    return None if high is None else -high
+
+
+def _upper(terms: Terms, constant: int, scope: Scope, depth: int) -> int | None:
+    """An upper bound of `terms + constant`: the innermost variable is replaced by its bounds, again and again."""
+    plain = _interval_bound(terms, constant, scope.ranges)
+    if depth == 0 or not terms:
+        return plain
+    # Of two atoms bound equally far inside the composite one first: what it hides may cancel the other.
+    atom = max(terms, key=lambda a: (_depth_of(a, scope), not isinstance(a, Var)))
+    if _depth_of(atom, scope) < 0:
+        return plain
+    c = terms[atom]
+    rest = {a: k for a, k in terms.items() if a is not atom}
+    best = plain
+    for replacement in _replacements(atom, c, scope):
+        bound = _worst(replacement, rest, c, constant, scope, depth)
+        if bound is not None and (best is None or bound < best):
+            best = bound
+    return best
+
+
+Sum = tuple[Terms, int, int]
+"""Terms, constant and a divisor: (terms + constant) / divisor, whose multiples by the coefficient are whole."""
+
+
+def _worst(choices: list[Sum], rest: Terms, c: int, constant: int, scope: Scope, depth: int) -> int | None:
+    """The largest of the bounds with the atom replaced by each of `choices`; None when one of them has none."""
+    worst: int | None = None
+    for terms, offset, divisor in choices:
+        merged = dict(rest)
+        for a, k in terms.items():
+            merged[a] = merged.get(a, 0) + k * c // divisor
+        merged = {a: k for a, k in merged.items() if k != 0}
+        bound = _upper(merged, constant + offset * c // divisor, scope, depth - 1)
+        if bound is None:
+            return None
+        worst = bound if worst is None else max(worst, bound)
+    return worst
+
+
+def _replacements(atom: Expr, c: int, scope: Scope) -> list[list[Sum]]:
+    """Ways to bound `c * atom` from above: in each way it is at most `c` times one of the listed sums."""
+    match atom:
+        case Var(name) if name in scope.lets:
+            return [[(*affine.linear(scope.lets[name]), 1)]]
+        case Var(name) if name in scope.loops:
+            loop = scope.loops[name]
+            return [[_last(loop, scope) if c > 0 else (*affine.linear(loop.start), 1)]]
+        case Binary("min" | "max" as op, a, b):
+            sides: list[Sum] = [(*affine.linear(a), 1), (*affine.linear(b), 1)]
+            return [[sides[0]], [sides[1]]] if (op == "min") == (c > 0) else [sides]
+        case Binary("div", x, Const(d)) if int(d) > 0 and c % int(d) == 0:
+            terms, constant = affine.linear(x)
+            return [[(terms, constant if c > 0 else constant - int(d) + 1, int(d))]]
+    return []
+
+
+def _last(loop: Loop, scope: Scope) -> Sum:
+    """The last value of a loop's variable, or a bound of it."""
+    terms, constant = affine.linear(loop.stop)
+    apart, distance = affine.linear(_expanded(affine.subtract(loop.stop, loop.start), scope))
+    if all(k % loop.step == 0 for k in apart.values()):
+        start_terms, start = affine.linear(loop.start)
+        if not apart:
+            return start_terms, start + (distance - 1) // loop.step * loop.step, 1
+        if distance % loop.step == 0:
+            return terms, constant - loop.step, 1
+    return terms, constant - 1, 1
+
+
+def _expanded(e: Expr, scope: Scope) -> Expr:
+    """The sum `e` with bound names replaced by their values."""
+    terms, constant = affine.linear(e)
+    total: Terms = {}
+    for atom, c in terms.items():
+        value = scope.lets.get(atom.name) if isinstance(atom, Var) else None
+        parts, extra = affine.linear(_expanded(value, scope)) if value is not None else ({atom: 1}, 0)
+        constant += c * extra
+        for a, k in parts.items():
+            total[a] = total.get(a, 0) + c * k
+    return affine.expression({a: k for a, k in total.items() if k != 0}, constant)
+
+
+def _depth_of(e: Expr, scope: Scope) -> int:
+    """How far inside the innermost variable of `e` is bound; -1 for an atom that has no bound but its interval."""
+    match e:
+        case Var(name):
+            return scope.order.get(name, -1)
+        case Binary("min" | "max" | "add" | "sub", a, b):
+            return max(_depth_of(a, scope), _depth_of(b, scope))
+        case Binary("div" | "mul", a, Const()):
+            return _depth_of(a, scope)
+    return -1
+
+
+def _interval_bound(terms: Terms, constant: int, ranges: Ranges) -> int | None:
+    total = affine.Interval(constant, constant)
+    for atom, c in terms.items():
+        total = total + affine.interval(atom, ranges).scaled(c)
+    return total.high

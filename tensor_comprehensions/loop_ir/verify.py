@@ -1,0 +1,296 @@
+"""Checks that a module keeps the rules of `nodes`. A fault is a bug of the pass that made it, so it names the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from ..dtypes import BOOL, INT64
+from ..errors import InternalError
+from ..math_functions import FUNCTIONS
+from .bounds import Scope, lower_bound, upper_bound
+from .nodes import (
+    ARITHMETIC,
+    COMPARISONS,
+    Allocate,
+    Binary,
+    Block,
+    Broadcast,
+    Buffer,
+    Call,
+    Cast,
+    Check,
+    Const,
+    Expr,
+    If,
+    Invoke,
+    Let,
+    Load,
+    Loop,
+    LoopKind,
+    Module,
+    Ramp,
+    ReduceLanes,
+    Select,
+    Space,
+    Stmt,
+    Store,
+    Type,
+    Unary,
+    Var,
+)
+from .rewrite import children, walk
+from .show import show
+
+_INDEX = Type(INT64)
+_UPDATES = (None, "+", "*", "min", "max", "and", "or")
+
+
+def verify(module: Module) -> None:
+    """Check types, lanes, ranks, scopes, registers, parallelism and the bounds of plain affine accesses.
+
+    Raises:
+        InternalError: naming the first node that breaks a rule.
+    """
+    buffers = (*module.arguments, *module.temporaries)
+    _require_unique([b.name for b in buffers], "buffers")
+    _require_unique([k.name for k in module.kernels], "kernels")
+    for b in buffers:
+        _require(b.space is Space.GLOBAL and b.type.lanes == 1, f"{b} is no argument or temporary")
+        _require(len(b.shape) == len(b.strides), f"{b} has other ranks of shape and strides")
+    for name in module.written:
+        _require(any(b.name == name for b in module.arguments), f"{name} is written but no argument")
+    for kernel in module.kernels:
+        lowered = not any(
+            isinstance(s, Loop) and s.kind in (LoopKind.UNROLLED, LoopKind.VECTOR) for s in walk(kernel.body)
+        )
+        place = _Place({b.name: b for b in buffers}, {}, Scope.empty(), len(module.sites), lowered)
+        _stmt(kernel.body, place)
+
+
+def _require(condition: bool, message: str, node: Stmt | Expr | None = None) -> None:
+    if not condition:
+        raise InternalError(message if node is None else f"{message}: {_text(node)}")
+
+
+def _require_unique(names: list[str], what: str) -> None:
+    twice = [n for n in dict.fromkeys(names) if names.count(n) > 1]
+    _require(not twice, f"several {what} are named {twice}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What is in scope. lowered: no loop is left to unroll. guarded: a condition decides whether this runs."""
+
+    buffers: dict[str, Buffer]
+    variables: dict[str, Type]
+    scope: Scope
+    sites: int
+    lowered: bool
+    parallel: bool = False
+    guarded: bool = False
+    hidden: frozenset[str] = frozenset()  # private buffers of the thread that started the parallel loop
+
+    def bind(self, name: str, t: Type, scope: Scope) -> _Place:
+        _require(name not in self.variables, f"{name} is bound twice, one inside the other")
+        return replace(self, variables={**self.variables, name: t}, scope=scope)
+
+
+# --- statements --------------------------------------------------------------------------------------------------
+
+
+def _stmt(s: Stmt, place: _Place) -> None:
+    match s:
+        case Block(body):
+            for c in body:
+                _stmt(c, place)
+        case Store():
+            _store(s, place)
+        case Loop():
+            _loop(s, place)
+        case If(condition, then, otherwise):
+            _require_type(condition, Type(BOOL), place, s)
+            guarded = replace(place, guarded=True)
+            _stmt(then, guarded)
+            if otherwise is not None:
+                _stmt(otherwise, guarded)
+        case Let(name, value, body):
+            t = _expr(value, place)
+            scope = place.scope.in_let(name, value) if t == _INDEX else place.scope
+            _stmt(body, place.bind(name, t, scope))
+        case Allocate(buffer, body):
+            _allocate(buffer, body, place)
+        case Check(condition, site, value):
+            _require_type(condition, Type(BOOL), place, s)
+            _require_type(value, _INDEX, place, s)
+            _require(0 <= site < place.sites, f"there is no site {site}")
+        case Invoke(_, operands):
+            for buffer, where in operands:
+                _indices(buffer, where, place, s)
+        case _:
+            assert_never(s)
+
+
+def _loop(s: Loop, place: _Place) -> None:
+    _require_type(s.start, _INDEX, place, s)
+    _require_type(s.stop, _INDEX, place, s)
+    _require(s.step > 0 and s.grain > 0 and min(s.factor) > 0, f"bad step, grain or factor of loop {s.var}")
+    inner = place.bind(s.var, _INDEX, place.scope.in_loop(s))
+    if s.kind is LoopKind.PARALLEL:
+        _require(not place.parallel, f"parallel loop {s.var} is inside a parallel loop")
+        private = frozenset(b.name for b in place.buffers.values() if b.space is not Space.GLOBAL)
+        inner = replace(inner, parallel=True, hidden=private)
+    _stmt(s.body, inner)
+
+
+def _allocate(buffer: Buffer, body: Stmt, place: _Place) -> None:
+    _require(buffer.name not in place.buffers, f"buffer {buffer.name} is allocated twice, one inside the other")
+    _require(buffer.space is not Space.GLOBAL, f"{buffer.name} is allocated but global")
+    _require(buffer.type.lanes == 1 or buffer.space is Space.REGISTER, f"{buffer.name} holds vectors in memory")
+    _require(len(buffer.shape) == len(buffer.strides), f"{buffer} has other ranks of shape and strides")
+    _stmt(body, replace(place, buffers={**place.buffers, buffer.name: buffer}))
+
+
+def _store(s: Store, place: _Place) -> None:
+    t = _access(s.buffer, s.indices, s.mask, place, s)
+    _require_type(s.value, t, place, s)
+    _require(s.op in _UPDATES, f"{s.op} is no update of a store", s)
+
+
+# --- accesses ----------------------------------------------------------------------------------------------------
+
+
+def _access(b: Buffer, where: tuple[Expr, ...], mask: Expr | None, place: _Place, node: Stmt | Expr) -> Type:
+    """The type of what is loaded or stored."""
+    lanes = max(_indices(b, where, place, node), b.type.lanes)
+    if mask is not None:
+        _require_type(mask, Type(BOOL, lanes), place, node)
+    elif not place.guarded:
+        for dimension, i in enumerate(where):
+            _require_inside(b, dimension, i, place, node)
+    return Type(b.type.dtype, lanes)
+
+
+def _indices(b: Buffer, where: tuple[Expr, ...], place: _Place, node: Stmt | Expr) -> int:
+    """The lanes of the indices."""
+    known = place.buffers.get(b.name)
+    _require(known is b or known == b, f"{b.name} is not in scope, or not as declared", node)
+    _require(b.name not in place.hidden, f"{b.name} is private to another thread", node)
+    _require(len(where) == len(b.shape), f"{len(where)} indices on {b.name} of rank {len(b.shape)}", node)
+    lanes = 1
+    for i in where:
+        t = _expr(i, place)
+        _require(t.dtype == INT64, f"an index of {b.name} is {t}", node)
+        _require(t.lanes == 1 or lanes in (1, t.lanes), "indices of different lanes", node)
+        lanes = max(lanes, t.lanes)
+        if b.space is Space.REGISTER and place.lowered:
+            _require(isinstance(i, Const), "the index of a register is not constant", node)
+    _require(lanes == 1 or b.type.lanes == 1, "vector indices on a buffer of vectors", node)
+    return lanes
+
+
+def _require_inside(b: Buffer, dimension: int, index: Expr, place: _Place, node: Stmt | Expr) -> None:
+    """Prove that an affine index stays in the buffer. Data and conditions are beyond this proof."""
+    base, reach = (index.base, index.stride * (index.lanes - 1)) if isinstance(index, Ramp) else (index, 0)
+    if not _is_affine(base) or base.type.lanes > 1:
+        return
+    low, high = lower_bound(base, place.scope), upper_bound(base, place.scope)
+    inside = low is not None and high is not None
+    if inside and low is not None and high is not None:
+        inside = low + min(reach, 0) >= 0 and high + max(reach, 0) < b.shape[dimension]
+    _require(
+        inside,
+        f"dimension {dimension} of {b.name}{list(b.shape)} is not proved inside ({low} .. {high})",
+        node,
+    )
+
+
+def _is_affine(e: Expr) -> bool:
+    match e:
+        case Const() | Var():
+            return True
+        case Binary("add" | "sub", a, b):
+            return _is_affine(a) and _is_affine(b)
+        case Binary("mul", a, Const()) | Binary("mul", Const(), a):
+            return _is_affine(a)
+    return False
+
+
+# --- expressions -------------------------------------------------------------------------------------------------
+
+
+def _require_type(e: Expr, t: Type, place: _Place, node: Stmt | Expr) -> None:
+    found = _expr(e, place)
+    if found != t:
+        raise InternalError(f"{_text(e)} is {found}, not {t}, in {_text(node)}")
+
+
+def _expr(e: Expr, place: _Place) -> Type:
+    """The type of `e`, all parts of which keep the rules."""
+    match e:
+        case Const(value, t):
+            python = bool if t.dtype.is_bool else float if t.dtype.is_float else int
+            _require(type(value) is python, f"constant {value!r} of type {t}")
+            return t
+        case Var(name, t):
+            _require(name in place.variables, f"variable {name} is not bound")
+            _require(place.variables[name] == t, f"variable {name} is {place.variables[name]}, used as {t}")
+            return t
+        case Load(buffer, indices, mask):
+            return _access(buffer, indices, mask, place, e)
+    types = [_expr(c, place) for c in children(e)]
+    if not _KINDS[type(e)](e, types):
+        raise InternalError(f"operands of types {', '.join(map(str, types))} do not fit: {_text(e)}")
+    return e.type
+
+
+def _fits_binary(e: Binary, types: list[Type]) -> bool:
+    left, right = types
+    if e.op in ("and", "or"):
+        return left == right and left.dtype.is_bool
+    return left == right and (e.op in COMPARISONS or (e.op in ARITHMETIC and not left.dtype.is_bool))
+
+
+def _fits_unary(e: Unary, types: list[Type]) -> bool:
+    return e.op == "not" if types[0].dtype.is_bool else e.op == "neg"
+
+
+def _fits_select(_: Select, types: list[Type]) -> bool:
+    return types[1] == types[2] and types[0] == Type(BOOL, types[1].lanes)
+
+
+def _fits_call(e: Call, types: list[Type]) -> bool:
+    known = FUNCTIONS.get(e.function)
+    same = all(t == types[0] for t in types)
+    return known is not None and known.arity == len(types) and same and types[0].dtype.is_float
+
+
+def _fits_ramp(e: Ramp, types: list[Type]) -> bool:
+    return types[0].lanes == 1 and types[0].dtype.is_integer and e.lanes > 1
+
+
+def _fits_broadcast(e: Broadcast, types: list[Type]) -> bool:
+    return types[0].lanes == 1 and e.lanes > 1
+
+
+def _fits_reduction(e: ReduceLanes, types: list[Type]) -> bool:
+    ops = ("and", "or") if types[0].dtype.is_bool else ("+", "*", "min", "max")
+    return types[0].lanes > 1 and e.op in ops
+
+
+_KINDS: dict[type, Callable[..., bool]] = {
+    Binary: _fits_binary,
+    Unary: _fits_unary,
+    Select: _fits_select,
+    Call: _fits_call,
+    Ramp: _fits_ramp,
+    Broadcast: _fits_broadcast,
+    ReduceLanes: _fits_reduction,
+    Cast: lambda _, types: True,
+}
+
+
+def _text(node: Stmt | Expr) -> str:
+    text = show(node).strip()
+    return text if len(text) <= 300 else text[:300] + " ..."
