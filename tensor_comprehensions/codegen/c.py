@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ..dtypes import BFLOAT16, BOOL, INT64
+from ..dtypes import BFLOAT16, BOOL, INT64, DType
 from ..errors import CannotLower, InternalError
 from ..loop_ir import nodes as ir
 from ..loop_ir.build import combiner
@@ -74,7 +74,8 @@ def _used_helpers(text: str, dialect: CDialect) -> list[str]:
 
 def _function(module: ir.Module, dialect: CDialect) -> Iterator[str]:
     scope = Scope(dialect, {})
-    name, scope = scope.bind(f"%{module.name}")
+    name, scope = replace(scope, names={n: n for n in dialect.library}).bind(f"%{module.name}")
+    scope = replace(scope, names={f"%{module.name}": name})
     parameters = []
     for buffer in (*module.arguments, *module.temporaries):
         identifier, scope = scope.bind(f"@{buffer.name}")
@@ -95,7 +96,7 @@ def _kernels(module: ir.Module, scope: Scope) -> Iterator[str]:
     for position, kernel in enumerate(module.kernels):
         if len(module.kernels) > 1:
             yield f"/* {kernel.name} */"
-        yield from _braced(kernel.body, scope)
+        yield from _braced(kernel.body, scope) if len(module.kernels) > 1 else statement(kernel.body, scope)
         if position + 1 < len(module.kernels) and _can_fail(kernel.body, scope.dialect):
             yield "if (status) return status;"
     yield "return status;" if fails else "return 0;"
@@ -228,13 +229,13 @@ def _store(s: ir.Store, scope: Scope) -> Iterator[str]:
 
 
 def _assignment(s: ir.Store, scope: Scope) -> Iterator[str]:
-    place, value = element(s.buffer, s.indices, scope), spell(s.value, scope)
-    line = _update(place, s.op, value, s.buffer, scope.dialect)
+    inner = scope if s.mask is None else scope.under(s.mask)
+    place, value = element(s.buffer, s.indices, inner), spell(s.value, inner)
+    line = _update(place, s.op, value, s.buffer.type.dtype, scope.dialect)
     yield line if s.mask is None else f"if ({spell(s.mask, scope).text}) {line}"
 
 
-def _update(place: Text, op: str | None, value: Text, buffer: ir.Buffer, dialect: CDialect) -> str:
-    dtype = buffer.type.dtype
+def _update(place: Text, op: str | None, value: Text, dtype: DType, dialect: CDialect) -> str:
     if op in ("+", "*") and dtype not in (BFLOAT16, BOOL):
         return f"{place.text} {op}= {value.text};"
     if op is not None:
@@ -303,10 +304,9 @@ def _reduction(e: ir.ReduceLanes, identifier: str, scope: Scope) -> Iterator[str
     dtype, dialect = e.type.dtype, scope.dialect
     first = spell(e.operand, replace(scope, lane="0"))
     lane, laned = _with_lane(scope)
-    combined = combine(combiner(e.op, dtype), Text(identifier), spell(e.operand, laned), dtype, dialect)
     yield f"{dialect.type(dtype)} {identifier} = {first.text};"
     yield f"for (int {lane} = 1; {lane} < {e.operand.type.lanes}; ++{lane})"
-    yield f"    {identifier} = {combined.text};"
+    yield f"    {_update(Text(identifier), e.op, spell(e.operand, laned), dtype, dialect)}"
 
 
 # --- loops -------------------------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def _reducing_loop(s: ir.Loop, store: ir.Store, scope: Scope) -> Iterator[str]:
     yield f"    {dialect.simd.format(f' reduction({store.op}:{total})')}"
     start, stop = spell(s.start, scope), spell(s.stop, scope)
     yield f"    for (int64_t {variable} = {start.text}; {variable} < {stop.text}; {step})"
-    yield f"        {_update(Text(total), store.op, spell(store.value, inner), store.buffer, dialect)}"
+    yield f"        {_update(Text(total), store.op, spell(store.value, inner), dtype, dialect)}"
     yield f"    {place.text} = {total};"
     yield "}"
 

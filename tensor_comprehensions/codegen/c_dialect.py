@@ -23,7 +23,8 @@ class CDialect:
         critical: the line before a statement that one thread at a time may run.
         includes: headers, each with the words of the text that ask for it.
         helpers: definitions by the name they define, printed when the text uses the name.
-        reserved: names the program must not take.
+        reserved: names that nothing in the program may take.
+        library: names that the function may not take besides, for the language's library has them.
         stack: bytes up to which a thread's own buffer is a local array.
     """
 
@@ -39,6 +40,7 @@ class CDialect:
     includes: tuple[tuple[str, tuple[str, ...]], ...]
     helpers: Mapping[str, str]
     reserved: frozenset[str]
+    library: frozenset[str]
     stack: int = field(default=32768)
 
     def type(self, dtype: DType) -> str:
@@ -117,11 +119,13 @@ _MATH = {
     FLOAT64.name: {name: name for name in FUNCTIONS} | {"rsqrt": "rsqrt_float64"},
 }
 
-_RESERVED = """auto break case char const continue default do double else enum extern float for goto if inline int long
+_KEYWORDS = """auto break case char const continue default do double else enum extern float for goto if inline int long
 register restrict return short signed sizeof static struct switch typedef union unsigned void volatile while
-_Bool _Complex _Imaginary _Float16 bool true false main malloc free abs labs NULL INFINITY NAN
-j0 j1 jn y0 y1 yn gamma signgam asm typeof index rindex time div exit abort rand atoi system select remove
-unix linux near far I complex status"""
+_Bool _Complex _Imaginary _Float16 asm typeof bool true false malloc free NULL INFINITY NAN unix linux status"""
+
+_LIBRARY = """main abort abs labs div ldiv exit atexit rand srand atoi atof atol calloc realloc system getenv
+qsort bsearch j0 j1 jn y0 y1 yn gamma signgam scalb logb ilogb ldexp frexp modf nan remquo isnan isinf isfinite signbit index
+rindex printf puts remove rename strlen memcpy memset memcmp memmove time clock select read write open close pipe dup link"""
 
 C99 = CDialect(
     types=_TYPES,
@@ -141,6 +145,7 @@ C99 = CDialect(
     ),
     helpers=_helpers(_TYPES),
     reserved=frozenset(
-        (*_RESERVED.split(), *FUNCTIONS, *(f"{f}f" for f in FUNCTIONS), *_TYPES.values(), *_helpers(_TYPES)),
+        (*_KEYWORDS.split(), *FUNCTIONS, *(f"{f}f" for f in FUNCTIONS), *_TYPES.values(), *_helpers(_TYPES)),
     ),
+    library=frozenset(_LIBRARY.split()),
 )

@@ -42,6 +42,7 @@ class Scope:
     names: the identifier of a variable by its name, of a buffer by `@` and its name.
     lane: which lane of vectors is printed: an identifier, a number, or None where there are no vectors.
     sums: the identifiers that hold the reductions over lanes, computed before the statement.
+    given: conditions that hold wherever the expression is evaluated.
     parallel, simd: whether a parallel loop or a loop of one vector instruction stream encloses.
     """
 
@@ -49,6 +50,7 @@ class Scope:
     names: Mapping[str, str]
     lane: str | None = None
     sums: Mapping[ir.ReduceLanes, str] = field(default_factory=dict)
+    given: tuple[ir.Expr, ...] = ()
     parallel: bool = False
     simd: bool = False
 
@@ -63,6 +65,10 @@ class Scope:
         return identifier, replace(
             self, sums={**self.sums, e: identifier}, names={**self.names, f"%{identifier}": identifier}
         )
+
+    def under(self, condition: ir.Expr) -> Scope:
+        """The scope of what is evaluated only where `condition` holds."""
+        return replace(self, given=(*self.given, *_conjuncts(condition)))
 
     def fresh(self, wanted: str) -> str:
         base = re.sub(r"\W", "_", wanted, flags=re.ASCII)
@@ -79,6 +85,13 @@ def _candidates(base: str) -> Iterator[str]:
         count += 1
 
 
+def _conjuncts(condition: ir.Expr) -> list[ir.Expr]:
+    match condition:
+        case ir.Binary("and", left, right):
+            return [*_conjuncts(left), *_conjuncts(right)]
+    return [condition]
+
+
 def spell(e: ir.Expr, scope: Scope) -> Text:
     """`e` as text; of a vector, the lane that `scope` names."""
     match e:
@@ -93,8 +106,8 @@ def spell(e: ir.Expr, scope: Scope) -> Text:
         case ir.Binary():
             return _binary(e, scope)
         case ir.Select(condition, then, otherwise):
-            parts = (spell(condition, scope).at(OR), spell(then, scope).at(OR), spell(otherwise, scope).at(TERNARY))
-            return Text("{} ? {} : {}".format(*parts), TERNARY)
+            chosen = spell(then, scope.under(condition)).at(OR)
+            return Text(f"{spell(condition, scope).at(OR)} ? {chosen} : {spell(otherwise, scope).at(TERNARY)}", TERNARY)
         case ir.Cast(operand, dtype):
             return cast(spell(operand, scope), operand.type.dtype, dtype, scope.dialect)
         case ir.Call():
@@ -244,10 +257,11 @@ def _lane(scope: Scope) -> str:
 
 
 def _load(e: ir.Load, scope: Scope) -> Text:
-    place = element(e.buffer, e.indices, scope)
-    if e.mask is None:
-        return place
-    return Text(f"{spell(e.mask, scope).at(OR)} ? {place.text} : 0", TERNARY)
+    mask = e.mask
+    if mask is None or all(c in scope.given for c in _conjuncts(mask)):
+        return element(e.buffer, e.indices, scope)
+    place = element(e.buffer, e.indices, scope.under(mask))
+    return Text(f"{spell(mask, scope).at(OR)} ? {place.text} : 0", TERNARY)
 
 
 def _unary(e: ir.Unary, scope: Scope) -> Text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,14 @@ from tensor_comprehensions.dtypes import (
 from tensor_comprehensions.errors import CannotLower
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
+from tensor_comprehensions.loop_ir.interpret import interpret
+from tensor_comprehensions.loop_ir.simplify import simplify
+from tensor_comprehensions.loop_ir.unroll import unroll
+from tensor_comprehensions.loop_ir.vectorize import vectorize
 from tensor_comprehensions.math_functions import FUNCTIONS
+from tensor_comprehensions.structured.contraction import lower
+from tensor_comprehensions.structured.op import Iterator, IteratorKind, StructuredOp
+from tensor_comprehensions.target import AVX2
 
 GCC = shutil.which("gcc")
 needs_gcc = pytest.mark.skipif(GCC is None, reason="compiling the C text needs gcc")
@@ -240,6 +248,66 @@ def test_vector_lets_gathers_and_scatters(tmp_path: Path) -> None:
     np.testing.assert_allclose(result, 2 * values * np.bincount(indices, minlength=5), rtol=1e-6)
 
 
+def lowered(m: ir.Module) -> ir.Module:
+    """`m` with explicit vectors, as the compiler makes them."""
+    kernels = tuple(replace(x, body=simplify(unroll(vectorize(simplify(x.body))))) for x in m.kernels)
+    return replace(m, kernels=kernels)
+
+
+def blend() -> ir.Module:
+    """A masked, data-dependent pointwise kernel and a sum in interleaved accumulators."""
+    x, index, out, total = (
+        b.buffer(n, t, s)
+        for n, t, s in (("x", FLOAT32, (45,)), ("index", INT32, (45,)), ("out", FLOAT32, (45,)), ("total", FLOAT32, ()))
+    )
+    gathered = b.load(x, b.cast(b.load(index, i), INT64))
+    value = b.select(b.gt(b.load(x, i), 0.0), b.mul(gathered, 2.0), b.const(-1.0, FLOAT32))
+    body = b.block(
+        loop("i", 0, 45, b.store(out, (i,), value), VECTOR, factor=(8, 2)),
+        b.store(total, (), 0.0),
+        loop("i", 0, 45, b.store(total, (), b.mul(b.load(x, i), b.load(out, i)), op="+"), VECTOR, factor=(8, 2)),
+    )
+    return replace(module("blend", [x, index, out, total], body), written=("out", "total"))
+
+
+@needs_gcc
+@pytest.mark.parametrize("make", [lambda: matmul(PARALLEL), lambda: matmul(SERIAL), blend], ids=["par", "mm", "blend"])
+def test_same_as_the_interpreter_after_vectorisation(make: Callable[[], ir.Module], tmp_path: Path) -> None:
+    m = lowered(make())
+    arrays = {
+        a.name: np.asarray(floats(*a.shape) if a.type.dtype.is_float else rng.integers(0, 45, a.shape, "int32"))
+        for a in m.arguments
+    }
+    expected = {name: array.copy() for name, array in arrays.items()}
+    assert interpret(m, expected) == []
+    assert run(m, tmp_path, *arrays.values()) == 0
+    for name, array in arrays.items():
+        np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-5)
+
+
+@needs_gcc
+@pytest.mark.parametrize("text", ["C:i,j = A:i,k x B:k,j", "C:i,j = A:k,i x B:j,k"])
+def test_micro_kernel(text: str, tmp_path: Path) -> None:
+    """The register tile, packed panels and masked edges of a whole contraction."""
+    sizes = {"i": 37, "j": 53, "k": 29}
+    left, right = (part.split(":")[1].split(",") for part in text.split("= ")[1].split(" x "))
+    a, w = (b.buffer(n, FLOAT32, tuple(sizes[d] for d in dims)) for n, dims in (("A", left), ("B", right)))
+    out = b.buffer("C", FLOAT32, (37, 53))
+    iterators = tuple(
+        Iterator(n, extent, IteratorKind.REDUCTION if n == "k" else IteratorKind.PARALLEL)
+        for n, extent in sizes.items()
+    )
+    op = StructuredOp(
+        "c", iterators, b.load(out, i, j), b.load(a, *map(b.var, left)), b.load(w, *map(b.var, right))
+    )  # fmt: skip
+    body = ir.Block((loop("i", 0, 37, loop("j", 0, 53, b.store(out, (i, j), 0.0))), lower(op, AVX2, parallel=True)))
+    m = lowered(module("contract", [a, w, out], body, written="C"))
+    xs, ys, result = floats(*a.shape), floats(*w.shape), floats(37, 53)
+    assert run(m, tmp_path, xs, ys, result) == 0
+    subscripts = f"{''.join(left)},{''.join(right)}->ij"
+    np.testing.assert_allclose(result, np.einsum(subscripts, xs, ys), rtol=1e-4, atol=1e-4)
+
+
 # --- scalar types and functions ----------------------------------------------------------------------------------
 
 
@@ -367,6 +435,10 @@ def test_casts(tmp_path: Path) -> None:
 def test_whole_kernel(golden: Any) -> None:
     header = "\ndef matmul(float(M,K) a, float(K,N) w) -> (out) { out(m,n) +=! a(m,k) * w(k,n) }\nM=6 K=5 N=33"
     golden.check("matmul.c", emit(matmul(PARALLEL), header=header))
+
+
+def test_whole_vectorised_kernel(golden: Any) -> None:
+    golden.check("blend.c", emit(lowered(blend())))
 
 
 def test_header_cannot_end_the_comment() -> None:
