@@ -123,9 +123,10 @@ _KEYWORDS = """auto break case char const continue default do double else enum e
 register restrict return short signed sizeof static struct switch typedef union unsigned void volatile while
 _Bool _Complex _Imaginary _Float16 asm typeof bool true false malloc free NULL INFINITY NAN unix linux status"""
 
-_LIBRARY = """main abort abs labs div ldiv exit atexit rand srand atoi atof atol calloc realloc system getenv
-qsort bsearch j0 j1 jn y0 y1 yn gamma signgam scalb logb ilogb ldexp frexp modf nan remquo isnan isinf isfinite signbit index
-rindex printf puts remove rename strlen memcpy memset memcmp memmove time clock select read write open close pipe dup link"""
+_LIBRARY = """main abort abs labs div ldiv exit atexit rand srand atoi atof atol calloc realloc system getenv qsort
+bsearch j0 j1 jn y0 y1 yn gamma signgam scalb logb ilogb ldexp frexp modf nan remquo isnan isinf isfinite signbit
+index rindex printf puts remove rename strlen memcpy memset memcmp memmove time clock select read write open close
+pipe dup link"""
 
 C99 = CDialect(
     types=_TYPES,
