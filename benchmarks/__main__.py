@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from .kernels import BENCHMARKS, Benchmark
-from .report import HEAD, line, notes, row, write_json
+from .report import HEAD, line, notes, read_json, row, table, write_json
 from .runner import Result, Settings, run
 from .timing import keep_memory
 
@@ -20,6 +20,10 @@ from .timing import keep_memory
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     chosen = select(options.kernels)
+    if options.load:
+        loaded = [result for path in options.load for result in read_json(path)]
+        show([r for r in loaded if r.name in {b.name for b in chosen}], options.plot)
+        return 0
     if options.list:
         print("\n".join(f"{b.name:28} {b.family}" for b in chosen))
         return 0
@@ -29,6 +33,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ours=not options.peers_only,
         seed=options.seed,
     )
+    results, kept = measure(chosen, options, settings)
+    print(*(f"  {text}" for text in notes(results)), sep="\n")
+    if options.json:
+        write_json(options.json, results, {**asdict(settings), "memory reused": kept})
+    if options.plot:
+        plot(results, options.plot)
+    return 0
+
+
+def measure(chosen: Sequence[Benchmark], options: argparse.Namespace, settings: Settings) -> tuple[list[Result], bool]:
+    """All results, each printed when it is known, and whether freed memory was reused."""
     kept = not options.fresh_pages and keep_memory()
     threads = options.threads or sorted({1, torch.get_num_threads()})
     results: list[Result] = []
@@ -37,14 +52,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for benchmark in chosen:
             results.append(run(benchmark, count, settings))
             print(line(row(results[-1])).rstrip(), flush=True)
-    print(*(f"  {text}" for text in notes(results)), sep="\n")
-    if options.json:
-        write_json(options.json, results, {**asdict(settings), "memory reused": kept})
-    if options.plot:
-        from .plot import draw  # matplotlib is an extra
+    return results, kept
 
-        draw(results, options.plot)
-    return 0
+
+def show(results: Sequence[Result], picture: Path | None) -> None:
+    """Print results measured before, and draw them where asked to."""
+    print(*table(results), *(f"  {text}" for text in notes(results)), sep="\n")
+    if picture:
+        plot(results, picture)
+
+
+def plot(results: Sequence[Result], path: Path) -> None:
+    from .plot import draw  # matplotlib is an extra
+
+    draw(results, path)
 
 
 def select(patterns: Sequence[str] | None) -> list[Benchmark]:
@@ -67,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="of the inputs and of the order of turns")
     add("--json", type=Path, metavar="PATH", help="write everything measured")
     add("--plot", type=Path, metavar="PATH", help="write a chart of the ratios (.svg or .png)")
+    add("--load", nargs="+", type=Path, metavar="PATH", help="measure nothing: show what --json wrote before")
     add("--list", action="store_true", help="list the kernels and stop")
     return parser
 

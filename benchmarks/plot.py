@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from .runner import Result
@@ -23,7 +21,8 @@ def draw(results: Sequence[Result], path: Path) -> None:
     shown = [r for r in results if r.ratio is not None]
     names = list(dict.fromkeys(r.name for r in shown))
     threads = sorted({r.threads for r in shown})
-    figure, axes = plt.subplots(figsize=(8, 1.2 + 0.26 * len(names)), layout="constrained")
+    figure = Figure(figsize=(8, 1.2 + 0.26 * len(names)), layout="constrained")
+    axes = figure.subplots()
     height = 0.8 / max(1, len(threads))
     for place, count in enumerate(threads):
         _bars(axes, [r for r in shown if r.threads == count], names, (place - (len(threads) - 1) / 2) * height, height,
@@ -42,9 +41,10 @@ def draw(results: Sequence[Result], path: Path) -> None:
         axes.spines[side].set_visible(False)
     axes.tick_params(left=False, labelsize=8)
     axes.set_xlabel("times as fast as the better of torch eager and torch.compile")
-    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(threads), fontsize=8)
-    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
+    if shown:
+        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(threads), fontsize=8)
+    with rc_context({"svg.hashsalt": "benchmarks"}):  # the same results give the same file
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _bars(

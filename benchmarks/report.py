@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .runner import OURS, Result
+from .timing import Quartiles
 
 HEAD = ("kernel", "threads", "ours", "best peer", "peer's time", "ratio", "quartiles", "goal")
 
@@ -90,6 +91,16 @@ def _processor() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = [text.split(":", 1)[1].strip() for text in lines if text.startswith("model name")]
     return names[0] if names else platform.processor()
+
+
+def read_json(path: Path) -> list[Result]:
+    """The results that `write_json` wrote to `path`."""
+    return [_result(entry) for entry in json.loads(path.read_text())["results"]]
+
+
+def _result(entry: dict[str, Any]) -> Result:
+    quartiles = {key: {name: Quartiles(**q) for name, q in entry[key].items()} for key in ("times", "ratios")}
+    return Result(**{**entry, **quartiles})
 
 
 def write_json(path: Path, results: Sequence[Result], settings: dict[str, Any]) -> None:
