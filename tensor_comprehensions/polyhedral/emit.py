@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from ..errors import CannotLower
@@ -12,6 +12,8 @@ from ..loop_ir import nodes as ir
 from ..loop_ir.nodes import Buffer, LoopKind, Space, Type
 from ..loop_ir.vectorize import vectorize
 from ..options import CpuOptions
+from ..structured import contraction
+from ..structured.recognise import Cluster
 from ..target import Target
 from ..tc_lang.function import BoundFunction, BoundStatement, Tensor
 from ..translate import Scope, View, element, translate
@@ -62,6 +64,8 @@ class Emitter:
 
     def leaf(self, leaf: Leaf) -> ir.Stmt:
         """The nest of `leaf`, vectorised where that is possible."""
+        if leaf.nodes[0].cluster is not None:
+            return self._contraction(leaf.nodes[0], leaf.nodes[0].cluster)
         lanes = vector_dim(self.function, leaf, self.target)
         if lanes is not None:
             nest = self._nest(leaf, lanes)
@@ -72,6 +76,16 @@ class Emitter:
             else:
                 return nest
         return self._nest(leaf, None)
+
+    def _contraction(self, node: Node, cluster: Cluster) -> ir.Stmt:
+        """A cluster on the part of its domain that lies in the tiles."""
+        parts: dict[str, tuple[ir.Expr, int]] = {}
+        for tile in self.tiles:
+            index, shift = tile.row.place(node)
+            parts[index] = (build.sub(tile.start, shift), min(tile.size, tile.row.extent))
+        alone = len(self.group.nodes) == 1
+        op = cluster.op(node.name, self.buffers, parts)
+        return contraction.lower(op, self.target, parallel=alone and self.options.grain > 0)
 
     def _nest(self, leaf: Leaf, lanes: Dim | None) -> ir.Stmt:
         order = loop_order(self.function, leaf, lanes)
@@ -209,14 +223,45 @@ def emit(
     target: Target,
 ) -> ir.Stmt:
     """The loop program of a scheduled group, with `local` temporaries in thread-private buffers."""
-    group, leaves = scheduled.group, scheduled.leaves
+    group = scheduled.group
     tiles, counts = _tiles(group, scheduled.sizes)
+
+    def body(tiles: tuple[Tile, ...]) -> ir.Stmt:
+        return _body(function, scheduled, tiles, local, buffers, options, target)
+
+    inside = body(tiles)
+    if any(n.cluster is not None for n in group.nodes):
+        inside = _with_remainder(tiles, inside, body)
+    return _tile_loops(tiles, counts, inside, _work(function, scheduled.leaves), options)
+
+
+def _body(
+    function: BoundFunction,
+    scheduled: Scheduled,
+    tiles: tuple[Tile, ...],
+    local: Sequence[Tensor],
+    buffers: Mapping[str, Buffer],
+    options: CpuOptions,
+    target: Target,
+) -> ir.Stmt:
+    """The nests of a group in order, inside given tiles, with the temporaries that are local to them."""
+    group = scheduled.group
     views = {t.name: contracted(t, footprint(t, group, scheduled.sizes), tiles) for t in local}
     emitter = Emitter(function, group, tiles, {**buffers, **views}, options, target)
-    nests = [emitter.leaf(leaf) for leaf in leaves]
-    registers = {t.name for leaf in leaves for t in local if in_register(t, group, leaf)}
-    body = build.allocate([v.buffer for n, v in views.items() if n not in registers], build.block(*nests))
-    return _tile_loops(tiles, counts, body, _work(function, leaves), options)
+    nests = [emitter.leaf(leaf) for leaf in scheduled.leaves]
+    registers = {t.name for leaf in scheduled.leaves for t in local if in_register(t, group, leaf)}
+    return build.allocate([v.buffer for n, v in views.items() if n not in registers], build.block(*nests))
+
+
+def _with_remainder(tiles: tuple[Tile, ...], full: ir.Stmt, body: Callable[[tuple[Tile, ...]], ir.Stmt]) -> ir.Stmt:
+    """`full` where every tile is whole; contractions have static extents, so shorter tiles are code of their own."""
+    for position, tile in enumerate(tiles):
+        rest = tile.row.extent % tile.size
+        if rest:
+            shorter = (*tiles[:position], replace(tile, size=rest), *tiles[position + 1 :])
+            whole = build.le(build.add(tile.start, tile.size), tile.row.upper)
+            return build.when(whole, full, _with_remainder(shorter, body(shorter), body))
+    return full
 
 
 def _work(function: BoundFunction, leaves: Sequence[Leaf]) -> int:

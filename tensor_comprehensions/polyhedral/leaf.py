@@ -83,7 +83,7 @@ def _dims(scop: Scop, group: Group, node: Node, point_rows: Sequence[int]) -> tu
 def _fused(scop: Scop, first: Leaf, second: Leaf) -> Leaf | None:
     """Both leaves in one nest, where every conflicting pair of accesses meets in the same iteration."""
     (node,) = second.nodes
-    if len(node.statements) > 1 or any(len(n.statements) > 1 for n in first.nodes):
+    if any(n.cluster is not None for n in (node, *first.nodes)):
         return None
     alignment = _alignment(first, second)
     if alignment is None or not all(_compatible(n, node, alignment, first) for n in first.nodes):

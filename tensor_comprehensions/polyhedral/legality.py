@@ -33,7 +33,7 @@ def check(scop: Scop, schedule: Sequence[Scheduled]) -> None:
     expanded = Scop(scop.function, nodes)
     dependences = expanded.dependences
     for node in nodes:  # the terms of a reduction commute
-        if node.statements[0].reduction is not None:
+        if node.cluster is None and node.statements[0].reduction is not None:
             own = domain_of((node,))
             dependences = dependences.subtract(dependences.intersect_domain(own).intersect_range(own))
     times = _times(nodes, schedule)
@@ -46,7 +46,7 @@ def check(scop: Scop, schedule: Sequence[Scheduled]) -> None:
 
 def _whole(node: Node) -> Node:
     """The node with its reduced indices in the domain; a cluster keeps them inside."""
-    if len(node.statements) > 1:
+    if node.cluster is not None:
         return node
     (s,) = node.statements
     return replace(node, statements=(replace(s, left=len(s.indices)),))

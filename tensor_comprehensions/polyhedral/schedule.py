@@ -14,6 +14,9 @@ from math import prod
 import islpy as isl
 
 from ..options import CpuOptions
+from ..target import Target
+from ..tc_lang import function as tc
+from ..tc_lang.function import BoundFunction, walk
 from .affine import isl_name
 from .checks import check_reads
 from .scop import Node, Scop, instance, union_map
@@ -50,7 +53,7 @@ class Group:
         return prod(r.extent for r in self.rows)
 
 
-def schedule(scop: Scop, options: CpuOptions) -> tuple[Group, ...]:
+def schedule(scop: Scop, options: CpuOptions, target: Target) -> tuple[Group, ...]:
     """Partition the nodes into groups; every dependence goes forward in the order of groups and within them."""
     groups: list[Group] = []
     for node in scop.nodes:
@@ -58,17 +61,39 @@ def schedule(scop: Scop, options: CpuOptions) -> tuple[Group, ...]:
         joined = None
         if groups and options.fusion != "min":
             joined = _fused(scop, (*groups[-1].nodes, node))
-        if joined is not None and _worth(groups[-1], alone, joined):
+        if joined is not None and _worth(scop.function, groups[-1], alone, joined, target):
             groups[-1] = joined
         else:
             groups.append(alone)
     return tuple(groups)
 
 
-def _worth(before: Group, alone: Group, joined: Group) -> bool:
+def _worth(function: BoundFunction, before: Group, alone: Group, joined: Group, target: Target) -> bool:
     """Does fusion keep enough of the parallelism that its parts have apart?"""
     apart = min(before.parallelism, alone.parallelism)
+    if any(n.cluster is not None for n in joined.nodes) and not _operands_stay_close(function, joined, target):
+        return False
     return joined.parallelism >= min(apart, ENOUGH_PARALLELISM) and joined.parallelism > 1
+
+
+def _operands_stay_close(function: BoundFunction, group: Group, target: Target) -> bool:
+    """Does what every iteration of the first row reads again fit into half of the second-level cache?
+
+    Contractions have static extents, so their nodes must also run in every iteration of the rows.
+    """
+    again: dict[str, int] = {}
+    for node in group.nodes:
+        places = [row.place(node) for row in group.rows]
+        ranges = {i.name: i for i in node.free}
+        for (index, shift), row in zip(places, group.rows, strict=True):
+            if (ranges[index].lower + shift, ranges[index].upper + shift) != (row.lower, row.upper):
+                return False
+        for access in node.reads:
+            moves = any(isinstance(x, tc.Index) and x.name == places[0][0] for e in access.subscripts for x in walk(e))
+            if not moves:
+                tensor = function.tensor(access.tensor)
+                again[tensor.name] = tensor.size * tensor.dtype.size
+    return sum(again.values()) <= target.cache[1] // 2
 
 
 def _alone(scop: Scop, node: Node) -> Group:

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import islpy as isl
 
+from ..structured.recognise import Cluster
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, walk
 from .affine import isl_name, quasi_affine
@@ -36,13 +37,14 @@ LOCK = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Statements that one loop nest computes; more than one only where `structured` fuses them.
+    """What one loop nest computes: a statement, or the statements of a cluster that `structured` lowers as one.
 
     Indices of the members are named alike: the free ones are those of the domain.
     """
 
     name: str
     statements: tuple[BoundStatement, ...]
+    cluster: Cluster | None = None
 
     @property
     def free(self) -> tuple[BoundIndex, ...]:

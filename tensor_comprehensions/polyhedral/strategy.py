@@ -9,6 +9,7 @@ from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
 from ..options import CpuOptions
+from ..structured.recognise import recognise, refusal
 from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
@@ -39,12 +40,12 @@ def explain(function: BoundFunction, options: CpuOptions, target: Target) -> str
     """The schedule tree of `function` (legalised) as indented text."""
     with LOCK:
         function = collapse(function)
-        return "\n".join(show(plan_schedule(Scop(function, nodes(function)), options, target)))
+        return "\n".join(show(plan_schedule(Scop(function, nodes(function, options, target)), options, target)))
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
     function = collapse(function)
-    scop = Scop(function, nodes(function))
+    scop = Scop(function, nodes(function, options, target))
     plan = plan_schedule(scop, options, target)
     if current().verify:
         check(scop, plan)
@@ -67,7 +68,7 @@ def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Modu
 def plan_schedule(scop: Scop, options: CpuOptions, target: Target) -> tuple[Scheduled, ...]:
     """Groups, tile sizes and nests: everything but the emission."""
     plan = []
-    for group in schedule(scop, options):
+    for group in schedule(scop, options, target):
         fuse = options.fusion != "min"
         everything = leaves(scop, group, range(len(group.rows)), fuse=fuse)
         sizes = row_tiles(scop.function, group, everything, options, target)
@@ -106,13 +107,23 @@ def _buffer(tensor: Tensor) -> Buffer:
     return Buffer(tensor.name, Type(tensor.dtype), tensor.shape, tensor.strides)
 
 
-def nodes(function: BoundFunction) -> tuple[Node, ...]:
-    """The nodes of the scop: statements that do something, initialisations that are not of one point apart."""
+def nodes(function: BoundFunction, options: CpuOptions, target: Target) -> tuple[Node, ...]:
+    """The nodes of the scop: clusters for `structured`, else the statements that have an instance."""
+    tensors = {t.name: t for t in function.tensors}
+    buffers = {t.name: _buffer(t) for t in function.tensors}
     found: list[Node] = []
-    for s in function.statements:
-        for part in _split_initialisation(function, s):
+    position = 0
+    while position < len(function.statements):
+        cluster = recognise(function.statements, position, tensors) if options.structured else None
+        reason = refusal(cluster, buffers, target) if cluster is not None else "not a contraction"
+        if cluster is not None and reason is None:
+            found.append(Node(f"S{len(found)}", cluster.statements, cluster))
+            position += len(cluster.statements)
+            continue
+        for part in _split_initialisation(function, function.statements[position]):
             if all(i.extent for i in part.free):
                 found.append(Node(f"S{len(found)}", (part,)))
+        position += 1
     return tuple(found)
 
 

@@ -30,7 +30,7 @@ def row_tiles(
             min(row.extent, size or row.extent)
             for row, size in zip(group.rows, (*options.tile, *(0,) * len(group.rows)), strict=False)
         )
-    if any(len(n.statements) > 1 for n in group.nodes):
+    if any(n.cluster is not None for n in group.nodes):
         return _contraction_tiles(group)
     lanes = target.lanes(32)
     wanted = _vector_rows(function, leaves, target)
@@ -40,8 +40,13 @@ def row_tiles(
 
 
 def _contraction_tiles(group: Group) -> tuple[int, ...]:
-    first, *rest = (r.extent for r in group.rows)
-    return (min(first, CONTRACTION_ROWS), *rest)
+    """A contraction alone tiles itself; in a fused group the first row is cut, into equal parts if it divides."""
+    extents = tuple(r.extent for r in group.rows)
+    if len(group.nodes) == 1 or not extents:
+        return extents
+    sizes = range(CONTRACTION_ROWS, 2 * CONTRACTION_ROWS + 1)
+    size = next((s for s in sizes if extents[0] % s == 0), CONTRACTION_ROWS)
+    return (min(extents[0], size), *extents[1:])
 
 
 def _tile(extent: int, wanted: bool, transposed: bool, others: int, lanes: int) -> int:
