@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..loop_ir.affine import linear
 from ..loop_ir.nodes import Expr, Load, Var
@@ -33,3 +33,16 @@ def steps(access: Load, iterators: Iterable[str]) -> Mapping[str, int] | None:
         for name, factor in factors.items():
             total[name] = total.get(name, 0) + factor * stride
     return {name: step for name, step in total.items() if step}
+
+
+def common_steps(accesses: Sequence[Load], iterators: Iterable[str]) -> Mapping[str, int]:
+    """The step of each iterator in all `accesses` that it moves; iterators that move them differently are left out."""
+    wanted = tuple(iterators)
+    all_steps = [steps(a, wanted) for a in accesses]
+    if any(s is None for s in all_steps):
+        return {}
+    found: dict[str, set[int]] = {}
+    for moved in all_steps:
+        for name, step in (moved or {}).items():
+            found.setdefault(name, set()).add(step)
+    return {name: min(values) for name, values in found.items() if len(values) == 1}

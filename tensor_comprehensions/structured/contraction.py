@@ -58,7 +58,7 @@ def _inside(op: StructuredOp, plan: Plan, region: Region, operands: tuple[Operan
         body = microkernel(op, plan, region, operands)
     else:
         level = plan.levels[depth]
-        name = f"{op.name}_{level.iterator}{depth}"
+        name = f"{level.iterator}_t{depth}"
         body = loop(region, level, name, lambda r: _inside(op, plan, r, operands, depth + 1))
     for panel in reversed(panels):
         body = Allocate(panel.buffer, build.block(panel.fill, body))

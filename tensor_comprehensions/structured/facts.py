@@ -8,7 +8,7 @@ from math import prod
 
 from ..errors import CannotLower
 from ..loop_ir.nodes import Expr, Load
-from .affine import steps
+from .affine import common_steps, steps
 from .op import Iterator, StructuredOp, loads, names
 from .plan import Side
 
@@ -19,7 +19,7 @@ class Factor:
 
     Attributes:
         used: the iterators it depends on.
-        steps: elements its access moves per unit of each iterator; empty where it is no single affine access.
+        steps: elements its accesses move per unit of each iterator, where that is one number.
         plain: whether it is a load and nothing more.
         bytes: size in memory of one element of its buffer.
     """
@@ -114,6 +114,5 @@ def _factor(op: StructuredOp, side: Side, value: Expr, iterators: list[str]) -> 
     if not accesses:
         raise CannotLower(f"{op.name}: the {side.name.lower()} factor reads no tensor")
     used = frozenset(names(value)) & frozenset(iterators)
-    moved = steps(accesses[0], iterators) if len(accesses) == 1 else None
-    plain = isinstance(value, Load) and value.mask is None and moved is not None
-    return Factor(side, used, moved or {}, plain, accesses[0].buffer.type.dtype.size)
+    plain = isinstance(value, Load) and value.mask is None and steps(value, iterators) is not None
+    return Factor(side, used, common_steps(accesses, iterators), plain, accesses[0].buffer.type.dtype.size)

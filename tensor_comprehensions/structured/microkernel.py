@@ -109,7 +109,7 @@ def _reduce(
     unrolled = plan.reductions[len(loops) :]
     values: dict[str, Expr] = {}
     for name in loops:
-        values |= _reduction_values(region, name, Var(f"{op.name}_{name}"))
+        values |= _reduction_values(region, name, Var(f"{name}_r"))
     steps: list[Stmt] = []
     for offsets in product(*(range(region[name].size) for name in unrolled)):
         at = dict(values)
@@ -118,7 +118,7 @@ def _reduce(
         steps.append(_step(op.name, operands, cells, registers, at))
     body = build.block(*steps)
     for name in reversed(loops):
-        body = Loop(f"{op.name}_{name}", build.const(0), build.const(region[name].size), body)
+        body = Loop(f"{name}_r", build.const(0), build.const(region[name].size), body)
     return body
 
 
@@ -136,11 +136,11 @@ def _step(
     for cell in cells:
         here = cell.at | at
         factors: list[Expr] = []
-        for side, operand in enumerate(operands):
+        for operand in operands:
             value = evaluate(operand.value, here, None if operand.padded else cell.mask)
             value = build.broadcast(value, registers.type.lanes)
             if value not in named:
-                named[value] = Var(f"{prefix}_{'ab'[side]}{len(named)}", value.type)
+                named[value] = Var(f"{prefix}_v{len(named)}", value.type)
                 sequence.append((named[value], value))
             factors.append(named[value])
         total = multiply_add(factors[0], factors[1], _get(registers, cell))
@@ -203,12 +203,12 @@ def _staged(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell],
     flat: Expr = build.const(0)
     at = dict(cells[0].at)
     for name in rows:
-        row = Var(f"{op.name}_{name}_row")
+        row = Var(f"{name}_row")
         at |= {name: build.add(region[name].origin, row), local(name): row}
         flat = build.add(build.mul(flat, region[name].size), row)
     body = build.block(*(_epilogue(op, buffer, flat, at, c, v, plan) for v, c in enumerate(cells[:vectors])))
     for name in reversed(rows):
-        body = Loop(f"{op.name}_{name}_row", build.const(0), build.const(region[name].size), body)
+        body = Loop(f"{name}_row", build.const(0), build.const(region[name].size), body)
     return Allocate(buffer, build.block(spill, body))
 
 

@@ -9,7 +9,7 @@ from ..dtypes import DType
 from ..errors import InternalError
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Loop, Space, Stmt, Var
-from .affine import steps
+from .affine import common_steps
 from .microkernel import Operand
 from .op import StructuredOp, loads, names
 from .plan import Level, Plan
@@ -111,7 +111,7 @@ def _copy(op: StructuredOp, plan: Plan, factor: Expr, region: Region, buffer: Bu
             region, [n for n, _ in shape.reductions], at, buffer.name, lambda p: _move(factor, buffer, shape, p)
         )
     *rows, (across, width) = shape.points
-    moved = _strides(factor, op)
+    moved = common_steps(loads(factor), [i.name for i in op.iterators])
     along = next((n for n, _ in reversed(shape.reductions) if moved.get(n) == 1), None)
     row_names = [n for n, _ in rows]
     if moved.get(across) != 1 and along is not None:
@@ -129,14 +129,6 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length() if n > 1 else 1
 
 
-def _strides(factor: Expr, op: StructuredOp) -> Mapping[str, int]:
-    """Elements that the factor's memory access moves per unit of each iterator; empty if it has several or none."""
-    accesses = loads(factor)
-    if len(accesses) != 1:
-        return {}
-    return steps(accesses[0], [i.name for i in op.iterators]) or {}
-
-
 def _at(region: Region, name: str, offset: Expr) -> dict[str, Expr]:
     return {name: build.add(offset, region[name].origin), local(name): offset}
 
@@ -146,10 +138,10 @@ def _over(region: Region, loops: Sequence[str], at: dict[str, Expr], prefix: str
     assert callable(body)
     here = dict(at)
     for name in loops:
-        here |= _at(region, name, Var(f"{prefix}_{name}"))
+        here |= _at(region, name, Var(f"{prefix}_{name}_c"))
     result: Stmt = body(here)
     for name in reversed(loops):
-        result = Loop(f"{prefix}_{name}", build.const(0), build.const(region[name].size), result)
+        result = Loop(f"{prefix}_{name}_c", build.const(0), build.const(region[name].size), result)
     return result
 
 
@@ -185,7 +177,7 @@ def _scalars(
     factor: Expr, region: Region, buffer: Buffer, shape: _Shape, across: str, width: int, at: dict[str, Expr]
 ) -> Stmt:
     """Copy element by element, with zeros beyond the end."""
-    name = f"{buffer.name}_{across}"
+    name = f"{buffer.name}_{across}_c"
     size = region[across].size
     copy = _move(factor, buffer, shape, at | _at(region, across, Var(name)))
     loop = Loop(name, build.const(0), build.const(size), copy)
@@ -198,7 +190,7 @@ def _zeros(
     """Clear the padding of one row of the panel."""
     if size == width:
         return build.NOTHING
-    name = f"{buffer.name}_pad"
+    name = f"{buffer.name}_{across}_pad"
     where = tuple(evaluate(i, at | {local(across): Var(name)}) for i in shape.indices)
     return Loop(name, build.const(size), build.const(width), build.store(buffer, where, build.const(0, dtype)))
 
@@ -210,11 +202,11 @@ def _transposing(
     """Copy with the contiguous dimension `along` turned across, in blocks that fit the first cache."""
     across, width = lane
     total, prefix = region[along].size, buffer.name
-    block, element = Var(f"{prefix}_{along}_block"), Var(f"{prefix}_{along}")
+    block, element = Var(f"{prefix}_{along}_block"), Var(f"{prefix}_{along}_c")
     loops = [n for n, _ in shape.reductions if n != along] + list(rows)
 
     def body(here: dict[str, Expr]) -> Stmt:
-        lane_value = Var(f"{prefix}_{across}")
+        lane_value = Var(f"{prefix}_{across}_c")
         one = here | _at(region, across, lane_value) | _at(region, along, element)
         stop = build.minimum(build.add(block, TRANSPOSE_BLOCK), total)
         if total % TRANSPOSE_BLOCK == 0:

@@ -73,7 +73,7 @@ def nest(region: Region, levels: Sequence[Level], prefix: str, body: Body) -> St
     """Serial loops over the tiles of all `levels`, outermost first."""
     if not levels:
         return body(region)
-    name = f"{prefix}_{levels[0].iterator}{len(levels)}"
+    name = f"{prefix}_{levels[0].iterator}_t{len(levels)}"
     return loop(region, levels[0], name, lambda r: nest(r, levels[1:], prefix, body))
 
 
@@ -98,7 +98,7 @@ def _digits(flat: Expr, region: Region, levels: list[Level], counts: list[int], 
     rest = build.div(flat, count)
     if count == 1:
         return _choose(build.const(0), region, level, lambda r: _digits(rest, r, outer, outer_counts, prefix, body))
-    name, rest_name = f"{prefix}_{level.iterator}t", f"{prefix}_rest{len(outer)}"
+    name, rest_name = f"{prefix}_{level.iterator}_t", f"{prefix}_rest{len(outer)}"
     if not outer:
         return _choose(flat, region, level, body)
     inner = _choose(Var(name), region, level, lambda r: _digits(Var(rest_name), r, outer, outer_counts, prefix, body))

@@ -1,0 +1,251 @@
+"""Finding structured ops in a program: a contraction with the pointwise statements around it.
+
+A cluster is a run of statements on one tensor T: definitions that start it, one update `T(..) += a * b` that sums,
+and pointwise statements that finish it or turn it into another tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import CannotLower
+from ..loop_ir import build
+from ..loop_ir.nodes import Buffer, Expr, Load, Type, Var
+from ..target import Target
+from ..tc_lang import function as tc
+from ..tc_lang.function import BoundIndex, BoundStatement, Role, Tensor, walk
+from ..translate import Scope, View, element, translate
+from .expert import choose
+from .normalise import normalise
+from .op import ACCUMULATOR, Iterator, IteratorKind, StructuredOp
+from .terms import group, map_operands, replace_reads, rounded
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Consecutive statements that are one structured op.
+
+    Attributes:
+        statements: the members, their free indices named alike, in order.
+        update: which of them is the contraction.
+        output: the element that is stored in the end.
+        left, right: the factors, of the accumulator's type.
+        initial: what the sum starts from, of that type; None is zero.
+        epilogue: what is stored, over `tc.Index("acc", accumulator type)`; None stores the sum.
+    """
+
+    statements: tuple[BoundStatement, ...]
+    update: int
+    output: tc.Access
+    left: tc.Expr
+    right: tc.Expr
+    initial: tc.Expr | None
+    epilogue: tc.Expr | None
+
+    @property
+    def free(self) -> tuple[BoundIndex, ...]:
+        return self.statements[self.update].free
+
+    @property
+    def reduced(self) -> tuple[BoundIndex, ...]:
+        return self.statements[self.update].reduced
+
+    def op(
+        self, name: str, buffers: Mapping[str, Buffer | View], tiles: Mapping[str, tuple[Expr, int]] | None = None
+    ) -> StructuredOp:
+        """The cluster as a structured op whose iterators are named `{name}_{index}`.
+
+        tiles: for free indices that surrounding loops have tiled, the first value (int64) and how many follow.
+        """
+        tiles = tiles or {}
+        iterators: list[Iterator] = []
+        values: dict[str, Expr] = {ACCUMULATOR: Var(ACCUMULATOR, Type(self.left.dtype))}
+        for kind, indices in ((IteratorKind.PARALLEL, self.free), (IteratorKind.REDUCTION, self.reduced)):
+            for i in indices:
+                origin, extent = tiles.get(i.name, (build.const(i.lower), i.extent))
+                iterators.append(Iterator(f"{name}_{i.name}", extent, kind))
+                values[i.name] = build.add(Var(f"{name}_{i.name}"), origin)
+        scope = Scope(values, buffers)
+        buffer, where = element(self.output.tensor, self.output.subscripts, scope)
+        return StructuredOp(
+            name=name,
+            iterators=tuple(iterators),
+            output=Load(buffer, where),
+            left=translate(self.left, scope),
+            right=translate(self.right, scope),
+            initial=None if self.initial is None else translate(self.initial, scope),
+            epilogue=None if self.epilogue is None else translate(self.epilogue, scope),
+        )
+
+
+def recognise(statements: Sequence[BoundStatement], start: int, tensors: Mapping[str, Tensor]) -> Cluster | None:
+    """The longest cluster that begins with `statements[start]`, if any does.
+
+    `statements` is the whole program: what comes after decides which tensors are still needed.
+    """
+    at = start
+    while at < len(statements) and _starts(statements[at], statements[start].target):
+        at += 1
+    if at == len(statements) or statements[at].target != statements[start].target:
+        return None
+    update = statements[at]
+    if not _sums(update) or (update.initialise and at > start):
+        return None
+    pair = group(update)
+    if pair is None or any(not _same_points(s, update) for s in statements[start:at]):
+        return None
+    cluster = _base(statements[start : at + 1], tensors, pair.left, pair.right, pair.scale)
+    for following in range(at + 1, len(statements)):
+        longer = _extended(cluster, statements, following, tensors)
+        if longer is None:
+            break
+        cluster = longer
+    return cluster
+
+
+def refusal(cluster: Cluster, buffers: Mapping[str, Buffer], target: Target) -> str | None:
+    """Why lowering the whole cluster on `target` would not do well; None where it would."""
+    op = cluster.op("c", buffers)
+    if any(i.extent == 0 for i in op.iterators):
+        return "an empty range"
+    try:
+        choose(normalise(op), target, parallel=True)
+    except CannotLower as reason:
+        return str(reason)
+    return None
+
+
+# --- the parts ---------------------------------------------------------------------------------------------------
+
+
+def _plain(s: BoundStatement) -> tuple[str, ...] | None:
+    """The names of the target's subscripts where they are the distinct free indices, in any order."""
+    names = tuple(e.name for e in s.subscripts if isinstance(e, tc.Index))
+    if len(names) != len(s.subscripts) or len(set(names)) != len(names):
+        return None
+    return names if set(names) == {i.name for i in s.free} else None
+
+
+def _pointwise(s: BoundStatement) -> bool:
+    return not s.reduced and not s.staged and _plain(s) is not None
+
+
+def _starts(s: BoundStatement, target: str) -> bool:
+    return s.target == target and s.reduction is None and _pointwise(s)
+
+
+def _sums(s: BoundStatement) -> bool:
+    own = (e for e in walk(s.value) if isinstance(e, tc.Access) and e.tensor == s.target)
+    return s.reduction == "+" and bool(s.reduced) and not s.staged and _plain(s) is not None and not any(own)
+
+
+def _same_points(s: BoundStatement, update: BoundStatement) -> bool:
+    """Whether `s` writes, dimension by dimension, at the values that `update` does."""
+    return _ranges(s) == _ranges(update)
+
+
+def _ranges(s: BoundStatement) -> tuple[tuple[int, int], ...]:
+    found = {i.name: (i.lower, i.upper) for i in s.free}
+    return tuple(found[n] for n in _plain(s) or ())
+
+
+def _renamed(s: BoundStatement, update: BoundStatement) -> BoundStatement:
+    """`s` with its indices named as those of `update` in the same dimension of the target."""
+    names = dict(zip(_plain(s) or (), _plain(update) or (), strict=True))
+
+    def rename(e: tc.Expr) -> tc.Expr:
+        if isinstance(e, tc.Index):
+            return replace(e, name=names.get(e.name, e.name))
+        return map_operands(e, rename)
+
+    order = {i.name: position for position, i in enumerate(update.free)}
+    indices = sorted((replace(i, name=names[i.name]) for i in s.indices), key=lambda i: order[i.name])
+    return replace(
+        s,
+        subscripts=tuple(map(rename, s.subscripts)),
+        value=rename(s.value),
+        indices=tuple(indices),
+        checks=tuple(
+            replace(c, subscript=rename(c.subscript), guard=None if c.guard is None else rename(c.guard))
+            for c in s.checks
+        ),
+    )
+
+
+def _base(
+    members: Sequence[BoundStatement],
+    tensors: Mapping[str, Tensor],
+    left: tc.Expr,
+    right: tc.Expr,
+    scale: tc.Expr | None,
+) -> Cluster:
+    """The cluster of the definitions and the update alone."""
+    *definitions, update = members
+    renamed = tuple(_renamed(s, update) for s in definitions)
+    output = tc.Access(update.target, update.subscripts, tensors[update.target].dtype)
+    dtype = update.value.dtype
+    initial: tc.Expr | None = None if update.initialise else rounded(output, dtype)
+    for s in renamed:
+        before = output if initial is None else rounded(initial, output.dtype)
+        initial = rounded(rounded(replace_reads(s.value, output, before), output.dtype), dtype)
+    if isinstance(initial, tc.Const) and initial.value == 0:
+        initial = None
+    epilogue: tc.Expr | None = None
+    if scale is not None:
+        total: tc.Expr = tc.Binary("*", scale, tc.Index(ACCUMULATOR, dtype), dtype)
+        epilogue = total if initial is None else tc.Binary("+", initial, total, dtype)
+        initial = None
+    return Cluster((*renamed, update), len(renamed), output, left, right, initial, epilogue)
+
+
+def _extended(
+    cluster: Cluster, statements: Sequence[BoundStatement], at: int, tensors: Mapping[str, Tensor]
+) -> Cluster | None:
+    """`cluster` with `statements[at]` as one more pointwise step after the sum."""
+    s, update = statements[at], cluster.statements[cluster.update]
+    if not _pointwise(s) or not _same_points(s, update):
+        return None
+    s = _renamed(s, update)
+    current = cluster.output
+    output = replace(current, tensor=s.target, subscripts=s.subscripts, dtype=tensors[s.target].dtype)
+    if s.target != current.tensor and not _replaces(cluster, s, statements[at + 1 :], tensors):
+        return None
+    if not any(e == current for e in walk(s.value)) or _reads_elsewhere(s.value, current):
+        return None
+    if _reads_elsewhere(s.value, output):
+        return None
+    dtype = cluster.left.dtype
+    done = cluster.epilogue if cluster.epilogue is not None else tc.Index(ACCUMULATOR, dtype)
+    value = replace_reads(_value(s, output), current, rounded(done, current.dtype))
+    return replace(cluster, statements=(*cluster.statements, s), output=output, epilogue=value)
+
+
+def _value(s: BoundStatement, output: tc.Access) -> tc.Expr:
+    """What a pointwise statement stores, its update of the old element spelled out."""
+    if s.reduction is None or s.initialise:
+        return s.value
+    return tc.Binary(s.reduction, rounded(output, s.value.dtype), s.value, s.value.dtype)
+
+
+def _replaces(
+    cluster: Cluster, s: BoundStatement, later: Sequence[BoundStatement], tensors: Mapping[str, Tensor]
+) -> bool:
+    """Whether the target of `s` may take the place of the cluster's output: nobody else wants that one."""
+    old = cluster.output.tensor
+    if tensors[old].role is not Role.TEMPORARY or any(_uses(x, old) for x in later):
+        return False
+    return not any(_uses(x, s.target) for x in cluster.statements)
+
+
+def _uses(s: BoundStatement, tensor: str) -> bool:
+    if s.target == tensor:
+        return True
+    roots = (s.value, *s.subscripts, *(c.subscript for c in s.checks), *(c.guard for c in s.checks if c.guard))
+    return any(isinstance(e, tc.Access) and e.tensor == tensor for root in roots for e in walk(root))
+
+
+def _reads_elsewhere(value: tc.Expr, element: tc.Access) -> bool:
+    """Whether `value` reads the tensor of `element` at another element."""
+    reads = (e for e in walk(value) if isinstance(e, tc.Access) and e.tensor == element.tensor)
+    return any(e.subscripts != element.subscripts for e in reads)
