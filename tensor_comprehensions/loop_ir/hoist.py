@@ -39,7 +39,7 @@ def hoist_accumulators(s: Stmt) -> Stmt:
 
 def _hoist(s: Stmt, names: Names) -> Stmt:
     match s:
-        case Store():
+        case Store() | Loop(kind=LoopKind.VECTOR):  # its reductions are for `vectorize`
             return s
         case Block(body):
             return _hoist_in_block(s, body, names)

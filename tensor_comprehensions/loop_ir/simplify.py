@@ -32,6 +32,7 @@ from .nodes import (
 from .rewrite import expressions, map_expr, map_stmt, substitute_stmt, walk, walk_expr
 from .rules import RULES
 
+_ROUNDS = 4
 _STATEMENTS = (Store, Loop, If, Let, Allocate, Check, Invoke, Block)
 
 
@@ -49,7 +50,11 @@ def simplify(program: Stmt | Expr, ranges: Mapping[str, Interval] | None = None)
         The same object when there is nothing to do.
     """
     if isinstance(program, _STATEMENTS):
-        return _Simplifier(dict(ranges or {}), _used(program)).stmt(program)
+        for _ in range(_ROUNDS):  # what one round removes may have been the only use of something
+            before, program = program, _Simplifier(dict(ranges or {}), _used(program)).stmt(program)
+            if program is before:
+                break
+        return program
     return _Simplifier(dict(ranges or {}), frozenset()).expr(program)
 
 
