@@ -8,8 +8,8 @@ Strategies lower `BoundFunction`s and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import prod
 
@@ -127,6 +127,25 @@ def children(e: Expr) -> tuple[Expr, ...]:
     raise InternalError(f"not an expression: {e!r}")
 
 
+def rebuild(e: Expr, parts: Sequence[Expr]) -> Expr:
+    """`e` with other operands; `e` itself when they are the same objects."""
+    if all(a is b for a, b in zip(children(e), parts, strict=True)):
+        return e
+    parts = tuple(parts)
+    match e:
+        case Access():
+            return replace(e, subscripts=parts)
+        case Unary() | Cast():
+            return replace(e, operand=parts[0])
+        case Binary():
+            return replace(e, left=parts[0], right=parts[1])
+        case Select():
+            return replace(e, condition=parts[0], then=parts[1], otherwise=parts[2])
+        case Call():
+            return replace(e, arguments=parts)
+    raise InternalError(f"an expression without operands: {e!r}")
+
+
 def walk(e: Expr) -> Iterator[Expr]:
     """`e` and everything below it, in evaluation order of a preorder walk."""
     yield e
@@ -141,6 +160,106 @@ class Role(Enum):
     OUTPUT = "output"
     INOUT = "in/out"
     TEMPORARY = "temporary"
+
+
+# --- symbolic: sizes are names -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A tensor of a symbolic function.
+
+    extents: the declared extents (`Size`s and `Const`s), None where nothing was declared.
+    specialised: an int scalar parameter whose value is part of the signature: it is read as `Size(name)`, never
+    through an `Access`.
+    """
+
+    name: str
+    dtype: DType
+    rank: int
+    role: Role
+    extents: tuple[Expr, ...] | None = None
+    specialised: bool = False
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenRange:
+    """`where index in lower:upper`; the bounds read sizes and specialised scalars only."""
+
+    index: str
+    lower: Expr
+    upper: Expr
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """`target(subscripts) op= value`, as in `BoundStatement` but with symbolic sizes and ranges still to be inferred.
+
+    Subscripts are int64 expressions, here counted from index 0 of the tensor (not of its storage).
+    exists: accesses that take part in range inference only.
+    """
+
+    name: str
+    target: str
+    subscripts: tuple[Expr, ...]
+    reduction: str | None
+    initialise: bool
+    value: Expr
+    indices: tuple[str, ...]
+    left: int
+    ranges: tuple[GivenRange, ...] = ()
+    exists: tuple[Access, ...] = ()
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeConstraint:
+    """Two sizes that an inlined call requires to be equal."""
+
+    left: Expr
+    right: Expr
+    message: str
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A checked def: calls and lets are inlined, types are decided, sizes are symbolic.
+
+    tensors: parameters in order, then returns in order, then temporaries.
+    sizes: the size names of the signature, in order of appearance. Beside them the expressions may hold
+    `Size("t.d")`, the extent of dimension `d` of tensor `t`, known once the ranges of `t` are.
+    scalars: the specialised scalar parameters; each is also a 0-D tensor among `tensors` and a `Size` in expressions.
+    canonical: the text that all defs which differ in names, comments and layout only have in common.
+    """
+
+    name: str
+    tensors: tuple[Symbol, ...]
+    statements: tuple[Statement, ...]
+    returns: tuple[str, ...]
+    sizes: tuple[str, ...]
+    scalars: tuple[str, ...]
+    constraints: tuple[SizeConstraint, ...] = ()
+    source: str = field(default="", compare=False, repr=False)
+    canonical: str = field(default="", compare=False, repr=False)
+
+    def tensor(self, name: str) -> Symbol:
+        return next(t for t in self.tensors if t.name == name)
+
+    @property
+    def parameters(self) -> tuple[Symbol, ...]:
+        """The tensors that a call passes by position."""
+        return tuple(t for t in self.tensors if t.role is Role.INPUT)
+
+    @property
+    def initial(self) -> tuple[Symbol, ...]:
+        """The in/out returns: a call passes their initial values by name."""
+        return tuple(t for t in self.tensors if t.role is Role.INOUT)
+
+
+# --- bound: every size is a number --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,353 @@
+"""`Function` + sizes -> `BoundFunction`: numbers everywhere, every access proved, guarded, checked or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from ..dtypes import BOOL, INT64, DType
+from ..errors import ArgumentError, RangeError, Span
+from .affine import Interval, affine, normalised, representable, substituted
+from .formula import number
+from .function import (
+    Access,
+    Binary,
+    BoundFunction,
+    BoundIndex,
+    BoundsCheck,
+    BoundStatement,
+    Const,
+    Expr,
+    Function,
+    Index,
+    Role,
+    Select,
+    Statement,
+    Tensor,
+    Unary,
+    children,
+    contiguous_strides,
+    rebuild,
+    walk,
+)
+from .prove import Guards, Verdict, examine, injective
+from .ranges import Bounds, Ranges, infer_ranges
+from .typed import wrap
+
+MAX_BYTES = 1 << 62
+
+
+def bind(
+    function: Function,
+    sizes: Mapping[str, int],
+    scalars: Mapping[str, int] | None = None,
+    strides: Mapping[str, tuple[int, ...]] | None = None,
+) -> BoundFunction:
+    """The function with a number for every size.
+
+    Args:
+        sizes: the value of each of `function.sizes`.
+        scalars: the value of each of `function.scalars`.
+        strides: of inputs and in/out tensors, in elements; contiguous where a tensor is not mentioned.
+
+    Raises RangeError where an index has no range, a range has a negative extent, definitions of a tensor disagree or
+    an access leaves its tensor; ArgumentError where a size is missing or negative.
+    """
+    known = _sizes(function, sizes, scalars or {})
+    ranges = infer_ranges(function, known)
+    env = {name: number(x) or 0 for name, x in ranges.sizes.items()}
+    _check_constraints(function, env)
+    tensors = tuple(_tensor(function, t.name, ranges, strides or {}) for t in function.tensors)
+    _check_declared(function, tensors, env)
+    binder = _Binder(function, env, {t.name: t for t in tensors}, ranges)
+    statements = tuple(b for n, s in enumerate(function.statements) for b in binder.statement(s, ranges.statements[n]))
+    starts = tuple(binder.starts(name) for name in function.returns)
+    return BoundFunction(function.name, tensors, statements, function.returns, starts)
+
+
+def _sizes(function: Function, sizes: Mapping[str, int], scalars: Mapping[str, int]) -> dict[str, int]:
+    known: dict[str, int] = {}
+    for kind, names, values in (("size", function.sizes, sizes), ("scalar", function.scalars, scalars)):
+        for name in names:
+            value = values.get(name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ArgumentError(
+                    f"'{function.name}' needs a value of the {kind} '{name}'", expected="an int", found=repr(value)
+                )
+            if kind == "size" and value < 0:
+                raise ArgumentError(f"the size '{name}' is negative", expected="0 or more", found=str(value))
+            known[name] = value if kind == "size" else wrap(value, function.tensor(name).dtype)
+    return known
+
+
+def _check_constraints(function: Function, env: Mapping[str, int]) -> None:
+    for c in function.constraints:
+        left, right = (number(affine(e, env).constant) for e in (c.left, c.right))
+        if left != right:
+            raise RangeError(c.message, source=function.source, span=c.span, expected=str(right), found=str(left))
+
+
+def _tensor(function: Function, name: str, ranges: Ranges, strides: Mapping[str, tuple[int, ...]]) -> Tensor:
+    symbol = function.tensor(name)
+    shape = tuple(number(x) or 0 for x in ranges.shape(name))
+    if prod(max(1, x) for x in shape) * symbol.dtype.size > MAX_BYTES:
+        raise RangeError(
+            f"'{name}' has more bytes than a machine can address",
+            source=function.source,
+            span=symbol.span,
+            found=f"shape {shape}",
+        )
+    given = strides.get(name) if symbol.role in (Role.INPUT, Role.INOUT) else None
+    if given is not None and len(given) != len(shape):
+        raise ArgumentError(f"the strides of '{name}' have another rank", expected=str(len(shape)), found=str(given))
+    return Tensor(
+        name, symbol.dtype, shape, tuple(given) if given is not None else contiguous_strides(shape), symbol.role
+    )
+
+
+def _check_declared(function: Function, tensors: tuple[Tensor, ...], env: Mapping[str, int]) -> None:
+    """A returned tensor has the size that its declaration says."""
+    for symbol, tensor in zip(function.tensors, tensors, strict=True):
+        for d, extent in enumerate(symbol.extents or ()):
+            declared = number(affine(extent, env).constant)
+            if declared != tensor.shape[d]:
+                raise RangeError(
+                    f"dimension {d} of '{tensor.name}' has another size than declared",
+                    source=function.source,
+                    span=symbol.span,
+                    expected=str(declared),
+                    found=str(tensor.shape[d]),
+                )
+
+
+def identity(reduction: str, dtype: DType) -> int | float | bool:
+    """The neutral element of a reduction."""
+    if reduction in ("+", "*"):
+        return (0.0 if reduction == "+" else 1.0) if dtype.is_float else int(reduction == "*")
+    if dtype.is_float:
+        return float("inf") if reduction == "min" else float("-inf")
+    low, high = representable(dtype)
+    extreme = high if reduction == "min" else low
+    return bool(extreme) if dtype.is_bool else extreme
+
+
+@dataclass(slots=True)
+class _Binder:
+    function: Function
+    env: Mapping[str, int]
+    tensors: Mapping[str, Tensor]
+    ranges: Ranges
+    written: set[str] = field(default_factory=set)
+
+    def starts(self, tensor: str) -> tuple[int, ...]:
+        """The smallest index of each dimension of a tensor."""
+        return tuple(number(lower) or 0 for lower, _ in self.ranges.tensors[tensor])
+
+    def statement(self, s: Statement, ranges: Mapping[str, Bounds]) -> Iterator[BoundStatement]:
+        """The bound form of a statement: two statements where an initialising scatter is split."""
+        indices = tuple(BoundIndex(i, number(ranges[i][0]) or 0, number(ranges[i][1]) or 0) for i in s.indices)
+        box = {i.name: (i.lower, i.upper - 1) for i in indices}
+        empty = any(i.extent == 0 for i in indices)
+        prover = _Prover(self, s.span, box, empty)
+        subscripts = tuple(prover.visit(self._bound(e), ()) for e in self._relative(s.target, s.subscripts))
+        value = prover.visit(substituted(self._shifted(s.value), self.env), ())
+        self._check_agreement(s, indices)
+        prover.target(s, subscripts)
+        if not empty:
+            self._check_map(s, subscripts, {i.name: box[i.name] for i in indices[: s.left]})
+        self.written.add(s.target)
+        bound = BoundStatement(
+            s.name, s.target, subscripts, s.reduction, s.initialise, value, indices, s.left,
+            checks=tuple(prover.checks), span=s.span,
+        )  # fmt: skip
+        bound = replace(bound, staged=_needs_copy(bound))
+        if s.reduction is not None and s.initialise and not _plain(subscripts):
+            yield self._fill(bound, s)
+            bound = replace(bound, initialise=False)
+        yield bound
+
+    # --- subscripts relative to storage ----------------------------------------------------------------------------
+
+    def _bound(self, e: Expr) -> Expr:
+        return normalised(e, self.env)
+
+    def _shifted(self, e: Expr) -> Expr:
+        """`e` with the subscripts of all accesses counted from the start of the tensor's storage."""
+        if isinstance(e, Access):
+            return replace(e, subscripts=self._relative(e.tensor, e.subscripts))
+        return rebuild(e, [self._shifted(x) for x in children(e)])
+
+    def _relative(self, tensor: str, subscripts: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        shifted = (self._shifted(e) for e in subscripts)
+        return tuple(
+            Binary("-", e, Const(start, INT64), INT64) if start else e
+            for e, start in zip(shifted, self.starts(tensor), strict=True)
+        )
+
+    # --- what the left side must satisfy ---------------------------------------------------------------------------
+
+    def _check_agreement(self, s: Statement, indices: tuple[BoundIndex, ...]) -> None:
+        """All definitions of a tensor give the same ranges to the dimensions they write whole."""
+        by_name = {i.name: i for i in indices}
+        for d, (e, bounds) in enumerate(zip(s.subscripts, self.ranges.tensors[s.target], strict=True)):
+            if not isinstance(e, Index):
+                continue
+            mine = by_name[e.name]
+            lower, upper = (number(x) for x in bounds)
+            if (mine.lower, mine.upper) != (lower, upper):
+                raise RangeError(
+                    f"two definitions of '{s.target}' give dimension {d} different ranges",
+                    source=self.function.source,
+                    span=s.span,
+                    expected=f"[{lower}, {upper}), as an earlier definition has",
+                    found=f"[{mine.lower}, {mine.upper}) of '{mine.name}'",
+                )
+
+    def _check_map(self, s: Statement, subscripts: tuple[Expr, ...], box: Mapping[str, Interval]) -> None:
+        """`=` writes no element twice, and the first definition leaves none undefined."""
+        if _plain(subscripts) or s.reduction is not None:
+            return
+        if not injective(subscripts, box):
+            raise RangeError(
+                f"'=' writes some elements of '{s.target}' twice",
+                source=self.function.source,
+                span=s.span,
+                expected="different elements for different indices, or a reduction operator",
+            )
+        tensor = self.tensors[s.target]
+        points = prod(high - low + 1 for low, high in box.values())
+        if s.target not in self.written and tensor.role is not Role.INOUT and points < tensor.size:
+            raise RangeError(
+                f"the first definition of '{s.target}' leaves elements undefined",
+                source=self.function.source,
+                span=s.span,
+                expected=f"all {tensor.size} elements",
+                found=f"{points} of them",
+                suggestion=f"define the whole of '{s.target}' before",
+            )
+
+    def _fill(self, b: BoundStatement, s: Statement) -> BoundStatement:
+        """The initialisation of a whole tensor, ahead of a reduction that writes only some of its elements."""
+        if any(isinstance(x, Access) and x.tensor == b.target for e in (b.value, *b.subscripts) for x in walk(e)):
+            raise RangeError(
+                f"this statement initialises '{b.target}' and reads it",
+                source=self.function.source,
+                span=s.span,
+                suggestion="initialise it in a statement of its own",
+            )
+        assert b.reduction is not None
+        tensor = self.tensors[b.target]
+        indices = tuple(BoundIndex(f"i{d}", 0, extent) for d, extent in enumerate(tensor.shape))
+        value = Const(identity(b.reduction, tensor.dtype), tensor.dtype)
+        subscripts = tuple(Index(i.name, INT64) for i in indices)
+        return BoundStatement(
+            f"{b.name}_init", b.target, subscripts, None, False, value, indices, len(indices), span=b.span
+        )
+
+
+@dataclass(slots=True)
+class _Prover:
+    """Decides the accesses of one statement, and collects the checks that remain for run time."""
+
+    binder: _Binder
+    span: Span | None
+    box: Mapping[str, Interval]
+    empty: bool
+    checks: list[BoundsCheck] = field(default_factory=list)
+
+    def visit(self, e: Expr, guards: Guards) -> Expr:
+        """`e` with its accesses marked as guarded where they are in bounds only under `guards`."""
+        match e:
+            case Access():
+                return self._access(e, guards)
+            case Select(condition=condition, then=then, otherwise=otherwise):
+                c = self.visit(condition, guards)
+                a = self.visit(then, (*guards, (c, True)))
+                return rebuild(e, [c, a, self.visit(otherwise, (*guards, (c, False)))])
+            case Binary(op="&&" | "||" as op, left=left, right=right):
+                a = self.visit(left, guards)
+                b = self.visit(right, (*guards, (a, op == "&&")))
+                if not _has_guarded(b):
+                    return rebuild(e, [a, b])
+                if op == "&&":
+                    return Select(a, b, Const(False, BOOL), BOOL)
+                return Select(a, Const(True, BOOL), b, BOOL)
+        return rebuild(e, [self.visit(x, guards) for x in children(e)])
+
+    def _access(self, e: Access, guards: Guards) -> Expr:
+        subscripts = tuple(self.visit(x, guards) for x in e.subscripts)
+        guarded = False
+        for d, x in enumerate(subscripts):
+            guarded |= self._decide(e.tensor, d, x, guards, e.span)
+        e_ = rebuild(e, subscripts)
+        return replace(e_, guarded=True) if guarded and isinstance(e_, Access) else e_
+
+    def target(self, s: Statement, subscripts: tuple[Expr, ...]) -> None:
+        """Decide the subscripts on the left; those that are a bare index are in bounds by construction."""
+        for d, x in enumerate(subscripts):
+            if not isinstance(s.subscripts[d], Index):
+                self._decide(s.target, d, x, (), s.span)
+
+    def _decide(self, tensor: str, d: int, subscript: Expr, guards: Guards, span: Span | None) -> bool:
+        """Whether the access is in bounds only under `guards`."""
+        extent = self.binder.tensors[tensor].shape[d]
+        if self.empty:
+            return False
+        finding = examine(subscript, extent, guards, self.box)
+        start = self.binder.starts(tensor)[d]
+        match finding.verdict:
+            case Verdict.SAFE:
+                return False
+            case Verdict.UNKNOWN:
+                self.checks.append(BoundsCheck(tensor, d, subscript, extent, _conjunction(guards), start))
+            case Verdict.VIOLATED:
+                raise RangeError(
+                    f"dimension {d} of '{tensor}' is accessed out of bounds",
+                    source=self.binder.function.source,
+                    span=span or self.span,
+                    expected=f"{start} <= subscript < {start + extent}",
+                    found=f"a subscript of {finding.witness + start}",
+                    suggestion="restrict the index with `where`, or guard the access with `condition ? ... : ...`",
+                )
+        return bool(guards)
+
+
+def _plain(subscripts: tuple[Expr, ...]) -> bool:
+    """Whether subscripts are distinct index variables, each perhaps with an offset."""
+    names = [next((x.name for x in walk(e) if isinstance(x, Index)), None) for e in subscripts if _is_offset(e)]
+    return len(names) == len(subscripts) == len(set(names))
+
+
+def _is_offset(e: Expr) -> bool:
+    match e:
+        case Index() | Binary(op="+" | "-", left=Index(), right=Const()):
+            return True
+    return False
+
+
+def _has_guarded(e: Expr) -> bool:
+    return any(isinstance(x, Access) and x.guarded for x in walk(e))
+
+
+def _conjunction(guards: Guards) -> Expr | None:
+    """All guards as one condition, which reads nothing that a guard before forbids."""
+    out: Expr | None = None
+    for condition, holds in guards:
+        c = condition if holds else Unary("!", condition, BOOL)
+        if out is None:
+            out = c
+        elif _has_guarded(c):
+            out = Select(out, c, Const(False, BOOL), BOOL)
+        else:
+            out = Binary("&&", out, c, BOOL)
+    return out
+
+
+def _needs_copy(b: BoundStatement) -> bool:
+    """Whether the statement reads its target at other points, or at other times, than it writes them."""
+    reads = [x for e in (b.value, *b.subscripts) for x in walk(e) if isinstance(x, Access) and x.tensor == b.target]
+    if not reads:
+        return False
+    pointwise = all(x.subscripts == b.subscripts for x in reads)
+    return not pointwise or bool(b.reduced) or (b.reduction is not None and (b.initialise or not _plain(b.subscripts)))

@@ -1,0 +1,230 @@
+"""Formulas over sizes: what an extent is before the sizes are known.
+
+A formula is a polynomial with integer coefficients in atoms: size names, and floor quotients, remainders, minima
+and maxima of formulas. The operators keep it in a normal form, so that equal formulas mostly compare equal and
+`H - KH + 1` prints as people write it. Ranges are inferred by one algorithm for numbers and formulas alike, which is
+why `lesser` and `greater` here take both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..errors import InternalError
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A size, a specialised scalar, or the extent `t.d` of a tensor."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """`left op right` with op one of `/ % min max` that does not simplify; `/` and `%` round down."""
+
+    op: str
+    left: Formula
+    right: Formula
+
+    def __str__(self) -> str:
+        if self.op in ("min", "max"):
+            return f"{self.op}({self.left}, {self.right})"
+        return f"{_bracketed(self.left)} {self.op} {_bracketed(self.right)}"
+
+
+Atom = Name | Applied
+Monomial = tuple[Atom, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A sum of monomials with integer coefficients, none of them zero, in order of first appearance."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    @staticmethod
+    def name(name: str) -> Formula:
+        """The formula that is one name."""
+        return Formula((((Name(name),), 1),))
+
+    @property
+    def value(self) -> int | None:
+        """The number that this formula is, or None."""
+        if not self.terms:
+            return 0
+        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
+
+    def evaluate(self, sizes: Mapping[str, int]) -> int:
+        """The number that this formula is for given sizes."""
+        total = 0
+        for monomial, coefficient in self.terms:
+            product = coefficient
+            for atom in monomial:
+                product *= _evaluate(atom, sizes)
+            total += product
+        return total
+
+    def __add__(self, other: Value) -> Formula:
+        sums: dict[Monomial, int] = dict(self.terms)
+        for monomial, coefficient in formula(other).terms:
+            sums[monomial] = sums.get(monomial, 0) + coefficient
+        return Formula(tuple((m, c) for m, c in sums.items() if c))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Formula:
+        return Formula(tuple((m, -c) for m, c in self.terms))
+
+    def __sub__(self, other: Value) -> Formula:
+        return self + -formula(other)
+
+    def __rsub__(self, other: Value) -> Formula:
+        return formula(other) + -self
+
+    def __mul__(self, other: Value) -> Formula:
+        out = Formula(())
+        for m, c in self.terms:
+            for n, d in formula(other).terms:
+                out = out + Formula(((tuple(sorted((*m, *n), key=str)), c * d),))
+        return out
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Value) -> Formula:
+        return _divide(self, formula(other))
+
+    def __rfloordiv__(self, other: Value) -> Formula:
+        return _divide(formula(other), self)
+
+    def __mod__(self, other: Value) -> Formula:
+        return _remainder(self, formula(other))
+
+    def __rmod__(self, other: Value) -> Formula:
+        return _remainder(formula(other), self)
+
+    def __str__(self) -> str:
+        ordered = sorted(self.terms, key=lambda term: (not term[0], term[1] < 0))
+        text = ""
+        for monomial, coefficient in ordered:
+            sign = ("-" if coefficient < 0 else "") if not text else (" - " if coefficient < 0 else " + ")
+            text += sign + _product(monomial, abs(coefficient))
+        return text or "0"
+
+
+Value = int | Formula
+
+
+def formula(x: Value) -> Formula:
+    """`x` as a formula."""
+    if isinstance(x, Formula):
+        return x
+    return Formula((((), x),) if x else ())
+
+
+def number(x: Value) -> int | None:
+    """The number that `x` is, or None."""
+    return x if isinstance(x, int) else x.value
+
+
+def lesser(a: Value, b: Value) -> Value:
+    """The minimum of two numbers or formulas."""
+    return _extremum("min", a, b)
+
+
+def greater(a: Value, b: Value) -> Value:
+    """The maximum of two numbers or formulas."""
+    return _extremum("max", a, b)
+
+
+def _extremum(op: str, a: Value, b: Value) -> Value:
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b) if op == "min" else max(a, b)
+    difference = number(_difference(a, b))
+    if difference is not None:
+        return a if (difference <= 0) == (op == "min") else b
+    return Formula((((Applied(op, formula(a), formula(b)),), 1),))
+
+
+def _difference(a: Value, b: Value) -> Value:
+    """`a - b`, or, for two quotients by one positive divisor, something of the same sign."""
+    left, right = _as_quotient(formula(a)), _as_quotient(formula(b))
+    if left is not None and right is not None and left[1] == right[1]:
+        return left[0] - right[0]
+    return formula(a) - b
+
+
+def _as_quotient(x: Formula) -> tuple[Formula, int] | None:
+    """`n, d` with `x = floor(n / d)`, when `x` is one quotient by a number, plus a number."""
+    shift = sum(c for m, c in x.terms if not m)
+    rest = [(m, c) for m, c in x.terms if m]
+    if len(rest) != 1 or rest[0][1] != 1 or len(rest[0][0]) != 1:
+        return None
+    atom = rest[0][0][0]
+    if not isinstance(atom, Applied) or atom.op != "/":
+        return None
+    divisor = atom.right.value
+    return None if divisor is None or divisor <= 0 else (atom.left + shift * divisor, divisor)
+
+
+def _divide(a: Formula, b: Formula) -> Formula:
+    divisor = b.value
+    if not a.terms:
+        return a
+    if divisor == 0:
+        raise InternalError("a formula divides by zero")
+    if divisor is None:
+        return formula(1) if a == b else _atom("/", a, b)
+    if divisor < 0:
+        return _divide(-a, formula(-divisor))
+    whole = Formula(tuple((m, c // divisor) for m, c in a.terms if c // divisor and (c % divisor == 0 or not m)))
+    rest = a - whole * divisor
+    return whole if not rest.terms else whole + _quotient(rest, divisor)
+
+
+def _quotient(a: Formula, divisor: int) -> Formula:
+    value = a.value
+    return formula(value // divisor) if value is not None else _atom("/", a, formula(divisor))
+
+
+def _remainder(a: Formula, b: Formula) -> Formula:
+    x, y = a.value, b.value
+    if x is not None and y:
+        return formula(x % y)
+    return _atom("%", a, b)
+
+
+def _atom(op: str, a: Formula, b: Formula) -> Formula:
+    return Formula((((Applied(op, a, b),), 1),))
+
+
+_OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "/": lambda a, b: a // b, "%": lambda a, b: a % b, "min": min, "max": max,
+}  # fmt: skip
+
+
+def _evaluate(atom: Atom, sizes: Mapping[str, int]) -> int:
+    match atom:
+        case Name(name=name):
+            return sizes[name]
+        case Applied(op=op, left=a, right=b):
+            return _OPERATIONS[op](a.evaluate(sizes), b.evaluate(sizes))
+
+
+def _bracketed(x: Formula) -> str:
+    simple = len(x.terms) == 1 and (not x.terms[0][0] or (x.terms[0][1] == 1 and isinstance(x.terms[0][0][0], Name)))
+    return str(x) if simple and len(x.terms[0][0]) <= 1 else f"({x})"
+
+
+def _product(monomial: Monomial, coefficient: int) -> str:
+    factors = [] if coefficient == 1 and monomial else [str(coefficient)]
+    alone = coefficient == 1 and len(monomial) == 1
+    for atom in monomial:
+        quotient = isinstance(atom, Applied) and atom.op in ("/", "%")
+        factors.append(f"({atom})" if quotient and not alone else str(atom))
+    return "*".join(factors)

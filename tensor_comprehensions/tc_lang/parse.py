@@ -1,0 +1,252 @@
+"""Text -> `syntax.Program`. The grammar is `tc.lark`; lark builds the tables on the first use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from ..dtypes import ALIASES, DTYPES
+from ..errors import ParseError, Span
+from . import syntax as s
+
+MAX_DEPTH = 150
+"""How deep an expression may nest: every later stage may recurse over expressions without fear."""
+
+_MAX_DIGITS = 40
+
+_SPELLING = {
+    "ID": "a name", "INT": "an integer", "HEX": "an integer", "FLOAT": "a number", "SCALAR": "a type",
+    "LPAR": "'('", "_TUPLE": "'('", "RPAR": "')'", "LBRACE": "'{'", "RBRACE": "'}'", "COMMA": "','",
+    "OR": "'||'", "AND": "'&&'", "COMPARE": "a comparison", "ADD": "'+'", "MINUS": "'-'", "NOT": "'!'",
+    "MULTIPLY": "'*', '/' or '%'", "_ARROW": "'->'", "$END": "the end of the text",
+}  # fmt: skip
+
+
+def parse(source: str | bytes) -> s.Program:
+    """The syntax tree of a TC program.
+
+    Raises ParseError, with its place, for every text that is not in the grammar.
+    """
+    text = _text(source)
+    import lark  # here because importing it costs more than the rest of the package together
+
+    try:
+        program: s.Program = _parser().parse(text)
+    except lark.exceptions.UnexpectedToken as e:
+        raise _unexpected_token(text, e) from None
+    except lark.exceptions.UnexpectedCharacters as e:
+        at = e.pos_in_stream or 0
+        span = Span(at, at + 1)
+        expected = _alternatives(e.allowed or ())
+        raise ParseError(
+            "this character cannot stand here", source=text, span=span, expected=expected, found=repr(text[span.start])
+        ) from None
+    except ParseError as e:
+        raise ParseError(e.message, source=text, span=e.span, expected=e.expected, found=e.found) from None
+    _check_depth(program, text)
+    _check_tuple_calls(program, text)
+    return program
+
+
+def _text(source: str | bytes) -> str:
+    if isinstance(source, bytes | bytearray):
+        try:
+            return source.decode("utf-8")
+        except UnicodeDecodeError as e:
+            raise ParseError(f"the text is not UTF-8: byte {e.start} is wrong") from None
+    if not isinstance(source, str):
+        raise ParseError("a TC program is a string", expected="str", found=type(source).__name__)
+    return source
+
+
+@cache
+def _parser() -> Any:
+    import lark
+
+    grammar = files(__package__).joinpath("tc.lark").read_text(encoding="utf-8")
+    return lark.Lark(grammar, parser="lalr", start="program", transformer=_Builder(), maybe_placeholders=False)
+
+
+def _unexpected_token(text: str, e: Any) -> ParseError:
+    token = e.token
+    expected = _alternatives(e.expected or ())
+    if token.type == "$END":
+        end = len(text.rstrip())
+        return ParseError(
+            "the text ends too early", source=text, span=Span(end, end + 1), expected=expected, found="the end"
+        )
+    span = Span(token.start_pos, token.end_pos)
+    return ParseError(f"unexpected '{token}'", source=text, span=span, expected=expected, found=f"'{token}'")
+
+
+def _alternatives(terminals: Iterable[str]) -> str:
+    terms = _parser().terminals
+    literal = {t.name: f"'{t.pattern.value}'" for t in terms if t.pattern.type == "str"}
+    names = sorted({_SPELLING.get(t) or literal.get(t, t) for t in terminals})
+    return ", ".join(names[:-1]) + " or " + names[-1] if len(names) > 1 else "".join(names)
+
+
+def _check_depth(program: s.Program, text: str) -> None:
+    """Refuse expressions that nest deeper than MAX_DEPTH. Iterative: it runs before the depth is known."""
+    for d in program.defs:
+        for statement in d.body:
+            level = list(s.expressions(statement))
+            for _ in range(MAX_DEPTH):
+                level = [x for e in level for x in s.operands(e)]
+            if level:
+                raise ParseError(
+                    f"this expression nests deeper than {MAX_DEPTH} levels",
+                    source=text,
+                    span=level[0].span,
+                    expected=f"at most {MAX_DEPTH} levels; name parts of it with `where x = ...` or temporaries",
+                )
+
+
+def _check_tuple_calls(program: s.Program, text: str) -> None:
+    names = {d.name for d in program.defs}
+    for d in program.defs:
+        for statement in d.body:
+            if isinstance(statement, s.TupleCall) and statement.callee not in names:
+                raise ParseError(
+                    f"a tuple of targets needs a call of a def, and '{statement.callee}' is none",
+                    source=text,
+                    span=statement.callee_span,
+                    expected="the name of a def of this program",
+                    found=f"'{statement.callee}'",
+                )
+
+
+def _around(first: Any, last: Any) -> Span:
+    return Span(_start(first), _end(last))
+
+
+def _start(x: Any) -> int:
+    span = getattr(x, "span", None)
+    return int(span.start if span is not None else x.start_pos)
+
+
+def _end(x: Any) -> int:
+    span = getattr(x, "span", None)
+    return int(span.end if span is not None else x.end_pos)
+
+
+def _integer(token: Any) -> int:
+    if len(token) > _MAX_DIGITS:
+        raise ParseError("this number is too long", span=_around(token, token), expected=f"up to {_MAX_DIGITS} digits")
+    return int(token, 16 if token.type == "HEX" else 10)
+
+
+class _List(tuple[Any, ...]):
+    """A bracketed list with its place."""
+
+    span: Span
+
+
+def _listed(children: list[Any]) -> _List:
+    """The items of a bracketed list `( [items] )`."""
+    out = _List(children[1] if len(children) == 3 else ())
+    out.span = _around(children[0], children[-1])
+    return out
+
+
+def _separated(children: list[Any]) -> tuple[Any, ...]:
+    return tuple(children[::2])
+
+
+class _Builder:
+    """What each rule of the grammar becomes. Methods get the rule's children: named tokens and built nodes."""
+
+    parameters = dimensions = expressions = where = staticmethod(_separated)
+    subscripts = arguments = staticmethod(_listed)
+
+    def program(self, x: list[Any]) -> s.Program:
+        return s.Program(tuple(x))
+
+    def definition(self, x: list[Any]) -> s.Def:
+        name, rest = x[0], x[2:]
+        parameters = rest.pop(0) if isinstance(rest[0], tuple) else ()
+        body = rest[3:-1]
+        returns = rest[1]
+        return s.Def(str(name), parameters, returns, tuple(body), _around(name, name))
+
+    def parameter(self, x: list[Any]) -> s.Declaration:
+        return s.Declaration(str(x[-1]), x[0] if len(x) == 2 else None, _around(x[0], x[-1]))
+
+    def return_list(self, x: list[Any]) -> tuple[s.Declaration, ...]:
+        return tuple(_listed(x))
+
+    def single_return(self, x: list[Any]) -> tuple[s.Declaration, ...]:
+        return (x[0],)
+
+    def type(self, x: list[Any]) -> s.Type:
+        dtype = ALIASES.get(x[0]) or DTYPES[x[0]]
+        return s.Type(dtype, tuple(_listed(x[1:])) if len(x) > 1 else None, _around(x[0], x[-1]))
+
+    def dimension(self, x: list[Any]) -> s.Dimension:
+        token = x[0]
+        return s.Dimension(str(token) if token.type == "ID" else _integer(token), _around(token, token))
+
+    def assignment(self, x: list[Any]) -> s.Statement:
+        target, rest = x[0], x[1:]
+        subscripts = rest.pop(0) if isinstance(rest[0], _List) else None
+        operator, value, *where = [part for part in rest if part is not None]
+        clauses = where[0] if where else ()
+        last = clauses[-1] if clauses else value
+        written = _around(target, target) if subscripts is None else _around(target, subscripts)
+        listed = None if subscripts is None else tuple(subscripts)
+        return s.Statement(str(target), listed, operator, value, clauses, written, _around(target, last))
+
+    def operator(self, x: list[Any]) -> str:
+        return str(x[0])
+
+    def equivalent(self, x: list[Any]) -> None:
+        """Parsed and ignored: it names a library call that the reference implementation never made."""
+
+    def tuple_call(self, x: list[Any]) -> s.TupleCall:
+        close = next(n for n, part in enumerate(x) if getattr(part, "type", "") == "RPAR")
+        targets = tuple(s.Name(str(t), _around(t, t)) for t in x[:close:2])
+        callee, arguments = x[close + 1 :]
+        return s.TupleCall(targets, str(callee), tuple(arguments), _around(callee, callee), _around(x[0], arguments))
+
+    def range(self, x: list[Any]) -> s.Range:
+        return s.Range(str(x[0]), x[1], x[2], _around(x[0], x[2]))
+
+    def let(self, x: list[Any]) -> s.Let:
+        return s.Let(str(x[0]), x[1], _around(x[0], x[1]))
+
+    def exists(self, x: list[Any]) -> s.Exists:
+        return s.Exists(x[0], x[0].span)
+
+    def conditional(self, x: list[Any]) -> s.Conditional:
+        return s.Conditional(x[0], x[1], x[2], _around(x[0], x[2]))
+
+    def binary(self, x: list[Any]) -> s.Binary:
+        return s.Binary(str(x[1]), x[0], x[2], _around(x[0], x[2]))
+
+    def negate(self, x: list[Any]) -> s.Unary:
+        return s.Unary(str(x[0]), x[1], _around(x[0], x[1]))
+
+    def integer(self, x: list[Any]) -> s.Number:
+        return s.Number(_integer(x[0]), _around(x[0], x[0]))
+
+    def real(self, x: list[Any]) -> s.Number:
+        return s.Number(float(x[0]), _around(x[0], x[0]))
+
+    def parenthesised(self, x: list[Any]) -> s.Expression:
+        e: s.Expression = replace(x[1], span=_around(x[0], x[2]))
+        return e
+
+    def cast(self, x: list[Any]) -> s.Cast:
+        return s.Cast(ALIASES.get(x[0]) or DTYPES[x[0]], x[2], _around(x[0], x[3]))
+
+    def name(self, x: list[Any]) -> s.Name:
+        return s.Name(str(x[0]), _around(x[0], x[0]))
+
+    def apply(self, x: list[Any]) -> s.Apply:
+        return s.Apply(str(x[0]), tuple(x[1]), _around(x[0], x[1]))
+
+    def extent(self, x: list[Any]) -> s.Extent:
+        return s.Extent(str(x[0]), _integer(x[1]), _around(x[0], x[1]))

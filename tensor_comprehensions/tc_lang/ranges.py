@@ -1,0 +1,280 @@
+"""Range inference: the values that every index takes, and with them the shape of every tensor.
+
+The algorithm runs over numbers or over formulas alike. Formulas assume that the coefficients which depend on sizes
+(strides that are scalar parameters) are positive, and leave the checks that need numbers to `bind`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ..errors import RangeError, Span
+from .affine import Affine, Opaque, Quotient, Remainder, Variable, affine, reads_tensors, variables
+from .formula import Formula, Value, greater, lesser, number
+from .function import Access, Function, Index, Role, Statement, Symbol, walk
+
+Bounds = tuple[Value, Value]
+"""A half-open range of index values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`lower <= form < upper`: what one subscript of one access requires."""
+
+    form: Affine
+    lower: Value
+    upper: Value
+    span: Span | None
+
+    def __str__(self) -> str:
+        return f"{self.lower} <= {self.form} < {self.upper}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """What inference found: the bounds of each dimension of each tensor, and of each index of each statement."""
+
+    tensors: Mapping[str, tuple[Bounds, ...]]
+    statements: tuple[Mapping[str, Bounds], ...]
+    sizes: Mapping[str, Value]
+
+    def shape(self, tensor: str) -> tuple[Value, ...]:
+        """The extents of a tensor."""
+        return tuple(upper - lower for lower, upper in self.tensors[tensor])
+
+
+def infer_ranges(function: Function, sizes: Mapping[str, Value]) -> Ranges:
+    """The ranges of all indices and tensors; `sizes` gives each size name and specialised scalar its value.
+
+    Raises RangeError where an index has no range, or (with numbers) where a range has a negative extent.
+    """
+    inference = _Inference(function, dict(sizes))
+    for tensor in function.tensors:
+        if tensor.role is Role.INPUT:
+            inference.declare(tensor)
+    statements = tuple(inference.statement(n) for n in range(len(function.statements)))
+    return Ranges(inference.bounds, statements, inference.sizes)
+
+
+def symbolic_ranges(function: Function) -> Ranges:
+    """The ranges as formulas in the sizes and specialised scalars of the signature."""
+    return infer_ranges(function, {name: Formula.name(name) for name in (*function.sizes, *function.scalars)})
+
+
+def output_shapes(
+    function: Function, sizes: Mapping[str, int], scalars: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
+    """The shape of every return for given sizes and specialised scalars."""
+    ranges = infer_ranges(function, {**sizes, **scalars})
+    return {name: tuple(number(x) or 0 for x in ranges.shape(name)) for name in function.returns}
+
+
+def accesses(s: Statement) -> Iterator[Access]:
+    """The reads of a statement in order, those in subscripts included."""
+    for e in (*s.subscripts, s.value):
+        yield from (x for x in walk(e) if isinstance(x, Access))
+
+
+@dataclass(slots=True)
+class _Inference:
+    function: Function
+    sizes: dict[str, Value]
+    bounds: dict[str, tuple[Bounds, ...]] = field(default_factory=dict)
+
+    def declare(self, tensor: Symbol) -> None:
+        """Give an input the bounds that its declaration says."""
+        self._set(tensor.name, tuple((0, affine(e, self.sizes).constant) for e in tensor.extents or ()))
+
+    def _set(self, name: str, bounds: tuple[Bounds, ...]) -> None:
+        self.bounds[name] = bounds
+        for d, (lower, upper) in enumerate(bounds):
+            self.sizes[f"{name}.{d}"] = upper - lower
+
+    def statement(self, n: int) -> dict[str, Bounds]:
+        """The ranges of one statement's indices; its target gets bounds if it had none."""
+        s = self.function.statements[n]
+        conditions = list(self._conditions(s))
+        solved = self._solve(s, conditions, self._given(s))
+        missing = [i for i in s.indices if i not in solved]
+        if missing:
+            self._adopt(n, s, conditions, solved)
+            missing = [i for i in s.indices if i not in solved]
+        if missing:
+            raise self._unsolved(s, missing, conditions)
+        self._check_extents(s, solved, conditions)
+        if s.target not in self.bounds:
+            self._set(s.target, self._target_bounds(s, solved))
+        return {i: solved[i] for i in s.indices}
+
+    # --- conditions ------------------------------------------------------------------------------------------------
+
+    def _given(self, s: Statement) -> dict[str, Bounds]:
+        return {r.index: (affine(r.lower, self.sizes).constant, affine(r.upper, self.sizes).constant) for r in s.ranges}
+
+    def _conditions(self, s: Statement) -> Iterator[Condition]:
+        for access in (*accesses(s), *s.exists):
+            yield from self._of(access.tensor, access.subscripts, access.span)
+        if s.reduction is not None and not s.initialise:
+            yield from self._of(s.target, s.subscripts, s.span)
+
+    def _of(self, tensor: str, subscripts: tuple[object, ...], span: Span | None) -> Iterator[Condition]:
+        for e, (lower, upper) in zip(subscripts, self._known_bounds(tensor), strict=False):
+            yield Condition(affine(e, self.sizes), lower, upper, span)  # type: ignore[arg-type]
+
+    def _known_bounds(self, tensor: str) -> tuple[Bounds, ...]:
+        if tensor in self.bounds:
+            return self.bounds[tensor]
+        symbol = self.function.tensor(tensor)
+        if symbol.extents is None or symbol.role is not Role.INOUT:
+            return ()
+        return tuple((0, affine(e, self.sizes).constant) for e in symbol.extents)
+
+    # --- solving ---------------------------------------------------------------------------------------------------
+
+    def _solve(self, s: Statement, conditions: list[Condition], solved: dict[str, Bounds]) -> dict[str, Bounds]:
+        """Rounds: every condition with exactly one unsolved index narrows it; all take effect at the round's end."""
+        solved = dict(solved)
+        while True:
+            found: dict[str, Bounds] = {}
+            for c in conditions:
+                open_ = set(variables(c.form)) - solved.keys()
+                if len(open_) != 1:
+                    continue
+                name = open_.pop()
+                range_ = _narrow(c.form, c.lower, c.upper, name, solved)
+                if range_ is not None:
+                    found[name] = _intersect(found[name], range_) if name in found else range_
+            if not found:
+                return solved
+            solved.update(found)
+
+    def _adopt(self, n: int, s: Statement, conditions: list[Condition], solved: dict[str, Bounds]) -> None:
+        """Take ranges for the positions on the left from later definitions, then from the declaration."""
+        for later in self.function.statements[n + 1 :]:
+            if later.target == s.target:
+                ranges = self._solve(later, list(self._conditions(later)), self._given(later))
+                for mine, theirs in zip(s.subscripts, later.subscripts, strict=True):
+                    if isinstance(mine, Index) and isinstance(theirs, Index) and theirs.name in ranges:
+                        solved.setdefault(mine.name, ranges[theirs.name])
+                solved.update(self._solve(s, conditions, solved))
+        symbol = self.function.tensor(s.target)
+        for mine, extent in zip(s.subscripts, symbol.extents or (), strict=False):
+            if isinstance(mine, Index):
+                solved.setdefault(mine.name, (0, affine(extent, self.sizes).constant))
+        solved.update(self._solve(s, conditions, solved))
+
+    # --- targets ---------------------------------------------------------------------------------------------------
+
+    def _target_bounds(self, s: Statement, solved: Mapping[str, Bounds]) -> tuple[Bounds, ...]:
+        declared = self.function.tensor(s.target).extents
+        bounds: list[Bounds] = []
+        for d, e in enumerate(s.subscripts):
+            if isinstance(e, Index):
+                bounds.append(solved[e.name])
+            elif declared is not None:
+                bounds.append((0, affine(declared[d], self.sizes).constant))
+            elif reads_tensors(e):
+                raise RangeError(
+                    f"the size of dimension {d} of '{s.target}' depends on data",
+                    source=self.function.source,
+                    span=s.span,
+                    expected=f"a declared size: `-> (float(...) {s.target})`",
+                )
+            else:
+                bounds.append(_hull(affine(e, self.sizes), solved))
+        return tuple(bounds)
+
+    # --- errors ----------------------------------------------------------------------------------------------------
+
+    def _unsolved(self, s: Statement, missing: list[str], conditions: list[Condition]) -> RangeError:
+        names = ", ".join(f"'{i}'" for i in missing)
+        related = [str(c) for c in conditions if set(variables(c.form)) & set(missing)]
+        return RangeError(
+            f"the range of {names} does not follow from the accesses of this statement",
+            source=self.function.source,
+            span=s.span,
+            expected="a subscript in which each index stands alone, or with indices whose ranges are known",
+            found="; ".join(dict.fromkeys(related)) or "no condition on it",
+            suggestion=f"give it a range: `where {missing[0]} in 0:...`",
+        )
+
+    def _check_extents(self, s: Statement, solved: Mapping[str, Bounds], conditions: list[Condition]) -> None:
+        for name in s.indices:
+            lower, upper = (number(x) for x in solved[name])
+            if lower is None or upper is None or lower <= upper:
+                continue
+            related = [str(c) for c in conditions if name in variables(c.form)]
+            related += [f"given {lower} <= {name} < {upper}" for r in s.ranges if r.index == name]
+            raise RangeError(
+                f"the range of '{name}' is [{lower}, {upper}), which has a negative extent",
+                source=self.function.source,
+                span=s.span,
+                found="; ".join(dict.fromkeys(related)),
+            )
+
+
+def _intersect(a: Bounds, b: Bounds) -> Bounds:
+    return greater(a[0], b[0]), lesser(a[1], b[1])
+
+
+def _narrow(form: Affine, lower: Value, upper: Value, name: str, solved: Mapping[str, Bounds]) -> Bounds | None:
+    """The largest range of `name` for which `lower <= form < upper`, whatever the solved indices are.
+
+    None where the form is not one that can be solved for `name`.
+    """
+    mine = [(atom, c) for atom, c in form.terms if name in variables(Affine(0, ((atom, 1),)))]
+    rest = _extremes(form - Affine(0, tuple(mine)), solved)
+    if len(mine) != 1 or rest is None:
+        return None
+    atom, c = mine[0]
+    low, high = lower - rest[0], upper - 1 - rest[1]
+    n = number(c)
+    if n is not None and n < 0:
+        low, high, c = -high, -low, -n
+    range_ = (_ceiling(low, c), high // c + 1)
+    match atom:
+        case Variable():
+            return range_
+        case Quotient(inner=inner, divisor=d):
+            return _narrow(inner, range_[0] * d, range_[1] * d, name, solved)
+    return None
+
+
+def _ceiling(a: Value, b: Value) -> Value:
+    return a if b == 1 else -((-a) // b)
+
+
+def _extremes(form: Affine, solved: Mapping[str, Bounds]) -> Bounds | None:
+    """The least and the greatest value of a form over the ranges of its indices; None when it is opaque."""
+    low = high = form.constant
+    for atom, c in form.terms:
+        ends = _atom_extremes(atom, solved)
+        if ends is None:
+            return None
+        n = number(c)
+        first, last = (ends[1], ends[0]) if n is not None and n < 0 else ends
+        low, high = low + first * c, high + last * c
+    return low, high
+
+
+def _atom_extremes(atom: Variable | Quotient | Remainder | Opaque, solved: Mapping[str, Bounds]) -> Bounds | None:
+    match atom:
+        case Variable(name=name):
+            return (solved[name][0], solved[name][1] - 1) if name in solved else None
+        case Quotient(inner=inner, divisor=d):
+            ends = _extremes(inner, solved)
+            return None if ends is None else (ends[0] // d, ends[1] // d)
+        case Remainder(divisor=d):
+            n = number(d)
+            return (0, d - 1) if n is None or n > 0 else (d + 1, 0)
+    return None
+
+
+def _hull(form: Affine, solved: Mapping[str, Bounds]) -> Bounds:
+    """The range of a subscript on the left; an empty one where an index of it has no values."""
+    ends = _extremes(form, solved)
+    if ends is None:
+        return 0, 0
+    empty = any(number(solved[v][1] - solved[v][0]) == 0 for v in variables(form))
+    return (ends[0], ends[0]) if empty else (ends[0], ends[1] + 1)
