@@ -69,7 +69,12 @@ def _includes(text: str, dialect: CDialect) -> list[str]:
 
 def _used_helpers(text: str, dialect: CDialect) -> list[str]:
     words = set(re.findall(r"[A-Za-z_]\w*", text))
-    return [definition for name, definition in dialect.helpers.items() if name in words]
+    used: list[str] = []
+    for name, definition in reversed(list(dialect.helpers.items())):  # a helper may use those before it
+        if name in words:
+            used.insert(0, definition)
+            words |= set(re.findall(r"[A-Za-z_]\w*", definition))
+    return used
 
 
 def _function(module: ir.Module, dialect: CDialect) -> Iterator[str]:

@@ -59,7 +59,7 @@ def _helpers(types: Mapping[str, str]) -> dict[str, str]:
             chosen = f"a {sign} b || a != a" if dtype.is_float else f"a {sign} b"
             table[f"{op}_{name}"] = _function(spelling, f"{op}_{name}", "a, b", f"return {chosen} ? a : b;")
         if dtype.is_integer:
-            table |= _floor_division(dtype, spelling)
+            table |= {**_floor_division(dtype, spelling), f"{name}_from_float": _saturated(dtype, spelling)}
     for dtype, suffix in ((FLOAT32, "f"), (FLOAT64, "")):
         name = f"rsqrt_{dtype.name}"
         table[name] = _function(types[dtype.name], name, "a", f"return 1.0{suffix} / sqrt{suffix}(a);")
@@ -91,8 +91,23 @@ def _floor_division(dtype: DType, spelling: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _function(spelling: str, name: str, parameters: str, *body: str) -> str:
-    typed = ", ".join(f"{spelling} {p}" for p in parameters.split(", "))
+def _saturated(dtype: DType, spelling: str) -> str:
+    """The conversion of a float, where C leaves what does not fit undefined: NaN is 0, the rest the nearest limit."""
+    limit = f"{2.0 ** (dtype.bits - dtype.is_signed):.1f}"
+    lower = f"value <= -{limit}" if dtype.is_signed else "value <= 0.0"
+    least = f"{dtype.name.upper()}_MIN" if dtype.is_signed else "0"
+    return _function(
+        spelling, f"{dtype.name}_from_float", "value",
+        "if (value != value) return 0;",
+        f"if ({lower}) return {least};",
+        f"return value >= {limit} ? {dtype.name.upper()}_MAX : ({spelling})value;",
+        parameter="double",
+    )  # fmt: skip
+
+
+def _function(spelling: str, name: str, parameters: str, *body: str, parameter: str = "") -> str:
+    """A definition; the parameters have the type of the result where `parameter` does not name another."""
+    typed = ", ".join(f"{parameter or spelling} {p}" for p in parameters.split(", "))
     return "\n".join((f"static inline {spelling} {name}({typed}) {{", *(f"    {line}" for line in body), "}"))
 
 
@@ -105,6 +120,14 @@ _BFLOAT16 = {
     const union { float value; uint32_t bits; } wide = {value};
     if (value != value) return (uint16_t)(wide.bits >> 16 | 0x40);
     return (uint16_t)((wide.bits + 0x7fff + (wide.bits >> 16 & 1)) >> 16);  /* to nearest, ties to even */
+}""",
+    "bfloat16_from_double": """static inline uint16_t bfloat16_from_double(double value) {
+    union { float value; uint32_t bits; } wide = {(float)value};
+    if (wide.value == wide.value && wide.value != value) {  /* to odd, so that the second rounding is the only one */
+        wide.bits -= fabs(wide.value) > fabs(value);
+        wide.bits |= 1;
+    }
+    return bfloat16_from_float(wide.value);
 }""",
 }
 

@@ -204,8 +204,12 @@ def cast(x: Text, source: DType, target: DType, dialect: CDialect) -> Text:
         return x
     if source == BFLOAT16:
         return cast(Text(f"bfloat16_to_float({x.text})"), FLOAT32, target, dialect)
+    if target == BFLOAT16 and source == FLOAT64:
+        return Text(f"bfloat16_from_double({x.text})")
     if target == BFLOAT16:
         return Text(f"bfloat16_from_float({cast(x, source, FLOAT32, dialect).text})")
+    if source.is_float and target.is_integer:
+        return Text(f"{target.name}_from_float({x.text})")
     return Text(f"({dialect.type(target)}){x.at(UNARY)}", UNARY)
 
 

@@ -429,6 +429,27 @@ def test_casts(tmp_path: Path) -> None:
     np.testing.assert_array_equal(result, np.array([r.astype("f8") for r in rows]))
 
 
+@needs_gcc
+@pytest.mark.parametrize("dtype", [INT8, INT32, INT64, UINT8, UINT64], ids=str)
+def test_floats_that_do_not_fit_saturate(dtype: DType, tmp_path: Path) -> None:
+    x, out = b.buffer("x", FLOAT64, (6,)), b.buffer("out", dtype, (6,))
+    m = module("saturate", [x, out], loop("i", 0, 6, b.store(out, (i,), b.cast(b.load(x, i), dtype))))
+    xs, result = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 99.9]), np.empty(6, dtype.name)
+    assert run(m, tmp_path, xs, result) == 0
+    limits = np.iinfo(dtype.name)
+    assert result.tolist() == [0, limits.max, limits.min, limits.max, limits.min, 99]
+
+
+@needs_gcc
+def test_float64_rounds_once_to_bfloat16(tmp_path: Path) -> None:
+    x, out = b.buffer("x", FLOAT64, (5,)), b.buffer("out", BFLOAT16, (5,))
+    m = module("narrow", [x, out], loop("i", 0, 5, b.store(out, (i,), b.cast(b.load(x, i), BFLOAT16))))
+    tie = 1 + 2.0**-8  # halfway between 1 and the next bfloat16, which float32 hides the last three from
+    xs, result = np.array([tie, tie + 2.0**-40, tie - 2.0**-40, -tie - 2.0**-40, 1e300]), np.empty(5, np.uint16)
+    assert run(m, tmp_path, xs, result) == 0
+    assert [hex(bits) for bits in result] == ["0x3f80", "0x3f81", "0x3f80", "0xbf81", "0x7f80"]
+
+
 # --- the text ----------------------------------------------------------------------------------------------------
 
 
