@@ -162,7 +162,7 @@ class _Binder:
             checks=tuple(prover.checks), span=s.span,
         )  # fmt: skip
         bound = replace(bound, staged=_needs_copy(bound))
-        if s.reduction is not None and s.initialise and not _plain(subscripts):
+        if s.reduction is not None and s.initialise and not is_plain(subscripts):
             yield self._fill(bound, s)
             bound = replace(bound, initialise=False)
         yield bound
@@ -206,7 +206,7 @@ class _Binder:
 
     def _check_map(self, s: Statement, subscripts: tuple[Expr, ...], box: Mapping[str, Interval]) -> None:
         """`=` writes no element twice, and the first definition leaves none undefined."""
-        if _plain(subscripts) or s.reduction is not None:
+        if is_plain(subscripts) or s.reduction is not None:
             return
         if not injective(subscripts, box):
             raise RangeError(
@@ -313,7 +313,7 @@ class _Prover:
         return bool(guards)
 
 
-def _plain(subscripts: tuple[Expr, ...]) -> bool:
+def is_plain(subscripts: tuple[Expr, ...]) -> bool:
     """Whether subscripts are distinct index variables, each perhaps with an offset."""
     names = [next((x.name for x in walk(e) if isinstance(x, Index)), None) for e in subscripts if _is_offset(e)]
     return len(names) == len(subscripts) == len(set(names))
@@ -350,4 +350,6 @@ def _needs_copy(b: BoundStatement) -> bool:
     if not reads:
         return False
     pointwise = all(x.subscripts == b.subscripts for x in reads)
-    return not pointwise or bool(b.reduced) or (b.reduction is not None and (b.initialise or not _plain(b.subscripts)))
+    return (
+        not pointwise or bool(b.reduced) or (b.reduction is not None and (b.initialise or not is_plain(b.subscripts)))
+    )
