@@ -56,8 +56,10 @@ def registers(facts: Facts, lanes: int, sizes: dict[str, int]) -> int:
     rows = {name for name, n in sizes.items() if n > 1 and name != facts.vector}
     total = vectors * prod(sizes[name] for name in rows)
     for factor in facts.factors:
-        held = facts.vector in factor.used and not rows & factor.used
-        total += vectors if held else 1
+        if facts.vector in factor.used and rows - factor.used:
+            total += vectors * prod(sizes[name] for name in rows & factor.used)
+        else:
+            total += 1
     return total
 
 
@@ -114,6 +116,18 @@ def _rows(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
             if other != name:
                 for size in _sizes(facts.extent(other)):
                     yield ((name, facts.extent(name)), (other, size))
+    if facts.extent(facts.vector) < 32:
+        yield from _columns(facts)
+
+
+def _columns(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
+    """Rows together with another iterator of the moving factor, where its runs along the lanes are short."""
+    columns = [i for i in facts.only(facts.moving) if i.name != facts.vector]
+    for row in facts.only(facts.still)[:2]:
+        for column in columns:
+            for across in _sizes(min(column.extent, 8)):
+                for size in _sizes(min(row.extent, 14)):
+                    yield ((row.name, size), (column.name, across))
 
 
 def _sizes(extent: int) -> Generator[int]:

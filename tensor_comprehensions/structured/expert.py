@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from ..errors import CannotLower
 from ..target import Target
@@ -11,6 +11,7 @@ from .cost import LINE, RegisterTile, best_tile, stream_cycles
 from .facts import Factor, Facts, facts
 from .op import Iterator, StructuredOp, loads
 from .plan import Level, Pack, Plan
+from .tile import tiles
 
 MIN_ROWS_FOR_TRANSPOSE = 24
 """Uses of an element below which turning it across costs more than it saves."""
@@ -18,6 +19,12 @@ PARALLEL_WORK = 1 << 18
 """Multiply-adds worth a thread."""
 CHUNKS = 16
 """Iterations the parallel loop should have at least, so that threads finish together."""
+PACKED_USES, TURNED_USES = 96, 192
+"""Uses of an element that pay for each time it is copied, straight or turned across."""
+PACKED_STEPS = 512
+"""Reduction steps in a packed block that many panels meet."""
+SETS = 64
+"""Sets of the first cache: lines a multiple of this many lines apart compete."""
 UNROLL = 4
 """Innermost reductions up to this long are unrolled."""
 
@@ -49,6 +56,15 @@ def _refuse(known: Facts) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class _Nest:
+    """Levels of a plan, how many of them a parallel loop may collapse, and the copies among them."""
+
+    levels: list[Level]
+    outer: int
+    packs: list[Pack]
+
+
+@dataclass(frozen=True, slots=True)
 class _Chooser:
     """The choices around one register tile."""
 
@@ -58,38 +74,52 @@ class _Chooser:
     parallel: bool
 
     def plan(self) -> Plan:
-        """Put shared iterators outside, then those of one factor, whose panel stands still, then the other's."""
+        """Shared iterators outside, then those of one factor, whose panel stands still, then the other's."""
         reductions = self._reductions()
-        still, moving = self.facts.only(self.facts.still), self.facts.only(self.facts.moving)
         pack_moving, pack_still = self._packs_moving(), self._packs_still()
-        shared = self._levels(self.facts.shared)
-        levels = [*shared]
-        packs: list[Pack] = []
-        rows_first = not (pack_moving or pack_still) and self._rows_outside()
-        outer, inner = (still, moving) if rows_first else (moving, still)
-        blocked = self._row_block(inner, pack_still)
-        if pack_still:
-            levels += blocked
+        rows_outside = not pack_moving and self._rows_outside()
+        if pack_still and not rows_outside:
+            nest = self._blocked_rows(reductions, pack_moving)
         else:
-            levels += self._levels(outer)
-        collapsed_to = len(levels)
-        if not pack_still and blocked:
-            count = prod(-(-self.facts.extent(level.iterator) // level.size) for level in levels)
-            if count < CHUNKS and self.parallel:
-                levels += blocked
-                collapsed_to = len(levels)
-        levels += self._reduction_block(reductions, pack_still)
-        if pack_still:
-            packs.append(Pack(self.facts.still.side, len(levels)))
-            levels += self._levels(outer)
-        if pack_moving:
-            packs.append(Pack(self.facts.moving.side, len(levels)))
-        levels += self._levels(inner)
-        unrolled = self._unrolled(reductions)
-        collapsed, grain = self._parallel(levels[:collapsed_to])
+            nest = self._standing_panel(reductions, rows_outside, pack_still if rows_outside else pack_moving)
+        collapsed, grain = self._parallel(nest.levels[: nest.outer])
         return Plan(
-            self.facts.vector, self.tile.lanes, tuple(levels), reductions, unrolled, tuple(packs), collapsed, grain
+            self.facts.vector,
+            self.tile.lanes,
+            tuple(nest.levels),
+            reductions,
+            self._unrolled(reductions),
+            tuple(nest.packs),
+            collapsed,
+            grain,
         )
+
+    def _standing_panel(self, reductions: tuple[str, ...], rows_outside: bool, packed: bool) -> _Nest:
+        """A panel of one factor, packed or in place, for all of the other factor in turn."""
+        known = self.facts
+        standing, passing = (known.still, known.moving) if rows_outside else (known.moving, known.still)
+        levels = [*self._levels(known.shared), *self._levels(known.only(standing))]
+        count = prod(tiles(known.extent(level.iterator), level.size) for level in levels)
+        if self.parallel and count < CHUNKS:
+            turned = standing.step(known.vector) != 1
+            uses = 1 if not packed else (TURNED_USES if turned else PACKED_USES)
+            levels += self._share(known.only(passing), -(-CHUNKS // count), uses)
+        outer = len(levels)
+        levels += self._reduction_block(reductions, self.facts.steps)
+        packs = [Pack(standing.side, len(levels))] if packed else []
+        return _Nest([*levels, *self._levels(known.only(passing))], outer, packs)
+
+    def _blocked_rows(self, reductions: tuple[str, ...], pack_moving: bool) -> _Nest:
+        """A packed block of the still factor in the second cache, for all panels of the moving one."""
+        known = self.facts
+        levels = [*self._levels(known.shared), self._packed_block(pack_moving)]
+        outer = len(levels)
+        levels += self._reduction_block(reductions, PACKED_STEPS)
+        packs = [Pack(known.still.side, len(levels))]
+        levels += self._levels(known.only(known.moving))
+        if pack_moving:
+            packs.append(Pack(known.moving.side, len(levels)))
+        return _Nest([*levels, *self._levels(known.only(known.still))], outer, packs)
 
     # --- loops ---
 
@@ -156,7 +186,21 @@ class _Chooser:
             return False
         if not still.plain:
             return True
-        return self._jumps(still, 2048, 1)
+        return self._crowded() or self._jumps(still, 2048, 1)
+
+    def _crowded(self) -> bool:
+        """Whether the rows of a register tile compete for few lines of the first cache."""
+        for i in self.facts.only(self.facts.still):
+            rows, step = self.tile.size(i.name), abs(self.facts.still.step(i.name) or 0) * self.facts.still.bytes
+            lines = 8 * SETS // gcd(step // LINE, SETS) if step % LINE == 0 and step else 8 * SETS
+            if 2 * rows > lines and rows > 8 * self._vectors():
+                return True
+        return False
+
+    def _vectors(self) -> int:
+        """Vectors of a register tile that one row meets."""
+        columns = prod(self.tile.size(i.name) for i in self.facts.only(self.facts.moving))
+        return max(1, columns // self.tile.lanes)
 
     def _jumps(self, factor: Factor, distance: int, width: int) -> bool:
         """Whether one step of the innermost long reduction moves the factor at least `distance` bytes."""
@@ -175,41 +219,49 @@ class _Chooser:
 
     # --- blocks ---
 
-    def _row_block(self, rows: tuple[Iterator, ...], packed: bool) -> list[Level]:
-        """A block of the longest row iterator: what is packed at once, or what one thread takes."""
-        if not rows:
+    def _longest(self, iterators: tuple[Iterator, ...]) -> Iterator:
+        """The iterator with the most tiles."""
+        return max(iterators, key=lambda i: tiles(i.extent, self.tile.size(i.name)))
+
+    def _share(self, iterators: tuple[Iterator, ...], parts: int, uses: int) -> list[Level]:
+        """A block of one of `iterators` that makes about `parts` shares, each with `uses` points of them or more."""
+        if not iterators:
             return []
-        longest = max(rows, key=lambda i: -(-i.extent // self.tile.size(i.name)))
+        longest = self._longest(iterators)
         size = self.tile.size(longest.name)
-        parts = 8 if packed or self.parallel else 1
-        block = -(-longest.extent // parts)
-        if packed:
-            others = prod(i.extent for i in rows if i is not longest)
-            room = self.target.cache[1] // 2 // (self._reduction_room() * others * self.facts.op.dtype.size)
-            block = min(max(block, 64), max(room, size))
-        else:
-            block = max(block, 4 * size)
-        block = max(size, block // size * size)
-        return [Level(longest.name, block)] if block < longest.extent or packed else []
+        others = prod(i.extent for i in iterators if i is not longest)
+        block = max(tiles(longest.extent, parts), tiles(uses, others))
+        block = tiles(block, size) * size
+        return [Level(longest.name, block)] if block < longest.extent else []
 
-    def _reduction_room(self) -> int:
-        """Reduction steps per block when the still factor is packed."""
-        return min(self.facts.steps, 512)
+    def _packed_block(self, pack_moving: bool) -> Level:
+        """Rows of the still factor that are packed at once."""
+        rows = self.facts.only(self.facts.still)
+        longest = self._longest(rows)
+        size = self.tile.size(longest.name)
+        others = prod(i.extent for i in rows if i is not longest)
+        steps = min(self.facts.steps, PACKED_STEPS)
+        room = self.target.cache[1] // 2 // (steps * others * self.facts.op.dtype.size)
+        block = room
+        if self.parallel:
+            uses = 64
+            if pack_moving:
+                uses = TURNED_USES if self.facts.moving.step(self.facts.vector) != 1 else PACKED_USES
+            block = min(room, max(tiles(longest.extent, CHUNKS), tiles(uses, others)))
+        return Level(longest.name, min(max(size, block // size * size), tiles(longest.extent, size) * size))
 
-    def _reduction_block(self, reductions: tuple[str, ...], packed: bool) -> list[Level]:
-        """A block of the outermost reduction, so that a panel stays in the second cache."""
-        op = self.facts.op
+    def _reduction_block(self, reductions: tuple[str, ...], most: int) -> list[Level]:
+        """A block of the outermost reduction of at most `most` steps whose panel fits the second cache."""
+        op, steps = self.facts.op, self.facts.steps
         if not reductions or op.output.buffer.type.dtype != op.dtype or self._reads_output():
             return []
-        width = self._panel_width() * self.facts.op.dtype.size
-        most = self.target.cache[1] // 2 // width
-        if packed:
-            most = min(most, self._reduction_room())
-        outer, extent = reductions[0], self.facts.extent(reductions[0])
-        inner = self.facts.steps // extent
-        if self.facts.steps <= most or most < inner:
+        width = self._panel_width() * op.dtype.size
+        most = min(most, self.target.cache[1] // 2 // width)
+        extent = self.facts.extent(reductions[0])
+        inner = steps // extent
+        if steps <= most or most < inner:
             return []
-        return [Level(outer, _balanced(extent, most // inner))]
+        return [Level(reductions[0], _balanced(extent, most // inner))]
 
     def _reads_output(self) -> bool:
         """Whether the epilogue sees what the output held before, which partial sums would overwrite."""
@@ -223,7 +275,7 @@ class _Chooser:
         op = self.facts.op
         if not self.parallel or not levels or op.multiplications < 2 * PARALLEL_WORK:
             return 0, 1
-        count = prod(-(-op.extent(level.iterator) // level.size) for level in levels)
+        count = prod(tiles(op.extent(level.iterator), level.size) for level in levels)
         if count < 2:
             return 0, 1
         return len(levels), max(1, PARALLEL_WORK * count // op.multiplications)

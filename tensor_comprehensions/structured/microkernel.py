@@ -9,7 +9,7 @@ from itertools import product
 from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Block, Buffer, Call, Expr, Let, Load, Loop, Space, Stmt, Store, Type, Var
 from ..loop_ir.rewrite import walk_expr
-from .op import ACCUMULATOR, StructuredOp
+from .op import ACCUMULATOR, StructuredOp, names
 from .plan import Plan
 from .tile import Region, local, number, point
 from .vector import evaluate, first_lanes, multiply_add
@@ -48,7 +48,7 @@ def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence
 
 def _cells(op: StructuredOp, plan: Plan, region: Region) -> list[Cell]:
     """The accumulators, vectors of one row next to each other."""
-    rows = [i.name for i in op.parallel if i.name != plan.vector]
+    rows = _row_order(op, plan)
     lane_range = region[plan.vector]
     vectors = -(-lane_range.size // plan.lanes)
     cells: list[Cell] = []
@@ -64,6 +64,13 @@ def _cells(op: StructuredOp, plan: Plan, region: Region) -> list[Cell]:
             here[local(plan.vector)] = build.ramp(first, 1, plan.lanes)
             cells.append(Cell(here, first_lanes(lane_range.size - first, plan.lanes), len(cells)))
     return cells
+
+
+def _row_order(op: StructuredOp, plan: Plan) -> list[str]:
+    """The iterators other than the lanes': those that leave the vectors alone first, so that scalars live shortly."""
+    vectors = {name for f in op.factors if plan.vector in names(f) for name in names(f)}
+    rows = [i.name for i in op.parallel if i.name != plan.vector]
+    return sorted(rows, key=lambda name: name in vectors)
 
 
 # --- before the sum ----------------------------------------------------------------------------------------------
@@ -197,7 +204,7 @@ def _staged(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell],
     """Spill the sums once and run the epilogue in a loop: a call would spill every live register at every call."""
     lane_range = region[plan.vector]
     vectors = -(-lane_range.size // plan.lanes)
-    rows = [i.name for i in op.parallel if i.name != plan.vector and region[i.name].size > 1]
+    rows = [name for name in _row_order(op, plan) if region[name].size > 1]
     buffer = build.buffer(f"{op.name}_sums", op.dtype, (len(cells) // vectors, vectors * plan.lanes), Space.SCRATCH)
     spill = _each(cells, lambda c: _spill(buffer, c, vectors, plan.lanes, registers))
     flat: Expr = build.const(0)

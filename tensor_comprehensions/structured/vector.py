@@ -17,6 +17,7 @@ from ..loop_ir.nodes import (
     Ramp,
     ReduceLanes,
     Select,
+    Shuffle,
     Unary,
     Var,
 )
@@ -55,7 +56,7 @@ def evaluate(e: Expr, at: Point, mask: Expr | None = None) -> Expr:
             return build.select(*(evaluate(x, at, mask) for x in (condition, then, otherwise)))
         case Call(function, arguments):
             return build.call(function, *(evaluate(a, at, mask) for a in arguments))
-        case Ramp() | Broadcast() | ReduceLanes():
+        case Ramp() | Broadcast() | Shuffle() | ReduceLanes():
             return e
         case _:
             assert_never(e)
