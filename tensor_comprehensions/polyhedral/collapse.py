@@ -138,7 +138,7 @@ def _merged_tensor(t: Tensor, q: int) -> Tensor:
 
 
 def _merged_statement(s: BoundStatement, candidates: set[Candidate]) -> BoundStatement:
-    pairs = dict.fromkeys(p for _, p in _pairs(s, candidates))
+    pairs = tuple(dict.fromkeys(p for _, p in _pairs(s, candidates)))
     seconds = {j: i for i, j in pairs}
     names = {i: f"{i}_{j}" for i, j in pairs}
     where = dict(candidates)

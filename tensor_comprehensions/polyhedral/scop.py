@@ -104,13 +104,6 @@ class Scop:
         return result.coalesce()
 
     @cached_property
-    def flow(self) -> isl.UnionMap:
-        """Read-after-write dependences alone: what fusion brings closer together."""
-        info = isl.UnionAccessInfo.from_sink(self._accesses(writes=False))
-        info = info.set_may_source(self._accesses(writes=True)).set_schedule_map(self._program_order())
-        return info.compute_flow().get_may_dependence()
-
-    @cached_property
     def shared_reads(self) -> isl.UnionMap:
         """Pairs of instances of different nodes that read one element: reuse that fusion turns into a cache hit."""
         reads = self._accesses(writes=False)
@@ -151,12 +144,21 @@ class Scop:
         return self.dependences.intersect_domain(domain).intersect_range(domain)
 
     def constraints_among(self, nodes: Sequence[Node]) -> isl.ScheduleConstraints:
-        """What isl's scheduler must respect and should prefer for `nodes`."""
+        """What isl's scheduler must respect for `nodes`.
+
+        Proximity is not asked for where dependences connect the last node to the others: they are coincident in the
+        rows that we take, and minimising their distance in the rest costs isl a thousand times the time.
+        """
         domain = domain_of(nodes)
         dependences = self.dependences_among(nodes)
-        reuse = self.flow.union(self.shared_reads).intersect_domain(domain).intersect_range(domain)
         constraints = isl.ScheduleConstraints.on_domain(domain)
-        return constraints.set_validity(dependences).set_coincidence(dependences).set_proximity(reuse)
+        constraints = constraints.set_validity(dependences).set_coincidence(dependences)
+        last = domain_of(nodes[-1:])
+        others = domain.subtract(last)
+        touching = dependences.intersect_domain(others).intersect_range(last)
+        if not touching.is_empty():
+            return constraints
+        return constraints.set_proximity(self.shared_reads.intersect_domain(others).intersect_range(last))
 
 
 def union_map(text: str) -> isl.UnionMap:

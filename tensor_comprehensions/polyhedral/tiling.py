@@ -16,7 +16,7 @@ from .schedule import ENOUGH_PARALLELISM, Group
 # short enough that the temporaries of fused nodes stay in the first-level cache.
 LONGEST_CHUNK = 4096
 # Rows that a register-tiled contraction inside a fused group handles at a time.
-CONTRACTION_ROWS = 16
+CONTRACTION_ROWS = 64
 # Two-dimensional tiles where lanes and unit strides run along different rows.
 TRANSPOSED_TILE = (16, 64)
 
