@@ -1,1 +1,53 @@
-"""Tensor Comprehensions: write the maths of an operator, get a fast, differentiable PyTorch operator."""
+"""Tensor Comprehensions: write the maths of an operator, get a fast PyTorch operator.
+
+    import torch, tensor_comprehensions as tc
+
+    ops = tc.define("def matmul(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }")
+    C = ops.matmul(torch.randn(4, 8), torch.randn(8, 6))
+
+Importing the package loads neither torch nor a compiler; the first use of a name does.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from . import inspection, knobs
+from .errors import ArgumentError, CheckError, InternalError, ParseError, RangeError, TCError
+
+if TYPE_CHECKING:
+    from .api import Kernel, Library, Op, define
+    from .options import CpuOptions
+    from .target import Target
+
+__version__ = "0.1.0"
+__all__ = [
+    "ArgumentError",
+    "CheckError",
+    "CpuOptions",
+    "InternalError",
+    "Kernel",
+    "Library",
+    "Op",
+    "ParseError",
+    "RangeError",
+    "TCError",
+    "Target",
+    "define",
+]
+
+_HOMES = {"Kernel": "api", "Library": "api", "Op": "api", "define": "api", "CpuOptions": "options", "Target": "target"}
+
+inspection.start_logging(knobs.current().logs)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

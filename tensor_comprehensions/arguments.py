@@ -60,7 +60,7 @@ def to_tensor(expected: Expected, value: object) -> Tensor:
         return _from_number(expected, value)
     else:
         raise expected.error(
-            f"is {_article(type(value).__name__)}",
+            f"is {article(type(value).__name__)}",
             found=short_repr(value),
             suggestion="pass a torch tensor or a NumPy array" + ("" if expected.dims else " or a number"),
         )
@@ -150,7 +150,7 @@ def _from_number(expected: Expected, value: bool | int | float | np.generic) -> 
     dtype = expected.dtype
     accepted = bool if dtype.is_bool else int if dtype.is_integer else (int, float)
     if not isinstance(number, accepted):
-        raise expected.error(f"is {_article(type(number).__name__)}", found=short_repr(number))
+        raise expected.error(f"is {article(type(number).__name__)}", found=short_repr(number))
     try:
         in_type = float(number) if dtype.is_float else number
     except OverflowError:
@@ -173,7 +173,8 @@ def _layout(x: Tensor) -> str:
     return "nested" if x.is_nested else str(x.layout).removeprefix("torch.").lstrip("_")
 
 
-def _article(name: str) -> str:
+def article(name: str) -> str:
+    """`name` with its article."""
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
@@ -184,7 +185,7 @@ def check_destination(op: str, name: str, x: object, dtype: DType, shape: tuple[
     """`x` as a tensor that the output `name` may be written to. Raises ArgumentError."""
     expected = Expected(op, f"out ({name})", dtype, tuple(map(str, shape)))
     if not isinstance(x, Tensor):
-        raise expected.error(f"is {_article(type(x).__name__)}", suggestion="pass a torch tensor of the output's shape")
+        raise expected.error(f"is {article(type(x).__name__)}", suggestion="pass a torch tensor of the output's shape")
     tensor = _from_torch(expected, x)
     if tensor is not x:
         raise expected.error("is a view that negates or a tensor without memory", suggestion="pass torch.empty(...)")

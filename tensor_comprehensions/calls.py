@@ -1,0 +1,366 @@
+"""The parts of a call: gather the arguments, provide the outputs, run, hand back.
+
+Always holds: a caller's tensor is written only when everything that can fail has succeeded.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import knobs
+from .arguments import TORCH_TYPES, Expected, article, check_apart, check_destination, to_tensor
+from .compiler import Compiled
+from .describe import declaration, dims, signature
+from .dtypes import BFLOAT16, DType
+from .errors import ArgumentError, InternalError, RangeError
+from .loop_ir.nodes import CheckSite
+from .options import CpuOptions
+from .runtime.dispatch import Launcher, Operand
+from .runtime.host import host
+from .target import Target
+from .tc_lang import reference
+from .tc_lang.bind import bind
+from .tc_lang.function import BoundFunction, Const, Expr, Function, Role, Size, Symbol, contiguous_strides
+
+Shape = tuple[int, ...]
+Result = Tensor | np.ndarray | tuple[Tensor, ...] | tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The tensors of one call.
+
+    inputs: of the parameters, in order. initial: of the in/out outputs, in order.
+    numpy: whether the caller passed arrays, and so gets arrays.
+    """
+
+    inputs: tuple[Tensor, ...]
+    initial: tuple[Tensor, ...]
+    numpy: bool
+
+
+def gather(function: Function, values: Sequence[object], initial: Mapping[str, object]) -> Arguments:
+    """The arguments of a call as plain tensors. Raises ArgumentError that names the first that is wrong."""
+    check_names(function, values, initial)
+    everything = (*values, *initial.values())
+    numpy = any(isinstance(v, np.ndarray) for v in everything) and not any(isinstance(v, Tensor) for v in everything)
+    if numpy and (narrow := [r for r in function.returns if function.tensor(r).dtype == BFLOAT16]):
+        raise ArgumentError(f"NumPy has no type for `{narrow[0]}` of {function.name}", suggestion="pass torch tensors")
+    return Arguments(
+        tuple(to_tensor(expected(function, p), v) for p, v in zip(function.parameters, values, strict=True)),
+        tuple(to_tensor(expected(function, p), initial[p.name]) for p in function.initial),
+        numpy,
+    )
+
+
+def expected(function: Function, symbol: Symbol) -> Expected:
+    return Expected(function.name, symbol.name, symbol.dtype, dims(symbol))
+
+
+def check_names(function: Function, values: Sequence[object], initial: Mapping[str, object]) -> None:
+    """Are there as many arguments as parameters, and exactly the in/out outputs by keyword? Raises ArgumentError."""
+    parameters, inout = function.parameters, {p.name: p for p in function.initial}
+    for name in initial:
+        if name not in inout:
+            raise _unknown_keyword(function, name, inout)
+    if len(values) != len(parameters):
+        missing = ", ".join(p.name for p in parameters[len(values) :])
+        raise ArgumentError(
+            f"{function.name} takes {len(parameters)} arguments by position, not {len(values)}",
+            expected=signature(function),
+            suggestion=f"pass {missing}" if missing else "",
+        )
+    for name, symbol in inout.items():
+        if name not in initial:
+            raise ArgumentError(
+                f"{function.name} reads `{name}` before it writes it, and the call gives no initial value",
+                expected=declaration(symbol),
+                suggestion=f"pass {name}=..., or start `{name}` in the def with `=` or an operator with `!`",
+            )
+
+
+def _unknown_keyword(function: Function, name: str, inout: Iterable[str]) -> ArgumentError:
+    if any(p.name == name for p in function.parameters):
+        return ArgumentError(f"`{name}` of {function.name} is passed by position", expected=signature(function))
+    if name in function.returns:
+        hint = (
+            f"{function.name} writes `{name}` before it reads it: it has no initial value; out=... says where to write"
+        )
+        return ArgumentError(f"{function.name} takes no argument `{name}`", suggestion=hint)
+    near = difflib.get_close_matches(name, [*inout, "out"], 1)
+    return ArgumentError(
+        f"{function.name} takes no argument `{name}`", suggestion=f"did you mean {near[0]}?" if near else ""
+    )
+
+
+# --- what the def is bound to -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The shapes of the parameters and of the in/out outputs, in order, and the values of specialised scalars."""
+
+    inputs: tuple[Shape, ...]
+    initial: tuple[Shape, ...]
+    scalars: tuple[tuple[str, int], ...]
+
+
+def sizes_of(function: Function, arguments: Arguments) -> Sizes:
+    return Sizes(
+        tuple(tuple(x.shape) for x in arguments.inputs),
+        tuple(tuple(x.shape) for x in arguments.initial),
+        tuple(
+            (p.name, int(x.item())) for p, x in zip(function.parameters, arguments.inputs, strict=True) if p.specialised
+        ),
+    )
+
+
+def sizes_from_shapes(function: Function, values: Sequence[object], initial: Mapping[str, object]) -> Sizes:
+    """As `sizes_of`, from shapes, tensors or, for a number, its value. Raises ArgumentError."""
+    check_names(function, values, initial)
+    parameters = function.parameters
+    return Sizes(
+        tuple(_shape(expected(function, p), v) for p, v in zip(parameters, values, strict=True)),
+        tuple(_shape(expected(function, p), initial[p.name]) for p in function.initial),
+        tuple(
+            (p.name, int(to_tensor(expected(function, p), v).item()))
+            for p, v in zip(parameters, values, strict=True)
+            if p.specialised
+        ),
+    )
+
+
+def _shape(expected: Expected, value: object) -> Shape:
+    if isinstance(value, Tensor | np.ndarray):
+        shape: Sequence[object] = tuple(value.shape)
+    elif not expected.dims and isinstance(value, bool | int | float | np.generic):
+        shape = ()
+    elif isinstance(value, tuple | list):
+        shape = value
+    else:
+        raise expected.error("has no shape", suggestion="pass a tuple of sizes, or a tensor")
+    if len(shape) != len(expected.dims):
+        raise expected.error(f"has {len(shape)} dimensions instead of {len(expected.dims)}", found=str(tuple(shape)))
+    for size in shape:
+        if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 0:
+            raise expected.error("has a size that is not a number of elements", found=str(tuple(shape)))
+    return tuple(int(size) for size in shape if isinstance(size, int | np.integer))
+
+
+def normal_strides(x: Tensor) -> Shape:
+    """The strides of `x` with those that no access uses replaced: tensors that are read alike look alike."""
+    contiguous = contiguous_strides(tuple(x.shape))
+    if not x.numel():
+        return contiguous
+    return tuple(s if n > 1 else c for n, s, c in zip(x.shape, x.stride(), contiguous, strict=True))
+
+
+def bind_sizes(function: Function, sizes: Sizes) -> BoundFunction:
+    """The def with the sizes that the shapes of its arguments give to its size names.
+
+    Raises ArgumentError where two dimensions with one size differ, RangeError where no index range fits.
+    """
+    known: dict[str, tuple[int, str]] = {}
+    shapes = (*zip(function.parameters, sizes.inputs, strict=True), *zip(function.initial, sizes.initial, strict=True))
+    for symbol, shape in shapes:
+        for d, (extent, size) in enumerate(zip(symbol.extents or (), shape, strict=False)):
+            _unify(function, known, extent, size, f"dimension {d} of `{symbol.name}`")
+    bound = bind(function, {name: size for name, (size, _) in known.items()}, dict(sizes.scalars))
+    for symbol, shape in shapes:
+        if bound.tensor(symbol.name).shape != shape:
+            raise expected(function, symbol).error(
+                "has another shape than the def gives it",
+                found=f"a shape of {shape} instead of {bound.tensor(symbol.name).shape}",
+            )
+    return bound
+
+
+def _unify(function: Function, known: dict[str, tuple[int, str]], extent: Expr, size: int, place: str) -> None:
+    match extent:
+        case Size(name):
+            wanted, where = known.setdefault(name, (size, place))
+            what = f"the size {name} of {function.name} is {wanted} by {where} and {size} by {place}"
+        case Const(value):
+            wanted, what = int(value), f"{place} of {function.name} has {size} elements"
+        case _:
+            return
+    if size != wanted:
+        raise ArgumentError(what, expected=str(wanted), found=str(size))
+
+
+def with_strides(bound: BoundFunction, strides: Sequence[Shape]) -> BoundFunction:
+    """`bound` with the strides of its first tensors, parameters and then outputs, replaced."""
+    given = [replace(t, strides=s) for t, s in zip(bound.tensors, strides, strict=False)]
+    return replace(bound, tensors=(*given, *bound.tensors[len(given) :]))
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------
+
+
+def allocate(bound: BoundFunction, name: str) -> Tensor:
+    """A fresh tensor for an output. Raises ArgumentError where there is not so much memory."""
+    tensor = bound.tensor(name)
+    try:
+        x = torch.empty(tensor.shape, dtype=TORCH_TYPES[tensor.dtype], device="cpu")
+    except RuntimeError as error:
+        raise ArgumentError(
+            f"there is no memory for `{name}` of {bound.name}: {tensor.size * tensor.dtype.size} bytes",
+            found=f"a shape of {tensor.shape}",
+        ) from error
+    if type(x) is not Tensor or x.device.type != "cpu":
+        raise ArgumentError(
+            f"a mode of torch makes {article(type(x).__name__)} of `{name}` of {bound.name}",
+            suggestion="call outside of FakeTensorMode and tracing",
+        )
+    return x
+
+
+def destinations(bound: BoundFunction, arguments: Arguments, out: object) -> tuple[Tensor, ...]:
+    """`out` as one tensor for each output, checked. Raises ArgumentError."""
+    given = out if isinstance(out, tuple | list) else (out,)
+    if len(given) != len(bound.returns):
+        raise ArgumentError(
+            f"`out` of {bound.name} has {len(given)} tensors",
+            expected=f"{len(bound.returns)}: {', '.join(bound.returns)}",
+        )
+    tensors = []
+    for name, x in zip(bound.returns, given, strict=True):
+        t = bound.tensor(name)
+        tensors.append(check_destination(bound.name, name, x, t.dtype, t.shape))
+    parameters = [t.name for t in bound.tensors if t.role is Role.INPUT]
+    others = list(zip(parameters, arguments.inputs, strict=True))
+    targets = dict(zip(bound.returns, tensors, strict=True))
+    for name, x in zip(_inout(bound), arguments.initial, strict=True):
+        if not same_place(x, targets[name]):
+            others.append((name, x))
+    check_apart(bound.name, targets.items(), others)
+    return tuple(tensors)
+
+
+def same_place(x: Tensor, y: Tensor) -> bool:
+    """Is every element of `x` where that of `y` is?"""
+    return x.data_ptr() == y.data_ptr() and x.shape == y.shape and normal_strides(x) == normal_strides(y)
+
+
+def _inout(bound: BoundFunction) -> list[str]:
+    return [t.name for t in bound.tensors if t.role is Role.INOUT]
+
+
+def fill_initial(bound: BoundFunction, arguments: Arguments, outputs: Sequence[Tensor]) -> None:
+    """Copy the initial values of in/out outputs to where they will be updated."""
+    targets = dict(zip(bound.returns, outputs, strict=True))
+    for name, x in zip(_inout(bound), arguments.initial, strict=True):
+        if not same_place(x, targets[name]):
+            targets[name].copy_(x)
+
+
+def hand_back(outputs: Sequence[Tensor], numpy: bool) -> Result:
+    """One output as it is, several as a tuple; arrays for a caller who passed arrays."""
+    if numpy:
+        arrays = tuple(x.numpy() for x in outputs)
+        return arrays[0] if len(arrays) == 1 else arrays
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def deliver(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    """Put the outputs where the caller wants them, and let autograd know that these tensors have changed."""
+    for source, destination in zip(outputs, wanted, strict=True):
+        if source is not destination:
+            destination.copy_(source)
+        elif not destination.is_inference():
+            torch.autograd.graph.increment_version(destination)
+
+
+# --- machines ---------------------------------------------------------------------------------------------------
+
+
+def check_machine(options: object, target: object) -> None:
+    """Are these options and a target that the compiler takes? Raises ArgumentError."""
+    if not isinstance(options, CpuOptions):
+        raise ArgumentError(f"options is {article(type(options).__name__)}", expected="CpuOptions(...)")
+    if not isinstance(target, Target):
+        raise ArgumentError(f"target is {article(type(target).__name__)}", expected="a Target")
+    for f in fields(options):
+        value, choices = getattr(options, f.name), f.metadata["choices"]
+        numbers = value if isinstance(value, tuple) else (value,)
+        if type(value) is not type(f.default):
+            wrong = True
+        elif isinstance(value, str):
+            wrong = value not in choices
+        else:
+            wrong = not all(isinstance(n, int) and 0 <= n < 1 << 31 for n in numbers)
+        if wrong:
+            raise ArgumentError(
+                f"the option {f.name} is {value!r}", expected=f"such as {', '.join(map(repr, choices))}"
+            )
+
+
+def check_runs_here(op: str, target: Target) -> None:
+    """Can this processor run what was compiled for `target`? Raises ArgumentError."""
+    here = set(host().features.split(","))
+    if missing := [f for f in target.features.split(",") if f.startswith("+") and f not in here]:
+        raise ArgumentError(f"this kernel of {op} is for {target.name}", found=f"a processor without {missing[0][1:]}")
+
+
+# --- running ----------------------------------------------------------------------------------------------------
+
+
+def launcher(compiled: Compiled) -> Launcher:
+    """What runs a kernel on the inputs followed by the outputs."""
+    tensors = [t for t in compiled.bound.tensors if t.role is not Role.TEMPORARY]
+    operands = [Operand(t.dtype, t.shape, t.strides) for t in tensors]
+    inputs = sum(t.role is Role.INPUT for t in tensors)
+
+    def fail(failed: int, value: int) -> BaseException:
+        return failure(compiled.bound.name, compiled.sites, failed, value)
+
+    return Launcher(
+        compiled.executable, operands[:inputs], operands[inputs:], range(len(tensors)), compiled.temporaries, fail
+    )
+
+
+def evaluate(bound: BoundFunction, arguments: Arguments) -> tuple[Tensor, ...]:
+    """The outputs by the reference evaluator, as fresh tensors."""
+    names = [t.name for t in bound.tensors if t.role is Role.INPUT] + _inout(bound)
+    arrays = {name: _to_array(x) for name, x in zip(names, (*arguments.inputs, *arguments.initial), strict=True)}
+    values = reference.evaluate(bound, arrays)
+    return tuple(_to_torch(values[name], bound.tensor(name).dtype) for name in bound.returns)
+
+
+def _to_array(x: Tensor) -> np.ndarray:
+    x = x.detach()
+    return (x.float() if x.dtype is torch.bfloat16 else x).numpy()
+
+
+def _to_torch(value: object, dtype: DType) -> Tensor:
+    return torch.from_numpy(np.array(value, order="C")).to(TORCH_TYPES[dtype])
+
+
+def plain_call(tensors: Sequence[Any]) -> bool:
+    """Does torch expect nothing special of a call on tensors now: no gradient, no mode that replaces tensors?"""
+    return not (
+        (torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors))
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or knobs.current().interpret
+    )
+
+
+def failure(op: str, sites: Sequence[CheckSite], failed: int, value: int) -> Exception:
+    """The error for a launch that reports `failed`."""
+    if not 0 < failed <= len(sites):
+        return InternalError(f"{op}: a launch failed with code {failed}")
+    site = sites[failed - 1]
+    last = site.origin + site.extent - 1
+    return RangeError(
+        f"in {op}, the subscript {value + site.origin} leaves dimension {site.dimension} of `{site.tensor}`",
+        expected=f"{site.origin} to {last}" if site.extent else "nothing: the dimension is empty",
+        found=str(value + site.origin),
+    )

@@ -1,0 +1,217 @@
+"""`tensorc`: look at what becomes of a def, run one, and see what the machine and the installation offer."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import llvmlite.binding as llvm
+import torch
+from torch import Tensor
+
+from .api import Op, define
+from .arguments import TORCH_TYPES
+from .compiler import KINDS
+from .describe import dims, ranges
+from .errors import ArgumentError, TCError
+from .runtime import process
+from .runtime.host import host
+from .tc_lang.function import Symbol
+
+DEFAULT_KINDS = ("ranges", "schedule", "loops", "c")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 2 for a mistake of the user."""
+    options = _parser().parse_args(arguments)
+    try:
+        command: Callable[[argparse.Namespace], int] = options.command
+        return command(options)
+    except TCError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        sys.stdout = None
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tensorc", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    show = commands.add_parser("show", help="print ranges, schedule, loops and code of a def")
+    show.set_defaults(command=_show)
+    _add_def(show)
+    kinds = ("ranges", *KINDS)
+    show.add_argument("--kind", action="append", choices=kinds, help=f"only this (repeatable); else {DEFAULT_KINDS}")
+    run = commands.add_parser("run", help="run a def on random tensors, check and time it")
+    run.set_defaults(command=_run)
+    _add_def(run)
+    run.add_argument("--rounds", type=int, default=20, help="how often to run (default 20)")
+    run.add_argument("--no-check", action="store_true", help="do not compare with the reference evaluator")
+    doctor = commands.add_parser("doctor", help="what the machine and the installation offer")
+    doctor.set_defaults(command=_doctor)
+    return parser
+
+
+def _add_def(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", help="a file with TC defs; - for standard input")
+    parser.add_argument("--def", dest="name", metavar="NAME", help="which def (default: the first)")
+    parser.add_argument(
+        "--sizes", default="", metavar="M=..,K=..", help="values of the size names, and of parameters that are numbers"
+    )
+
+
+# --- show and run -----------------------------------------------------------------------------------------------
+
+
+def _show(options: argparse.Namespace) -> int:
+    op = _op(options)
+    arguments, initial = _arguments(op, _values(options.sizes))
+    kernel = op.compile(*arguments, **initial)
+    for kind in options.kind or DEFAULT_KINDS:
+        text = ranges(kernel.compiled.bound) if kind == "ranges" else kernel.source(kind)
+        print(f"# {kind}\n{text.rstrip()}\n" if len(options.kind or DEFAULT_KINDS) > 1 else text.rstrip())
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    op = _op(options)
+    arguments, initial = _arguments(op, _values(options.sizes))
+    kernel = op.compile(*arguments, **initial)
+    print(f"compiled in {kernel.compile_seconds * 1e3:.0f} ms")
+    times = []
+    for _ in range(max(1, options.rounds)):
+        start = perf_counter()
+        result = kernel(*arguments, **initial)
+        times.append(perf_counter() - start)
+    print(f"median of {len(times)} runs: {median(times) * 1e3:.4f} ms on {torch.get_num_threads()} threads")
+    if options.no_check:
+        return 0
+    wrong = _difference(result, op.reference(*arguments, **initial))
+    print(f"largest difference from the reference, relative to its largest value: {wrong:.1e}")
+    return 0 if wrong < 1e-3 else 1
+
+
+def _difference(ours: Tensor | tuple[Tensor, ...], reference: Tensor | tuple[Tensor, ...]) -> float:
+    mine = ours if isinstance(ours, tuple) else (ours,)
+    worst = 0.0
+    for a, b in zip(mine, reference if isinstance(reference, tuple) else (reference,), strict=True):
+        if b.numel():
+            scale = max(1.0, b.double().abs().max().item())
+            worst = max(worst, (a.double() - b.double()).abs().max().item() / scale)
+    return worst
+
+
+def _op(options: argparse.Namespace) -> Op:
+    try:
+        text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"cannot read {options.file}: {error}") from error
+    library = define(text)
+    if options.name:
+        return library[options.name]
+    if not len(library):
+        raise ArgumentError(f"{options.file} has no def")
+    return next(iter(library))
+
+
+def _values(text: str) -> dict[str, float]:
+    """`M=64,alpha=0.5` as a table."""
+    values: dict[str, float] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, equals, number = part.partition("=")
+        try:
+            values[name.strip()] = int(number) if number.strip().lstrip("+-").isdigit() else float(number)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ArgumentError(f"--sizes has the part {part!r}", expected="NAME=NUMBER, separated by commas")
+    return values
+
+
+def _arguments(op: Op, values: dict[str, float]) -> tuple[list[Tensor | float], dict[str, Any]]:
+    """Random arguments of the sizes given: floats in [-1, 1), integers that are subscripts of the smallest size."""
+    function = op.function
+    wanted = dict.fromkeys(d for p in (*function.parameters, *function.initial) for d in dims(p))
+    numbers = [p.name for p in function.parameters if not p.rank]
+    for name in values:
+        if name not in wanted and name not in numbers:
+            raise ArgumentError(
+                f"{op.__name__} has no size and no number called {name!r}", expected=", ".join([*wanted, *numbers])
+            )
+    smallest = min((int(v) for name, v in values.items() if name in wanted), default=1)
+    generator = torch.Generator().manual_seed(0)
+
+    def make(symbol: Symbol) -> Tensor | float:
+        if not symbol.rank:
+            return values.get(symbol.name, 1)
+        return _random(symbol, [_size(symbol, d, values) for d in dims(symbol)], smallest, generator)
+
+    return [make(p) for p in function.parameters], {p.name: make(p) for p in function.initial}
+
+
+def _size(symbol: Symbol, name: str, values: dict[str, float]) -> int:
+    if name.isdigit():
+        return int(name)
+    size = values.get(name)
+    if not isinstance(size, int) or size < 0:
+        raise ArgumentError(
+            f"`{symbol.name}` needs a value for its size {name}",
+            found=str(size),
+            suggestion=f"add {name}=... to --sizes",
+        )
+    return size
+
+
+def _random(symbol: Symbol, shape: list[int], limit: int, generator: torch.Generator) -> Tensor:
+    dtype = TORCH_TYPES[symbol.dtype]
+    if symbol.dtype.is_float:
+        return (torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1).to(dtype)
+    high = 2 if symbol.dtype.is_bool else max(1, min(limit, 100))
+    return torch.randint(high, shape, generator=generator).to(dtype)
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    for name, value in _facts():
+        print(f"{name:<22}{value}")
+    works = _works()
+    print(f"{'a def compiles':<22}{'yes' if works else 'NO'}")
+    return 0 if works else 1
+
+
+def _facts() -> Iterator[tuple[str, str]]:
+    target = host()
+    yield "python", f"{platform.python_version()} on {platform.platform()}"
+    for package in ("tensor-comprehensions", "torch", "islpy", "llvmlite", "numpy", "lark"):
+        yield package, version(package)
+    yield "LLVM", ".".join(map(str, llvm.llvm_version_info))
+    yield "processor", f"{target.name}, {os.cpu_count()} logical cores"
+    yield "vectors", f"{target.vector_registers} registers of {target.vector_bits} bits"
+    yield "data caches", ", ".join(f"{size >> 10} KiB" for size in target.cache)
+    yield "threads", f"{torch.get_num_threads()} (torch.set_num_threads)"
+    functions = process.mathematics()
+    yield "vector mathematics", f"{len(functions)} functions of SLEEF, from torch's library"
+    compiler = shutil.which("cc") or shutil.which("g++") or shutil.which("clang")
+    yield "C compiler", f"{compiler or 'none'} (not needed; torch.compile wants one)"
+
+
+def _works() -> bool:
+    op = define("def double_plus(float(N) x) -> (y) { y(i) = 2 * x(i) + i }").double_plus
+    x = torch.arange(1000, dtype=torch.float32)
+    return torch.equal(op(x), 3 * x)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""The compiler, top to bottom: `PASSES` lists everything that happens between a bound def and its kernel.
+
+`compile_function` runs the list and observes it: it times, dumps (`TC_DUMP`), explains (`TC_LOGS`) and verifies
+(`TC_VERIFY`) after each pass, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from logging import DEBUG
+from time import perf_counter
+from typing import Any
+
+from . import knobs
+from .codegen import c, llvm
+from .errors import ArgumentError, CannotLower, InternalError
+from .inspection import Dump, logger
+from .loop_ir.hoist import hoist_accumulators
+from .loop_ir.nodes import CheckSite, Module, Stmt
+from .loop_ir.show import show
+from .loop_ir.simplify import simplify
+from .loop_ir.unroll import unroll
+from .loop_ir.vectorize import vectorize
+from .loop_ir.verify import verify
+from .options import CpuOptions
+from .polyhedral import strategy as polyhedral
+from .runtime import cpu, process
+from .runtime.cpu import Executable
+from .target import Target
+from .tc_lang.function import BoundFunction
+from .tc_lang.legalise import legalise
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What stays the same while a def goes through the passes."""
+
+    options: CpuOptions
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A way to turn a bound function into a loop program; nothing else asks which one it is.
+
+    lower: pure; raises CannotLower with a reason.
+    """
+
+    name: str
+    lower: Callable[[BoundFunction, CpuOptions, Target], Module]
+
+
+STRATEGIES = (Strategy("polyhedral", polyhedral.lower),)
+"""In order of preference: the first that does not refuse lowers the def."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One step: what it does to the value that travels, how its result reads, and the log topic it belongs to."""
+
+    name: str
+    run: Callable[[Any, Job], Any]
+    show: Callable[[Any], str] = show
+    suffix: str = "txt"
+    topic: str = ""
+
+
+def _lower(bound: BoundFunction, job: Job) -> Module:
+    reasons = []
+    for strategy in STRATEGIES:
+        try:
+            module = strategy.lower(bound, job.options, job.target)
+        except CannotLower as refusal:
+            reasons.append(f"{strategy.name}: {refusal}")
+            logger("schedule").debug("%s: refused by %s", bound.name, reasons[-1])
+        else:
+            logger("schedule").debug("%s: lowered by %s", bound.name, strategy.name)
+            return module
+    raise InternalError(f"no strategy lowers {bound.name}: {'; '.join(reasons)}")
+
+
+def _bodies(transform: Callable[[Stmt], Stmt]) -> Callable[[Module, Job], Module]:
+    """`transform` on the body of every kernel of a module."""
+
+    def run(module: Module, _: Job) -> Module:
+        return replace(module, kernels=tuple(replace(k, body=transform(k.body)) for k in module.kernels))
+
+    return run
+
+
+PASSES = (
+    Pass("legalise", lambda bound, job: legalise(bound), repr),
+    Pass("lower", _lower),
+    Pass("simplify", _bodies(simplify), topic="loops"),
+    Pass("vectorize", _bodies(vectorize)),
+    Pass("unroll", _bodies(unroll)),
+    Pass("hoist", _bodies(hoist_accumulators)),
+    Pass("simplify_again", _bodies(simplify)),
+    Pass("emit", lambda module, job: llvm.emit(module, job.target, process.mathematics()), str, "ll", "code"),
+    Pass("load", lambda text, job: cpu.load(text, job.target), lambda executable: executable.assembly, "s"),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compiled:
+    """A kernel, what it was made from and what that cost.
+
+    Attributes:
+        bound: the def with its sizes; `text` is the def as written.
+        options, target: what it was compiled with and for.
+        executable: callable on raw addresses of arguments and temporaries.
+        temporaries: bytes of each temporary that a launch must provide.
+        sites: what the number of a failed check means.
+        kernels: how many kernels a launch runs.
+        seconds: the time of each pass, in order.
+    """
+
+    bound: BoundFunction
+    text: str
+    options: CpuOptions
+    target: Target
+    executable: Executable
+    temporaries: tuple[int, ...]
+    sites: tuple[CheckSite, ...]
+    kernels: int
+    seconds: tuple[tuple[str, float], ...]
+
+    @property
+    def compile_seconds(self) -> float:
+        return sum(seconds for _, seconds in self.seconds)
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """Kernels that a call launches, bytes of temporaries that it allocates, bytes of emitted text."""
+        return {
+            "kernels": self.kernels,
+            "temporary_bytes": sum(self.temporaries),
+            "source_bytes": len(self.executable.source),
+        }
+
+    def stage(self, name: str) -> Any:
+        """The result of the pass `name`, made again: nothing that only people read is kept."""
+        value: Any = self.bound
+        for step in PASSES:
+            value = step.run(value, Job(self.options, self.target))
+            if step.name == name:
+                return value
+        raise InternalError(f"there is no pass {name!r}")
+
+    def source(self, kind: str) -> str:
+        """The kernel as text: one of `KINDS`. Raises ArgumentError for another kind, or one that cannot express it."""
+        if kind not in KINDS:
+            raise ArgumentError(f"a kernel has no source of kind {kind!r}", expected=", ".join(KINDS))
+        try:
+            return KINDS[kind](self)
+        except CannotLower as refusal:
+            raise ArgumentError(f"{self.bound.name} cannot be printed as {kind}: {refusal}") from refusal
+
+
+KINDS: dict[str, Callable[[Compiled], str]] = {
+    "tc": lambda k: k.text,
+    "schedule": lambda k: polyhedral.explain(k.stage("legalise"), k.options, k.target),
+    "loops": lambda k: show(k.stage("simplify")),
+    "c": lambda k: c.emit(k.stage("simplify"), header=k.text),
+    "llvm": lambda k: k.executable.source,
+    "asm": lambda k: k.executable.assembly,
+}
+"""What `Compiled.source` can show."""
+
+
+def compile_function(bound: BoundFunction, text: str, options: CpuOptions, target: Target) -> Compiled:
+    """Run `PASSES` on `bound`, whose def reads `text`."""
+    dump = Dump.of(f"{bound.name}_{digest(bound, options, target)}")
+    if dump is not None:
+        dump.write(0, "def", text, "tc")
+        dump.write(1, "bound", repr(bound))
+    value: Any = bound
+    results: dict[str, Any] = {}
+    seconds: list[tuple[str, float]] = []
+    for number, step in enumerate(PASSES, 2):
+        start = perf_counter()
+        value = results[step.name] = step.run(value, Job(options, target))
+        seconds.append((step.name, perf_counter() - start))
+        _observe(bound.name, step, value, number, dump)
+    module: Module = results["simplify_again"]
+    compiled = Compiled(
+        bound, text, options, target, value, temporary_bytes(module), module.sites, len(module.kernels), tuple(seconds)
+    )
+    _explain(compiled, dump)
+    return compiled
+
+
+def digest(bound: BoundFunction, options: CpuOptions, target: Target) -> str:
+    """A short name for what a kernel depends on, the same in every process."""
+    return sha256(repr((bound, options, target)).encode()).hexdigest()[:8]
+
+
+def temporary_bytes(module: Module) -> tuple[int, ...]:
+    """Bytes of each temporary that the caller of `module` provides."""
+    return tuple(_extent(b.shape, b.strides) * b.type.dtype.size for b in module.temporaries)
+
+
+def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+
+
+def _observe(name: str, step: Pass, value: Any, number: int, dump: Dump | None) -> None:
+    if dump is not None:
+        dump.write(number, step.name, step.show(value), step.suffix)
+    if step.topic and logger(step.topic).isEnabledFor(DEBUG):
+        logger(step.topic).debug("%s: after %s:\n%s", name, step.name, step.show(value))
+    if isinstance(value, Module) and knobs.current().verify:
+        try:
+            verify(value)
+        except InternalError as error:
+            raise InternalError(f"{name}: after {step.name}: {error}") from error
+
+
+def _explain(compiled: Compiled, dump: Dump | None) -> None:
+    """Tell what is not the result of a pass: the schedule, and where the time went."""
+    name = compiled.bound.name
+    if dump is not None:
+        dump.write(3, "schedule", compiled.source("schedule"))
+    if logger("schedule").isEnabledFor(DEBUG):
+        logger("schedule").debug("%s: schedule:\n%s", name, compiled.source("schedule"))
+    times = ", ".join(f"{step} {seconds * 1e3:.1f}" for step, seconds in compiled.seconds)
+    logger("passes").debug("%s: %.1f ms: %s", name, compiled.compile_seconds * 1e3, times)

@@ -1,0 +1,103 @@
+"""What a def looks like from outside: its signature, its documentation, its Python signature."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+from collections.abc import Iterable
+
+from .errors import RangeError
+from .tc_lang.function import BoundFunction, Const, Expr, Function, Size, Symbol
+from .tc_lang.ranges import symbolic_ranges
+
+
+def dims(symbol: Symbol) -> tuple[str, ...]:
+    """The declared sizes of a tensor as written; `?` where none is declared."""
+    if symbol.extents is None:
+        return ("?",) * symbol.rank
+    return tuple(_extent(e) for e in symbol.extents)
+
+
+def _extent(e: Expr) -> str:
+    match e:
+        case Size(name):
+            return name
+        case Const(value):
+            return str(value)
+    return "?"
+
+
+def declaration(symbol: Symbol, sizes: tuple[str, ...] | None = None) -> str:
+    """A parameter or return as it would be written in a def: `float32(M,N) x`."""
+    sizes = dims(symbol) if sizes is None else sizes
+    return f"{symbol.dtype}({','.join(sizes)}) {symbol.name}" if sizes else f"{symbol.dtype} {symbol.name}"
+
+
+def returns(function: Function) -> tuple[str, ...]:
+    """The outputs with their sizes as formulas: `float32(N - K + 1) out`; `?` where only numbers will tell."""
+    try:
+        inferred = symbolic_ranges(function)
+    except RangeError:
+        return tuple(declaration(function.tensor(r)) for r in function.returns)
+    return tuple(declaration(function.tensor(r), tuple(map(str, inferred.shape(r)))) for r in function.returns)
+
+
+def signature(function: Function) -> str:
+    """One line: `matmul(float32(M,K) A, float32(K,N) B) -> (float32(M,N) C)`."""
+    taken = ", ".join(declaration(p) for p in function.parameters)
+    return f"{function.name}({taken}) -> ({', '.join(returns(function))})"
+
+
+def documentation(function: Function) -> str:
+    """The docstring of an operator: what it takes, gives and raises, and the text it was defined by."""
+    takes = [_argument(p) for p in function.parameters]
+    initial = [f"{declaration(p)}: initial value, passed by keyword" for p in function.initial]
+    gives = list(returns(function))
+    sections = [
+        signature(function),
+        *_section("Takes", takes),
+        *_section("Takes by keyword", initial),
+        *_section("Gives", gives),
+        *_section("Raises", ["ArgumentError: a tensor has another type, rank, device or size.",
+                             "RangeError: a subscript leaves its tensor."]),
+        "Defined by:\n" + _indented(function.source.strip("\n").splitlines()),
+    ]  # fmt: skip
+    return "\n\n".join(sections)
+
+
+def _argument(symbol: Symbol) -> str:
+    return declaration(symbol) + (" (its value becomes part of the kernel)" if symbol.specialised else "")
+
+
+def _section(title: str, lines: list[str]) -> list[str]:
+    return [f"{title}:\n{_indented(lines)}"] if lines else []
+
+
+def _indented(lines: Iterable[str]) -> str:
+    return "\n".join(f"    {line}".rstrip() for line in lines)
+
+
+def python_signature(function: Function) -> inspect.Signature:
+    """How Python calls the operator: tensors by position, in/out outputs and `out` by keyword."""
+    required = [p.name for p in function.initial]
+    keywords = required if "out" in required else [*required, "out"]
+    parameters: dict[str, inspect.Parameter] = {}
+    for name in (*keywords, *(p.name for p in function.parameters)):
+        python_name = name
+        while keyword.iskeyword(python_name) or python_name in parameters:
+            python_name += "_"
+        kind = inspect.Parameter.KEYWORD_ONLY if len(parameters) < len(keywords) else inspect.Parameter.POSITIONAL_ONLY
+        optional = kind is inspect.Parameter.KEYWORD_ONLY and name not in required
+        default = None if optional else inspect.Parameter.empty
+        parameters[python_name] = inspect.Parameter(python_name, kind, default=default)
+    return inspect.Signature(sorted(parameters.values(), key=lambda p: p.kind))
+
+
+def ranges(bound: BoundFunction) -> str:
+    """The shape of each tensor and the range of each index, statement by statement."""
+    lines = [f"{t.role.value:<10} {t.dtype}({','.join(map(str, t.shape))}) {t.name}" for t in bound.tensors]
+    for s in bound.statements:
+        loops = ", ".join(f"{i.name} in {i.lower}:{i.upper}" for i in s.indices)
+        reduced = f", reduces {', '.join(i.name for i in s.reduced)} by {s.reduction}" if s.reduced else ""
+        lines.append(f"{s.name:<10} writes {s.target}{f' for {loops}' if loops else ''}{reduced}")
+    return "\n".join(lines)

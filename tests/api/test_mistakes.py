@@ -1,0 +1,109 @@
+"""One mistake of a caller at a time: its kind, and what the message must say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+import tensor_comprehensions as tc
+from tensor_comprehensions import knobs
+
+OPS = tc.define("""
+def matmul(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }
+def gemm(float(M,K) A, float(K,N) B, float alpha) -> (C) {
+    C(m,n) = 0.5 * C(m,n)
+    C(m,n) += alpha * A(m,k) * B(k,n)
+}
+def moments(float(N,D) x) -> (mean, square) {
+    mean(n) +=! x(n,d)
+    square(n) +=! x(n,d) * x(n,d)
+}
+def fixed(float(4,N) x) -> (y) { y(i,j) = x(i,j) }
+def pool(float(N) x, int k) -> (y) { y(i) max=! x(i+j) where j in 0:k }
+def brain(bfloat16(N) x) -> (y) { y(i) = x(i) }
+def numbers(float alpha) -> (y) { y = bfloat16(alpha) }
+def big(float(N) x) -> (y) { y(i,j,k,l) = x(i) * x(j) * x(k) * x(l) }
+""")
+A, B, C = torch.ones(3, 4), torch.ones(4, 5), torch.ones(3, 5)
+
+MISTAKES: dict[str, tuple[Callable[[], object], type[tc.TCError], list[str]]] = {
+    "too few": (lambda: OPS.matmul(A), tc.ArgumentError, ["takes 2 arguments", "not 1", "pass B"]),
+    "too many": (lambda: OPS.matmul(A, B, C), tc.ArgumentError, ["takes 2 arguments", "not 3"]),
+    "sizes differ": (lambda: OPS.matmul(A, C), tc.ArgumentError, ["K", "4", "3", "A", "B"]),
+    "fixed size": (lambda: OPS.fixed(A), tc.ArgumentError, ["x", "4", "3"]),
+    "parameter by keyword": (lambda: OPS.matmul(A, B=B), tc.ArgumentError, ["`B`", "by position"]),
+    "unknown keyword": (lambda: OPS.matmul(A, B, outt=C), tc.ArgumentError, ["`outt`", "did you mean out?"]),
+    "initial value of no in/out": (lambda: OPS.matmul(A, B, C=C), tc.ArgumentError, ["starts `C` itself"]),
+    "no initial value": (lambda: OPS.gemm(A, B, 1.0), tc.ArgumentError, ["initial value", "C=..."]),
+    "initial value of another size": (
+        lambda: OPS.gemm(A, B, 1.0, C=torch.ones(3, 6)), tc.ArgumentError, ["C", "6", "5"],
+    ),
+    "initial value of another type": (
+        lambda: OPS.gemm(A, B, 1.0, C=C.double()), tc.ArgumentError, ["`C`", "float64"],
+    ),
+    "negative range": (lambda: OPS.pool(torch.ones(3), 7), tc.RangeError, ["i"]),
+    "out of another shape": (
+        lambda: OPS.matmul(A, B, out=A), tc.ArgumentError, ["out (C)", "another shape", "(3, 4)"],
+    ),
+    "out of another type": (lambda: OPS.matmul(A, B, out=C.double()), tc.ArgumentError, ["out (C)", "float64"]),
+    "out is no tensor": (lambda: OPS.matmul(A, B, out=3), tc.ArgumentError, ["out (C)", "is an int"]),
+    "out is an array": (lambda: OPS.matmul(A, B, out=C.numpy()), tc.ArgumentError, ["out (C)", "is a ndarray"]),
+    "out overlaps itself": (
+        lambda: OPS.matmul(A, B, out=torch.ones(5).expand(3, 5)), tc.ArgumentError, ["share memory", "clone()"],
+    ),
+    "out is an input": (
+        lambda: OPS.matmul(A[:, :3], A[:, 1:], out=A[:, :3]), tc.ArgumentError, ["`C`", "shares memory with `A`"],
+    ),
+    "out overlaps the initial value": (
+        lambda: (lambda c: OPS.gemm(A, B, 1.0, C=c[:3], out=c[1:]))(torch.ones(4, 5)),
+        tc.ArgumentError, ["shares memory with `C`"],
+    ),
+    "one out for two": (
+        lambda: OPS.moments(A, out=torch.ones(3)), tc.ArgumentError, ["`out` of moments has 1", "mean, square"],
+    ),
+    "one memory for two outputs": (
+        lambda: (lambda m: OPS.moments(A, out=(m, m)))(torch.ones(3)), tc.ArgumentError, ["shares memory with `mean`"],
+    ),
+    "out requires a gradient": (
+        lambda: OPS.matmul(A, B, out=torch.ones(3, 5, requires_grad=True)), tc.ArgumentError, ["gradient"],
+    ),
+    "array of a type that numpy lacks": (lambda: OPS.brain(np.ones(3, "f4")), tc.ArgumentError, ["NumPy has no type"]),
+    "no memory for the output": (
+        lambda: OPS.big(torch.ones(30000)), tc.ArgumentError, ["no memory for `y`", "(30000, 30000, 30000, 30000)"],
+    ),
+    "infer with a bare number": (lambda: OPS.matmul.infer(3, 4), tc.ArgumentError, ["`A`", "has no shape"]),
+    "infer with another rank": (lambda: OPS.matmul.infer((3,), (4, 5)), tc.ArgumentError, ["`A`", "1 dimensions"]),
+    "infer with a negative size": (
+        lambda: OPS.matmul.infer((-3, 4), (4, 5)), tc.ArgumentError, ["`A`", "not a number of elements"],
+    ),
+    "infer without the value of a number": (lambda: OPS.pool.infer((9,), ()), tc.ArgumentError, ["`k`"]),
+    "unknown source": (
+        lambda: OPS.matmul.compile(A, B).source("ptx"), tc.ArgumentError, ["'ptx'", "schedule, loops"],
+    ),
+    "options of no kind": (
+        lambda: OPS.matmul.compile(A, B, options={"fusion": "max"}), tc.ArgumentError, ["options", "CpuOptions"],
+    ),
+    "options with a wrong value": (
+        lambda: OPS.matmul.compile(A, B, options=tc.CpuOptions(fusion="most")), tc.ArgumentError, ["fusion", "most"],
+    ),
+    "target of no kind": (
+        lambda: OPS.matmul.compile(A, B, target="cuda"), tc.ArgumentError, ["target", "Target"],
+    ),
+    "show before any call": (
+        lambda: tc.define("def f(float(N) x) -> (y) { y(i) = x(i) }").f.show(), tc.ArgumentError, ["takes 1 argument"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("interpret", [False, True], ids=["compiled", "interpreted"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told(mistake: str, interpret: bool) -> None:
+    call, error, parts = MISTAKES[mistake]
+    with knobs.override(interpret=interpret), pytest.raises(error) as caught:
+        call()
+    for part in parts:
+        assert part in str(caught.value)
+    assert (torch.cat([A.flatten(), B.flatten(), C.flatten()]) == 1).all()
