@@ -9,6 +9,7 @@ from ..dtypes import INT32, INT64, DType, promote
 from ..errors import CheckError, Span
 from . import syntax as s
 from . import typed as t
+from .canonical import canonical
 from .expressions import ExpressionChecker, Known, World
 from .function import (
     Access,
@@ -69,6 +70,7 @@ def _check_def(d: s.Def, defs: Mapping[str, s.Def], source: str) -> Function:
         tuple(world.specialised),
         constraints,
         source,
+        canonical(d, defs),
     )
 
 
