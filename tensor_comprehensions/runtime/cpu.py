@@ -42,16 +42,14 @@ class Executable:
     @functools.cached_property
     def assembly(self) -> str:
         """The machine code as text."""
-        machine = _machine(self._target)
-        return str(machine.emit_assembly(_optimised(self.source, machine)))
+        return str(_machine(self._target).emit_assembly(_optimised(self.source, self._target)))
 
 
 def load(text: str, target: Target) -> Executable:
     """Compile LLVM assembly, as `codegen.llvm.emit` prints it for `target`, into this process."""
     process.link()
     process.mathematics()
-    machine = _machine(target)
-    engine = llvm.create_mcjit_compiler(_optimised(text, machine), machine)
+    engine = llvm.create_mcjit_compiler(_optimised(text, target), _machine(target))
     engine.finalize_object()
     return Executable(text, target, engine)
 
@@ -59,23 +57,33 @@ def load(text: str, target: Target) -> Executable:
 def _machine(target: Target) -> llvm.TargetMachine:
     native = llvm.Target.from_default_triple()
     return native.create_target_machine(
-        cpu=target.name, features=target.features, opt=3, reloc="static", codemodel="jitdefault", jit=True
+        cpu=target.name, features=target.features, opt=2, reloc="static", codemodel="jitdefault", jit=True
     )
 
 
-def _optimised(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
-    """Parse and verify, then the few passes that pay: scalars out of memory, common loads, dead code."""
+def _optimised(text: str, target: Target) -> llvm.ModuleRef:
+    """Parse, verify and run the passes."""
     try:
         module = llvm.parse_assembly(text)
         module.verify()
     except RuntimeError as error:
         raise InternalError(f"LLVM refuses what we emitted: {error}") from error
-    options = llvm.create_pipeline_tuning_options(speed_level=1)
-    options.loop_vectorization = options.slp_vectorization = False
-    options.loop_unrolling = options.loop_interleaving = False
-    builder = llvm.create_pass_builder(machine, options)
-    passes = builder.getFunctionPassManager()
+    passes, builder = _pipeline(target)
     for function in module.functions:
         if not function.is_declaration:
             passes.run(function, builder)
     return module
+
+
+@functools.cache
+def _pipeline(target: Target) -> tuple[llvm.FunctionPassManager, llvm.PassBuilder]:
+    """The passes that pay. Emitted code has no common or loop-invariant arithmetic left; code generation does the rest.
+
+    Kept, because llvmlite never frees a pass manager.
+    """
+    passes = llvm.create_new_function_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_simplify_cfg_pass()
+    options = llvm.create_pipeline_tuning_options(speed_level=1)
+    return passes, llvm.create_pass_builder(_machine(target), options)

@@ -47,4 +47,4 @@ def _caches(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int, ..
 
 def _bytes(text: str) -> int:
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    return int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text)
+    return int(text[:-1]) * units[text[-1]] if text[-1:] in units else int(text)
