@@ -9,7 +9,7 @@ from ..options import CpuOptions
 from ..target import Target
 from ..tc_lang.function import BoundFunction
 from .leaf import Dim, Leaf
-from .locality import stride, vector_dim
+from .locality import stride, vector_dim, work
 from .schedule import ENOUGH_PARALLELISM, Group
 
 # Elements of a row that one iteration takes when the lanes run along it: long enough to amortise the loop around it,
@@ -17,6 +17,8 @@ from .schedule import ENOUGH_PARALLELISM, Group
 LONGEST_CHUNK = 4096
 # Rows that a register-tiled contraction inside a fused group handles at a time.
 CONTRACTION_ROWS = 64
+# A leaf with less than this fraction of a group's work has no say in its tiles.
+HEAVY_SHARE = 16
 # Two-dimensional tiles where lanes and unit strides run along different rows.
 TRANSPOSED_TILE = (16, 64)
 
@@ -33,6 +35,7 @@ def row_tiles(
     if any(n.cluster is not None for n in group.nodes):
         return _contraction_tiles(group)
     lanes = target.lanes(32)
+    leaves = _heavy(function, leaves)
     wanted = _vector_rows(function, leaves, target)
     transposed = _transposed_rows(function, leaves, target)
     others = prod(r.extent for k, r in enumerate(group.rows) if k not in wanted)
@@ -59,6 +62,12 @@ def _tile(extent: int, wanted: bool, transposed: bool, others: int, lanes: int) 
     block = 4 * lanes
     chunk = max(block, extent * others // ENOUGH_PARALLELISM // block * block)
     return min(extent, chunk, LONGEST_CHUNK)
+
+
+def _heavy(function: BoundFunction, leaves: Sequence[Leaf]) -> list[Leaf]:
+    """The leaves that matter: the light ones follow what suits these."""
+    loads = [work(function, leaf) * prod(d.extent for d in leaf.dims) for leaf in leaves]
+    return [leaf for leaf, load in zip(leaves, loads, strict=True) if load * HEAVY_SHARE >= sum(loads)]
 
 
 def _vector_rows(function: BoundFunction, leaves: Sequence[Leaf], target: Target) -> frozenset[int]:
