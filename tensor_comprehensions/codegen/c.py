@@ -14,7 +14,7 @@ from ..dtypes import BFLOAT16, BOOL, INT64, DType
 from ..errors import CannotLower, InternalError
 from ..loop_ir import nodes as ir
 from ..loop_ir.build import combiner
-from ..loop_ir.rewrite import expressions, mentions, walk, walk_expr
+from ..loop_ir.rewrite import children, expressions, mentions, walk, walk_expr
 from .c_dialect import C99, CDialect
 from .c_expressions import SUM, Scope, Text, combine, element, is_array, spell
 
@@ -166,11 +166,7 @@ def _declares(s: ir.Stmt) -> bool:
             return bool(body) and _declares(body[-1])
         case ir.Store() if not _lane_by_lane(s):
             return True
-    return _reduces(expressions(s))
-
-
-def _reduces(parts: Iterable[ir.Expr]) -> bool:
-    return any(isinstance(x, ir.ReduceLanes) for e in parts for x in walk_expr(e))
+    return bool(_lifted(expressions(s), False))
 
 
 def _if(s: ir.If, scope: Scope) -> Iterator[str]:
@@ -185,7 +181,7 @@ def _if(s: ir.If, scope: Scope) -> Iterator[str]:
 
 
 def _let(s: ir.Let, scope: Scope) -> Iterator[str]:
-    lines, around = _lift((s.value,), scope)
+    lines, around = _lift((s.value,), scope, by_lane=isinstance(s.value, ir.Shuffle))
     identifier, inner = around.bind(s.name)
     body = list(statement(s.body, replace(inner, sums=scope.sums)))
     used = re.compile(rf"\b{identifier}\b")
@@ -194,6 +190,8 @@ def _let(s: ir.Let, scope: Scope) -> Iterator[str]:
         yield from lines
         if lanes == 1:
             yield f"const {spelling} {identifier} = {spell(s.value, around).text};"
+        elif isinstance(s.value, ir.Shuffle):
+            yield _shuffled(s.value, identifier, around)
         else:
             lane, _ = inner.bind("l")
             value = spell(s.value, replace(around, lane=lane)).text
@@ -294,15 +292,38 @@ def _lanes(lane: str, count: int, body: Iterable[str], scope: Scope, clauses: st
     yield from _indented(body)
 
 
-def _lift(parts: tuple[ir.Expr, ...], scope: Scope) -> tuple[list[str], Scope]:
-    """Statements that compute the reductions over lanes in `parts`, and the scope in which they have names."""
+def _lift(parts: tuple[ir.Expr, ...], scope: Scope, *, by_lane: bool = False) -> tuple[list[str], Scope]:
+    """Statements that compute the reductions over lanes and shuffles in `parts`, and the scope that has their names."""
     lines: list[str] = []
-    found = [x for part in parts for x in walk_expr(part) if isinstance(x, ir.ReduceLanes)]
-    for e in dict.fromkeys(reversed(found)):  # inner ones first
+    for e in _lifted(parts, by_lane):
         identifier, named = scope.bind_sum(e)
-        lines += _reduction(e, identifier, scope)
+        if isinstance(e, ir.ReduceLanes):
+            lines += _reduction(e, identifier, scope)
+        else:
+            lines.append(_shuffled(e, identifier, scope))
         scope = named
     return lines, scope
+
+
+def _lifted(parts: Iterable[ir.Expr], by_lane: bool) -> list[ir.ReduceLanes | ir.Shuffle]:
+    """What statements of its own compute, inner ones first. A shuffle in a shuffle is printed lane by lane there."""
+    found: dict[ir.ReduceLanes | ir.Shuffle, None] = {}
+
+    def visit(e: ir.Expr, by_lane: bool) -> None:
+        shuffles = isinstance(e, ir.Shuffle)
+        for child in children(e):
+            visit(child, shuffles or (by_lane and not isinstance(e, ir.ReduceLanes)))
+        if isinstance(e, ir.ReduceLanes) or (isinstance(e, ir.Shuffle) and not by_lane):
+            found[e] = None
+
+    for part in parts:
+        visit(part, by_lane)
+    return list(found)
+
+
+def _shuffled(e: ir.Shuffle, identifier: str, scope: Scope) -> str:
+    values = ", ".join(spell(e, replace(scope, lane=str(lane))).text for lane in range(len(e.lanes)))
+    return f"const {scope.dialect.type(e.type.dtype)} {identifier}[{len(e.lanes)}] = {{{values}}};"
 
 
 def _reduction(e: ir.ReduceLanes, identifier: str, scope: Scope) -> Iterator[str]:
@@ -363,7 +384,7 @@ def _scalar_reduction(s: ir.Loop) -> ir.Store | None:
     if not isinstance(store, ir.Store) or store.op is None:
         return None
     reads = [x for e in (*store.indices, store.value) for x in walk_expr(e)]
-    if store.mask is not None or store.value.type.lanes > 1 or _reduces((*store.indices, store.value)):
+    if store.mask is not None or store.value.type.lanes > 1 or _lifted((*store.indices, store.value), False):
         return None
     if any(isinstance(x, ir.Load) and x.buffer.name == store.buffer.name for x in reads):
         return None

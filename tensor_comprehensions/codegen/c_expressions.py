@@ -41,7 +41,7 @@ class Scope:
 
     names: the identifier of a variable by its name, of a buffer by `@` and its name.
     lane: which lane of vectors is printed: an identifier, a number, or None where there are no vectors.
-    sums: the identifiers that hold the reductions over lanes, computed before the statement.
+    sums: the identifiers that hold reductions over lanes and shuffled vectors, computed before the statement.
     given: conditions that hold wherever the expression is evaluated.
     parallel, simd: whether a parallel loop or a loop of one vector instruction stream encloses.
     """
@@ -49,7 +49,7 @@ class Scope:
     dialect: CDialect
     names: Mapping[str, str]
     lane: str | None = None
-    sums: Mapping[ir.ReduceLanes, str] = field(default_factory=dict)
+    sums: Mapping[ir.ReduceLanes | ir.Shuffle, str] = field(default_factory=dict)
     given: tuple[ir.Expr, ...] = ()
     parallel: bool = False
     simd: bool = False
@@ -59,9 +59,9 @@ class Scope:
         identifier = self.fresh(name.lstrip("@%"))
         return identifier, replace(self, names={**self.names, name: identifier})
 
-    def bind_sum(self, e: ir.ReduceLanes) -> tuple[str, Scope]:
+    def bind_sum(self, e: ir.ReduceLanes | ir.Shuffle) -> tuple[str, Scope]:
         """An identifier for the value of `e`."""
-        identifier = self.fresh("reduced")
+        identifier = self.fresh("reduced" if isinstance(e, ir.ReduceLanes) else "shuffled")
         return identifier, replace(
             self, sums={**self.sums, e: identifier}, names={**self.names, f"%{identifier}": identifier}
         )
@@ -118,6 +118,12 @@ def spell(e: ir.Expr, scope: Scope) -> Text:
             return spell(operand, scope)
         case ir.ReduceLanes():
             return Text(scope.sums[e])
+        case ir.Shuffle(left, right, lanes):
+            lane = _lane(scope)
+            if not lane.isdigit():
+                return Text(f"{scope.sums[e]}[{lane}]")
+            place, width = lanes[int(lane)], left.type.lanes
+            return spell(left if place < width else right, replace(scope, lane=str(place % width)))
     raise InternalError(f"not an expression: {e!r}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ..errors import InternalError
 from ..loop_ir.nodes import Binary, Const, Expr, Ramp, Type
@@ -152,7 +153,7 @@ def ramp(b: Builder, base: str, stride: int, type: Type) -> str:
     return b.define(f"add {text} {first}, {steps}", (first,))
 
 
-def shuffle(b: Builder, first: str, second: str, lanes: list[int], element: str, width: int) -> str:
+def shuffle(b: Builder, first: str, second: str, lanes: Sequence[int], element: str, width: int) -> str:
     """Lanes of two vectors of `width`: those of `second` count on from `width`."""
     text = vector(element, width)
     mask = elements(lanes, "i32")

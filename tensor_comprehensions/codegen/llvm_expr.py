@@ -21,6 +21,7 @@ from ..loop_ir.nodes import (
     Ramp,
     ReduceLanes,
     Select,
+    Shuffle,
     Space,
     Type,
     Unary,
@@ -106,6 +107,9 @@ class Printer:
                 return arithmetic.ramp(self.b, self.value(base), stride, e.type)
             case Broadcast(operand=operand, lanes=lanes):
                 return arithmetic.broadcast(self.b, self.value(operand), scalar(operand.type.dtype), lanes)
+            case Shuffle(left=left, right=right, lanes=order):
+                first, second = self.value(left), self.value(right)
+                return arithmetic.shuffle(self.b, first, second, order, scalar(e.type.dtype), left.type.lanes)
             case ReduceLanes(op=op, operand=operand):
                 return arithmetic.reduce_lanes(self.b, op, self.value(operand), operand.type)
             case _:

@@ -28,6 +28,7 @@ from .nodes import (
     Ramp,
     ReduceLanes,
     Select,
+    Shuffle,
     Space,
     Stmt,
     Store,
@@ -319,6 +320,11 @@ def call(function: str, *arguments: Expr) -> Expr:
     """A mathematical function on arguments of one type, scalars broadcast where one is a vector."""
     lanes = max(a.type.lanes for a in arguments)
     return Call(function, tuple(broadcast(a, lanes) for a in arguments))
+
+
+def shuffle(left: Expr, right: Expr, lanes: tuple[int, ...]) -> Expr:
+    """The elements `lanes` of `left` followed by `right`; all of `left` in order is `left`."""
+    return left if lanes == tuple(range(left.type.lanes)) else Shuffle(left, right, lanes)
 
 
 def reduce_lanes(op: str, e: Expr) -> Expr:

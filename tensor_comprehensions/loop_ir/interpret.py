@@ -36,6 +36,7 @@ from .nodes import (
     Ramp,
     ReduceLanes,
     Select,
+    Shuffle,
     Stmt,
     Store,
     Type,
@@ -217,6 +218,9 @@ class _Machine:
             case Broadcast(operand, lanes):
                 a = self.expr(operand)
                 return lambda: np.full(lanes, a())
+            case Shuffle(left, right, lanes):
+                a, b, order = self.expr(left), self.expr(right), list(lanes)
+                return lambda: np.concatenate((a(), b()))[order]
             case ReduceLanes(op, operand):
                 a, result = self.expr(operand), e.type.dtype
                 return lambda: rounded(reduced(op, a()), result)

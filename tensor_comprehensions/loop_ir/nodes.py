@@ -178,6 +178,22 @@ class Broadcast:
 
 
 @dataclass(frozen=True, slots=True)
+class Shuffle:
+    """A vector of `len(lanes)` lanes: lane l is the element `lanes[l]` of `left` followed by `right`.
+
+    Both are vectors of one type.
+    """
+
+    left: Expr
+    right: Expr
+    lanes: tuple[int, ...]
+
+    @property
+    def type(self) -> Type:
+        return Type(self.left.type.dtype, len(self.lanes))
+
+
+@dataclass(frozen=True, slots=True)
 class ReduceLanes:
     """The lanes of a vector combined into a scalar with `+ * min max` (or `and`, `or` for bool), in any order."""
 
@@ -189,7 +205,7 @@ class ReduceLanes:
         return Type(self.operand.type.dtype)
 
 
-Expr = Const | Var | Load | Unary | Binary | Select | Cast | Call | Ramp | Broadcast | ReduceLanes
+Expr = Const | Var | Load | Unary | Binary | Select | Cast | Call | Ramp | Broadcast | Shuffle | ReduceLanes
 
 # --- statements --------------------------------------------------------------------------------------------------
 

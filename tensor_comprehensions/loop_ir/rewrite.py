@@ -26,6 +26,7 @@ from .nodes import (
     Ramp,
     ReduceLanes,
     Select,
+    Shuffle,
     Stmt,
     Store,
     Unary,
@@ -68,6 +69,9 @@ def map_expr(e: Expr, f: OnExpr) -> Expr:
             return e if (new := map_tuple(arguments, f)) is arguments else Call(function, new)
         case ReduceLanes(op, operand):
             return e if (a := f(operand)) is operand else ReduceLanes(op, a)
+        case Shuffle(left, right, order):
+            a, b = f(left), f(right)
+            return e if a is left and b is right else Shuffle(a, b, order)
         case _:
             assert_never(e)
 
@@ -203,7 +207,7 @@ def children(e: Expr) -> tuple[Expr, ...]:
     match e:
         case Const() | Var():
             return ()
-        case Binary(_, left, right):
+        case Binary(_, left, right) | Shuffle(left, right):
             return (left, right)
         case Load(_, indices, mask):
             return indices if mask is None else (*indices, mask)

@@ -28,6 +28,7 @@ from .nodes import (
     Ramp,
     ReduceLanes,
     Select,
+    Shuffle,
     Stmt,
     Store,
     Unary,
@@ -167,6 +168,8 @@ def _expr(e: Expr, outer: int = 0) -> str:
             return f"ramp({_expr(base)}, {stride}, {lanes})"
         case Broadcast(operand, lanes):
             return f"x{lanes}({_expr(operand)})"
+        case Shuffle(left, right, lanes):
+            return f"shuffle({_expr(left)}, {_expr(right)}, {list(lanes)})"
         case ReduceLanes(op, operand):
             return f"reduce_{'add' if op == '+' else 'mul' if op == '*' else op}({_expr(operand)})"
         case _:

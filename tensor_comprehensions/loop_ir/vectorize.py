@@ -32,6 +32,7 @@ from .nodes import (
     Ramp,
     ReduceLanes,
     Select,
+    Shuffle,
     Space,
     Stmt,
     Store,
@@ -333,7 +334,7 @@ class _Widened:
                 return build.cast(self.expr(operand, c), dtype)
             case Call(function, arguments):
                 return build.call(function, *[self.expr(a, c) for a in arguments])
-            case Ramp() | Broadcast() | ReduceLanes():
+            case Ramp() | Broadcast() | Shuffle() | ReduceLanes():
                 raise CannotLower("a vector loop contains explicit vectors")
 
     def load(self, e: Load, c: int) -> Expr:

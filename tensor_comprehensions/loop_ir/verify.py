@@ -33,6 +33,7 @@ from .nodes import (
     Ramp,
     ReduceLanes,
     Select,
+    Shuffle,
     Space,
     Stmt,
     Store,
@@ -274,6 +275,12 @@ def _fits_broadcast(e: Broadcast, types: list[Type]) -> bool:
     return types[0].lanes == 1 and e.lanes > 1
 
 
+def _fits_shuffle(e: Shuffle, types: list[Type]) -> bool:
+    left, right = types
+    inside = all(0 <= lane < 2 * left.lanes for lane in e.lanes)
+    return left == right and left.lanes > 1 and len(e.lanes) > 1 and inside
+
+
 def _fits_reduction(e: ReduceLanes, types: list[Type]) -> bool:
     ops = ("and", "or") if types[0].dtype.is_bool else ("+", "*", "min", "max")
     return types[0].lanes > 1 and e.op in ops
@@ -287,6 +294,7 @@ _KINDS: dict[type, Callable[..., bool]] = {
     Ramp: _fits_ramp,
     Broadcast: _fits_broadcast,
     ReduceLanes: _fits_reduction,
+    Shuffle: _fits_shuffle,
     Cast: lambda _, types: True,
 }
 

@@ -489,3 +489,29 @@ def test_intrinsics_are_refused() -> None:
     out = b.buffer("out", FLOAT32, (3,))
     with pytest.raises(CannotLower, match="mma"):
         emit(module("tile", [out], ir.Invoke("mma", ((out, (b.const(0),)),))))
+
+
+@needs_gcc
+@pytest.mark.parametrize("dtype", [FLOAT32, BOOL, UINT8, FLOAT64], ids=str)
+def test_shuffles(dtype: DType, tmp_path: Path) -> None:
+    """Bound to a name, stored at once, one inside the other and under a reduction."""
+    x, out = b.buffer("x", dtype, (16,)), b.buffer("out", dtype, (12,))
+    first, second = b.load(x, b.ramp(0, 1, 8)), b.load(x, b.ramp(8, 1, 8))
+    mixed = b.shuffle(first, second, (0, 15, 3, 8))
+    swapped = b.shuffle(b.shuffle(second, first, (7, 6, 8, 9)), mixed, (3, 2, 4, 5))
+    total = b.reduce_lanes("or" if dtype.is_bool else "max", b.shuffle(first, first, (1, 2)))
+    where = [(b.ramp(n, 1, 4),) for n in (0, 4, 8)]
+    body = b.block(
+        ir.Let("v", mixed, b.store(out, where[0], b.var("v", dtype, 4))),
+        b.store(out, where[1], swapped),
+        b.store(out, where[2], total),
+    )
+    m = module("shuffles", [x, out], body)
+    values = rng.integers(0, 2, 16).astype(bool) if dtype.is_bool else rng.integers(0, 99, 16).astype(dtype.name)
+    result, expected = np.zeros(12, dtype.name), np.zeros(12, dtype.name)
+    assert run(m, tmp_path, values, result) == 0
+    interpret(m, {"x": values, "out": expected})
+    np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(expected[:4], values[[0, 15, 3, 8]])
+    np.testing.assert_array_equal(expected[4:8], [values[1], values[0], values[0], values[15]])
+    np.testing.assert_array_equal(expected[8:], [max(values[1], values[2])] * 4)

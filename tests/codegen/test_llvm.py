@@ -397,3 +397,25 @@ def some_module():  # type: ignore[no-untyped-def]
 def test_emitted_text(golden) -> None:  # type: ignore[no-untyped-def]
     symbols = {f"tanh.float32x{n}": f"Sleef_tanhf{n}_u10" for n in (4, 8, 16)}
     golden.check("llvm_pointwise.ll", emit(some_module(), AVX512, symbols))
+
+
+@on_targets
+@pytest.mark.parametrize("dtype", d.DTYPES.values(), ids=str)
+def test_shuffles(dtype: d.DType, target: Target) -> None:
+    """Bound to a name, and one inside the other with other numbers of lanes."""
+    x, out = ir.buffer("X", dtype, (16,)), ir.buffer("OUT", dtype, (2, 8))
+    first, second = ir.load(x, ir.ramp(0, 1, 8)), ir.load(x, ir.ramp(8, 1, 8))
+    zipped = ir.shuffle(first, second, (0, 8, 1, 9, 2, 10, 3, 15))
+    pair = ir.shuffle(second, first, (7, 11))
+    body = Block(
+        (
+            Let("v", zipped, ir.store(out, (0, ir.ramp(0, 1, 8)), ir.var("v", dtype, 8))),
+            ir.store(out, (1, ir.ramp(0, 1, 8)), ir.shuffle(pair, pair, (0, 1, 2, 3, 1, 1, 0, 0))),
+        )
+    )
+    array = random_array(dtype, (16,))
+    m = module(body)
+    compare(m, {"X": array, "OUT": random_array(dtype, (2, 8))}, target)
+    got, _ = run(m, {"X": array, "OUT": random_array(dtype, (2, 8))}, target)
+    np.testing.assert_array_equal(got["OUT"][0], array[[0, 8, 1, 9, 2, 10, 3, 15]])
+    np.testing.assert_array_equal(got["OUT"][1], array[[15, 3, 15, 3, 3, 3, 15, 15]])
