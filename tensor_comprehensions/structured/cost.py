@@ -32,6 +32,11 @@ class RegisterTile:
     def size(self, iterator: str) -> int:
         return dict(self.sizes).get(iterator, 1)
 
+    @property
+    def cells(self) -> int:
+        """Accumulators."""
+        return prod(n for _, n in self.sizes) // self.lanes
+
 
 def vector_cost(lanes: int, bits: int) -> float:
     """Cycles per vector operation: two 256-bit halves issue per cycle."""
@@ -83,8 +88,10 @@ def compute_cycles(facts: Facts, tile: RegisterTile) -> float:
 
 
 def best_tile(facts: Facts, target: Target) -> RegisterTile:
-    """The register tile with the fewest cycles."""
-    return min(_tiles(facts, target), key=lambda t: compute_cycles(facts, t))
+    """The register tile with the fewest cycles, among those that fill a good part of the registers where any do."""
+    tiles = list(_tiles(facts, target))
+    most = max(t.cells for t in tiles)
+    return min((t for t in tiles if 2 * t.cells >= most), key=lambda t: compute_cycles(facts, t))
 
 
 def _tiles(facts: Facts, target: Target) -> Generator[RegisterTile]:

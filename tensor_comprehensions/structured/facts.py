@@ -39,32 +39,26 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """An op with its lane iterator chosen. `moving` depends on the lanes; `still` is the other factor."""
+    """An op with its lane iterator chosen.
+
+    Attributes:
+        vector: the iterator along the lanes.
+        moving, still: the factor that depends on the lanes (one, if both do), and the other.
+        bits: of the accumulator's type.
+        steps: multiply-adds per output element.
+    """
 
     op: StructuredOp
     vector: str
     factors: tuple[Factor, Factor]
-
-    @property
-    def moving(self) -> Factor:
-        return next(f for f in self.factors if self.vector in f.used)
-
-    @property
-    def still(self) -> Factor:
-        return next(f for f in self.factors if f is not self.moving)
-
-    @property
-    def bits(self) -> int:
-        return self.op.dtype.bits
+    moving: Factor
+    still: Factor
+    bits: int
+    steps: int
 
     @property
     def parallel(self) -> tuple[Iterator, ...]:
         return self.op.parallel
-
-    @property
-    def steps(self) -> int:
-        """Multiply-adds per output element."""
-        return prod(i.extent for i in self.op.reductions)
 
     def extent(self, name: str) -> int:
         return self.op.extent(name)
@@ -106,7 +100,9 @@ def facts(op: StructuredOp) -> Facts:
     vector = max(unit, key=lambda i: i.extent).name
     if vector not in left.used | right.used:
         raise CannotLower(f"{op.name}: no factor depends on {vector}, along which the output is contiguous")
-    return Facts(op, vector, (left, right))
+    moving, still = (left, right) if vector in left.used else (right, left)
+    steps_per_element = prod(i.extent for i in op.reductions)
+    return Facts(op, vector, (left, right), moving, still, op.dtype.bits, steps_per_element)
 
 
 def _factor(op: StructuredOp, side: Side, value: Expr, iterators: list[str]) -> Factor:

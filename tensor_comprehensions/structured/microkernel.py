@@ -27,9 +27,17 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One accumulator: where it stands in the iteration domain, its lanes' mask, its register number."""
+    """One accumulator.
+
+    Attributes:
+        at: where it stands in the iteration domain.
+        offsets: the same, counted from the tile's first point; whole vectors along the lanes.
+        mask: its lanes that exist.
+        register: its number.
+    """
 
     at: dict[str, Expr]
+    offsets: dict[str, int]
     mask: Expr | None
     register: int
 
@@ -62,7 +70,8 @@ def _cells(op: StructuredOp, plan: Plan, region: Region) -> list[Cell]:
             here = dict(at)
             here[plan.vector] = build.ramp(build.add(lane_range.origin, first), 1, plan.lanes)
             here[local(plan.vector)] = build.ramp(first, 1, plan.lanes)
-            cells.append(Cell(here, first_lanes(lane_range.size - first, plan.lanes), len(cells)))
+            tile = dict(zip(rows, offsets, strict=True)) | {plan.vector: v}
+            cells.append(Cell(here, tile, first_lanes(lane_range.size - first, plan.lanes), len(cells)))
     return cells
 
 
@@ -138,21 +147,28 @@ def _step(
     prefix: str, operands: Sequence[Operand], cells: Sequence[Cell], registers: Buffer, at: dict[str, Expr]
 ) -> Stmt:
     """One multiply-add per accumulator; what several of them read is read once and named."""
-    named: dict[Expr, Var] = {}
+    read: dict[tuple[int, ...], Var] = {}
     sequence: list[tuple[Var, Expr] | Store] = []
+    moves = [_moves(operand, cells[0]) for operand in operands]
     for cell in cells:
-        here = cell.at | at
         factors: list[Expr] = []
-        for operand in operands:
-            value = evaluate(operand.value, here, None if operand.padded else cell.mask)
-            value = build.broadcast(value, registers.type.lanes)
-            if value not in named:
-                named[value] = Var(f"{prefix}_v{len(named)}", value.type)
-                sequence.append((named[value], value))
-            factors.append(named[value])
+        for side, operand in enumerate(operands):
+            key = (side, *(cell.offsets[name] for name in moves[side]))
+            if key not in read:
+                value = evaluate(operand.value, cell.at | at, None if operand.padded else cell.mask)
+                value = build.broadcast(value, registers.type.lanes)
+                read[key] = Var(f"{prefix}_v{len(read)}", value.type)
+                sequence.append((read[key], value))
+            factors.append(read[key])
         total = multiply_add(factors[0], factors[1], _get(registers, cell))
         sequence.append(build.store(registers, (cell.register,), total))
     return _scoped(sequence)
+
+
+def _moves(operand: Operand, cell: Cell) -> list[str]:
+    """The tile's iterators that change what an operand reads."""
+    used = names(operand.value)
+    return [name for name in cell.offsets if name in used or local(name) in used or number(name) in used]
 
 
 def _scoped(sequence: Sequence[tuple[Var, Expr] | Store]) -> Stmt:
@@ -229,5 +245,5 @@ def _epilogue(
 ) -> Stmt:
     here = at | {plan.vector: column.at[plan.vector], local(plan.vector): column.at[local(plan.vector)]}
     total = build.load(buffer, row, build.ramp(v * plan.lanes, 1, plan.lanes))
-    cell = Cell(here, column.mask, column.register)
+    cell = Cell(here, column.offsets, column.mask, column.register)
     return _put(op, cell, _stored(op, cell, total))
