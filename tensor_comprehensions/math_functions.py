@@ -50,7 +50,7 @@ def _round(x: Any) -> Any:
 
 
 def _fdim(x: Any, y: Any) -> Any:
-    difference = np.where(np.isnan(x) | np.isnan(y), np.nan, np.maximum(x - y, 0))
+    difference = np.where(np.less_equal(x, y), 0, x - y)  # by comparison: of two equal infinities it is 0
     return difference.astype(np.asarray(x).dtype)
 
 

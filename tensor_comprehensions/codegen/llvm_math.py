@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ..errors import InternalError
 from ..loop_ir.nodes import Type
 from .llvm_arithmetic import binary, compare, select, shuffle
@@ -15,6 +15,9 @@ _INTRINSICS = {
     "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round", "rint": "rint",
     "fabs": "fabs", "copysign": "copysign", "fma": "fma", "fmin": "minnum", "fmax": "maxnum",
 }  # fmt: skip
+
+# Those whose float version in C libraries is off by more than 2 ulp somewhere go through double.
+_THROUGH_DOUBLE = ("erfc", "lgamma", "tgamma", "sinh", "cosh", "asinh", "acosh")
 
 
 def key(function: str, type: Type) -> str:
@@ -103,13 +106,22 @@ def _symbol(b: Builder, symbol: str, arguments: Sequence[str], type: Type) -> st
 
 def _per_lane(b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str]) -> str:
     one = Type(type.dtype)
-    suffix = "f" if type.dtype == FLOAT32 else ""
-    symbol = symbols.get(key(function, one), function + suffix)
     if type.lanes == 1:
-        return _symbol(b, symbol, arguments, one)
+        return _scalar(b, function, arguments, one, symbols)
     text, result = register(type), "poison"
     for lane in range(type.lanes):
         scalars = [b.define(f"extractelement {text} {a}, i64 {lane}", (a,)) for a in arguments]
-        value = _symbol(b, symbol, scalars, one)
+        value = _scalar(b, function, scalars, one, symbols)
         result = b.define(f"insertelement {text} {result}, {register(one)} {value}, i64 {lane}", (result, value))
     return result
+
+
+def _scalar(b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str]) -> str:
+    """The C library's function, in the precision that keeps the error small."""
+    double = Type(FLOAT64)
+    if type.dtype == FLOAT32 and function in _THROUGH_DOUBLE:
+        wide = [b.define(f"fpext float {a} to double", (a,)) for a in arguments]
+        value = _symbol(b, symbols.get(key(function, double), function), wide, double)
+        return b.define(f"fptrunc double {value} to float", (value,))
+    suffix = "f" if type.dtype == FLOAT32 else ""
+    return _symbol(b, symbols.get(key(function, type), function + suffix), arguments, type)

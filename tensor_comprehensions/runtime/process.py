@@ -21,6 +21,7 @@ from ..dtypes import FLOAT32, FLOAT64
 from ..loop_ir.nodes import Type
 from ..math_functions import FUNCTIONS
 
+_REJECTED = ("acosh", "asinh", "cosh", "sinh", "fmod", "lgamma", "tgamma")  # wrong for large or special arguments
 _SUFFIXES = ("u10", "u05", "u15", "")  # SLEEF's error bounds in tenths of an ulp; exact functions have none
 
 # Kernels reach the pool through a cell, so that a forked child, whose pool is dead, can be told to do without.
@@ -124,6 +125,8 @@ def mathematics() -> Mapping[str, str]:
     """
     found: dict[str, str] = {}
     for name, function in FUNCTIONS.items():
+        if name in _REJECTED:
+            continue
         for dtype, letter, widths in ((FLOAT32, "f", (4, 8, 16)), (FLOAT64, "d", (2, 4, 8))):
             for lanes in widths:
                 symbol = _sleef(name, letter, lanes)

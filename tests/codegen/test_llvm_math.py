@@ -1,0 +1,80 @@
+"""Mathematical functions in every vector width against float64: at most 2 ulp in float32, and C's special values."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from llvm_harness import TARGETS, module, run
+
+from tensor_comprehensions.dtypes import FLOAT32
+from tensor_comprehensions.loop_ir import build as ir
+from tensor_comprehensions.loop_ir.nodes import Call, Loop, LoopKind
+from tensor_comprehensions.loop_ir.vectorize import vectorize
+from tensor_comprehensions.math_functions import FUNCTIONS
+from tensor_comprehensions.target import Target
+
+TINY, HUGE = np.float32(1e-45), np.float32(3.4e38)
+SPECIAL = np.array(
+    [0.0, -0.0, 1, -1, 0.5, -0.5, 2, -2, 3, 10, -10, np.inf, -np.inf, np.nan, TINY, -TINY, 1e-39, -1e-40, 1.2e-38,
+     HUGE, -HUGE, 1e30, -1e30, 1e10, 88.7, 88.8, -87.3, -103.9, -104.1, 127.9, 128.1, -149.5, 39000.0, 1e-10, 9.01, -9.0],
+    np.float32,
+)  # fmt: skip
+EXACT = ("floor", "ceil", "trunc", "rint", "fabs", "sqrt", "copysign", "fmin", "fmax", "fmod", "fdim", "round", "fma")
+MODEST = {"sin": 1e5, "cos": 1e5, "tan": 1e5}  # beyond, float64's own argument reduction is what is tested
+on_targets = pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+
+
+@functools.cache
+def samples(arity: int) -> tuple[np.ndarray, ...]:
+    """Special values in all combinations, then dense ones over many magnitudes."""
+    r = np.random.default_rng(5)
+    special = np.meshgrid(*[SPECIAL] * arity) if arity < 3 else [np.tile(SPECIAL, 3)[i : i + 60] for i in range(3)]
+    dense = []
+    for k in range(arity):
+        magnitudes = np.exp2(r.uniform(-30, 20, 4000)) * r.choice([-1, 1], 4000)
+        near = np.linspace(-12, 12, 6001) if k == 0 else r.uniform(-12, 12, 6001)
+        dense.append(np.concatenate([special[k].ravel(), magnitudes, near, r.uniform(-1, 1, 2000)]).astype(np.float32))
+    return tuple(dense)
+
+
+def evaluate(name: str, lanes: int, target: Target) -> np.ndarray:
+    function, inputs = FUNCTIONS[name], samples(FUNCTIONS[name].arity)
+    n = len(inputs[0])
+    i = ir.var("i")
+    buffers = [ir.buffer(f"X{k}", FLOAT32, (n,)) for k in range(function.arity)]
+    value = Call(name, tuple(ir.load(b, i) for b in buffers))
+    kind = LoopKind.VECTOR if lanes > 1 else LoopKind.SERIAL
+    loop = Loop(
+        "i", ir.const(0), ir.const(n), ir.store(ir.buffer("Y", FLOAT32, (n,)), (i,), value), kind, factor=(lanes, 1)
+    )
+    arrays = {b.name: x for b, x in zip(buffers, inputs, strict=True)} | {"Y": np.zeros(n, np.float32)}
+    return run(module(vectorize(loop)), arrays, target)[0]["Y"]
+
+
+def errors_in_ulp(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """How many float32 units in the last place each value is off; infinite where a special value is missed."""
+    with np.errstate(all="ignore"):
+        rounded = exact.astype(np.float32)
+        unit = np.spacing(np.maximum(np.abs(rounded), np.float32(1.17549435e-38))).astype(np.float64)
+        error = np.abs(got.astype(np.float64) - exact) / unit
+        same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
+        # At the edge of the range, the largest number stands for infinity and the other way round.
+        edge = (np.abs(exact) >= 3.4028235e38) & (np.abs(got) >= 3.4028235e38) & (np.sign(exact) == np.sign(got))
+        return np.where(same | edge, 0, np.where(np.isfinite(error), error, np.inf))
+
+
+@on_targets
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_float32(name: str, target: Target) -> None:
+    inputs = samples(FUNCTIONS[name].arity)
+    with np.errstate(all="ignore"):
+        exact = np.asarray(FUNCTIONS[name].evaluate(*(x.astype(np.float64) for x in inputs)), np.float64)
+    for lanes in {1, 8, target.lanes(32), 2 * target.lanes(32)}:
+        error = errors_in_ulp(evaluate(name, lanes, target), exact)
+        if name in MODEST:
+            error = error[np.abs(inputs[0]) < MODEST[name]]
+        worst = int(np.argmax(error))
+        limit = 0.5 if name in EXACT else 2
+        assert error[worst] <= limit, f"{name}{tuple(x[worst] for x in inputs)}, {lanes} lanes: {error[worst]} ulp"
