@@ -69,6 +69,8 @@ def guarded(call: Callable[P, R]) -> Callable[P, R]:
             return call(*args, **kwargs)
         except (TCError, InternalError):
             raise
+        except MemoryError as error:
+            raise ArgumentError(f"there is no memory for this: {error}") from error
         except Exception as error:
             raise InternalError(f"{type(error).__name__}: {error}") from error
 

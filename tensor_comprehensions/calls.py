@@ -90,10 +90,10 @@ def _unknown_keyword(function: Function, name: str, inout: Iterable[str]) -> Arg
     if any(p.name == name for p in function.parameters):
         return ArgumentError(f"`{name}` of {function.name} is passed by position", expected=signature(function))
     if name in function.returns:
-        hint = (
-            f"{function.name} writes `{name}` before it reads it: it has no initial value; out=... says where to write"
+        return ArgumentError(
+            f"{function.name} starts `{name}` itself and takes no initial value",
+            suggestion="out=... says where the outputs are written",
         )
-        return ArgumentError(f"{function.name} takes no argument `{name}`", suggestion=hint)
     near = difflib.get_close_matches(name, [*inout, "out"], 1)
     return ArgumentError(
         f"{function.name} takes no argument `{name}`", suggestion=f"did you mean {near[0]}?" if near else ""

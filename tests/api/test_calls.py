@@ -255,7 +255,7 @@ def test_sources(ops: tc.Library, kind: str) -> None:
     kernel = ops.matmul.compile(torch.ones(4, 8), torch.ones(8, 6))
     text = kernel.source(kind)
     assert text.strip()
-    part = {"tc": "C(m,n) +=!", "c": "#include", "llvm": "define ", "asm": ".text", "loops": "for", "schedule": "C"}
+    part = {"tc": "C(m,n) +=!", "c": "#include", "llvm": "define ", "asm": "kernel_0:", "loops": "for", "schedule": "C"}
     assert part[kind] in text
 
 

@@ -74,7 +74,7 @@ def test_python_names_do_not_collide() -> None:
         (3, tc.ParseError),
         (b"\xff", tc.ParseError),
         ("\x00", tc.ParseError),
-        ("def f(float(N) a) -> (b) { b(i) = " + "(" * 10000 + "a(i)" + ")" * 10000 + " }", tc.ParseError),
+        ("def f(float(N) a) -> (b) { b(i) = " + "-" * 10000 + "a(i) }", tc.ParseError),
     ],
     ids=range(7),
 )

@@ -34,7 +34,7 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     x = x[tuple(slice(draw(st.sampled_from([0, 1])), None) for _ in shape)]
     if x.ndim == 2 and draw(st.booleans()):
         x = x.t()
-    if x.ndim and draw(st.integers(0, 4)) == 0:
+    if x.ndim and len(x) and draw(st.integers(0, 4)) == 0:
         x = x[:1].expand(3, *x.shape[1:])
     return {0: x.to("meta"), 1: x.to_sparse() if x.ndim else x}.get(draw(st.integers(0, 30)), x)
 

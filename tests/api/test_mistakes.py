@@ -72,7 +72,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[tc.TCError], list[str]]] = 
     ),
     "array of a type that numpy lacks": (lambda: OPS.brain(np.ones(3, "f4")), tc.ArgumentError, ["NumPy has no type"]),
     "no memory for the output": (
-        lambda: OPS.big(torch.ones(30000)), tc.ArgumentError, ["no memory for `y`", "(30000, 30000, 30000, 30000)"],
+        lambda: OPS.big(torch.ones(30000)), tc.ArgumentError, ["no memory for", "(30000, 30000, 30000, 30000)"],
     ),
     "infer with a bare number": (lambda: OPS.matmul.infer(3, 4), tc.ArgumentError, ["`A`", "has no shape"]),
     "infer with another rank": (lambda: OPS.matmul.infer((3,), (4, 5)), tc.ArgumentError, ["`A`", "1 dimensions"]),

@@ -21,8 +21,9 @@ LAYERS = (
     ("polyhedral",),
     ("codegen",),
     ("runtime",),
-    ("inspection", "arguments"),
+    ("inspection", "arguments", "describe"),
     ("compiler",),
+    ("calls",),
     ("api",),
     ("cli",),
 )
