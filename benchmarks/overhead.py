@@ -44,7 +44,7 @@ def measure(seconds: float) -> Mapping[str, Quartiles]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return {name: Quartiles.of(v) for name, v in interleave(contenders(), seconds=seconds).items()}
+        return {name: Quartiles.of(v) for name, v in interleave(contenders(), seconds=seconds).seconds.items()}
     finally:
         torch.set_num_threads(before)
 

@@ -14,7 +14,8 @@ import torch
 from .runner import OURS, Result
 from .timing import Quartiles
 
-HEAD = ("kernel", "threads", "ours", "best peer", "peer's time", "ratio", "quartiles", "goal")
+# Of the rounds: those that nothing disturbed, of all.
+HEAD = ("kernel", "threads", "ours", "best peer", "peer's time", "ratio", "quartiles", "rounds", "goal")
 
 
 def duration(seconds: float) -> str:
@@ -40,17 +41,18 @@ def row(result: Result) -> tuple[str, ...]:
         duration(result.times[best].median) if best else "-",
         f"{ratio.median:.2f}" if ratio else "-",
         f"{ratio.low:.2f} .. {ratio.high:.2f}" if ratio else "-",
+        f"{result.quiet}/{result.rounds}",
         verdict,
     )
 
 
-WIDTHS = (26, 7, 9, 16, 11, 6, 13, 10)
+WIDTHS = (26, 7, 9, 16, 11, 6, 13, 8, 10)
 """Fixed, so that a line can be printed when its kernel is done."""
 
 
 def line(cells: Sequence[str]) -> str:
     """The cells in columns: text to the left, numbers to the right."""
-    left = (0, 3, 7)
+    left = (0, 3, 8)
     return "  ".join(
         c.ljust(w) if n in left else c.rjust(w) for n, (c, w) in enumerate(zip(cells, WIDTHS, strict=True))
     )

@@ -30,6 +30,7 @@ class Result:
         best: the peer with the least median time.
         errors: largest error of each contender, relative to the largest element of the float64 reference.
         failures: why a contender has no times.
+        rounds, quiet: how many rounds there were, and how many of them nothing disturbed.
         warm_up: seconds from the text to our first result.
     """
 
@@ -43,6 +44,8 @@ class Result:
     best: str | None
     errors: Mapping[str, float]
     failures: Mapping[str, str]
+    rounds: int
+    quiet: int
     warm_up: float | None = None
 
     @property
@@ -89,13 +92,14 @@ def run(benchmark: Benchmark, threads: int, settings: Settings) -> Result:
         # One thread: time of the thread, so that what neighbours take from the machine does not count.
         clock = time.thread_time if threads == 1 else time.perf_counter
         samples = interleave(contenders.calls, seconds=settings.seconds, clock=clock, seed=settings.seed)
-    times = {name: Quartiles.of(values) for name, values in samples.items()}
+    seconds = samples.seconds
+    times = {name: Quartiles.of(values) for name, values in seconds.items()}
     peers = [name for name in times if name != OURS]
     return Result(
         benchmark.name, benchmark.family, threads, benchmark.goal, benchmark.note, times,
-        {name: ratios(samples[name], samples[OURS]) for name in peers} if OURS in samples else {},
+        {name: ratios(seconds[name], seconds[OURS]) for name in peers} if OURS in seconds else {},
         min(peers, key=lambda name: times[name].median, default=None),
-        contenders.errors, contenders.failures, warm_up,
+        contenders.errors, contenders.failures, samples.rounds, samples.quiet, warm_up,
     )  # fmt: skip
 
 

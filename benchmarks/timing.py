@@ -12,6 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+try:
+    import resource
+except ImportError:  # not a Unix
+    resource = None  # type: ignore[assignment]
+
 SAMPLE = 300e-6
 """Seconds that one sample should take at least; fast contenders are called several times in it."""
 
@@ -30,6 +35,19 @@ class Quartiles:
         return cls(low, median, high)
 
 
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Seconds per call of every contender in the rounds that count, and how many rounds there were.
+
+    quiet: how many rounds ran without the system taking a processor away. Where there were enough, only they count;
+    else those that were disturbed least.
+    """
+
+    seconds: Mapping[str, Sequence[float]]
+    rounds: int
+    quiet: int
+
+
 def interleave(
     contenders: Mapping[str, Callable[[], object]],
     *,
@@ -38,8 +56,8 @@ def interleave(
     least: int = 7,
     most: int = 301,
     seed: int = 0,
-) -> dict[str, list[float]]:
-    """Seconds per call of every contender, one value per round, the same number of rounds for all.
+) -> Samples:
+    """Time all contenders once per round, in a random order.
 
     Args:
         seconds: about how long the whole measurement may take; at least `least` rounds are run.
@@ -48,16 +66,22 @@ def interleave(
     calls = {name: _calls_per_sample(f) for name, f in contenders.items()}
     order = list(contenders)
     shuffle = random.Random(seed).shuffle
-    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    rounds: list[tuple[int, dict[str, float]]] = []
     end = time.perf_counter() + seconds
     with _no_collection():
-        for turn in range(most):
-            if turn >= least and time.perf_counter() > end:
-                break
+        while len(rounds) < most and (len(rounds) < least or time.perf_counter() < end):
             shuffle(order)
-            for name in order:
-                samples[name].append(_sample(contenders[name], calls[name], clock))
-    return samples
+            before = _interruptions()
+            taken = {name: _sample(contenders[name], calls[name], clock) for name in order}
+            rounds.append((_interruptions() - before, taken))
+    quiet = sum(disturbed == 0 for disturbed, _ in rounds)
+    kept = sorted(rounds, key=lambda r: r[0])[: max(quiet, least)]
+    return Samples({name: [taken[name] for _, taken in kept] for name in contenders}, len(rounds), quiet)
+
+
+def _interruptions() -> int:
+    """How often the system has taken a processor from a thread of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
 
 
 def _calls_per_sample(f: Callable[[], object]) -> int:

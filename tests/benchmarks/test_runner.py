@@ -79,10 +79,10 @@ def test_command_line_lists(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_rounds_are_shared_and_bounded() -> None:
     calls: list[str] = []
-    samples = interleave(
-        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, seconds=0, least=7
-    )  # fmt: skip
-    assert [len(v) for v in samples.values()] == [7, 7]
+    both = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    samples = interleave(both, seconds=0, least=7)
+    assert samples.rounds == 7
+    assert [len(v) for v in samples.seconds.values()] == [7, 7]
     assert {"a", "b"} == set(calls)
     assert ratios([2.0, 4.0, 6.0], [1.0, 1.0, 2.0]) == Quartiles(2.5, 3.0, 3.5)
 
