@@ -34,6 +34,8 @@ def hoist_accumulators(s: Stmt) -> Stmt:
     For scalars and for vectors, where the indices do not change in the loop and the loop reaches the buffer in no
     other way. Run it after `vectorize` and `unroll`. float16 and bfloat16 elements accumulate in float32.
     """
+    if not any(isinstance(c, Store) and c.op is not None and c.buffer.space is not Space.REGISTER for c in walk(s)):
+        return s
     return _hoist(s, Names.of(s))
 
 

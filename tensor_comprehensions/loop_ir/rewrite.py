@@ -204,19 +204,22 @@ def substatements(s: Stmt) -> tuple[Stmt, ...]:
 
 def children(e: Expr) -> tuple[Expr, ...]:
     """The direct sub-expressions of `e`."""
+    t = type(e)
+    if t is Const or t is Var:  # most nodes: asked first, without the cost of a pattern
+        return ()
     match e:
-        case Const() | Var():
-            return ()
         case Binary(_, left, right) | Shuffle(left, right):
             return (left, right)
         case Load(_, indices, mask):
             return indices if mask is None else (*indices, mask)
-        case Ramp(operand) | Broadcast(operand) | Unary(_, operand) | Cast(operand) | ReduceLanes(_, operand):
-            return (operand,)
+        case Ramp() | Broadcast() | Unary() | Cast() | ReduceLanes():
+            return (e.base,) if isinstance(e, Ramp) else (e.operand,)
         case Select(condition, then, otherwise):
             return (condition, then, otherwise)
         case Call(_, arguments):
             return arguments
+        case Const() | Var():
+            return ()
         case _:
             assert_never(e)
 
@@ -227,7 +230,7 @@ def walk_expr(e: Expr) -> Iterator[Expr]:
     while stack:
         top = stack.pop()
         yield top
-        stack.extend(reversed(children(top)))
+        stack.extend(children(top)[::-1])
 
 
 def walk(s: Stmt) -> Iterator[Stmt]:
@@ -236,7 +239,7 @@ def walk(s: Stmt) -> Iterator[Stmt]:
     while stack:
         top = stack.pop()
         yield top
-        stack.extend(reversed(substatements(top)))
+        stack.extend(substatements(top)[::-1])
 
 
 def walk_all(s: Stmt) -> Iterator[Expr]:

@@ -29,7 +29,7 @@ from .nodes import (
     Unary,
     Var,
 )
-from .rewrite import expressions, map_expr, map_stmt, substitute_stmt, walk, walk_expr
+from .rewrite import children, expressions, map_expr, map_stmt, walk
 from .rules import RULES
 
 _ROUNDS = 4
@@ -50,9 +50,10 @@ def simplify(program: Stmt | Expr, ranges: Mapping[str, Interval] | None = None)
         The same object when there is nothing to do.
     """
     if isinstance(program, _STATEMENTS):
-        for _ in range(_ROUNDS):  # what one round removes may have been the only use of something
-            before, program = program, _Simplifier(dict(ranges or {}), _used(program)).stmt(program)
-            if program is before:
+        for _ in range(_ROUNDS):
+            scope = _Simplifier(dict(ranges or {}), _used(program))
+            program = scope.stmt(program)
+            if not scope.removed:  # else that may have been the last use of something
                 break
         return program
     return _Simplifier(dict(ranges or {}), frozenset()).expr(program)
@@ -61,25 +62,53 @@ def simplify(program: Stmt | Expr, ranges: Mapping[str, Interval] | None = None)
 def _used(s: Stmt) -> frozenset[str]:
     """Names of the variables and of the buffers that `s` reads (or hands to an intrinsic)."""
     names: set[str] = set()
+    seen: set[int] = set()
     for c in walk(s):
         if isinstance(c, Invoke):
             names.update(b.name for b, _ in c.operands)
-        for x in expressions(c):
-            for e in walk_expr(x):
-                if type(e) is Var:
-                    names.add(e.name)
-                elif type(e) is Load:
-                    names.add(e.buffer.name)
+        for e in expressions(c):
+            _gather(e, names, seen)
     return frozenset(names)
+
+
+def _gather(e: Expr, names: set[str], seen: set[int]) -> None:
+    """Add the names in `e`; what is shared between expressions is looked at once."""
+    if type(e) is Var:
+        names.add(e.name)
+    elif type(e) is not Const and id(e) not in seen:
+        seen.add(id(e))
+        if type(e) is Load:
+            names.add(e.buffer.name)
+        for c in children(e):
+            _gather(c, names, seen)
 
 
 @dataclass(frozen=True, slots=True)
 class _Simplifier:
-    """One scope. ranges: where its variables lie. memo: expressions already simplified here, by identity."""
+    """One scope.
+
+    ranges: where its variables lie. used: names that occur in the program. values: what stands for a name.
+    removed: what a round threw away of the program. memo: expressions already simplified here, by identity.
+    """
 
     ranges: dict[str, Interval]
     used: frozenset[str]
+    values: dict[str, Expr] = field(default_factory=dict)
+    removed: list[Stmt] = field(default_factory=list)
     memo: dict[int, tuple[Expr, Expr]] = field(default_factory=dict)
+
+    def remove(self, s: Stmt) -> Stmt:
+        """Nothing in place of `s`."""
+        self.removed.append(s)
+        return build.NOTHING
+
+    def inside(self, name: str, where: Interval) -> _Simplifier:
+        """The scope of a variable that lies in `where`."""
+        return _Simplifier({**self.ranges, name: where}, self.used, self.values, self.removed)
+
+    def with_value(self, name: str, value: Expr) -> _Simplifier:
+        """The scope in which `name` is `value`, already simplified."""
+        return _Simplifier(self.ranges, self.used, {**self.values, name: value}, self.removed)
 
     # --- statements ----------------------------------------------------------------------------------------------
 
@@ -98,11 +127,12 @@ class _Simplifier:
             case Allocate(buffer, body):
                 inner = self.stmt(body)
                 if buffer.name not in self.used:  # nothing reads it
+                    self.remove(s)
                     return _without_stores(inner, buffer.name)
                 return s if inner is body else build.NOTHING if _is_empty(inner) else Allocate(buffer, inner)
             case Check():
                 new = map_stmt(s, self.expr, self.stmt)
-                return build.NOTHING if isinstance(new, Check) and build.is_true(new.condition) else new
+                return self.remove(s) if isinstance(new, Check) and build.is_true(new.condition) else new
         return map_stmt(s, self.expr, self.stmt)
 
     def store(self, s: Store) -> Stmt:
@@ -110,7 +140,7 @@ class _Simplifier:
         if not isinstance(new, Store) or new.mask is None:
             return new
         if build.is_false(new.mask):
-            return build.NOTHING
+            return self.remove(s)
         if build.is_true(new.mask):
             return Store(new.buffer, new.indices, new.value, new.op, None, new.streaming)
         return new
@@ -126,21 +156,15 @@ class _Simplifier:
         start, stop = self.expr(s.start), self.expr(s.stop)
         trips = affine.interval(affine.subtract(stop, start), self.ranges)
         if trips.high is not None and trips.high <= 0:
-            return build.NOTHING
+            return self.remove(s)
         if trips.low is not None and trips.high is not None and trips.low >= 1 and trips.high <= s.step:
-            return self.once(s.var, start, s.body)
+            return self.let(None, s.var, start, s.body)
         body = self.inside(s.var, self.loop_range(start, stop, s.step)).stmt(s.body)
         if _is_empty(body):
-            return build.NOTHING
+            return self.remove(s)
         if start is s.start and stop is s.stop and body is s.body:
             return s
         return Loop(s.var, start, stop, body, s.kind, s.step, s.grain, s.factor)
-
-    def once(self, name: str, value: Expr, body: Stmt) -> Stmt:
-        """`body` with the one value that its loop variable takes."""
-        if _is_cheap(value):
-            return self.stmt(substitute_stmt(body, {name: value}))
-        return self.let(None, name, value, body)
 
     def loop_range(self, start: Expr, stop: Expr, step: int) -> Interval:
         """Where the variable of a loop lies while its body runs."""
@@ -150,12 +174,10 @@ class _Simplifier:
             high = first.low + (high - first.low) // step * step
         return Interval(first.low, high)
 
-    def inside(self, name: str, where: Interval) -> _Simplifier:
-        return _Simplifier({**self.ranges, name: where}, self.used)
-
     def conditional(self, s: If) -> Stmt:
         condition = self.expr(s.condition)
         if type(condition) is Const:
+            self.remove(s)
             chosen = s.then if condition.value else s.otherwise
             return self.stmt(chosen) if chosen is not None else build.NOTHING
         then = self.stmt(s.then)
@@ -164,28 +186,31 @@ class _Simplifier:
             otherwise = None
         if _is_empty(then):
             if otherwise is None:
-                return build.NOTHING
+                return self.remove(s)
             return If(self.expr(build.unary("not", condition)), otherwise)
         same = condition is s.condition and then is s.then and otherwise is s.otherwise
         return s if same else If(condition, then, otherwise)
 
     def let(self, s: Let | None, name: str, value: Expr, body: Stmt) -> Stmt:
-        new = self.expr(value)
         if name not in self.used:
+            self.remove(body)
             return self.stmt(body)
+        new = self.expr(value)
         if _is_cheap(new):
-            return self.stmt(substitute_stmt(body, {name: new}))
+            return self.with_value(name, new).stmt(body)
         known = new.type.dtype == INT64
         inner = (self.inside(name, affine.interval(new, self.ranges)) if known else self).stmt(body)
         if _is_empty(inner):
-            return build.NOTHING
+            return self.remove(inner)
         return s if s is not None and new is value and inner is body else Let(name, new, inner)
 
     # --- expressions ---------------------------------------------------------------------------------------------
 
     def expr(self, e: Expr) -> Expr:
-        if type(e) is Const or type(e) is Var:
+        if type(e) is Const:
             return e
+        if type(e) is Var:
+            return self.values.get(e.name, e)
         held = self.memo.get(id(e))
         if held is not None:
             return held[1]
@@ -205,7 +230,13 @@ class _Simplifier:
 
     def index(self, e: Binary) -> Expr:
         """A scalar int64 sum in canonical form: atoms simplified, like terms gathered, the constant last."""
-        if type(e.right) is Const and type(e.left) is Var and e.right.value not in (0, 1):
+        left = e.left
+        if (
+            type(left) is Var
+            and type(e.right) is Const
+            and e.right.value not in (0, 1)
+            and left.name not in self.values
+        ):
             return e
         terms, constant = affine.linear(e)
         total: affine.Terms = {}

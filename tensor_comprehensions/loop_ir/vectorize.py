@@ -51,6 +51,8 @@ def vectorize(s: Stmt) -> Stmt:
     Raises:
         CannotLower: a VECTOR loop contains what has no vector form; the message says what.
     """
+    if not any(isinstance(c, Loop) and c.kind is LoopKind.VECTOR for c in walk(s)):
+        return s
     return _vectorize(s, Names.of(s))
 
 
