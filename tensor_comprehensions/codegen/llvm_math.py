@@ -9,6 +9,7 @@ from ..errors import InternalError
 from ..loop_ir.nodes import Type
 from .llvm_arithmetic import binary, compare, select, shuffle
 from .llvm_builder import Builder
+from .llvm_exp import exp
 from .llvm_types import constant, mangled, register, scalar
 
 _INTRINSICS = {
@@ -65,7 +66,7 @@ def _library(
         return _per_lane(b, function, arguments, type, symbols)
     width = min((n for n in widths if n >= type.lanes), default=widths[0])
     if width == type.lanes:
-        return _symbol(b, symbols[key(function, type)], arguments, type)
+        return _vector(b, function, arguments, type, symbols, widest)
     parts = [
         _part(b, function, arguments, type, start, min(width, type.lanes - start), symbols, widest)
         for start in range(0, type.lanes, width)
@@ -83,7 +84,16 @@ def _part(
     lanes = [start + min(i, count - 1) for i in range(width)]
     narrow = Type(type.dtype, width)
     parts = [shuffle(b, a, "poison", lanes, scalar(type.dtype), type.lanes) for a in arguments]
-    return _symbol(b, symbols[key(function, narrow)], parts, narrow), count, width
+    return _vector(b, function, parts, narrow, symbols, widest), count, width
+
+
+def _vector(
+    b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int
+) -> str:
+    """Lanes of a width that the library has."""
+    if function == "exp" and type.dtype == FLOAT32:
+        return exp(b, arguments[0], type.lanes, widest >= 512)
+    return _symbol(b, symbols[key(function, type)], arguments, type)
 
 
 def _concatenate(b: Builder, parts: Sequence[tuple[str, int, int]], type: Type) -> str:
