@@ -1,0 +1,236 @@
+"""Copying one register tile's worth of a factor into a panel: straight, turned across in registers, or by element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..loop_ir import build
+from ..loop_ir.nodes import Buffer, Expr, Let, Loop, Stmt, Var
+from .affine import common_steps
+from .op import StructuredOp, loads
+from .tile import Region, local, number, point
+from .vector import evaluate, first_lanes
+
+TRANSPOSE_BITS = 256
+"""Width of the vectors that are transposed in registers: square tiles of them fit any register file."""
+WIDEST_STEP = 4
+"""Elements this far apart or less still come out of whole vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The dimensions of a panel, as names of iterators and extents."""
+
+    numbers: tuple[tuple[str, int], ...]
+    reductions: tuple[tuple[str, int], ...]
+    points: tuple[tuple[str, int], ...]
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        return tuple(extent for _, extent in (*self.numbers, *self.reductions, *self.points))
+
+    @property
+    def indices(self) -> tuple[Expr, ...]:
+        """The panel's index expressions, over tile numbers and local values."""
+        parts = [number(name) for name, _ in self.numbers]
+        parts += [local(name) for name, _ in (*self.reductions, *self.points)]
+        return tuple(Var(name) for name in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What is copied: `factor` at the points of `region`, into the part of `buffer` that belongs to them."""
+
+    op: StructuredOp
+    factor: Expr
+    region: Region
+    buffer: Buffer
+    shape: Shape
+    lanes: int
+
+    @property
+    def across(self) -> str:
+        """The iterator along which the panel is contiguous."""
+        return self.shape.points[-1][0]
+
+    @property
+    def width(self) -> int:
+        """Elements of the panel along it, padding included."""
+        return self.shape.points[-1][1]
+
+    @property
+    def size(self) -> int:
+        """Elements of the factor along it."""
+        return self.region[self.across].size
+
+    @property
+    def others(self) -> list[str]:
+        """The other iterators, outermost first."""
+        return [name for name, _ in (*self.shape.reductions, *self.shape.points[:-1])]
+
+    def at(self, name: str, offset: Expr) -> Point:
+        """The iterator `name` at `offset` from the start of the region."""
+        return {name: build.add(offset, self.region[name].origin), local(name): offset}
+
+    def variable(self, name: str) -> Var:
+        return Var(f"{self.buffer.name}_{name}_c")
+
+    def over(self, iterators: Sequence[str], body: Callable[[Point], Stmt]) -> Stmt:
+        """Serial loops over the points of `iterators`."""
+        here = point(self.region)
+        for name in iterators:
+            here |= self.at(name, self.variable(name))
+        result = body(here)
+        for name in reversed(iterators):
+            result = self.loop(name, self.region[name].size, result)
+        return result
+
+    def loop(self, name: str, count: int, body: Stmt) -> Stmt:
+        return Loop(self.variable(name).name, build.const(0), build.const(count), body)
+
+    def move(self, here: Point) -> Stmt:
+        """Copy the element at `here`."""
+        return build.store(self.buffer, self.where(here), evaluate(self.factor, here))
+
+    def where(self, here: Point) -> tuple[Expr, ...]:
+        """The panel's indices at `here`."""
+        return tuple(evaluate(i, here) for i in self.shape.indices)
+
+
+Point = dict[str, Expr]
+
+
+def copy_tile(copy: Copy) -> Stmt:
+    """Fill the panel's part for one register tile, zeros in the padding."""
+    if not copy.shape.points:
+        return copy.over(copy.others, copy.move)
+    steps = common_steps(loads(copy.factor), [i.name for i in copy.op.iterators])
+    if 1 <= steps.get(copy.across, 0) <= WIDEST_STEP:
+        return copy.over(copy.others, lambda here: _straight(copy, here))
+    along = next((n for n, _ in reversed(copy.shape.reductions) if steps.get(n) == 1), None)
+    if along is None or copy.region[along].size < 4:
+        return copy.over(copy.others, lambda here: _by_element(copy, here))
+    return copy.over([n for n in copy.others if n != along], lambda here: _turned(copy, along, here))
+
+
+def _straight(copy: Copy, here: Point) -> Stmt:
+    """Vectors that lie along the same iterator in both memories."""
+    lanes = min(copy.lanes, _power_of_two(copy.width))
+    moves: list[Stmt] = []
+    for first in range(0, copy.size, lanes):
+        there = here | copy.at(copy.across, build.ramp(first, 1, lanes))
+        value = evaluate(copy.factor, there, first_lanes(copy.size - first, lanes))
+        moves.append(build.store(copy.buffer, copy.where(there), value, mask=first_lanes(copy.width - first, lanes)))
+    return build.block(*moves)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def _by_element(copy: Copy, here: Point) -> Stmt:
+    """One element after another, then zeros."""
+    element = copy.variable(copy.across)
+    there = here | copy.at(copy.across, element)
+    parts = [copy.loop(copy.across, copy.size, copy.move(there))]
+    if copy.size < copy.width:
+        clear = build.store(copy.buffer, copy.where(there), build.const(0, copy.factor.type.dtype))
+        parts.append(Loop(element.name, build.const(copy.size), build.const(copy.width), clear))
+    return build.block(*parts)
+
+
+# --- turned across -----------------------------------------------------------------------------------------------
+
+
+def _turned(copy: Copy, along: str, here: Point) -> Stmt:
+    """Square tiles with vectors along `along` in the factor and across it in the panel.
+
+    The loop along the contiguous dimension is outside and takes two tiles at a time, a cache line or more, so that
+    a line is read once even where the rows compete for the cache.
+    """
+    lanes = max(4, min(copy.lanes, TRANSPOSE_BITS // copy.factor.type.dtype.bits))
+    total, block = copy.region[along].size, copy.variable(along)
+    pairs, rest = divmod(total, 2 * lanes)
+
+    def tiles(first: Expr, count: int) -> Stmt:
+        return _tile_row(copy, lanes, along, here, first, count)
+
+    parts: list[Stmt] = []
+    if pairs:
+        body = tiles(build.mul(block, 2 * lanes), 2 * lanes)
+        parts.append(Loop(block.name, build.const(0), build.const(pairs), body))
+    if rest:
+        parts.append(tiles(build.const(total - rest), rest))
+    return build.block(*parts)
+
+
+def _tile_row(copy: Copy, lanes: int, along: str, here: Point, first: Expr, count: int) -> Stmt:
+    """Tiles for all columns of the panel, `count` elements from `first` on along the factor's lines."""
+
+    def column(start: Expr, rows: int, width: int) -> Stmt:
+        starts = range(0, count, lanes)
+        return build.block(
+            *(_tile(copy, lanes, along, here, (build.add(first, s), count - s), (start, rows, width)) for s in starts)
+        )
+
+    full = copy.size // lanes
+    parts: list[Stmt] = []
+    if full:
+        group = Var(f"{copy.buffer.name}_{copy.across}_group")
+        body = column(build.mul(group, lanes), lanes, lanes)
+        parts.append(Loop(group.name, build.const(0), build.const(full), body))
+    for start in range(full * lanes, copy.width, lanes):
+        parts.append(column(build.const(start), max(0, copy.size - start), copy.width - start))
+    return build.block(*parts)
+
+
+def _tile(
+    copy: Copy, lanes: int, along: str, here: Point, run: tuple[Expr, int], columns: tuple[Expr, int, int]
+) -> Stmt:
+    """One square tile: `run` is (first, how many) along the factor's lines, `columns` (first, lines, panel's rest)."""
+    (first, count), (start, lines, width) = run, columns
+    there = here | copy.at(along, build.ramp(first, 1, lanes))
+    zero = build.const(0, copy.factor.type.dtype, lanes)
+    values: list[Expr] = [zero] * lanes
+    for line in range(min(lines, lanes)):
+        at = there | copy.at(copy.across, build.add(start, line))
+        values[line] = evaluate(copy.factor, at, first_lanes(count, lanes))
+
+    def put(turned: list[Expr]) -> Stmt:
+        stores: list[Stmt] = []
+        for k, value in enumerate(turned[:count]):
+            place = copy.at(along, build.add(first, k)) | copy.at(copy.across, build.ramp(start, 1, lanes))
+            stores.append(build.store(copy.buffer, copy.where(here | place), value, mask=first_lanes(width, lanes)))
+        return build.block(*stores)
+
+    return transposed(values, f"{copy.buffer.name}_x", put)
+
+
+def transposed(rows: list[Expr], prefix: str, then: Callable[[list[Expr]], Stmt]) -> Stmt:
+    """`then` of the columns of a square of vectors: log2(n) rounds that swap ever larger blocks."""
+    lanes = len(rows)
+    bound: list[tuple[Var, Expr]] = []
+
+    def bind(value: Expr) -> Expr:
+        bound.append((Var(f"{prefix}{len(bound)}", value.type), value))
+        return bound[-1][0]
+
+    current = [bind(r) for r in rows]
+    step = 1
+    while step < lanes:
+        for i in range(lanes):
+            if not i & step:
+                low, high = current[i], current[i + step]
+                current[i] = bind(build.shuffle(low, high, _merge(lanes, step, 0)))
+                current[i + step] = bind(build.shuffle(low, high, _merge(lanes, step, step)))
+        step *= 2
+    body = then(current)
+    for name, value in reversed(bound):
+        body = Let(name.name, value, body)
+    return body
+
+
+def _merge(lanes: int, step: int, half: int) -> tuple[int, ...]:
+    """Blocks of `step` lanes, taken in turn from two vectors: the even blocks (half 0) or the odd ones (half step)."""
+    return tuple((lane & ~step) + half + (lanes if lane & step else 0) for lane in range(lanes))
