@@ -93,3 +93,9 @@ def promote(a: DType, b: DType) -> DType:
     if a.kind is b.kind is Kind.UNSIGNED:
         return DTYPES[f"uint{wide}"]
     return DTYPES[f"int{wide}"]
+
+
+def wrap(value: int, to: DType) -> int:
+    """`value` reduced to the range of the integer type `to`, as its arithmetic does."""
+    value %= 2**to.bits
+    return value - 2**to.bits if to.kind is Kind.SIGNED and value >= 2 ** (to.bits - 1) else value

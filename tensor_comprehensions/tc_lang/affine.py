@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..dtypes import INT64, DType, Kind
+from ..dtypes import INT64, DType, Kind, wrap
 from ..errors import InternalError
 from .formula import Value, greater, lesser, number
 from .function import Access, Binary, Cast, Const, Expr, Index, Select, Size, Unary, children, rebuild, walk
@@ -192,7 +192,7 @@ def normalised(e: Expr, sizes: Mapping[str, Value]) -> Expr:
 def substituted(e: Expr, sizes: Mapping[str, Value]) -> Expr:
     """A value with numbers for sizes. Its arithmetic stays as it is, for it may wrap; subscripts are normalised."""
     if isinstance(e, Size):
-        return Const(_int(sizes[e.name]), e.dtype)
+        return Const(wrap(_int(sizes[e.name]), e.dtype), e.dtype)
     step = normalised if isinstance(e, Access) else substituted
     return rebuild(e, [step(x, sizes) for x in children(e)])
 

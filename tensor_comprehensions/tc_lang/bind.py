@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from ..dtypes import BOOL, INT64, DType
+from ..dtypes import BOOL, INT64, DType, wrap
 from ..errors import ArgumentError, RangeError, Span
 from .affine import Interval, affine, normalised, representable, substituted
 from .formula import number
@@ -33,7 +33,6 @@ from .function import (
 )
 from .prove import Guards, Verdict, examine, injective
 from .ranges import Bounds, Ranges, infer_ranges
-from .typed import wrap
 
 MAX_BYTES = 1 << 62
 
@@ -149,9 +148,12 @@ class _Binder:
         indices = tuple(BoundIndex(i, number(ranges[i][0]) or 0, number(ranges[i][1]) or 0) for i in s.indices)
         box = {i.name: (i.lower, i.upper - 1) for i in indices}
         empty = any(i.extent == 0 for i in indices)
+        subscripts = tuple(normalised(e, self.env) for e in self._relative(s.target, s.subscripts))
+        value = substituted(self._shifted(s.value), self.env)
+        self._check_magnitude(s, indices, (*subscripts, value))
         prover = _Prover(self, s.span, box, empty)
-        subscripts = tuple(prover.visit(self._bound(e), ()) for e in self._relative(s.target, s.subscripts))
-        value = prover.visit(substituted(self._shifted(s.value), self.env), ())
+        subscripts = tuple(prover.visit(e, ()) for e in subscripts)
+        value = prover.visit(value, ())
         self._check_agreement(s, indices)
         prover.target(s, subscripts)
         if not empty:
@@ -169,9 +171,6 @@ class _Binder:
 
     # --- subscripts relative to storage ----------------------------------------------------------------------------
 
-    def _bound(self, e: Expr) -> Expr:
-        return normalised(e, self.env)
-
     def _shifted(self, e: Expr) -> Expr:
         """`e` with the subscripts of all accesses counted from the start of the tensor's storage."""
         if isinstance(e, Access):
@@ -184,6 +183,17 @@ class _Binder:
             Binary("-", e, Const(start, INT64), INT64) if start else e
             for e, start in zip(shifted, self.starts(tensor), strict=True)
         )
+
+    def _check_magnitude(self, s: Statement, indices: tuple[BoundIndex, ...], expressions: tuple[Expr, ...]) -> None:
+        """Everything that is computed with 64 bits stays far from their end."""
+        numbers = [x for i in indices for x in (i.lower, i.upper)]
+        numbers += [int(x.value) for e in expressions for x in walk(e) if isinstance(x, Const) and x.dtype == INT64]
+        if any(abs(x) > MAX_BYTES for x in numbers):
+            raise RangeError(
+                "a range or a subscript of this statement is too large for int64",
+                source=self.function.source,
+                span=s.span,
+            )
 
     # --- what the left side must satisfy ---------------------------------------------------------------------------
 

@@ -49,10 +49,11 @@ class Body:
     requirements: list[Requirement] = field(default_factory=list)
     defined: dict[str, None] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
+    outer: Scope = field(default_factory=Scope)
 
     def collect(self, d: s.Def) -> Scope:
         """Declare the tensors of the outermost def and collect all statements."""
-        scope = Scope()
+        scope = self.outer
         for p in d.parameters:
             self._declare_parameter(p, scope)
         for r in d.returns:
@@ -145,8 +146,8 @@ class Body:
                     span,
                     suggestion=f"call the temporary '{name}_'",
                 )
-            actual = scope.tensors[name] = self._fresh(name) if name in self.world.tensors else name
-            self.taken.add(actual)
+            taken = name in self.world.tensors or (name in self.taken and scope is not self.outer)
+            actual = scope.tensors[name] = self._fresh(name) if taken else name
             self.world.tensors[actual] = Known(actual, rank, Role.TEMPORARY, None, None, span)
             return actual
         tensor = self.world.tensors[actual]

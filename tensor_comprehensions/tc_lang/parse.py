@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -40,7 +40,7 @@ def parse(source: str | bytes) -> s.Program:
     except lark.exceptions.UnexpectedCharacters as e:
         at = e.pos_in_stream or 0
         span = Span(at, at + 1)
-        expected = _alternatives(e.allowed or ())
+        expected = _alternatives(tuple(e.allowed or ()))
         raise ParseError(
             "this character cannot stand here", source=text, span=span, expected=expected, found=repr(text[span.start])
         ) from None
@@ -72,7 +72,7 @@ def _parser() -> Any:
 
 def _unexpected_token(text: str, e: Any) -> ParseError:
     token = e.token
-    expected = _alternatives(e.expected or ())
+    expected = _alternatives(tuple(e.expected or ()))
     if token.type == "$END":
         end = len(text.rstrip())
         return ParseError(
@@ -82,11 +82,17 @@ def _unexpected_token(text: str, e: Any) -> ParseError:
     return ParseError(f"unexpected '{token}'", source=text, span=span, expected=expected, found=f"'{token}'")
 
 
-def _alternatives(terminals: Iterable[str]) -> str:
-    terms = _parser().terminals
-    literal = {t.name: f"'{t.pattern.value}'" for t in terms if t.pattern.type == "str"}
-    names = sorted({_SPELLING.get(t) or literal.get(t, t) for t in terminals})
-    return ", ".join(names[:-1]) + " or " + names[-1] if len(names) > 1 else "".join(names)
+def _alternatives(terminals: Collection[str]) -> str:
+    """What a person would say of the terminals that the grammar allows at a place."""
+    names = set(terminals)
+    literal = {t.name: f"'{t.pattern.value}'" for t in _parser().terminals if t.pattern.type == "str"}
+    operators = {"OR", "AND", "COMPARE", "ADD", "MINUS", "MULTIPLY"}
+    if operators <= names:
+        names -= operators | {n for n, text in literal.items() if text in ("'?'", "'<=>'")}
+    spelled = sorted({_SPELLING.get(n) or literal.get(n, n) for n in names})
+    if operators <= set(terminals):
+        spelled = ["an operator", *spelled]
+    return ", ".join(spelled[:-1]) + " or " + spelled[-1] if len(spelled) > 1 else "".join(spelled)
 
 
 def _check_depth(program: s.Program, text: str) -> None:

@@ -73,6 +73,8 @@ class _Reader:
 
 def _chunks(indices: Sequence[BoundIndex]) -> Iterator[dict[str, tuple[int, int]]]:
     """The grid of `indices` in boxes of at most about CHUNK points: all inner indices whole where they fit."""
+    if any(i.extent == 0 for i in indices):
+        return
     if not indices:
         yield {}
         return
@@ -83,7 +85,7 @@ def _chunks(indices: Sequence[BoundIndex]) -> Iterator[dict[str, tuple[int, int]
             for box in _chunks(rest):
                 yield {first.name: (value, value + 1), **box}
         return
-    step = max(1, CHUNK // max(1, inner))
+    step = max(1, CHUNK // inner)
     for lower in range(first.lower, first.upper, step):
         yield {first.name: (lower, min(first.upper, lower + step)), **{i.name: (i.lower, i.upper) for i in rest}}
 
@@ -93,9 +95,8 @@ def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, Array]) -
     target = bound.tensor(s.target)
     old = memory[s.target]
     reader = _Reader(memory)
-    if all(i.extent for i in s.indices):
-        for check in s.checks:
-            _verify(check, s.indices, reader)
+    for check in s.checks:
+        _verify(check, s.indices, reader)
     if s.reduction is None:
         return _assign(s, old, reader)
     return _reduce(s, target.dtype, old, reader)
@@ -125,8 +126,7 @@ def _reduce(s: BoundStatement, dtype: DType, old: Array, reader: _Reader) -> Arr
     wide = np.dtype(np.float64) if dtype.is_float else numpy_dtype(dtype)
     new = np.full(old.shape, identity(s.reduction, dtype), wide) if s.initialise else old.astype(wide)
     whole = is_plain(s.subscripts)
-    boxes = _chunks(s.indices) if all(i.extent for i in s.indices) else ()
-    for box in boxes:
+    for box in _chunks(s.indices):
         points, value = _values(s, box, reader)
         value = value.astype(wide)
         if whole and s.reduced:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from ..dtypes import BOOL, FLOAT32, INT32, INT64, DType, Kind, promote
+from ..dtypes import BOOL, FLOAT32, INT32, INT64, DType, Kind, promote, wrap
 from ..errors import InternalError
 from .function import Binary, Call, Cast, Const, Expr, Select, Unary
 from .library import CONSTANTS, canonical_name
@@ -47,8 +47,8 @@ class Typed:
 
 def make(expr: Expr, type: DType, *parts: Typed, weak: bool = False) -> Typed:
     """A Typed built from `parts`; refuses what has grown too deep or too large for the stages that follow."""
-    depth = 2 + max((p.depth for p in parts), default=0)
-    nodes = 2 + sum(p.nodes for p in parts)
+    depth = 1 + max((p.depth for p in parts), default=0)
+    nodes = 1 + sum(p.nodes for p in parts)
     if depth > MAX_DEPTH:
         raise Mistake("this expression nests too deeply once lets and builtins are expanded", found=f"{depth} levels")
     if nodes > MAX_NODES:
@@ -149,12 +149,6 @@ def rounded_to(x: Typed, to: DType) -> Expr:
         return x.expr.operand  # a value that was loaded as `to` or rounded to it, unchanged
     x = convert(x, to)
     return x.expr if x.expr.dtype == to else Cast(x.expr, to)
-
-
-def wrap(value: int, to: DType) -> int:
-    """`value` reduced to the range of the integer type `to`."""
-    value %= 2**to.bits
-    return value - 2**to.bits if to.kind is Kind.SIGNED and value >= 2 ** (to.bits - 1) else value
 
 
 def common(xs: Sequence[Typed]) -> tuple[list[Typed], DType]:
