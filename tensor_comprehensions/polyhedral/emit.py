@@ -45,10 +45,7 @@ class Tile:
             return build.const(dim.lower), build.const(dim.upper)
         low = build.sub(self.start, shift)
         high = build.add(low, self.size)
-        covers = (dim.lower + shift, dim.upper + shift) == (self.row.lower, self.row.upper)
-        if covers and self.row.extent % self.size == 0:
-            return low, high
-        return build.maximum(low, dim.lower) if not covers else low, build.minimum(high, dim.upper)
+        return low, high if self.row.extent % self.size == 0 else build.minimum(high, dim.upper)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ class Emitter:
             body = emitter._loop(leaf, order[k], body, order[k] is lanes)
             if k == outermost_reduction:
                 body = build.block(*emitter._initialisations(leaf), body)
-        return emitter._guarded(leaf, body)
+        return body
 
     def _local(self, leaf: Leaf) -> tuple[Tensor, ...]:
         names = {t for n in leaf.nodes for t in n.tensors}
@@ -177,22 +174,6 @@ class Emitter:
         assert s.reduction is not None
         buffer, indices = element(s.target, s.subscripts, self._scope(leaf, node))
         return ir.Store(buffer, indices, build.neutral(s.reduction, buffer.type.dtype))
-
-    def _guarded(self, leaf: Leaf, body: ir.Stmt) -> ir.Stmt:
-        """`body` where the rows fixed outside lie in the ranges of the leaf's nodes (which agree on them)."""
-        inside = {d.row for d in leaf.dims}
-        node = leaf.nodes[0]
-        condition: ir.Expr = build.TRUE
-        for position, tile in enumerate(self.tiles):
-            if position in inside:
-                continue
-            index, shift = tile.row.place(node)
-            i = next(i for i in node.free if i.name == index)
-            if i.lower + shift > tile.row.lower:
-                condition = build.logical_and(condition, build.ge(tile.start, i.lower + shift))
-            if i.upper + shift < tile.row.upper:
-                condition = build.logical_and(condition, build.lt(tile.start, i.upper + shift))
-        return build.when(condition, body)
 
 
 def _register(tensor: Tensor) -> View:

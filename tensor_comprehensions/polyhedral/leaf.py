@@ -56,7 +56,7 @@ def leaves(scop: Scop, group: Group, point_rows: Sequence[int], *, fuse: bool) -
     found: list[Leaf] = []
     for node in group.nodes:
         leaf = Leaf((node,), _dims(scop, group, node, point_rows))
-        fused = _fused(scop, found[-1], leaf) if found and fuse else None
+        fused = _fused(found[-1], leaf) if found and fuse else None
         if fused is not None:
             found[-1] = fused
         else:
@@ -80,7 +80,7 @@ def _dims(scop: Scop, group: Group, node: Node, point_rows: Sequence[int]) -> tu
     return tuple(dims)
 
 
-def _fused(scop: Scop, first: Leaf, second: Leaf) -> Leaf | None:
+def _fused(first: Leaf, second: Leaf) -> Leaf | None:
     """Both leaves in one nest, where every conflicting pair of accesses meets in the same iteration."""
     (node,) = second.nodes
     if any(n.cluster is not None for n in (node, *first.nodes)):

@@ -27,7 +27,7 @@ ENOUGH_PARALLELISM = 32
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A loop that nodes share: node `n` runs at `index + shift`, for (index, shift) = `places[n.name]`."""
+    """A loop that nodes share: in each iteration node `n` runs at `index + shift`, (index, shift) its place."""
 
     places: tuple[tuple[str, tuple[str, int]], ...]
     lower: int
@@ -77,19 +77,12 @@ def _worth(function: BoundFunction, before: Group, alone: Group, joined: Group, 
 
 
 def _operands_stay_close(function: BoundFunction, group: Group, target: Target) -> bool:
-    """Does what every iteration of the first row reads again fit into half of the second-level cache?
-
-    Contractions have static extents, so their nodes must also run in every iteration of the rows.
-    """
+    """Does what every iteration of the first row reads again fit into half of the second-level cache?"""
     again: dict[str, int] = {}
     for node in group.nodes:
-        places = [row.place(node) for row in group.rows]
-        ranges = {i.name: i for i in node.free}
-        for (index, shift), row in zip(places, group.rows, strict=True):
-            if (ranges[index].lower + shift, ranges[index].upper + shift) != (row.lower, row.upper):
-                return False
+        first, _ = group.rows[0].place(node)
         for access in node.reads:
-            moves = any(isinstance(x, tc.Index) and x.name == places[0][0] for e in access.subscripts for x in walk(e))
+            moves = any(isinstance(x, tc.Index) and x.name == first for e in access.subscripts for x in walk(e))
             if not moves:
                 tensor = function.tensor(access.tensor)
                 again[tensor.name] = tensor.size * tensor.dtype.size
@@ -160,8 +153,12 @@ def _pw_affs(row: isl.UnionPwAff) -> list[isl.PwAff]:
 
 
 def _row(nodes: Sequence[Node], pieces: dict[str, isl.Aff]) -> Row | None:
-    """The row where every node runs at `index + shift`; None for skewed, reversed or constant ones."""
-    places, lower, upper = [], [], []
+    """The row where every node runs at `index + shift`, all over one range; None for any other.
+
+    Skewed, reversed and constant rows, and nodes that would idle in some iterations, are left unfused: their guards
+    cost more than the fusion brings on a CPU.
+    """
+    places, ranges = [], set()
     for node in nodes:
         f = pieces[node.name]
         coefficients = [f.get_coefficient_val(isl.dim_type.in_, d).to_python() for d in range(len(node.free))]
@@ -170,6 +167,7 @@ def _row(nodes: Sequence[Node], pieces: dict[str, isl.Aff]) -> Row | None:
         index = node.free[coefficients.index(1)]
         shift = int(f.get_constant_val().to_python())
         places.append((node.name, (index.name, shift)))
-        lower.append(index.lower + shift)
-        upper.append(index.upper + shift)
-    return Row(tuple(places), min(lower), max(upper))
+        ranges.add((index.lower + shift, index.upper + shift))
+    if len(ranges) != 1:
+        return None
+    return Row(tuple(places), *ranges.pop())
