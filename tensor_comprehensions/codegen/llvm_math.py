@@ -9,7 +9,7 @@ from ..errors import InternalError
 from ..loop_ir.nodes import Type
 from .llvm_arithmetic import binary, compare, select, shuffle
 from .llvm_builder import Builder
-from .llvm_exp import exp
+from .llvm_elementary import inline
 from .llvm_types import constant, mangled, register, scalar
 
 _INTRINSICS = {
@@ -91,9 +91,7 @@ def _vector(
     b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int
 ) -> str:
     """Lanes of a width that the library has."""
-    if function == "exp" and type.dtype == FLOAT32:
-        return exp(b, arguments[0], type.lanes, widest >= 512)
-    return _symbol(b, symbols[key(function, type)], arguments, type)
+    return inline(b, function, arguments[0], type, widest) or _symbol(b, symbols[key(function, type)], arguments, type)
 
 
 def _concatenate(b: Builder, parts: Sequence[tuple[str, int, int]], type: Type) -> str:

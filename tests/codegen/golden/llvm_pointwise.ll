@@ -1,6 +1,6 @@
 ; test
 @tc_nowhere = internal constant [64 x i8] zeroinitializer, align 64
-declare <16 x float> @Sleef_tanhf16_u10(<16 x float>) memory(none) nounwind willreturn
+declare <16 x float> @Sleef_logf16_u10(<16 x float>) memory(none) nounwind willreturn
 declare <16 x float> @llvm.masked.load.v16f32.p0(ptr, <16 x i1>, <16 x float>)
 declare i32 @tc_parallel_for(i64, i64, i64, ptr, ptr)
 declare void @llvm.masked.store.v16f32.p0(<16 x float>, ptr, <16 x i1>)
@@ -17,19 +17,19 @@ loop.trip.1:
   %t.4 = getelementptr float, ptr %A.0, i64 %t.3
   %t.5 = load <16 x float>, ptr %t.4, align 4
   %t.6 = fmul contract <16 x float> %t.5, splat (float 0x3FE0000000000000)
-  %t.7 = call <16 x float> @Sleef_tanhf16_u10(<16 x float> %t.6)
+  %t.7 = call <16 x float> @Sleef_logf16_u10(<16 x float> %t.6)
   %t.8 = getelementptr float, ptr %B.1, i64 %t.3
   store <16 x float> %t.7, ptr %t.8, align 4
   %t.9 = getelementptr float, ptr %t.4, i64 16
   %t.10 = load <16 x float>, ptr %t.9, align 4
   %t.11 = fmul contract <16 x float> %t.10, splat (float 0x3FE0000000000000)
-  %t.12 = call <16 x float> @Sleef_tanhf16_u10(<16 x float> %t.11)
+  %t.12 = call <16 x float> @Sleef_logf16_u10(<16 x float> %t.11)
   %t.13 = getelementptr float, ptr %t.8, i64 16
   store <16 x float> %t.12, ptr %t.13, align 4
   %t.14 = getelementptr float, ptr %t.4, i64 32
   %t.15 = call <16 x float> @llvm.masked.load.v16f32.p0(ptr align 4 %t.14, <16 x i1> <i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false>, <16 x float> zeroinitializer)
   %t.16 = fmul contract <16 x float> %t.15, splat (float 0x3FE0000000000000)
-  %t.17 = call <16 x float> @Sleef_tanhf16_u10(<16 x float> %t.16)
+  %t.17 = call <16 x float> @Sleef_logf16_u10(<16 x float> %t.16)
   %t.18 = getelementptr float, ptr %t.8, i64 32
   call void @llvm.masked.store.v16f32.p0(<16 x float> %t.17, ptr align 4 %t.18, <16 x i1> <i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false>)
   %trip.1.next = add nsw i64 %trip.1, 1
