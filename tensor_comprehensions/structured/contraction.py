@@ -23,7 +23,7 @@ def lower(op: StructuredOp, target: Target, *, parallel: bool, plan: Plan | None
     `normalise(op)`.
 
     Raises:
-        CannotLower: the op is not one that a register tile computes well.
+        CannotLower: no register tile can compute the op. Whether one does it well, `objection` tells.
     """
     if op.reduction != "+":
         raise CannotLower(f"{op.name}: reduction {op.reduction!r} of products")

@@ -13,7 +13,7 @@ from .op import Iterator, StructuredOp, loads
 from .plan import Level, Pack, Plan
 from .tile import tiles
 
-MIN_ROWS_FOR_TRANSPOSE = 24
+MIN_ROWS_TO_TURN = 8
 """Uses of an element below which turning it across costs more than it saves."""
 PARALLEL_WORK = 1 << 18
 """Multiply-adds worth a thread."""
@@ -30,29 +30,32 @@ UNROLL = 4
 
 
 def choose(op: StructuredOp, target: Target, *, parallel: bool) -> Plan:
-    """The plan that the cost model prefers for a normalised op.
+    """The plan that the cost model prefers for a normalised op, be the op worth one or not.
 
     Raises:
-        CannotLower: no plan would do well.
+        CannotLower: the op has no contiguous output iterator that moves a factor.
     """
     known = facts(op)
-    _refuse(known)
     return _Chooser(known, target, best_tile(known, target), parallel).plan()
 
 
-def _refuse(known: Facts) -> None:
-    """Leave to others what has no reuse in registers or wastes most lanes."""
-    op = known.op
-    if known.extent(known.vector) < 4:
-        raise CannotLower(f"{op.name}: only {known.extent(known.vector)} contiguous output elements")
+def objection(op: StructuredOp, target: Target) -> str | None:
+    """Why a register tile would compute a normalised op badly on `target`; None where it is the right thing."""
+    try:
+        known = facts(op)
+    except CannotLower as reason:
+        return str(reason)
+    if 4 * known.extent(known.vector) < target.lanes(known.bits):
+        return f"only {known.extent(known.vector)} contiguous output elements"
     rows = prod(i.extent for i in known.only(known.still))
     moving = known.moving
-    if rows < MIN_ROWS_FOR_TRANSPOSE and moving.step(known.vector) != 1:
-        raise CannotLower(f"{op.name}: too few rows ({rows}) to turn the {moving.side.name.lower()} factor for")
+    if rows < MIN_ROWS_TO_TURN and moving.step(known.vector) != 1:
+        return f"too few rows ({rows}) to turn the {moving.side.name.lower()} factor for"
     if rows < 2:
         access = loads(op.factors[moving.side.value])[0]
         if prod(access.buffer.shape) * 2 > op.multiplications:
-            raise CannotLower(f"{op.name}: every element of the {moving.side.name.lower()} factor is used once")
+            return f"every element of the {moving.side.name.lower()} factor is used once"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import CannotLower
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Load, Type, Var
 from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundIndex, BoundStatement, Role, Tensor, walk
 from ..translate import Scope, View, element, translate
-from .expert import choose
+from .expert import objection
 from .normalise import normalise
 from .op import ACCUMULATOR, Iterator, IteratorKind, StructuredOp
 from .terms import group, map_operands, replace_reads, rounded
@@ -105,15 +104,11 @@ def recognise(statements: Sequence[BoundStatement], start: int, tensors: Mapping
 
 
 def refusal(cluster: Cluster, buffers: Mapping[str, Buffer], target: Target) -> str | None:
-    """Why lowering the whole cluster on `target` would not do well; None where it would."""
+    """Why lowering the whole cluster would not do well on `target`; None where it would."""
     op = cluster.op("c", buffers)
     if any(i.extent == 0 for i in op.iterators):
         return "an empty range"
-    try:
-        choose(normalise(op), target, parallel=True)
-    except CannotLower as reason:
-        return str(reason)
-    return None
+    return objection(normalise(op), target)
 
 
 # --- the parts ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,187 @@
+"""Transposition in vector registers: reads that are contiguous along one axis feed statements vectorised along another.
+
+A block of L x L elements is loaded as L vectors along the first axis, transposed by shuffles of pairs of registers,
+and used as L vectors along the second. Nothing goes through memory in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..dtypes import BOOL, UINT8
+from ..loop_ir import affine, build
+from ..loop_ir.nodes import Expr, If, Let, Load, Loop, Space, Stmt, Store, Var
+from ..loop_ir.rewrite import map_expr, walk_expr
+from .vector import evaluate
+
+# Shuffles work on pieces of this many bytes; across them there are only moves of whole pieces.
+PIECE = 16
+
+Pair = Callable[[Expr, Expr, tuple[int, ...]], Expr]
+"""How two vectors and the choice of lanes become one: `build.shuffle`, or that bound to a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A loop: its variable runs from `start` up to `stop`. whole: by a multiple of the block's side, for certain."""
+
+    name: str
+    start: Expr
+    stop: Expr
+
+    def splits(self, side: int) -> bool:
+        """Is the range known to be whole blocks of `side`?"""
+        length = affine.difference(self.stop, self.start)
+        return length is not None and length % side == 0
+
+
+def transpose(vectors: Sequence[Expr], pair: Pair = build.shuffle) -> list[Expr]:
+    """The columns of the square matrix whose rows are `vectors`: as many as they have lanes, a power of two.
+
+    Pieces are transposed first, by interleaving halves; then the pieces change places, even ones and odd ones apart.
+    """
+    side = len(vectors)
+    piece = min(side, PIECE // vectors[0].type.dtype.size)
+    groups = [_interleave(vectors[k : k + piece], piece, pair) for k in range(0, side, piece)]
+    across = [_gather_pieces([g[p] for g in groups], piece, pair) for p in range(piece)]
+    return [across[lane % piece][lane // piece] for lane in range(side)]
+
+
+def _interleave(rows: Sequence[Expr], piece: int, pair: Pair) -> list[Expr]:
+    """Each piece of `rows` (as many as a piece has lanes) transposed on its own."""
+    lanes = rows[0].type.lanes
+    low, high = (
+        tuple(lane for q in range(0, lanes, piece) for k in half for lane in (q + k, lanes + q + k))
+        for half in (range(piece // 2), range(piece // 2, piece))
+    )
+    current = list(rows)
+    for _ in range(piece.bit_length() - 1):
+        half = piece // 2
+        current = [pair(current[k], current[k + half], order) for k in range(half) for order in (low, high)]
+    return current
+
+
+def _gather_pieces(rows: Sequence[Expr], piece: int, pair: Pair) -> list[Expr]:
+    """Vector q of the result has piece q of every row."""
+    if len(rows) == 1:
+        return list(rows)
+    lanes = rows[0].type.lanes
+    chosen = []
+    for parity in (0, 1):
+        starts = [side + q for side in (0, lanes) for q in range(parity * piece, lanes, 2 * piece)]
+        order = tuple(start + k for start in starts for k in range(piece))
+        halves = [pair(rows[k], rows[k + 1], order) for k in range(0, len(rows), 2)]
+        chosen.append(_gather_pieces(halves, piece, pair))
+    return [vector for both in zip(*chosen, strict=True) for vector in both]
+
+
+def transposed(
+    stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int, *, streaming: bool = False
+) -> Stmt:
+    """The loops over `row` and `lane` around `stores`, which run one after another at each point.
+
+    Args:
+        stores: plain, scalar stores in the variables of the axes, independent over both; contiguous along `lane`.
+            Those to REGISTER buffers without dimensions name values that later ones load.
+        reads: loads of theirs, unmasked and contiguous along `row`, of buffers that they do not write.
+        row: the axis of the vectors that are loaded.
+        lane: the axis of the vectors that are stored.
+        side: rows and columns of a block, a power of two.
+        streaming: store past the caches.
+    """
+    x, y = build.var(row.name), build.var(lane.name)
+    block = _Block(tuple(stores), tuple(dict.fromkeys(reads)), row, lane, side, streaming)
+    full = block.emit(masked=False)
+    inside = [build.le(build.add(v, side), a.stop) for v, a in ((x, row), (y, lane)) if not a.splits(side)]
+    body = full
+    if inside:
+        condition = inside[0] if len(inside) == 1 else build.logical_and(*inside)
+        body = If(condition, full, block.emit(masked=True))
+    return Loop(row.name, row.start, row.stop, Loop(lane.name, lane.start, lane.stop, body, step=side), step=side)
+
+
+@dataclass(slots=True)
+class _Names:
+    """Values bound to names, to be put around a statement."""
+
+    prefix: str
+    bound: list[tuple[str, Expr]] = field(default_factory=list)
+
+    def bind(self, e: Expr) -> Var:
+        name = f"{self.prefix}{len(self.bound)}"
+        self.bound.append((name, e))
+        return Var(name, e.type)
+
+    def around(self, body: Stmt) -> Stmt:
+        for name, e in reversed(self.bound):
+            body = Let(name, e, body)
+        return body
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One block of `transposed`, at the values of the variables of its axes."""
+
+    stores: tuple[Store, ...]
+    reads: tuple[Load, ...]
+    row: Axis
+    lane: Axis
+    side: int
+    streaming: bool
+
+    def emit(self, *, masked: bool) -> Stmt:
+        """The block; `masked`: what of it lies within the axes."""
+        names = _Names(f"{self.row.name}_{self.lane.name}_")
+        columns = [self._columns(read, masked, names) for read in self.reads]
+        parts = []
+        for k in range(self.side):
+            at = build.add(build.var(self.row.name), k)
+            values = {read: column[k] for read, column in zip(self.reads, columns, strict=True)}
+            part = self._statements(at, values, masked, f"{names.prefix}{k}_")
+            parts.append(build.when(build.lt(at, self.row.stop), part) if masked else part)
+        return names.around(build.block(*parts))
+
+    def _columns(self, read: Load, masked: bool, names: _Names) -> list[Expr]:
+        """What `read` gives along the lanes, for each row."""
+        along = build.ramp(build.var(self.row.name), 1, self.side)
+        rows = []
+        for k in range(self.side):
+            at = build.add(build.var(self.lane.name), k)
+            mask = build.logical_and(build.lt(along, self.row.stop), build.lt(at, self.lane.stop)) if masked else None
+            value = evaluate(read, {self.row.name: along, self.lane.name: at}, mask)
+            # A bool is a bit in registers: shuffle bytes.
+            rows.append(names.bind(build.cast(value, UINT8) if value.type.dtype == BOOL else value))
+        columns = transpose(rows, lambda a, b, order: names.bind(build.shuffle(a, b, order)))
+        return [build.cast(c, read.type.dtype) for c in columns]
+
+    def _statements(self, at: Expr, values: Mapping[Load, Expr], masked: bool, prefix: str) -> Stmt:
+        """The stores of row `at`, in all lanes."""
+        along = build.ramp(build.var(self.lane.name), 1, self.side)
+        mask = build.lt(along, self.lane.stop) if masked else None
+        point = {self.row.name: at, self.lane.name: along}
+        names = _Names(prefix)
+        held: dict[str, Expr] = {}
+
+        def known(e: Expr) -> Expr:
+            if isinstance(e, Load):
+                if e in values:
+                    return values[e]
+                if e.buffer.name in held:
+                    return held[e.buffer.name]
+            return map_expr(e, known)
+
+        done: list[Store] = []
+        for s in self.stores:
+            value = build.broadcast(evaluate(known(s.value), point, mask), self.side)
+            if s.buffer.space is Space.REGISTER:
+                held[s.buffer.name] = names.bind(value)
+            else:
+                where = tuple(evaluate(i, point) for i in s.indices)
+                done.append(Store(s.buffer, where, value, s.op, mask, self.streaming and not masked))
+        return names.around(build.block(*done))
+
+
+def loads(s: Store) -> list[Load]:
+    """Every load in the value of `s`."""
+    return [e for e in walk_expr(s.value) if isinstance(e, Load)]
