@@ -8,46 +8,24 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
-from logging import DEBUG
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from . import knobs
-from .calls import (
-    Arguments,
-    Shape,
-    Sizes,
-    allocate,
-    bind_sizes,
-    check_machine,
-    check_runs_here,
-    deliver,
-    destinations,
-    evaluate,
-    fill_initial,
-    gather,
-    hand_back,
-    launcher,
-    normal_strides,
-    plain_call,
-    sizes_from_shapes,
-    sizes_of,
-    with_strides,
-)
-from .compiler import Compiled, compile_function
+from .calls import Shape, check_machine, evaluate, gather, hand_back, sizes_from_shapes, sizes_of
+from .compiler import Compiled
 from .describe import documentation, python_signature, signature
 from .errors import ArgumentError, InternalError, TCError
-from .inspection import Picture, logger
-from .once import OncePerKey
+from .inspection import Picture
+from .kernels import Kernels, Machine
+from .lanes import MISS, Lanes, plain_call
 from .options import CpuOptions
 from .runtime.dispatch import Launcher
 from .runtime.host import host
 from .target import Target
 from .tc_lang import compile_source
-from .tc_lang.function import BoundFunction, Function
+from .tc_lang.function import Function
 
 Value = Any
 """A tensor, an array or a number."""
@@ -56,12 +34,16 @@ Out = Tensor | tuple[Tensor, ...] | None
 P = ParamSpec("P")
 R = TypeVar("R")
 
-KERNELS = 256
-"""How many kernels an operator keeps: those that were used last."""
+
+def told(error: Exception) -> Exception:
+    """An exception that is not meant to leave a call, as one that is: a lack of memory, or our bug."""
+    if isinstance(error, MemoryError):
+        return ArgumentError(f"there is no memory for this: {error}")
+    return InternalError(f"{type(error).__name__}: {error}")
 
 
 def guarded(call: Callable[P, R]) -> Callable[P, R]:
-    """`call`, with an exception that is not meant to leave it told as what it is: our bug."""
+    """`call`, out of which come only the package's own exceptions."""
 
     @functools.wraps(call)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -69,10 +51,8 @@ def guarded(call: Callable[P, R]) -> Callable[P, R]:
             return call(*args, **kwargs)
         except (TCError, InternalError):
             raise
-        except MemoryError as error:
-            raise ArgumentError(f"there is no memory for this: {error}") from error
         except Exception as error:
-            raise InternalError(f"{type(error).__name__}: {error}") from error
+            raise told(error) from error
 
     return wrapper
 
@@ -95,6 +75,7 @@ class Library:
 
     def __init__(self, functions: Sequence[Function]) -> None:
         self.__ops = {f.name: Op(f) for f in functions}
+        self.__dict__.update(self.__ops)
 
     def __getitem__(self, name: str) -> Op:
         if name in self.__ops:
@@ -107,7 +88,7 @@ class Library:
         )
 
     def __getattr__(self, name: str) -> Op:
-        if name.startswith("_") and name not in self.__dict__.get("_Library__ops", ()):
+        if name.startswith("__"):  # how Python itself asks what an object can do
             raise AttributeError(name)
         return self[name]
 
@@ -127,15 +108,39 @@ class Library:
         return "\n".join(["Library of", *(f"  {signature(op.function)}" for op in self)])
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A kernel and the way to run it."""
+class Caller:
+    """Something that is called with tensors and runs kernels made for one machine.
 
-    compiled: Compiled
-    launcher: Launcher
+    A call first tries the kernel of the call before, then those of other earlier calls, then the long way.
+    """
+
+    def __init__(self, kernels: Kernels, machine: Machine) -> None:
+        self.function = kernels.function
+        self._kernels, self._machine = kernels, machine
+        self._lanes = Lanes(kernels.function)
+        self._direct: Launcher | None = None
+        self._out_is_inout = any(p.name == "out" for p in kernels.function.initial)
+
+    def __call__(self, /, *tensors: Value, out: Out = None, **initial: Value) -> Any:
+        direct = self._direct
+        if direct is not None and out is None and not initial and direct.accepts(*tensors) and plain_call(tensors):
+            return direct(*tensors)
+        if self._out_is_inout and out is not None:
+            out, initial = None, {"out": out, **initial}
+        try:
+            result = self._lanes.call(tensors, out, initial)
+            if result is MISS:
+                result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
+            if out is None:
+                self._direct = self._lanes.direct()
+        except (TCError, InternalError):
+            raise
+        except Exception as error:
+            raise told(error) from error
+        return result
 
 
-class Op:
+class Op(Caller):
     """A def as a function of tensors; `help(op)` tells what this one takes and gives.
 
     Tensors go in by position, in the order of the def; numbers where the def has numbers. In/out outputs take their
@@ -148,31 +153,13 @@ class Op:
     """
 
     def __init__(self, function: Function) -> None:
-        self.function = function
+        super().__init__(Kernels(function), Machine(CpuOptions(), host()))
         self.__name__ = self.__qualname__ = function.name
         self.__doc__ = documentation(function)
         self.__signature__ = python_signature(function)
-        self._bound: OncePerKey[Sizes, BoundFunction] = OncePerKey(KERNELS)
-        self._kernels: OncePerKey[Hashable, Route] = OncePerKey(KERNELS)
-        self._out_is_inout = any(p.name == "out" for p in function.initial)
-        # Tensors alone choose the kernel of a def without in/out outputs and specialised numbers: calls of such a
-        # def look for a launcher that accepts the tensors as they are, the last one first.
-        self._direct = not function.initial and not function.scalars
-        self._last: Launcher | None = None
-        self._launchers: dict[Hashable, Launcher] = {}
 
     def __repr__(self) -> str:
         return signature(self.function)
-
-    def __call__(self, /, *tensors: Value, out: Out = None, **initial: Value) -> Any:
-        if out is None and not initial:
-            launcher = self._last
-            if launcher is not None and launcher.accepts(*tensors) and plain_call(tensors):
-                try:
-                    return launcher(*tensors)
-                except RuntimeError:  # torch has no memory: the long way says it better
-                    pass
-        return self._call(tensors, out, initial, CpuOptions(), None)
 
     @guarded
     def infer(self, /, *shapes: Any, **initial: Any) -> Shape | tuple[Shape, ...]:
@@ -180,7 +167,7 @@ class Op:
 
         A number that is part of the kernel is given by its value. One output: its shape; several: a tuple of shapes.
         """
-        bound = self._bind(sizes_from_shapes(self.function, shapes, initial))
+        bound = self._kernels.bind(sizes_from_shapes(self.function, shapes, initial))
         found = tuple(bound.tensor(name).shape for name in bound.returns)
         return found[0] if len(found) == 1 else found
 
@@ -195,16 +182,18 @@ class Op:
             options: how to lower, instead of the choice made from the sizes.
             target: a machine to compile for, instead of this one.
         """
-        options, target = options or CpuOptions(), target or host()
-        check_machine(options, target)
+        machine = Machine(options or CpuOptions(), target or host())
+        check_machine(machine.options, machine.target)
         arguments = gather(self.function, tensors, initial)
-        return Kernel(self, self._route(arguments, None, options, target).compiled)
+        route = self._kernels.route(sizes_of(self.function, arguments), arguments, (), machine)
+        return Kernel(self._kernels, machine, route.compiled)
 
     @guarded
     def reference(self, /, *tensors: Value, **initial: Value) -> Any:
         """What a call gives, computed by the reference evaluator: by the definition of the language, and slowly."""
         arguments = gather(self.function, tensors, initial)
-        return hand_back(evaluate(self._bind(sizes_of(self.function, arguments)), arguments), arguments.numpy)
+        bound = self._kernels.bind(sizes_of(self.function, arguments))
+        return hand_back(evaluate(bound, arguments), arguments.numpy)
 
     @guarded
     def show(self, /, *tensors: Value, **initial: Value) -> Picture:
@@ -212,90 +201,28 @@ class Op:
 
         It prints as indented text, and a notebook shows it as a picture.
         """
-        last = None if tensors or initial else self._kernels.last()
+        last = None if tensors or initial else self._kernels.routes.last()
         compiled = last.compiled if last is not None else self.compile(*tensors, **initial).compiled
         return Picture(compiled.source("schedule"))
 
-    @guarded
-    def _call(
-        self,
-        tensors: Sequence[object],
-        out: object,
-        initial: dict[str, Any],
-        options: CpuOptions,
-        target: Target | None,
-    ) -> Any:
-        if self._out_is_inout and out is not None:
-            out, initial = None, {"out": out, **initial}
-        arguments = gather(self.function, tensors, initial)
-        bound = self._bind(sizes_of(self.function, arguments))
-        wanted = None if out is None else destinations(bound, arguments, out)
-        if knobs.current().interpret:
-            outputs = evaluate(bound, arguments)
-        else:
-            outputs = self._compute(bound, arguments, wanted, options, target or host())
-        if wanted is None:
-            return hand_back(outputs, arguments.numpy)
-        deliver(outputs, wanted)
-        return out
 
-    def _compute(
-        self,
-        bound: BoundFunction,
-        arguments: Arguments,
-        wanted: tuple[Tensor, ...] | None,
-        options: CpuOptions,
-        target: Target,
-    ) -> tuple[Tensor, ...]:
-        """The outputs, in `wanted` where nothing can fail any more once it is written, else in fresh memory."""
-        check_runs_here(bound.name, target)
-        route = self._route(arguments, wanted, options, target)
-        if wanted is not None and route.compiled.sites:
-            wanted, route = None, self._route(arguments, None, options, target)
-        outputs = wanted or tuple(allocate(bound, name) for name in bound.returns)
-        fill_initial(bound, arguments, outputs)
-        route.launcher.run(*arguments.inputs, *outputs)
-        return outputs
+class Kernel(Caller):
+    """A kernel of an operator, made with certain options. It is called like the operator, with these options.
 
-    def _bind(self, sizes: Sizes) -> BoundFunction:
-        return self._bound.get(sizes, lambda: bind_sizes(self.function, sizes))
-
-    def _route(self, arguments: Arguments, out: Sequence[Tensor] | None, options: CpuOptions, target: Target) -> Route:
-        sizes = sizes_of(self.function, arguments)
-        strides = tuple(normal_strides(x) for x in (*arguments.inputs, *(out or ())))
-        found = True
-
-        def make() -> Route:
-            nonlocal found
-            found = False
-            bound = with_strides(self._bind(sizes), strides)
-            compiled = compile_function(bound, self.function.source, options, target)
-            return Route(compiled, launcher(compiled))
-
-        route = self._kernels.get((sizes, strides, options, target), make)
-        if logger("cache").isEnabledFor(DEBUG):
-            what = "found" if found else "compiled"
-            logger("cache").debug("%s: %s for %s, strides %s, %s", self.__name__, what, sizes, strides, options)
-        return route
-
-
-class Kernel:
-    """A kernel of an operator, made with certain options. It is called like the operator.
+    For other sizes than it was made for, it compiles another one.
 
     Attributes:
+        compiled: the kernel with everything that the compiler knows of it.
         compile_seconds: what making it took.
         resources: kernels launched, bytes of temporaries, bytes of emitted text.
     """
 
-    def __init__(self, op: Op, compiled: Compiled) -> None:
-        self._op, self.compiled = op, compiled
+    def __init__(self, kernels: Kernels, machine: Machine, compiled: Compiled) -> None:
+        super().__init__(kernels, machine)
+        self.compiled = compiled
 
     def __repr__(self) -> str:
-        return f"<kernel of {signature(self._op.function)}, compiled in {self.compile_seconds * 1e3:.0f} ms>"
-
-    def __call__(self, /, *tensors: Value, out: Out = None, **initial: Value) -> Any:
-        """As the operator, with this kernel's options; other sizes than it was made for get a kernel of their own."""
-        return self._op._call(tensors, out, initial, self.compiled.options, self.compiled.target)
+        return f"<kernel of {signature(self.function)}, compiled in {self.compile_seconds * 1e3:.0f} ms>"
 
     @property
     def compile_seconds(self) -> float:

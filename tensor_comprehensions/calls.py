@@ -8,21 +8,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from . import knobs
 from .arguments import TORCH_TYPES, Expected, article, check_apart, check_destination, to_tensor
-from .compiler import Compiled
 from .describe import declaration, dims, signature
 from .dtypes import BFLOAT16, DType
 from .errors import ArgumentError, InternalError, RangeError
 from .loop_ir.nodes import CheckSite
 from .options import CpuOptions
-from .runtime.dispatch import Launcher, Operand
 from .runtime.host import host
 from .target import Target
 from .tc_lang import reference
@@ -312,20 +308,6 @@ def check_runs_here(op: str, target: Target) -> None:
 # --- running ----------------------------------------------------------------------------------------------------
 
 
-def launcher(compiled: Compiled) -> Launcher:
-    """What runs a kernel on the inputs followed by the outputs."""
-    tensors = [t for t in compiled.bound.tensors if t.role is not Role.TEMPORARY]
-    operands = [Operand(t.dtype, t.shape, t.strides) for t in tensors]
-    inputs = sum(t.role is Role.INPUT for t in tensors)
-
-    def fail(failed: int, value: int) -> BaseException:
-        return failure(compiled.bound.name, compiled.sites, failed, value)
-
-    return Launcher(
-        compiled.executable, operands[:inputs], operands[inputs:], range(len(tensors)), compiled.temporaries, fail
-    )
-
-
 def evaluate(bound: BoundFunction, arguments: Arguments) -> tuple[Tensor, ...]:
     """The outputs by the reference evaluator, as fresh tensors."""
     names = [t.name for t in bound.tensors if t.role is Role.INPUT] + _inout(bound)
@@ -341,16 +323,6 @@ def _to_array(x: Tensor) -> np.ndarray:
 
 def _to_torch(value: object, dtype: DType) -> Tensor:
     return torch.from_numpy(np.array(value, order="C")).to(TORCH_TYPES[dtype])
-
-
-def plain_call(tensors: Sequence[Any]) -> bool:
-    """Does torch expect nothing special of a call on tensors now: no gradient, no mode that replaces tensors?"""
-    return not (
-        (torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors))
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or knobs.current().interpret
-    )
 
 
 def failure(op: str, sites: Sequence[CheckSite], failed: int, value: int) -> Exception:

@@ -54,7 +54,7 @@ def test_kernels_that_no_one_holds_are_freed() -> None:
 
 def test_an_operator_keeps_a_bounded_number_of_kernels() -> None:
     op = tc.define("def scale(float(N) x) -> (y) { y(i) = 2 * x(i) }").scale
-    op._kernels.limit = 8
+    op._kernels.routes.limit = 8
     sizes = range(1, 60)
 
     def compile_all() -> None:
@@ -64,7 +64,7 @@ def test_an_operator_keeps_a_bounded_number_of_kernels() -> None:
     compile_all()
     before = resident_bytes()
     compile_all()
-    assert len(op._kernels) == 8
+    assert len(op._kernels.routes) == 8
     assert resident_bytes() - before < 4 * 2**20
 
 

@@ -24,6 +24,8 @@ LAYERS = (
     ("inspection", "arguments", "describe"),
     ("compiler",),
     ("calls",),
+    ("lanes",),
+    ("kernels",),
     ("api",),
     ("cli",),
 )

@@ -1,0 +1,130 @@
+"""The kernels of one def, and the long way of a call, which checks everything.
+
+Always holds: a kernel is compiled once per key, whatever number of threads ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from logging import DEBUG
+from typing import Any
+
+from torch import Tensor
+
+from . import knobs
+from .calls import (
+    Arguments,
+    Sizes,
+    allocate,
+    bind_sizes,
+    check_runs_here,
+    deliver,
+    destinations,
+    evaluate,
+    fill_initial,
+    gather,
+    hand_back,
+    normal_strides,
+    sizes_of,
+    with_strides,
+)
+from .compiler import Compiled, compile_function
+from .inspection import logger
+from .lanes import Lanes, plain_launcher
+from .once import OncePerKey
+from .options import CpuOptions
+from .runtime.dispatch import Launcher
+from .target import Target
+from .tc_lang.function import BoundFunction, Function
+
+LIMIT = 256
+"""How many kernels, and how many bound functions, are kept: those that were used last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """For what a kernel is made: how to lower, and the processor."""
+
+    options: CpuOptions
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A kernel and the way to run it."""
+
+    compiled: Compiled
+    launcher: Launcher
+
+
+class Kernels:
+    """The kernels of one def for all sizes, layouts and machines."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self._bound: OncePerKey[Sizes, BoundFunction] = OncePerKey(LIMIT)
+        self.routes: OncePerKey[Hashable, Route] = OncePerKey(LIMIT)
+
+    def bind(self, sizes: Sizes) -> BoundFunction:
+        """The def with these sizes. Raises ArgumentError or RangeError where they do not fit."""
+        return self._bound.get(sizes, lambda: bind_sizes(self.function, sizes))
+
+    def route(self, sizes: Sizes, arguments: Arguments, out: Sequence[Tensor], machine: Machine) -> Route:
+        """The kernel for the layouts of `arguments`, and of `out` where it says where to write."""
+        strides = tuple(normal_strides(x) for x in (*arguments.inputs, *out))
+        found = True
+
+        def make() -> Route:
+            nonlocal found
+            found = False
+            bound = with_strides(self.bind(sizes), strides)
+            compiled = compile_function(bound, self.function.source, machine.options, machine.target)
+            return Route(compiled, plain_launcher(compiled))
+
+        route = self.routes.get((sizes, strides, machine), make)
+        if logger("cache").isEnabledFor(DEBUG):
+            what = "found" if found else "compiled"
+            text = f"{sizes}, strides {strides}, {machine.options}"
+            logger("cache").debug("%s: %s for %s", self.function.name, what, text)
+        return route
+
+    def call(
+        self, tensors: Sequence[object], out: object, initial: Mapping[str, object], machine: Machine, lanes: Lanes
+    ) -> Any:
+        """The result of a call. It leaves a lane for calls like this one.
+
+        Raises ArgumentError or RangeError.
+        """
+        arguments = gather(self.function, tensors, initial)
+        sizes = sizes_of(self.function, arguments)
+        bound = self.bind(sizes)
+        wanted = () if out is None else destinations(bound, arguments, out)
+        if knobs.current().interpret:
+            outputs = evaluate(bound, arguments)
+        else:
+            outputs = self._compute(bound, sizes, arguments, wanted, machine, lanes)
+        if out is None:
+            return hand_back(outputs, arguments.numpy)
+        deliver(outputs, wanted)
+        return out
+
+    def _compute(
+        self,
+        bound: BoundFunction,
+        sizes: Sizes,
+        arguments: Arguments,
+        wanted: tuple[Tensor, ...],
+        machine: Machine,
+        lanes: Lanes,
+    ) -> tuple[Tensor, ...]:
+        """The outputs: in `wanted`, unless data may lead astray; then in fresh memory until it has not."""
+        check_runs_here(bound.name, machine.target)
+        route = self.route(sizes, arguments, wanted, machine)
+        if wanted and route.compiled.sites:
+            wanted, route = (), self.route(sizes, arguments, (), machine)
+        outputs = wanted or tuple(allocate(bound, name) for name in bound.returns)
+        fill_initial(bound, arguments, outputs)
+        route.launcher.run(*arguments.inputs, *outputs)
+        lanes.remember(route.compiled, arguments, tuple(value for _, value in sizes.scalars), wanted)
+        return outputs
