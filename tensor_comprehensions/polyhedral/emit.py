@@ -14,15 +14,18 @@ from ..loop_ir.vectorize import vectorize
 from ..options import CpuOptions
 from ..structured import contraction
 from ..structured.recognise import Cluster
+from ..structured.transpose import Axis, transposed
 from ..target import Target
 from ..tc_lang.function import BoundFunction, BoundStatement, Tensor
 from ..translate import Scope, View, element, translate
 from .leaf import Dim, DimKind, Leaf
 from .legality import Scheduled
-from .locality import loop_order, vector_dim, work
+from .locality import crossing, loop_order, vector_dim, work
+from .promote import promotable, side
 from .schedule import Group, Row
 from .scop import Node
-from .storage import Extent, footprint, in_register
+from .storage import Extent, footprint, in_register, streamed
+from .tiling import tile_order
 
 # Iterations of a vector loop that are in flight at once: enough to hide the latency of an addition in a reduction.
 REDUCTION_VECTORS = 4
@@ -58,6 +61,7 @@ class Emitter:
     buffers: Mapping[str, Buffer | View]
     options: CpuOptions
     target: Target
+    streams: frozenset[str] = frozenset()  # tensors that are written past the caches
 
     def leaf(self, leaf: Leaf) -> ir.Stmt:
         """The nest of `leaf`, vectorised where that is possible."""
@@ -65,6 +69,9 @@ class Emitter:
             return self._contraction(leaf.nodes[0], leaf.nodes[0].cluster)
         lanes = vector_dim(self.function, leaf, self.target)
         if lanes is not None:
+            turned = self._turned_nest(leaf, lanes)
+            if turned is not None:
+                return turned
             nest = self._nest(leaf, lanes)
             try:
                 vectorize(nest)
@@ -98,6 +105,24 @@ class Emitter:
                 body = build.block(*emitter._initialisations(leaf), body)
         return body
 
+    def _turned_nest(self, leaf: Leaf, lanes: Dim) -> ir.Stmt | None:
+        """The nest with reads that cross `lanes` transposed in registers; None where there are none."""
+        row = crossing(self.function, leaf, lanes)
+        if row is None:
+            return None
+        emitter = self._with_registers(tuple(t for t in self._local(leaf) if in_register(t, self.group, leaf)))
+        stores = [emitter._update(leaf, n) for n in leaf.nodes]
+        reads = promotable(stores, row.name, lanes.name)
+        if not reads:
+            return None
+        block = side(stores, reads, [self._extent(d) for d in (row, lanes)], self.target)
+        down, along = (Axis(d.name, *self._range(leaf, d)) for d in (row, lanes))
+        body = transposed(stores, reads, down, along, block)
+        for dim in reversed(loop_order(self.function, leaf, lanes)):
+            if dim is not row and dim is not lanes:
+                body = self._loop(leaf, dim, body, False)
+        return body
+
     def _local(self, leaf: Leaf) -> tuple[Tensor, ...]:
         names = {t for n in leaf.nodes for t in n.tensors}
         return tuple(
@@ -110,21 +135,25 @@ class Emitter:
         if not tensors:
             return self
         views = {t.name: _register(t) for t in tensors}
-        return Emitter(self.function, self.group, self.tiles, {**self.buffers, **views}, self.options, self.target)
+        return replace(self, buffers={**self.buffers, **views})
 
     def _loop(self, leaf: Leaf, dim: Dim, body: ir.Stmt, vector: bool) -> ir.Stmt:
-        node = leaf.nodes[0]
-        if dim.row is not None:
-            start, stop = self.tiles[dim.row].bounds(dim, node)
-        else:
-            start, stop = build.const(dim.lower), build.const(dim.upper)
+        start, stop = self._range(leaf, dim)
         if not vector:
             return ir.Loop(dim.name, start, stop, body)
         return ir.Loop(dim.name, start, stop, body, LoopKind.VECTOR, factor=self._factor(leaf, dim))
 
+    def _range(self, leaf: Leaf, dim: Dim) -> tuple[ir.Expr, ir.Expr]:
+        if dim.row is not None:
+            return self.tiles[dim.row].bounds(dim, leaf.nodes[0])
+        return build.const(dim.lower), build.const(dim.upper)
+
+    def _extent(self, dim: Dim) -> int:
+        return min(dim.extent, self.tiles[dim.row].size) if dim.row is not None else dim.extent
+
     def _factor(self, leaf: Leaf, dim: Dim) -> tuple[int, int]:
         widest = max((s.value.dtype.bits for n in leaf.nodes for s in n.statements), default=32)
-        extent = min(dim.extent, self.tiles[dim.row].size) if dim.row is not None else dim.extent
+        extent = self._extent(dim)
         lanes = min(self.target.lanes(max(32, widest)), max(2, 1 << (extent - 1).bit_length()))
         vectors = self.options.vectors or self._vectors(leaf, dim)
         return lanes, max(1, min(vectors, extent // lanes))
@@ -152,7 +181,7 @@ class Emitter:
         row = self.group.rows[dim.row]
         return row.place(first)[1] - row.place(node)[1]
 
-    def _update(self, leaf: Leaf, node: Node) -> ir.Stmt:
+    def _update(self, leaf: Leaf, node: Node) -> ir.Store:
         (s,) = node.statements
         scope = self._scope(leaf, node)
         buffer, indices = element(s.target, s.subscripts, scope)
@@ -163,7 +192,7 @@ class Emitter:
                 build.binary(build.combiner(op, buffer.type.dtype), build.neutral(op, buffer.type.dtype), value),
                 None,
             )
-        return ir.Store(buffer, indices, value, op)
+        return ir.Store(buffer, indices, value, op, streaming=op is None and s.target in self.streams)
 
     def _initialisations(self, leaf: Leaf) -> list[ir.Stmt]:
         return [
@@ -213,7 +242,9 @@ def emit(
     inside = body(tiles)
     if any(n.cluster is not None for n in group.nodes):
         inside = _with_remainder(tiles, inside, body)
-    return _tile_loops(tiles, counts, inside, _work(function, scheduled.leaves), options)
+    order = tile_order(function, group, scheduled.leaves, target)
+    walked = [tiles[k] for k in order], [counts[k] for k in order]
+    return _tile_loops(*walked, inside, _work(function, scheduled.leaves), options)
 
 
 def _body(
@@ -228,7 +259,8 @@ def _body(
     """The nests of a group in order, inside given tiles, with the temporaries that are local to them."""
     group = scheduled.group
     views = {t.name: contracted(t, footprint(t, group, scheduled.sizes), tiles) for t in local}
-    emitter = Emitter(function, group, tiles, {**buffers, **views}, options, target)
+    streams = streamed(function, group, target) - views.keys()
+    emitter = Emitter(function, group, tiles, {**buffers, **views}, options, target, streams)
     nests = [emitter.leaf(leaf) for leaf in scheduled.leaves]
     registers = {t.name for leaf in scheduled.leaves for t in local if in_register(t, group, leaf)}
     return build.allocate([v.buffer for n, v in views.items() if n not in registers], build.block(*nests))

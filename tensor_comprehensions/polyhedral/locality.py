@@ -11,8 +11,11 @@ from .affine import affine
 from .leaf import Dim, DimKind, Leaf
 from .scop import Node
 
-# Relative costs of one vector access, by how the address moves from lane to lane.
-BROADCAST, CONTIGUOUS, STRIDED, SCATTERED = 0.25, 1.0, 10.0, 14.0
+# Relative costs of one vector access, by how the address moves from lane to lane; a read that is transposed in
+# registers is contiguous along another dimension.
+BROADCAST, CONTIGUOUS, TRANSPOSED, STRIDED, SCATTERED = 0.25, 1.0, 2.0, 10.0, 14.0
+# Strides that loads of whole vectors serve, with shuffles of what they brought.
+INTERLEAVED = 4
 
 
 def stride(function: BoundFunction, access: tc.Access, index: str) -> int | None:
@@ -43,10 +46,12 @@ def _has_data_dependent_write(leaf: Leaf) -> bool:
 def _cost(function: BoundFunction, leaf: Leaf, dim: Dim, target: Target) -> tuple[float, int]:
     lanes = target.lanes(32)
     total = 0.0
+    rows = [d for d in leaf.dims if d is not dim and d.extent > 1] if _is_pointwise(leaf) else []
     for node in leaf.nodes:
         index = dim.index(node)
         for access in node.reads:
-            total += _access_cost(stride(function, access, index))
+            turned = any(_turns(function, leaf, node, access, dim, row) for row in rows)
+            total += TRANSPOSED if turned else _access_cost(stride(function, access, index))
         for access in node.writes:
             step = stride(function, access, index)
             total += 1.5 * _access_cost(step) if step != 0 else 0.0
@@ -61,6 +66,34 @@ def _access_cost(step: int | None) -> float:
     if step is None:
         return SCATTERED
     return {0: BROADCAST, 1: CONTIGUOUS}.get(step, STRIDED)
+
+
+def crossing(function: BoundFunction, leaf: Leaf, lanes: Dim) -> Dim | None:
+    """The dimension along which reads are contiguous that are strided along `lanes`; the one with most of them.
+
+    Such reads are worth transposing in registers where the iterations of all dimensions are independent.
+    """
+    if not _is_pointwise(leaf):
+        return None
+    rows = [d for d in leaf.dims if d is not lanes and d.extent > 1]
+    turned = {
+        row.name: sum(_turns(function, leaf, n, a, lanes, row) for n in leaf.nodes for a in n.reads) for row in rows
+    }
+    best = max(rows, key=lambda d: turned[d.name], default=None)
+    return best if best is not None and turned[best.name] else None
+
+
+def _is_pointwise(leaf: Leaf) -> bool:
+    return all(d.kind is DimKind.PARALLEL for d in leaf.dims)
+
+
+def _turns(function: BoundFunction, leaf: Leaf, node: Node, access: tc.Access, lanes: Dim, row: Dim) -> bool:
+    """Can registers transpose this read: strided along `lanes`, contiguous along `row`, of what the leaf only reads?"""
+    along = stride(function, access, lanes.index(node))
+    if along is None or abs(along) <= INTERLEAVED or access.guarded:
+        return False
+    written = any(w.tensor == access.tensor for n in leaf.nodes for w in n.writes)
+    return not written and stride(function, access, row.index(node)) == 1
 
 
 def loop_order(function: BoundFunction, leaf: Leaf, vector: Dim | None) -> tuple[Dim, ...]:

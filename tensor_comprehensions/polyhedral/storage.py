@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, Role, Tensor
 from .affine import affine
@@ -75,3 +76,14 @@ def in_register(tensor: Tensor, group: Group, leaf: Leaf) -> bool:
         return False
     writers = [n for n in touching if any(w.tensor == tensor.name for w in n.writes)]
     return all(not n.reduced and n.statements[0].reduction is None for n in writers)
+
+
+def streamed(function: BoundFunction, group: Group, target: Target) -> frozenset[str]:
+    """The tensors that `group` had better write past the caches: it only writes them, and all that it touches is larger
+    than the last cache, so that none of it stays there for a reader.
+    """
+    touched = {t for n in group.nodes for t in n.tensors}
+    size = sum(t.size * t.dtype.size for t in function.tensors if t.name in touched)
+    if size < target.cache[-1]:
+        return frozenset()
+    return frozenset(touched - {r.tensor for n in group.nodes for r in n.reads})

@@ -9,7 +9,7 @@ from ..options import CpuOptions
 from ..target import Target
 from ..tc_lang.function import BoundFunction
 from .leaf import Dim, Leaf
-from .locality import stride, vector_dim, work
+from .locality import crossing, stride, vector_dim, work
 from .schedule import ENOUGH_PARALLELISM, Group
 
 # Elements of a row that one iteration takes when the lanes run along it: long enough to amortise the loop around it,
@@ -19,8 +19,9 @@ LONGEST_CHUNK = 4096
 CONTRACTION_ROWS = 64
 # A leaf with less than this fraction of a group's work has no say in its tiles.
 HEAVY_SHARE = 16
-# Two-dimensional tiles where lanes and unit strides run along different rows.
-TRANSPOSED_TILE = (16, 64)
+# The side of square tiles where lanes and unit strides run along different rows: whole cache lines of any type on both
+# sides, and few enough of them for the first-level cache.
+TRANSPOSED_TILE = 64
 
 
 def row_tiles(
@@ -54,7 +55,7 @@ def _contraction_tiles(group: Group) -> tuple[int, ...]:
 
 def _tile(extent: int, wanted: bool, transposed: bool, others: int, lanes: int) -> int:
     if transposed:
-        return min(extent, TRANSPOSED_TILE[1] if wanted else TRANSPOSED_TILE[0])
+        return min(extent, TRANSPOSED_TILE)
     if not wanted:
         return 1
     if others >= ENOUGH_PARALLELISM:
@@ -82,6 +83,9 @@ def _transposed_rows(function: BoundFunction, leaves: Sequence[Leaf], target: Ta
         lanes = vector_dim(function, leaf, target)
         if lanes is None or lanes.row is None:
             continue
+        row = crossing(function, leaf, lanes)
+        if row is not None and row.row is not None:
+            found |= {lanes.row, row.row}
         for dim in leaf.dims:
             if dim.row is not None and dim is not lanes and _crossed(function, leaf, lanes, dim):
                 found |= {lanes.row, dim.row}
@@ -95,3 +99,14 @@ def _crossed(function: BoundFunction, leaf: Leaf, lanes: Dim, dim: Dim) -> bool:
             if along not in (0, 1) and stride(function, access, dim.index(node)) == 1:
                 return True
     return False
+
+
+def tile_order(function: BoundFunction, group: Group, leaves: Sequence[Leaf], target: Target) -> tuple[int, ...]:
+    """The rows as the loop over tiles walks them, outermost first: along what transposed reads are contiguous in."""
+    last = None
+    for leaf in leaves:
+        lanes = vector_dim(function, leaf, target)
+        row = crossing(function, leaf, lanes) if lanes is not None else None
+        last = row.row if row is not None else last
+    rows = [k for k in range(len(group.rows)) if k != last]
+    return tuple(rows if last is None else [*rows, last])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ..dtypes import BOOL, UINT8
 from ..loop_ir import affine, build
 from ..loop_ir.nodes import Expr, If, Let, Load, Loop, Space, Stmt, Store, Var
-from ..loop_ir.rewrite import map_expr, walk_expr
+from ..loop_ir.rewrite import map_expr
 from .vector import evaluate
 
 # Shuffles work on pieces of this many bytes; across them there are only moves of whole pieces.
@@ -24,7 +24,7 @@ Pair = Callable[[Expr, Expr, tuple[int, ...]], Expr]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A loop: its variable runs from `start` up to `stop`. whole: by a multiple of the block's side, for certain."""
+    """A loop: its variable runs from `start` up to `stop`."""
 
     name: str
     start: Expr
@@ -76,9 +76,7 @@ def _gather_pieces(rows: Sequence[Expr], piece: int, pair: Pair) -> list[Expr]:
     return [vector for both in zip(*chosen, strict=True) for vector in both]
 
 
-def transposed(
-    stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int, *, streaming: bool = False
-) -> Stmt:
+def transposed(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int) -> Stmt:
     """The loops over `row` and `lane` around `stores`, which run one after another at each point.
 
     Args:
@@ -88,10 +86,9 @@ def transposed(
         row: the axis of the vectors that are loaded.
         lane: the axis of the vectors that are stored.
         side: rows and columns of a block, a power of two.
-        streaming: store past the caches.
     """
     x, y = build.var(row.name), build.var(lane.name)
-    block = _Block(tuple(stores), tuple(dict.fromkeys(reads)), row, lane, side, streaming)
+    block = _Block(tuple(stores), tuple(dict.fromkeys(reads)), row, lane, side)
     full = block.emit(masked=False)
     inside = [build.le(build.add(v, side), a.stop) for v, a in ((x, row), (y, lane)) if not a.splits(side)]
     body = full
@@ -128,17 +125,16 @@ class _Block:
     row: Axis
     lane: Axis
     side: int
-    streaming: bool
 
     def emit(self, *, masked: bool) -> Stmt:
         """The block; `masked`: what of it lies within the axes."""
-        names = _Names(f"{self.row.name}_{self.lane.name}_")
+        names = _Names(f"{self.row.name}.{self.lane.name}.")
         columns = [self._columns(read, masked, names) for read in self.reads]
         parts = []
         for k in range(self.side):
             at = build.add(build.var(self.row.name), k)
             values = {read: column[k] for read, column in zip(self.reads, columns, strict=True)}
-            part = self._statements(at, values, masked, f"{names.prefix}{k}_")
+            part = self._statements(at, values, masked, f"{names.prefix}{k}.")
             parts.append(build.when(build.lt(at, self.row.stop), part) if masked else part)
         return names.around(build.block(*parts))
 
@@ -178,10 +174,5 @@ class _Block:
                 held[s.buffer.name] = names.bind(value)
             else:
                 where = tuple(evaluate(i, point) for i in s.indices)
-                done.append(Store(s.buffer, where, value, s.op, mask, self.streaming and not masked))
+                done.append(Store(s.buffer, where, value, s.op, mask, s.streaming))
         return names.around(build.block(*done))
-
-
-def loads(s: Store) -> list[Load]:
-    """Every load in the value of `s`."""
-    return [e for e in walk_expr(s.value) if isinstance(e, Load)]
