@@ -24,7 +24,7 @@ from .nodes import (
     Store,
     Type,
 )
-from .reductions import widened
+from .reductions import certain_stores, certainly_runs, widened
 from .rewrite import expressions, map_stmt, mentions, walk, walk_expr
 
 
@@ -70,7 +70,7 @@ def _hoist_loop(loop: Loop, before: list[Stmt], names: Names) -> Stmt:
     registers = [u.register(names) for u in found]
     by_store = {id(s): r for u, r in zip(found, registers, strict=True) for s in u.stores}
     body = _hoist(_redirect(loop.body, by_store), names)
-    certain = _runs(loop)
+    certain = certainly_runs(loop)
     initial = _take_initial_values(found, before) if certain else {}
     parts: list[Stmt] = []
     for n, (u, r) in enumerate(zip(found, registers, strict=True)):
@@ -82,12 +82,6 @@ def _hoist_loop(loop: Loop, before: list[Stmt], names: Names) -> Stmt:
         parts.append(Store(u.buffer, u.indices, total, None, u.mask))
     whole = build.allocate(registers, build.block(*parts))
     return whole if certain else If(build.lt(loop.start, loop.stop), whole)
-
-
-def _runs(loop: Loop) -> bool:
-    """Whether the loop has at least one iteration, whatever the variables are."""
-    length = affine.difference(loop.stop, loop.start)
-    return length is not None and length > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +107,7 @@ def _updates(loop: Loop) -> list[_Update]:
     stored = {s.buffer.name for s in inside if isinstance(s, Store)}
     private = {s.buffer.name for s in inside if isinstance(s, Allocate)}
     refused = private | set(_touched_otherwise(inside))
-    certain = {id(s) for s in _certain_stores(loop.body)}
+    certain = {id(s) for s in certain_stores(loop.body)}
     groups: dict[str, dict[object, _Update]] = {}
     for s in inside:
         if not isinstance(s, Store) or s.buffer.name in refused:
@@ -142,20 +136,6 @@ def _touched_otherwise(inside: list[Stmt]) -> Iterator[str]:
 
 def _reads(e: Expr, names: set[str]) -> bool:
     return any(isinstance(x, Load) and x.buffer.name in names for x in walk_expr(e))
-
-
-def _certain_stores(s: Stmt) -> Iterator[Store]:
-    """The stores that run in every execution of `s`: no condition and no loop that may be empty is around them."""
-    match s:
-        case Store():
-            yield s
-        case Block(body):
-            for c in body:
-                yield from _certain_stores(c)
-        case Let(_, _, body) | Allocate(_, body):
-            yield from _certain_stores(body)
-        case Loop(kind=LoopKind.SERIAL | LoopKind.UNROLLED) if _runs(s):
-            yield from _certain_stores(s.body)
 
 
 def _disjoint(updates: list[_Update]) -> bool:

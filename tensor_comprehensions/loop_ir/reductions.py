@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..dtypes import DType
 from ..errors import CannotLower
-from . import build
+from . import affine, build
 from .names import Names
 from .nodes import (
     Allocate,
+    Block,
     Buffer,
     Cast,
     Const,
@@ -17,6 +19,7 @@ from .nodes import (
     Let,
     Load,
     Loop,
+    LoopKind,
     Space,
     Stmt,
     Store,
@@ -43,25 +46,38 @@ class Reduction:
     def neutral(self) -> Const:
         return build.neutral(self.op, self.dtype)
 
-    def accumulator(self, names: Names, lanes: int, copies: int) -> Buffer:
+    def registers(self, names: Names, lanes: int, copies: int) -> Buffer:
         """`copies` vector registers for partial results."""
-        return Buffer(
-            names.fresh(f"{self.buffer.name}_lanes"), Type(self.dtype, lanes), (copies,), (1,), Space.REGISTER
-        )
+        name = names.fresh(f"{self.buffer.name}_lanes")
+        return Buffer(name, Type(self.dtype, lanes), (copies,), (1,), Space.REGISTER)
 
-    def initialise(self, accumulator: Buffer) -> Stmt:
-        e = build.broadcast(self.neutral, accumulator.type.lanes)
-        return build.block(*[Store(accumulator, (build.const(c),), e) for c in range(accumulator.shape[0])])
 
-    def finish(self, accumulator: Buffer) -> Stmt:
+@dataclass(frozen=True, slots=True, eq=False)
+class Accumulator:
+    """A reduction and the vector registers, one per interleaved copy, that hold its partial results."""
+
+    reduction: Reduction
+    buffer: Buffer
+
+    @property
+    def buffer_name(self) -> str:
+        """The buffer that is reduced into."""
+        return self.reduction.buffer.name
+
+    def initialise(self) -> Stmt:
+        e = build.broadcast(self.reduction.neutral, self.buffer.type.lanes)
+        return build.block(*[Store(self.buffer, (build.const(c),), e) for c in range(self.buffer.shape[0])])
+
+    def finish(self) -> Stmt:
         """Combine the registers pairwise, then the lanes, and update the element once."""
-        parts: list[Expr] = [Load(accumulator, (build.const(c),)) for c in range(accumulator.shape[0])]
-        combine = build.combiner(self.op, self.dtype)
+        r = self.reduction
+        parts: list[Expr] = [Load(self.buffer, (build.const(c),)) for c in range(self.buffer.shape[0])]
+        combine = build.combiner(r.op, r.dtype)
         while len(parts) > 1:
             pairs = [build.binary(combine, a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
             parts = pairs + parts[len(pairs) * 2 :]
-        total = build.reduce_lanes(build.lanes_combiner(self.op, self.dtype), parts[0])
-        return Store(self.buffer, self.indices, build.cast(total, self.buffer.type.dtype), self.op)
+        total = build.reduce_lanes(build.lanes_combiner(r.op, r.dtype), parts[0])
+        return Store(r.buffer, r.indices, build.cast(total, r.buffer.type.dtype), r.op)
 
 
 def widened(value: Expr, dtype: DType) -> Expr:
@@ -140,3 +156,23 @@ class _Scope:
             if mentions(let.value, names) or _loads(let.value, self.allocated):
                 names.add(let.name)
         return names
+
+
+def certain_stores(s: Stmt) -> Iterator[Store]:
+    """The stores that run in every execution of `s`: no condition and no loop that may be empty is around them."""
+    match s:
+        case Store():
+            yield s
+        case Block(body):
+            for c in body:
+                yield from certain_stores(c)
+        case Let(_, _, body) | Allocate(_, body):
+            yield from certain_stores(body)
+        case Loop(kind=LoopKind.SERIAL | LoopKind.UNROLLED) if certainly_runs(s):
+            yield from certain_stores(s.body)
+
+
+def certainly_runs(loop: Loop) -> bool:
+    """Whether the loop has at least one iteration, whatever the variables are."""
+    length = affine.difference(loop.stop, loop.start)
+    return length is not None and length > 0

@@ -6,20 +6,19 @@ one masked vector. There is no scalar remainder.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from operator import is_
+from typing import assert_never
 
 from ..dtypes import BOOL
 from ..errors import CannotLower
 from . import affine, build
+from .bounds import Scope, lower_bound, upper_bound
 from .names import Names
 from .nodes import (
     Allocate,
     Binary,
     Block,
-    Broadcast,
-    Buffer,
-    Call,
-    Cast,
     Check,
     Const,
     Expr,
@@ -29,20 +28,14 @@ from .nodes import (
     Load,
     Loop,
     LoopKind,
-    Ramp,
-    ReduceLanes,
-    Select,
-    Shuffle,
-    Space,
     Stmt,
     Store,
-    Type,
-    Unary,
     Var,
 )
-from .reductions import Reduction, find_reductions, widened
-from .rewrite import map_stmt, walk
+from .reductions import Accumulator, Reduction, certain_stores, find_reductions
+from .rewrite import expressions, walk, walk_all, walk_expr
 from .unroll import unroll
+from .widen import Widened
 
 
 def vectorize(s: Stmt) -> Stmt:
@@ -53,44 +46,136 @@ def vectorize(s: Stmt) -> Stmt:
     """
     if not any(isinstance(c, Loop) and c.kind is LoopKind.VECTOR for c in walk(s)):
         return s
-    return _vectorize(s, Names.of(s))
+    return _settle(*_vectorize(s, Names.of(s), Scope.empty()))
 
 
-def _vectorize(s: Stmt, names: Names) -> Stmt:
-    if isinstance(s, Store):
+# --- where accumulators live -------------------------------------------------------------------------------------
+#
+# A vector loop leaves its accumulators pending: they are initialised before and combined after the outermost serial
+# loop around it that reaches the reduced element in no other way.
+
+_Result = tuple[Stmt, tuple[Accumulator, ...]]
+"""A statement without vector loops, and the accumulators that something around it must bring into being."""
+
+
+def _vectorize(s: Stmt, names: Names, scope: Scope) -> _Result:
+    match s:
+        case Store() | Check() | Invoke():
+            return s, ()
+        case Loop(kind=LoopKind.VECTOR):
+            return _vectorize_loop(s, names, scope)
+        case Loop(body=body):
+            inner, pending = _vectorize(body, names, scope.in_loop(s))
+            if s.kind is LoopKind.PARALLEL or not _runs(s, scope):
+                inner, pending = _settle(inner, pending), ()
+            settled, pending = _cross(s, s.var, inner, pending)
+            return s if settled is body else replace(s, body=settled), pending
+        case Let(name, value, body):
+            inner, pending = _vectorize(body, names, scope.in_let(name, value))
+            settled, pending = _cross(s, name, inner, pending)
+            return s if settled is body else Let(name, value, settled), pending
+        case Allocate(buffer, body):
+            inner, pending = _vectorize(body, names, scope)
+            settled, pending = _cross(s, buffer.name, inner, pending)
+            return s if settled is body else Allocate(buffer, settled), pending
+        case Block(body):
+            return _vectorize_block(s, body, names, scope)
+        case If(condition, then, otherwise):
+            yes = _settle(*_vectorize(then, names, scope))
+            no = _settle(*_vectorize(otherwise, names, scope)) if otherwise is not None else None
+            return s if yes is then and no is otherwise else If(condition, yes, no), ()
+        case _:
+            assert_never(s)
+
+
+def _vectorize_block(s: Block, body: tuple[Stmt, ...], names: Names, scope: Scope) -> _Result:
+    done: list[Stmt] = []
+    leaving: list[Accumulator] = []
+    for n, c in enumerate(body):
+        inner, pending = _vectorize(c, names, scope)
+        others = (*body[:n], *body[n + 1 :]) if pending else ()
+        stay = tuple(a for a in pending if any(_touches(o, a.buffer_name) for o in others))
+        done.append(_settle(inner, stay))
+        leaving.extend(a for a in pending if a not in stay)
+    return s if all(map(is_, done, body)) else build.block(*done), tuple(leaving)
+
+
+def _cross(outer: Stmt, bound: str, inner: Stmt, pending: tuple[Accumulator, ...]) -> _Result:
+    """`inner` with those accumulators that cannot live outside `outer`, which binds `bound`; and the others."""
+    stay = tuple(a for a in pending if not _outlives(a, outer, bound))
+    return _settle(inner, stay), tuple(a for a in pending if a not in stay)
+
+
+def _outlives(a: Accumulator, outer: Stmt, bound: str) -> bool:
+    indices = [x for i in a.reduction.indices for x in walk_expr(i)]
+    free = not any(isinstance(x, Load) or (isinstance(x, Var) and x.name == bound) for x in indices)
+    read = (x for e in expressions(outer) for x in walk_expr(e) if isinstance(x, Load))
+    return free and bound != a.buffer_name and all(x.buffer.name != a.buffer_name for x in read)
+
+
+def _touches(s: Stmt, name: str) -> bool:
+    """Whether `s` reaches the buffer `name` in any way."""
+    for c in walk(s):
+        if isinstance(c, Store) and c.buffer.name == name:
+            return True
+        if isinstance(c, Invoke) and any(b.name == name for b, _ in c.operands):
+            return True
+    return any(isinstance(e, Load) and e.buffer.name == name for e in walk_all(s))
+
+
+def _settle(s: Stmt, accumulators: tuple[Accumulator, ...]) -> Stmt:
+    """`s` with `accumulators` initialised before and combined after it."""
+    if not accumulators:
         return s
-    if isinstance(s, Loop) and s.kind is LoopKind.VECTOR:
-        return _vectorize_loop(s, names)
-    return map_stmt(s, lambda e: e, lambda c: _vectorize(c, names))
+    first, last = [a.initialise() for a in accumulators], [a.finish() for a in accumulators]
+    return build.allocate([a.buffer for a in accumulators], build.block(*first, s, *last))
 
 
-def _vectorize_loop(loop: Loop, names: Names) -> Stmt:
+def _runs(loop: Loop, scope: Scope) -> bool:
+    """Whether the loop surely has an iteration."""
+    least = lower_bound(affine.subtract(loop.stop, loop.start), scope)
+    return least is not None and least > 0
+
+
+def _vectorize_loop(loop: Loop, names: Names, scope: Scope) -> _Result:
     lanes = loop.factor[0]
     if lanes == 1:
-        return _vectorize(replace(loop, kind=LoopKind.SERIAL, factor=(1, 1)), names)
+        return _vectorize(replace(loop, kind=LoopKind.SERIAL, factor=(1, 1)), names, scope)
     if loop.step != 1:
         raise CannotLower(f"vector loop {loop.var} has step {loop.step}, not 1")
     body = unroll(loop.body)
+    _require_vector_form(loop, body)
+    reductions = find_reductions(loop.var, body)
+    _require_elements(reductions, body, scope)
+    pieces = _pieces(loop, names)
+    used = max((p.copies for p in pieces), default=1)
+    accumulators = tuple(Accumulator(r, r.registers(names, lanes, used)) for r in reductions)
+    steps = [_emit_piece(p, body, loop, accumulators, names) for p in pieces]
+    whole = build.block(*_bind_ends(pieces, steps))
+    if not accumulators or _runs(loop, scope):
+        return whole, accumulators
+    # Where the loop does not run, the element may not even exist.
+    return build.when(build.lt(loop.start, loop.stop), _settle(whole, accumulators)), ()
+
+
+def _require_vector_form(loop: Loop, body: Stmt) -> None:
     for inner in walk(body):
         if isinstance(inner, Check | Invoke):
             raise CannotLower(f"vector loop {loop.var} contains a {type(inner).__name__}, which has no vector form")
         if isinstance(inner, Loop) and inner.kind not in (LoopKind.SERIAL, LoopKind.UNROLLED):
             raise CannotLower(f"vector loop {loop.var} contains the {inner.kind.value} loop {inner.var}")
-    reductions = find_reductions(loop.var, body)
-    pieces = _pieces(loop, names)
-    used = max((p.copies for p in pieces), default=1)
-    accumulators = [_Accumulator(r, r.accumulator(names, lanes, used)) for r in reductions]
-    steps = [_emit_piece(p, body, loop, accumulators, names) for p in pieces]
-    parts = [a.reduction.initialise(a.buffer) for a in accumulators]
-    parts += [build.block(*_bind_ends(pieces, steps))] if steps else []
-    parts += [a.reduction.finish(a.buffer) for a in accumulators]
-    return build.allocate([a.buffer for a in accumulators], build.block(*parts))
 
 
-@dataclass(frozen=True, slots=True)
-class _Accumulator:
-    reduction: Reduction
-    buffer: Buffer  # one vector register per interleaved copy
+def _require_elements(reductions: list[Reduction], body: Stmt, scope: Scope) -> None:
+    """Refuse to combine into an element that only a condition inside the loop makes exist."""
+    certain = {id(s) for s in certain_stores(body)}
+    for r in reductions:
+        if any(id(s) in certain for s in r.stores):
+            continue
+        for i, extent in zip(r.indices, r.buffer.shape, strict=True):
+            low, high = lower_bound(i, scope), upper_bound(i, scope)
+            if low is None or high is None or low < 0 or high >= extent:
+                raise CannotLower(f"{r.buffer.name} is reduced under a condition at an element that may not exist")
 
 
 # --- the pieces of the iteration space ---------------------------------------------------------------------------
@@ -159,13 +244,13 @@ def _bind_ends(pieces: list[_Piece], steps: list[Stmt]) -> tuple[Stmt, ...]:
     return rest
 
 
-def _emit_piece(piece: _Piece, body: Stmt, loop: Loop, accumulators: list[_Accumulator], names: Names) -> Stmt:
+def _emit_piece(piece: _Piece, body: Stmt, loop: Loop, accumulators: tuple[Accumulator, ...], names: Names) -> Stmt:
     lanes = loop.factor[0]
     base = piece.start if piece.once else build.var(loop.var)
     values = tuple({loop.var: build.ramp(build.add(base, c * lanes), 1, lanes)} for c in range(piece.copies))
     tail, let = _tail_mask(piece, lanes, names)
     by_store = {id(s): a for a in accumulators for s in a.reduction.stores}
-    widened = _Widened(lanes, values, by_store, names, tail)
+    widened = Widened(lanes, values, by_store, names, tail)
     inner = widened.stmt(body)
     if not piece.once:
         return Loop(loop.var, piece.start, piece.stop, inner, step=lanes * piece.copies)
@@ -183,189 +268,3 @@ def _tail_mask(piece: _Piece, lanes: int, names: Names) -> tuple[Expr | None, tu
         return mask, None
     name = names.fresh("mask")
     return build.var(name, BOOL, lanes), (name, mask)
-
-
-# --- statements and expressions over lanes -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Widened:
-    """How the body reads for one piece: what each name is in each interleaved copy, and which lanes run.
-
-    tail: lanes inside the loop's bounds. branch: per copy, lanes for which the enclosing conditions hold.
-    """
-
-    lanes: int
-    values: tuple[dict[str, Expr], ...]
-    accumulators: dict[int, _Accumulator]
-    names: Names
-    tail: Expr | None
-    branch: tuple[Expr | None, ...] = ()
-    private: dict[str, tuple[Buffer, ...]] = field(default_factory=dict)
-
-    @property
-    def copies(self) -> range:
-        return range(len(self.values))
-
-    def condition(self, c: int) -> Expr | None:
-        return self.branch[c] if self.branch else None
-
-    def mask(self, c: int) -> Expr | None:
-        return build.both(self.tail, self.condition(c))
-
-    # Statements: every leaf is repeated for each copy in place, so that the copies interleave.
-
-    def stmt(self, s: Stmt) -> Stmt:
-        match s:
-            case Block(body):
-                return build.block(*[self.stmt(c) for c in body])
-            case Store():
-                if id(s) in self.accumulators:
-                    return build.block(*[self.accumulate(s, c) for c in self.copies])
-                return build.block(*[self.store(s, c) for c in self.copies])
-            case Loop(name, start, stop):
-                bounds = (self.expr(start, 0), self.expr(stop, 0))
-                if any(b.type.lanes > 1 for b in bounds):
-                    raise CannotLower(f"the bounds of loop {name} differ between the lanes of a vector loop")
-                return replace(s, start=bounds[0], stop=bounds[1], body=self.stmt(s.body))
-            case If():
-                return self.conditional(s)
-            case Let():
-                return self.let(s)
-            case Allocate():
-                return self.allocate(s)
-        raise CannotLower(f"{type(s).__name__} has no vector form")
-
-    def store(self, s: Store, c: int) -> Stmt:
-        where, value = tuple(self.expr(i, c) for i in s.indices), self.expr(s.value, c)
-        own = self.expr(s.mask, c) if s.mask is not None else None
-        if s.buffer.name in self.private:
-            target, where = self.privatised(s.buffer, where, c)
-            guard = build.both(own, self.condition(c))
-        else:
-            target, guard = s.buffer, build.both(own, self.mask(c))
-            _require_distinct(s, where)
-        return Store(target, where, build.broadcast(value, self.lanes), s.op, self.wide(guard), s.streaming)
-
-    def accumulate(self, s: Store, c: int) -> Stmt:
-        accumulator = self.accumulators[id(s)]
-        reduction = accumulator.reduction
-        value = build.broadcast(self.expr(widened(s.value, reduction.dtype), c), self.lanes)
-        own = self.expr(s.mask, c) if s.mask is not None else None
-        guard = self.wide(build.both(own, self.mask(c)))
-        if guard is not None:
-            value = build.select(guard, value, reduction.neutral)
-        return Store(accumulator.buffer, (build.const(c),), value, s.op)
-
-    def conditional(self, s: If) -> Stmt:
-        conditions = [self.expr(s.condition, c) for c in self.copies]
-        if all(e.type.lanes == 1 for e in conditions):
-            otherwise = self.stmt(s.otherwise) if s.otherwise is not None else None
-            return build.when(conditions[0], self.stmt(s.then), otherwise)
-        # The condition gets a name: the branches may overwrite what it reads.
-        bound = [self.names.fresh("mask") for _ in self.copies]
-        held: list[Expr] = [build.var(n, BOOL, self.lanes) for n in bound]
-        then = self.where(held).stmt(s.then)
-        parts = [then]
-        if s.otherwise is not None:
-            parts.append(self.where([build.logical_not(h) for h in held]).stmt(s.otherwise))
-        inner = build.block(*parts)
-        for name, e in zip(reversed(bound), reversed(conditions), strict=True):
-            inner = Let(name, build.broadcast(e, self.lanes), inner)
-        return inner
-
-    def where(self, conditions: list[Expr]) -> _Widened:
-        return replace(self, branch=tuple(build.both(self.condition(c), e) for c, e in enumerate(conditions)))
-
-    def let(self, s: Let) -> Stmt:
-        bound = [self.expr(s.value, c) for c in self.copies]
-        if all(e.type.lanes == 1 for e in bound):
-            return Let(s.name, bound[0], self.stmt(s.body))
-        chosen = [s.name if len(bound) == 1 else self.names.fresh(s.name) for _ in bound]
-        types = [Type(e.type.dtype, self.lanes) for e in bound]
-        values = tuple({**self.values[c], s.name: Var(chosen[c], types[c])} for c in self.copies)
-        inner = replace(self, values=values).stmt(s.body)
-        for name, e in zip(reversed(chosen), reversed(bound), strict=True):
-            inner = Let(name, e, inner)
-        return inner
-
-    def allocate(self, s: Allocate) -> Stmt:
-        buffers = tuple(self.widened_buffer(s.buffer) for _ in self.copies)
-        inner = replace(self, private={**self.private, s.buffer.name: buffers}).stmt(s.body)
-        return build.allocate(buffers, inner)
-
-    def widened_buffer(self, b: Buffer) -> Buffer:
-        """What holds `lanes` private instances of `b`: vector registers, or one more dimension in memory."""
-        name = b.name if len(self.values) == 1 else self.names.fresh(b.name)
-        if b.space is Space.REGISTER:
-            return Buffer(name, Type(b.type.dtype, self.lanes), b.shape, b.strides, b.space)
-        strides = (*(x * self.lanes for x in b.strides), 1)
-        return Buffer(name, b.type, (*b.shape, self.lanes), strides, b.space)
-
-    def privatised(self, b: Buffer, where: tuple[Expr, ...], c: int) -> tuple[Buffer, tuple[Expr, ...]]:
-        target = self.private[b.name][c]
-        if b.space is not Space.REGISTER:
-            return target, (*where, build.ramp(0, 1, self.lanes))
-        if any(i.type.lanes > 1 for i in where):
-            raise CannotLower(f"the registers {b.name} are indexed differently by the lanes of a vector loop")
-        return target, where
-
-    def wide(self, mask: Expr | None) -> Expr | None:
-        return None if build.is_true(mask) or mask is None else build.broadcast(mask, self.lanes)
-
-    # Expressions: what is the same in all lanes stays scalar until it meets a vector.
-
-    def expr(self, e: Expr, c: int) -> Expr:
-        match e:
-            case Const():
-                return e
-            case Var(name):
-                return self.values[c].get(name, e)
-            case Binary(op, left, right):
-                a, b = self.expr(left, c), self.expr(right, c)
-                if op in ("div", "mod") and a.type.dtype.is_integer and type(b) is not Const:
-                    b = self.safe_divisor(b, c)
-                return build.binary(op, a, b)
-            case Load():
-                return self.load(e, c)
-            case Unary(op, operand):
-                return build.unary(op, self.expr(operand, c))
-            case Select(condition, then, otherwise):
-                return build.select(self.expr(condition, c), self.expr(then, c), self.expr(otherwise, c))
-            case Cast(operand, dtype):
-                return build.cast(self.expr(operand, c), dtype)
-            case Call(function, arguments):
-                return build.call(function, *[self.expr(a, c) for a in arguments])
-            case Ramp() | Broadcast() | Shuffle() | ReduceLanes():
-                raise CannotLower("a vector loop contains explicit vectors")
-
-    def load(self, e: Load, c: int) -> Expr:
-        where = tuple(self.expr(i, c) for i in e.indices)
-        own = self.expr(e.mask, c) if e.mask is not None else None
-        if e.buffer.name in self.private:
-            target, where = self.privatised(e.buffer, where, c)
-            return Load(target, where, self.wide(build.both(own, self.condition(c))))
-        if any(i.type.lanes > 1 for i in where):
-            return Load(e.buffer, where, self.wide(build.both(own, self.mask(c))))
-        if own is not None and own.type.lanes > 1:
-            own = build.reduce_lanes("or", own)
-        branch = self.condition(c)
-        if branch is not None:  # no lane may run at all, and then the element may not exist
-            own = build.both(own, build.reduce_lanes("or", branch))
-        return Load(e.buffer, where, None if build.is_true(own) else own)
-
-    def safe_divisor(self, divisor: Expr, c: int) -> Expr:
-        """1 in the lanes that do not run, whose masked loads give 0."""
-        mask = self.mask(c)
-        return divisor if mask is None else build.select(mask, divisor, build.const(1, divisor.type.dtype))
-
-
-def _require_distinct(s: Store, where: tuple[Expr, ...]) -> None:
-    """Refuse stores in which lanes would meet in one element."""
-    wide = [i for i in where if i.type.lanes > 1]
-    if not wide:
-        raise CannotLower(f"all lanes of a vector loop store to one element of {s.buffer.name}")
-    if s.buffer.space is Space.REGISTER:
-        raise CannotLower(f"the registers {s.buffer.name} are indexed by the variable of a vector loop")
-    if s.op is not None and not any(isinstance(i, Ramp) for i in wide):
-        raise CannotLower(f"lanes of a vector loop may update one element of {s.buffer.name} together")

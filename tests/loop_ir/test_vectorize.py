@@ -233,3 +233,46 @@ def test_masks_join_those_that_are_there() -> None:
     own = b.lt(COLUMN, b.const(30))
     masked = Store(Y, (COLUMN,), Load(X, (COLUMN,), own), None, own)
     checked(columns(masked))
+
+
+def rows(body: Stmt, stop: Expr | int = N) -> Loop:
+    return Loop("r", b.const(0), b.add(stop, 0), body)
+
+
+ROW_SUM = columns(b.store(TOTAL, (), b.load(M, ROW, COLUMN), op="+"))
+
+
+def test_lanes_are_combined_once_after_the_loops_around() -> None:
+    after = checked(rows(ROW_SUM))
+    assert isinstance(after, Allocate)
+    assert not any(isinstance(e, ReduceLanes) for s in loops(after) for e in walk_all(s))
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        rows(b.block(ROW_SUM, b.store(Y, (ROW,), b.load(TOTAL)))),
+        rows(b.block(b.store(TOTAL, (), 0.0), ROW_SUM)),
+        rows(Let("x", b.load(TOTAL), b.block(ROW_SUM, b.store(Y, (ROW,), b.var("x", FLOAT32))))),
+        rows(columns(b.store(Y, (ROW,), b.load(M, ROW, COLUMN), op="+"))),
+        rows(If(b.lt(ROW, b.const(3)), ROW_SUM)),
+        Loop("q", b.const(0), b.const(3), rows(ROW_SUM, stop=b.var("q"))),
+    ],
+    ids=["read", "set", "let", "moves", "condition", "empty"],
+)
+def test_lanes_are_combined_inside_a_loop_that_needs_the_element(around: Stmt) -> None:
+    after = checked(around)
+    assert any(isinstance(e, ReduceLanes) for s in loops(after) for e in walk_all(s))
+
+
+def test_an_element_that_no_iteration_reduces_is_not_touched() -> None:
+    beyond = columns(b.store(Y, (b.add(ROW, 40),), b.load(X, COLUMN), op="+"), stop=b.sub(5, ROW))
+    checked(rows(beyond))  # for r >= 5 there is no element, and no iteration
+
+
+def test_an_element_that_exists_under_a_condition_only_is_refused() -> None:
+    shifted = If(b.ge(ROW, b.const(1)), b.store(Y, (b.sub(ROW, 1),), b.load(X, COLUMN), op="+"))
+    with pytest.raises(CannotLower, match="may not exist"):
+        vectorize(rows(columns(shifted)))
+    inside = If(b.ge(ROW, b.const(1)), b.store(Y, (ROW,), b.load(X, COLUMN), op="+"))
+    checked(rows(columns(inside)))
