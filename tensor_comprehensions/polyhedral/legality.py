@@ -31,13 +31,13 @@ def check(scop: Scop, schedule: Sequence[Scheduled]) -> None:
     """Raise InternalError, with a violated dependence, unless `schedule` is legal."""
     nodes = tuple(_whole(n) for n in scop.nodes)
     expanded = Scop(scop.function, nodes)
-    dependences = expanded.dependences
-    for node in nodes:  # the terms of a reduction commute
+    dependences = ordered = expanded.dependences
+    for node in nodes:  # the terms of a reduction commute, one after another
         if node.cluster is None and node.statements[0].reduction is not None:
             own = domain_of((node,))
-            dependences = dependences.subtract(dependences.intersect_domain(own).intersect_range(own))
+            ordered = ordered.subtract(ordered.intersect_domain(own).intersect_range(own))
     times = _times(nodes, schedule)
-    distance = dependences.apply_domain(times).apply_range(times)
+    distance = ordered.apply_domain(times).apply_range(times)
     _require(distance, _forward(_depth(schedule)), "runs backwards in time")
     for parallel in _parallel_maps(nodes, schedule):
         moved = dependences.apply_domain(parallel).apply_range(parallel)

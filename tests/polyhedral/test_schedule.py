@@ -1,0 +1,160 @@
+"""What fuses, what is contracted, what is proved: the decisions of the polyhedral strategy on known programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tensor_comprehensions.errors import InternalError
+from tensor_comprehensions.loop_ir.nodes import Allocate, Loop, LoopKind, Module, Space
+from tensor_comprehensions.loop_ir.rewrite import walk
+from tensor_comprehensions.options import CpuOptions
+from tensor_comprehensions.polyhedral.collapse import collapse
+from tensor_comprehensions.polyhedral.leaf import DimKind, Leaf
+from tensor_comprehensions.polyhedral.legality import check
+from tensor_comprehensions.polyhedral.schedule import Group, Row
+from tensor_comprehensions.polyhedral.scop import Scop
+from tensor_comprehensions.polyhedral.strategy import explain, lower, nodes, plan_schedule
+from tensor_comprehensions.target import AVX512
+from tensor_comprehensions.tc_lang import BoundFunction, bind, compile_source
+from tensor_comprehensions.tc_lang.legalise import legalise
+
+from ..conftest import Golden
+
+SOFTMAX = """
+def softmax(float(N,D) X) -> (O) {
+    m(n) max=! X(n,d)
+    e(n,d) = exp(X(n,d) - m(n))
+    s(n) +=! e(n,d)
+    O(n,d) = e(n,d) / s(n)
+}"""
+MOMENTS = """
+def moments(float(N,K) I) -> (mean, var) {
+    mean(n) +=! I(n,k)
+    var(n) +=! I(n,k) * I(n,k)
+    mean(n) = mean(n) / K
+    var(n) = var(n) / K - mean(n) * mean(n)
+}"""
+REVERSED = """
+def f(float(N) I) -> (O) {
+    T(n) = I(n) * 2.0
+    O(n) = T(N - 1 - n)
+}"""
+MLP = """
+def mlp(float(B,N) I, float(O,N) W1, float(P,O) W2) -> (Y) {
+    T(b,o) +=! I(b,n) * W1(o,n)
+    T(b,o) = fmaxf(T(b,o), 0)
+    Y(b,p) +=! T(b,o) * W2(p,o)
+}"""
+SCATTER = "def f(int(N) I, float(N) X, float(K) S) -> (H) { H(k) = S(k)  H(I(n)) += X(n) }"
+POINTWISE = """
+def f(float(A,B,C) X, float(A,B,C) Y) -> (O) {
+    T(a,b,c) = X(a,b,c) * Y(a,b,c)
+    O(a,b,c) = tanh(T(a,b,c))
+}"""
+
+
+def bound(source: str, **sizes: int) -> BoundFunction:
+    (function,) = compile_source(source)
+    return legalise(bind(function, sizes))
+
+
+def module(source: str, options: CpuOptions | None = None, **sizes: int) -> Module:
+    return lower(bound(source, **sizes), options or CpuOptions(), AVX512)
+
+
+def allocations(m: Module) -> dict[str, tuple[Space, tuple[int, ...]]]:
+    found = [s.buffer for k in m.kernels for s in walk(k.body) if isinstance(s, Allocate)]
+    return {b.name: (b.space, b.shape) for b in found}
+
+
+def test_rows_of_softmax_fuse_and_their_temporaries_stay_in_a_row() -> None:
+    m = module(SOFTMAX, N=64, D=1000)
+    assert len(m.kernels) == 1
+    assert m.temporaries == ()
+    assert allocations(m) == {
+        "m": (Space.REGISTER, ()),
+        "e": (Space.SCRATCH, (1000,)),
+        "s": (Space.REGISTER, ()),
+    }
+
+
+def test_reductions_over_one_read_share_their_loop() -> None:
+    m = module(MOMENTS, N=128, K=36864)
+    vector = [s for k in m.kernels for s in walk(k.body) if isinstance(s, Loop) and s.kind is LoopKind.VECTOR]
+    assert [loop.stop.value for loop in vector if loop.var == "k"] == [36864]
+
+
+def test_minimal_fusion_keeps_a_kernel_for_each_statement() -> None:
+    assert len(module(SOFTMAX, CpuOptions(fusion="min"), N=64, D=100).kernels) == 4
+
+
+def test_a_consumer_in_reverse_order_waits_for_its_producer() -> None:
+    m = module(REVERSED, N=50)
+    assert len(m.kernels) == 2
+    assert [t.name for t in m.temporaries] == ["T"]
+
+
+def test_layers_fuse_over_the_batch_when_their_weights_stay_in_cache() -> None:
+    assert len(module(MLP, B=256, N=64, O=64, P=32).kernels) == 1
+    assert len(module(MLP, B=256, N=1024, O=2048, P=1024).kernels) == 2
+
+
+def test_dimensions_always_walked_together_become_one() -> None:
+    collapsed = collapse(bound(POINTWISE, A=3, B=5, C=7))
+    assert [t.shape for t in collapsed.tensors] == [(105,)] * 4
+    assert [[i.extent for i in s.indices] for s in collapsed.statements] == [[105], [105]]
+
+
+def test_small_problems_run_on_one_thread() -> None:
+    def parallel(**sizes: int) -> bool:
+        loops = [s for k in module(POINTWISE, **sizes).kernels for s in walk(k.body) if isinstance(s, Loop)]
+        return any(loop.kind is LoopKind.PARALLEL for loop in loops)
+
+    assert parallel(A=64, B=64, C=64)
+    assert not parallel(A=4, B=4, C=4)
+
+
+@pytest.mark.parametrize("source", [SOFTMAX, MOMENTS, MLP, POINTWISE, REVERSED])
+def test_schedules_are_proved(source: str) -> None:
+    scop, plan = scheduled(source)
+    check(scop, plan)
+
+
+def scheduled(source: str) -> tuple[Scop, tuple]:  # type: ignore[type-arg]
+    (function,) = compile_source(source)
+    sizes = dict.fromkeys(["N", "D", "K", "A", "B", "C", "O", "P"], 40)
+    f = collapse(legalise(bind(function, {k: v for k, v in sizes.items() if f"{k}" in source})))
+    scop = Scop(f, nodes(f, CpuOptions(), AVX512))
+    return scop, plan_schedule(scop, CpuOptions(), AVX512)
+
+
+def test_a_swapped_order_is_caught() -> None:
+    scop, (group,) = scheduled(SOFTMAX)
+    swapped = replace(group, leaves=tuple(reversed(group.leaves)))
+    with pytest.raises(InternalError, match="backwards"):
+        check(scop, (swapped,))
+
+
+def test_a_scatter_declared_parallel_is_caught() -> None:
+    scop, plan = scheduled(SCATTER)
+    last = plan[-1]
+    (node,) = last.group.nodes
+    row = Row(((node.name, ("n", 0)),), 0, 40)
+    parallel = replace(last, group=Group((node,), (row,)), sizes=(1,), leaves=(Leaf((node,), ()),))
+    with pytest.raises(InternalError, match="parallel"):
+        check(scop, (*plan[:-1], parallel))
+
+
+def test_serial_scatter_is_not_taken_for_parallel() -> None:
+    scop, plan = scheduled(SCATTER)
+    kinds = [d.kind for s in plan for leaf in s.leaves for d in leaf.dims]
+    assert DimKind.SERIAL in kinds
+    check(scop, plan)
+
+
+@pytest.mark.parametrize(("name", "source"), [("softmax", SOFTMAX), ("mlp", MLP)])
+def test_schedule_text(golden: Golden, name: str, source: str) -> None:
+    sizes = {"softmax": {"N": 64, "D": 1000}, "mlp": {"B": 256, "N": 64, "O": 64, "P": 32}}[name]
+    golden.check(f"{name}.schedule", explain(bound(source, **sizes), CpuOptions(), AVX512) + "\n")
