@@ -166,7 +166,7 @@ def _size(symbol: Symbol, name: str, values: dict[str, float]) -> int:
     if not isinstance(size, int) or size < 0:
         raise ArgumentError(
             f"`{symbol.name}` needs a value for its size {name}",
-            found=str(size),
+            found="" if size is None else str(size),
             suggestion=f"add {name}=... to --sizes",
         )
     return size

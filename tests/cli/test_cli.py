@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tensor_comprehensions import cli
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MATMUL = str(EXAMPLES / "matmul.tc")
+SIZES = ["--sizes", "M=6, K=5,N=4"]
+
+
+def test_show_prints_every_form_under_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", MATMUL, *SIZES]) == 0
+    text = capsys.readouterr().out
+    for part in ("# ranges", "m in 0:6", "# schedule", "# loops", "# c", "#include"):
+        assert part in text
+
+
+@pytest.mark.parametrize(("kind", "part"), [("tc", "def matmul"), ("llvm", "define "), ("ranges", "float32(6,5) A")])
+def test_show_one_form(kind: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", MATMUL, *SIZES, "--kind", kind]) == 0
+    text = capsys.readouterr().out
+    assert part in text
+    assert "# ranges" not in text
+
+
+RUNS = [
+    ("matmul.tc", "matmul", "M=6,K=5,N=4"),
+    ("matmul.tc", "gemm", "M=6,K=5,N=4,alpha=0.5,beta=-2"),
+    ("convolution.tc", "maxpool", "N=1,C=2,H=9,W=7,k=3,s=2"),
+    ("lookup.tc", "embedding_sum", "V=9,D=4,B=3,L=2"),
+    ("lookup.tc", "histogram", "N=100,K=7"),
+    ("norms.tc", "moments", "N=3,D=40"),
+]
+
+
+@pytest.mark.parametrize(("file", "name", "sizes"), RUNS, ids=[name for _, name, _ in RUNS])
+def test_run_checks_and_times(file: str, name: str, sizes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", str(EXAMPLES / file), "--def", name, "--sizes", sizes, "--rounds", "3"]) == 0
+    text = capsys.readouterr().out
+    for part in ("compiled in", "median of 3 runs", "largest difference"):
+        assert part in text
+
+
+def test_run_without_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", MATMUL, *SIZES, "--rounds", "1", "--no-check"]) == 0
+    assert "difference" not in capsys.readouterr().out
+
+
+def test_the_program_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("def f(float(N) x) -> (y) { y(i) = x(i) }"))
+    assert cli.main(["run", "-", "--sizes", "N=3"]) == 0
+
+
+def test_doctor_tells_versions_and_that_a_def_compiles(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    for part in ("torch ", "islpy", "LLVM", "processor", "vectors", "threads", "SLEEF", "a def compiles        yes"):
+        assert part in text
+
+
+MISTAKES = {
+    "no file": (["show", "nothing.tc"], "cannot read nothing.tc"),
+    "folder": (["show", str(EXAMPLES)], "cannot read"),
+    "no such def": (["show", MATMUL, "--def", "matmull"], "did you mean matmul?"),
+    "no size": (["run", MATMUL, "--sizes", "M=3,K=2"], "`B` needs a value for its size N"),
+    "unknown size": (["run", MATMUL, "--sizes", "M=3,K=2,N=2,Q=1"], "no size and no number called 'Q'"),
+    "no number": (["run", MATMUL, "--sizes", "M=three"], "'M=three'"),
+    "no equals sign": (["run", MATMUL, "--sizes", "M"], "NAME=NUMBER"),
+    "negative size": (["run", MATMUL, "--sizes", "M=-3,K=2,N=2"], "`A` needs a value for its size M"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_ends_with_2_and_a_message(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, part = MISTAKES[mistake]
+    assert cli.main(arguments) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_a_mistake_in_the_program_shows_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "wrong.tc").write_text("def f(float(N) x) -> (y) {\n  y(i) = z(i)\n}")
+    assert cli.main(["show", str(tmp_path / "wrong.tc")]) == 2
+    assert "CheckError: 2:10" in capsys.readouterr().err
+
+
+def test_a_program_without_defs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.tc").write_text("# nothing\n")
+    assert cli.main(["show", str(tmp_path / "empty.tc")]) == 2
+    assert "has no def" in capsys.readouterr().err
+
+
+def test_the_command_without_traceback_and_into_a_closed_pipe() -> None:
+    """The installed entry point, as a shell would run it."""
+    tensorc = [sys.executable, "-m", "tensor_comprehensions.cli"]
+    wrong = subprocess.run([*tensorc, "show", "nothing.tc"], capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert "Traceback" not in wrong.stderr
+    usage = subprocess.run([*tensorc, "dance"], capture_output=True, text=True)
+    assert usage.returncode == 2
+    with subprocess.Popen(
+        [*tensorc, "show", MATMUL, "--sizes", "M=64,K=64,N=64"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as piped:
+        assert piped.stdout is not None
+        assert piped.stderr is not None
+        piped.stdout.readline()
+        piped.stdout.close()
+        assert "Traceback" not in piped.stderr.read()
