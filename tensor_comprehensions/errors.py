@@ -96,9 +96,16 @@ class CannotLower(Exception):
     """A transform or a strategy does not apply here; the message says why."""
 
 
+WIDTH = 120
+"""How much of a line is shown around a mistake."""
+
+
 def _caret_lines(source: str, span: Span) -> list[str]:
     start = source.rfind("\n", 0, span.start) + 1
     stop = source.find("\n", span.start)
     text = source[start : stop if stop >= 0 else len(source)].replace("\t", " ")
-    width = max(1, min(span.end - span.start, len(text) - (span.start - start)))
-    return [f"  {text}", f"  {' ' * (span.start - start)}{'^' * width}"]
+    column = span.start - start
+    first = max(0, column - WIDTH // 2) if len(text) > WIDTH else 0
+    shown = text[first : first + WIDTH]
+    width = max(1, min(span.end - span.start, len(shown) - (column - first)))
+    return [f"  {shown}", f"  {' ' * (column - first)}{'^' * width}"]

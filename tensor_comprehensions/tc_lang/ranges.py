@@ -150,7 +150,11 @@ class _Inference:
             solved.update(found)
 
     def _adopt(self, n: int, s: Statement, conditions: list[Condition], solved: dict[str, Bounds]) -> None:
-        """Take ranges for the positions on the left from later definitions, then from the declaration."""
+        """Take ranges for the positions on the left from earlier definitions, later ones, then the declaration."""
+        for mine, bounds in zip(s.subscripts, self.bounds.get(s.target, ()), strict=False):
+            if isinstance(mine, Index):
+                solved.setdefault(mine.name, bounds)
+        solved.update(self._solve(s, conditions, solved))
         for later in self.function.statements[n + 1 :]:
             if later.target == s.target:
                 ranges = self._solve(later, list(self._conditions(later)), self._given(later))

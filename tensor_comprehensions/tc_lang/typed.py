@@ -177,7 +177,7 @@ def binary(op: str, a: Typed, b: Typed, *, index: bool = False) -> Typed:
         if to.is_bool and op not in ("==", "!="):
             left, right = convert(left, INT32), convert(right, INT32)
         return make(Binary(op, left.expr, right.expr, BOOL), BOOL, left, right)
-    if to.is_bool and op not in ("min", "max"):
+    if to.is_bool:
         raise Mistake(
             f"'{op}' does not take bool", expected="numbers", found="bool", suggestion="cast it: int32(x), float(x)"
         )
