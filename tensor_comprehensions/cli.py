@@ -26,6 +26,7 @@ from .errors import ArgumentError, TCError
 from .runtime import process
 from .runtime.host import host
 from .tc_lang.function import Symbol
+from .tc_lang.ranges import output_shapes
 
 DEFAULT_KINDS = ("ranges", "schedule", "loops", "c")
 
@@ -141,38 +142,39 @@ def _values(text: str) -> dict[str, float]:
 def _arguments(op: Op, values: dict[str, float]) -> tuple[list[Tensor | float], dict[str, Any]]:
     """Random arguments of the sizes given: floats in [-1, 1), integers that are subscripts of the smallest size."""
     function = op.function
-    wanted = dict.fromkeys(d for p in (*function.parameters, *function.initial) for d in dims(p))
-    numbers = [p.name for p in function.parameters if not p.rank]
+    numbers = {p.name: values.get(p.name, 1) for p in function.parameters if not p.rank}
     for name in values:
-        if name not in wanted and name not in numbers:
+        if name not in function.sizes and name not in numbers:
             raise ArgumentError(
-                f"{op.__name__} has no size and no number called {name!r}", expected=", ".join([*wanted, *numbers])
+                f"{op.__name__} has no size and no number called {name!r}",
+                expected=", ".join([*function.sizes, *numbers]),
             )
-    smallest = min((int(v) for name, v in values.items() if name in wanted), default=1)
+    sizes = {name: _size(op, name, values) for name in function.sizes}
+    shapes = output_shapes(function, sizes, {name: int(numbers[name]) for name in function.scalars})
+    smallest = min(sizes.values(), default=1)
     generator = torch.Generator().manual_seed(0)
 
     def make(symbol: Symbol) -> Tensor | float:
         if not symbol.rank:
-            return values.get(symbol.name, 1)
-        return _random(symbol, [_size(symbol, d, values) for d in dims(symbol)], smallest, generator)
+            return numbers.get(symbol.name, 1)
+        shape = shapes.get(symbol.name) or [sizes[d] if d in sizes else int(d) for d in dims(symbol)]
+        return _random(symbol, shape, smallest, generator)
 
     return [make(p) for p in function.parameters], {p.name: make(p) for p in function.initial}
 
 
-def _size(symbol: Symbol, name: str, values: dict[str, float]) -> int:
-    if name.isdigit():
-        return int(name)
+def _size(op: Op, name: str, values: dict[str, float]) -> int:
     size = values.get(name)
     if not isinstance(size, int) or size < 0:
         raise ArgumentError(
-            f"`{symbol.name}` needs a value for its size {name}",
+            f"{op.__name__} needs a value of its size {name}",
             found="" if size is None else str(size),
             suggestion=f"add {name}=... to --sizes",
         )
     return size
 
 
-def _random(symbol: Symbol, shape: list[int], limit: int, generator: torch.Generator) -> Tensor:
+def _random(symbol: Symbol, shape: Sequence[int], limit: int, generator: torch.Generator) -> Tensor:
     dtype = TORCH_TYPES[symbol.dtype]
     if symbol.dtype.is_float:
         return (torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1).to(dtype)

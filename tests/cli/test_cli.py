@@ -68,11 +68,11 @@ MISTAKES = {
     "no file": (["show", "nothing.tc"], "cannot read nothing.tc"),
     "folder": (["show", str(EXAMPLES)], "cannot read"),
     "no such def": (["show", MATMUL, "--def", "matmull"], "did you mean matmul?"),
-    "no size": (["run", MATMUL, "--sizes", "M=3,K=2"], "`B` needs a value for its size N"),
+    "no size": (["run", MATMUL, "--sizes", "M=3,K=2"], "matmul needs a value of its size N"),
     "unknown size": (["run", MATMUL, "--sizes", "M=3,K=2,N=2,Q=1"], "no size and no number called 'Q'"),
     "no number": (["run", MATMUL, "--sizes", "M=three"], "'M=three'"),
     "no equals sign": (["run", MATMUL, "--sizes", "M"], "NAME=NUMBER"),
-    "negative size": (["run", MATMUL, "--sizes", "M=-3,K=2,N=2"], "`A` needs a value for its size M"),
+    "negative size": (["run", MATMUL, "--sizes", "M=-3,K=2,N=2"], "matmul needs a value of its size M"),
 }
 
 
