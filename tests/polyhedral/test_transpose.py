@@ -1,0 +1,158 @@
+"""Statements whose lanes cross a read: values against torch, and what they lower to."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+import torch
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.dtypes import FLOAT32
+from tensor_comprehensions.loop_ir import build
+from tensor_comprehensions.polyhedral.promote import promotable, side
+from tensor_comprehensions.target import AVX2, AVX512
+
+TYPES = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int": torch.int32,
+    "long": torch.int64,
+    "bool": torch.bool,
+}
+FLIP = "def flip({0}(M,N) I) -> (O) {{ O(j,i) = I(i,j) }}"
+
+
+def flip(dtype: str = "float") -> tc.Op:
+    return tc.define(FLIP.format(dtype)).flip
+
+
+def matrix(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    x = torch.randint(0, 2 if dtype == torch.bool else 100, (rows, columns))
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 40), (40, 1), (2, 3), (16, 16), (17, 33), (64, 64), (70, 129)])
+def test_sizes(shape: tuple[int, int]) -> None:
+    x = matrix(*shape)
+    torch.testing.assert_close(flip()(x), x.t().contiguous(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_types(name: str) -> None:
+    x = matrix(37, 83, TYPES[name])
+    torch.testing.assert_close(flip(name)(x), x.t().contiguous(), rtol=0, atol=0)
+    assert "shuffle(" in flip(name).compile(x).source("loops")
+
+
+def test_floats_keep_their_bits() -> None:
+    bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).reshape(256, 256)
+    for name, dtype in (("half", torch.float16), ("bfloat16", torch.bfloat16)):
+        result = flip(name)(bits.view(dtype))
+        assert torch.equal(result.view(torch.int16), bits.t())
+
+
+@pytest.mark.parametrize("order", [p for p in permutations(range(4)) if p[-1] != 3], ids=str)
+def test_permutations(order: tuple[int, ...]) -> None:
+    x = torch.randn(3, 18, 5, 21)
+    op = tc.define(f"def p(float(A,B,C,D) I) -> (O) {{ O({','.join('abcd'[k] for k in order)}) = I(a,b,c,d) }}").p
+    torch.testing.assert_close(op(x), x.permute(order).contiguous(), rtol=0, atol=0)
+
+
+def test_strided_views() -> None:
+    """A slice, a transposed view of a transposition (a copy), and a broadcast row."""
+    x = matrix(80, 90)
+    for view in (x[3:40:2, 5:77], x.t(), x[:1].expand(50, 90), x[:, :1].expand(80, 33), x[:, ::3]):
+        torch.testing.assert_close(flip()(view), view.t().contiguous(), rtol=0, atol=0)
+
+
+def test_pointwise_chains() -> None:
+    """Several transposed operands of other types beside plain ones, and a fused chain through a temporary."""
+    op = tc.define(
+        "def f(float(M,N) A, half(M,N) B, float(N,M) C, float(N) d) -> (O, P) {"
+        " T(j,i) = A(i,j) * B(i,j) + d(j)"
+        " O(j,i) = T(j,i) + C(j,i)"
+        " P(j,i) = T(j,i) * 2 + A(i,j) }"
+    ).f
+    a, b, c, d = torch.randn(45, 70), torch.randn(45, 70).half(), torch.randn(70, 45), torch.randn(70)
+    o, p = op(a, b, c, d)
+    t = a.t() * b.t().float() + d[:, None]
+    torch.testing.assert_close(o, t + c, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(p, t * 2 + a.t(), rtol=1e-5, atol=1e-5)
+
+
+def test_all_operands_transposed_still_store_whole_vectors() -> None:
+    op = tc.define("def f(float(M,N) A, float(M,N) B) -> (O) { O(j,i) = A(i,j) + B(i,j) }").f
+    a, b = torch.randn(100, 50), torch.randn(100, 50)
+    torch.testing.assert_close(op(a, b), (a + b).t().contiguous())
+    loops = op.compile(a, b).source("loops")
+    assert "shuffle(" in loops
+    assert "O[j, ramp(" in loops
+
+
+def test_shifted_and_guarded_reads() -> None:
+    """Offsets stay; what a condition guards is not read ahead of it."""
+    op = tc.define(
+        "def f(float(M,N) A) -> (O, P) {"
+        " O(j,i) = A(i + 1,j + 2) where i in 0:M-1, j in 0:N-2"
+        " P(j,i) = i < M - 1 ? A(i + 1,j) : 0 where i in 0:M, j in 0:N }"
+    ).f
+    a = torch.randn(41, 37)
+    o, p = op(a)
+    torch.testing.assert_close(o, a[1:, 2:].t().contiguous(), rtol=0, atol=0)
+    torch.testing.assert_close(p, torch.cat((a[1:], torch.zeros(1, 37))).t().contiguous(), rtol=0, atol=0)
+
+
+def test_what_is_written_is_not_read_ahead() -> None:
+    """A symmetric update reads what the same kernel writes."""
+    source = "def f(float(N,N) I) -> (O) { O(i,j) = I(i,j) O(i,j) += O(j,i) * 2 }"
+    op = tc.define(source).f
+    x = torch.randn(33, 33)
+    torch.testing.assert_close(op(x), op.reference(x))
+
+
+def test_accumulation_into_an_output() -> None:
+    op = tc.define("def f(float(M,N) A) -> (O) { O(j,i) = A(i,j) O(j,i) += A(i,j) }").f
+    a = torch.randn(30, 50)
+    torch.testing.assert_close(op(a), 2 * a.t())
+
+
+@pytest.mark.parametrize("target", [AVX512, AVX2], ids=lambda t: t.name)
+def test_side_of_blocks(target: tc.Target) -> None:
+    i, j = build.var("i"), build.var("j")
+    x, out = build.buffer("x", FLOAT32, (90, 80)), build.buffer("out", FLOAT32, (80, 90))
+    read = build.load(x, j, i)
+    stores = [build.store(out, (i, j), read)]
+    assert promotable(stores, "i", "j") == (read,)
+    assert promotable(stores, "j", "i") == ()
+    assert side(stores, [read], (64, 64), target) == target.lanes(32)
+    assert side(stores, [read], (64, 3), target) == 4
+
+
+def test_what_promotion_refuses() -> None:
+    i, j = build.var("i"), build.var("j")
+    x, index = build.buffer("x", FLOAT32, (90, 90)), build.buffer("out", FLOAT32, (90, 90))
+    near = build.buffer("near", FLOAT32, (90, 3))
+    refused = [
+        build.load(index, j, i),  # written
+        build.load(x, j, i, mask=build.lt(i, 4)),  # guarded
+        build.load(x, j, build.mod(i, 7)),  # no constant step
+        build.load(x, j, build.mul(i, 2)),  # not contiguous
+        build.load(near, j, build.sub(i, i)),  # the same for all rows
+    ]
+    for read in refused:
+        assert promotable([build.store(index, (i, j), read)], "i", "j") == ()
+
+
+def test_large_outputs_stream() -> None:
+    """What the caches cannot hold is written past them; results are the same."""
+    x = torch.randn(2060, 2304)
+    kernel = flip().compile(x)
+    assert "nontemporal" in kernel.source("llvm")
+    torch.testing.assert_close(kernel(x), x.t().contiguous(), rtol=0, atol=0)
+    assert "nontemporal" not in flip().compile(x[:512, :512].contiguous()).source("llvm")
