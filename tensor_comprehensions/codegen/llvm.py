@@ -41,7 +41,7 @@ from .llvm_builder import Builder
 from .llvm_expr import Printer
 from .llvm_ranges import Interval, interval, loop_interval, trips
 from .llvm_types import register
-from .llvm_usage import Usage, usage
+from .llvm_usage import Usage, usage, writes
 
 _STACK_BYTES = 16384  # scratch beyond this, per function, is allocated from the heap
 _ALIGNMENT = 64
@@ -74,9 +74,8 @@ class _ModuleWriter:
     def kernel(self, kernel: Kernel, number: int) -> None:
         used = usage(kernel.body)
         buffers = [b for b in self.module.arguments + self.module.temporaries if b.name in used.buffers]
-        constants = frozenset(b.name for b in buffers if b.name not in used.written)
         self.may_fail = False
-        function = _FunctionWriter(self, f"kernel_{number}", constants, used)
+        function = _FunctionWriter(self, f"kernel_{number}", used, writes(kernel.body))
         function.parameters(buffers, [])
         function.body(kernel.body)
         self.functions.append(function.text())
@@ -124,9 +123,9 @@ class _ModuleWriter:
 class _FunctionWriter:
     """One function: a kernel, or the body of a parallel loop over a range of its trips."""
 
-    def __init__(self, module: _ModuleWriter, name: str, constants: frozenset[str], used: Usage) -> None:
-        self.module, self.name, self.used = module, name, used
-        self.p = Printer(Builder(module.declarations), module.target, module.symbols, constants)
+    def __init__(self, module: _ModuleWriter, name: str, used: Usage, writes: Mapping[int, frozenset[str]]) -> None:
+        self.module, self.name, self.used, self.writes = module, name, used, writes
+        self.p = Printer(Builder(module.declarations), module.target, module.symbols)
         self.b = self.p.b
         self.signature: list[str] = []
         self.buffers: dict[str, Buffer] = {}
@@ -138,7 +137,7 @@ class _FunctionWriter:
     def parameters(self, buffers: list[Buffer], variables: list[tuple[str, Type, Printer]]) -> None:
         for buffer in buffers:
             name = f"%{_plain(buffer.name)}.{len(self.signature)}"
-            self.signature.append(f"ptr noalias {'readonly ' if self.p.is_constant(buffer) else ''}{name}")
+            self.signature.append(f"ptr noalias {'' if buffer.name in self.used.written else 'readonly '}{name}")
             self.p.pointers[buffer.name] = name
             self.buffers[buffer.name] = buffer
         for variable, type, outer in variables:
@@ -262,10 +261,10 @@ class _FunctionWriter:
         slot = self.p.registers[(s.buffer.name, llvm_memory.register_key(s.buffer, s.indices))]
         type = s.value.type
         if s.mask is not None:
-            old = self.b.local(f"load {register(type)}, ptr {slot}")
+            old = self.p.load_register(slot, s.buffer)
             mask = self.p.full_mask(s.mask, type.lanes)
             value = arithmetic.select(self.b, mask, value, old, type)
-        self.b.effect(f"store {register(type)} {value}, ptr {slot}")
+        self.p.store_register(slot, s.buffer, value)
 
     def _check(self, s: Check) -> None:
         """Only the first failure is recorded; the value follows its site, and is read after all threads are done."""
@@ -294,11 +293,18 @@ class _FunctionWriter:
                 self.statement(s.body)
             return
         certain = count is not None or self._runs(s)
-        with (
-            self.b.loop(_plain(s.var), start, stop, s.step, certain) as variable,
-            self._bound(s.var, variable, type, known),
-        ):
+        iterations = self._iterations(s, _plain(s.var), start, stop, s.step, certain)
+        with iterations as variable, self._bound(s.var, variable, type, known):
             self.statement(s.body)
+
+    @contextmanager
+    def _iterations(self, s: Loop, hint: str, start: str, stop: str, step: int, certain: bool) -> Iterator[str]:
+        """The iterations of `s`, in which nothing is known of what earlier ones left in memory."""
+        written = self.writes[id(s)]
+        for name in sorted(written):
+            self.p.wrote(name)
+        with self.b.loop(hint, start, stop, step, certain, written) as variable:
+            yield variable
 
     def _runs(self, s: Loop) -> bool:
         """Whether the loop is known to run once at least."""
@@ -312,6 +318,8 @@ class _FunctionWriter:
         name, captured, variables = self._outline(s)
         context = self._context(captured, variables)
         number = self._trips(s) if count is None else str(count)
+        for written in sorted(self.writes[id(s)]):
+            self.p.wrote(written)
         if count is not None and count <= s.grain:
             self.b.effect(f"call void @{name}(i64 0, i64 {number}, ptr {context})")
             return
@@ -337,7 +345,7 @@ class _FunctionWriter:
             if buffer.name not in self.p.pointers:
                 raise InternalError(f"{buffer.name} is in registers: a parallel loop cannot use it")
         variables = [v for v in self.p.variables if v in used.variables]
-        inner = _FunctionWriter(self.module, f"{name}.body", self.p.constants, used)
+        inner = _FunctionWriter(self.module, f"{name}.body", used, self.writes)
         inner.parameters(buffers, [(v, self.p.types[v], self.p) for v in variables])
         inner.signature += ["i64 %low", "i64 %high"]
         inner.trips(s)
@@ -347,8 +355,8 @@ class _FunctionWriter:
         return name, buffers, variables
 
     def trips(self, s: Loop) -> None:
-        """Print the trips from %low to %high of a parallel loop, and nothing else."""
-        with self.b.loop("trip", "%low", "%high", 1, False) as trip:
+        """Print the trips from %low to %high, one at least, of a parallel loop, and nothing else."""
+        with self._iterations(s, "trip", "%low", "%high", 1, True) as trip:
             start = self.p.value(s.start)
             value = trip if s.step == 1 else self.b.define(f"mul nsw i64 {trip}, {s.step}", (trip,))
             if start != "0":

@@ -206,6 +206,14 @@ def never_nan(e: Expr) -> bool:
     return isinstance(e, Const) and not math.isnan(e.value)
 
 
+def exact_inverse(e: Expr) -> Const | None:
+    """1 / e of a float literal that is a power of two, so that multiplying by it is dividing by e."""
+    if not isinstance(e, Const) or not e.type.dtype.is_float or not math.isfinite(e.value):
+        return None
+    mantissa, exponent = math.frexp(e.value)
+    return Const(1 / e.value, e.type) if abs(mantissa) == 0.5 and abs(exponent) < 100 else None
+
+
 def lane_comparison(e: Binary) -> tuple[str, Ramp, Expr] | None:
     """`e` as `ramp op scalar` over int64, when it has that form: one side a `Ramp`, the other the same in all lanes."""
     if e.left.type.dtype.name != "int64" or e.left.type.lanes == 1:

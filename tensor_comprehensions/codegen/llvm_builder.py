@@ -21,6 +21,7 @@ class Region:
     lines: Lines
     head: Lines
     certain: bool  # it runs at least once whenever its parent runs
+    writes: frozenset[str] = frozenset()  # of a loop: the buffers that it writes
     values: dict[str, str] = field(default_factory=dict)
 
 
@@ -46,20 +47,29 @@ class Builder:
         """The depth of the region that defines `value`; constants and parameters are at depth 0."""
         return self._levels.get(value, 0)
 
-    def define(self, text: str, operands: Sequence[str], *, speculate: bool = True) -> str:
-        """The value of an operation without effects; placed no further out than `speculate` permits."""
+    def define(self, text: str, operands: Sequence[str], *, reads: str = "", version: int = 0) -> str:
+        """The value of an operation without effects, placed in the outermost region that has its operands.
+
+        An operation that `reads` a buffer stays in the loops that write it, and where it is certain to be reached;
+        `version` tells apart what the buffer holds before and after a write.
+        """
         level = max((self._levels.get(o, 0) for o in operands), default=0)
+        if reads:
+            level = max(level, self._reading_level(reads))
         here = len(self._regions) - 1
-        if not speculate:
-            level = max(level, self._uncertain_level())
         region = self._regions[level]
-        known = region.values.get(text)
+        key = f"{text} {version}" if reads else text
+        known = region.values.get(key)
         if known is None:
             known = f"%{self.fresh()}"
-            region.values[text] = known
+            region.values[key] = known
             self._levels[known] = level
             (region.lines if level == here else self._regions[level + 1].head).append(f"  {known} = {text}")
         return known
+
+    def remember(self, text: str, version: int, value: str) -> None:
+        """`define(text, ..., version=version)`, a read of what was just written in this region, will give `value`."""
+        self._regions[-1].values[f"{text} {version}"] = value
 
     def local(self, text: str) -> str:
         """The value of an operation that must stay where it is."""
@@ -75,9 +85,10 @@ class Builder:
         """A function of another module, once: `float @expf(float)`."""
         self.declarations.setdefault(f"declare {text}")
 
-    def _uncertain_level(self) -> int:
+    def _reading_level(self, buffer: str) -> int:
         for level in range(len(self._regions) - 1, 0, -1):
-            if not self._regions[level].certain:
+            region = self._regions[level]
+            if not region.certain or buffer in region.writes:
                 return level
         return 0
 
@@ -88,8 +99,8 @@ class Builder:
         self.block = name
 
     @contextmanager
-    def _region(self, head: Lines, certain: bool) -> Iterator[None]:
-        self._regions.append(Region(self._regions[-1].lines, head, certain))
+    def _region(self, head: Lines, certain: bool, writes: frozenset[str] = frozenset()) -> Iterator[None]:
+        self._regions.append(Region(self._regions[-1].lines, head, certain, writes))
         yield
         self._regions.pop()
 
@@ -99,8 +110,11 @@ class Builder:
         return head
 
     @contextmanager
-    def loop(self, hint: str, start: str, stop: str, step: int, certain: bool) -> Iterator[str]:
-        """`for i in range(start, stop, step)`, tested at the bottom; gives i. `certain`: known to run once at least."""
+    def loop(self, hint: str, start: str, stop: str, step: int, certain: bool, writes: frozenset[str]) -> Iterator[str]:
+        """`for i in range(start, stop, step)`, tested at the bottom; gives i.
+
+        `certain`: known to run once at least. `writes`: the buffers written inside.
+        """
         name = self.fresh(hint)
         body, after, variable, following = f"loop.{name}", f"end.{name}", f"%{name}", f"%{name}.next"
         head = self._new_head()
@@ -113,7 +127,7 @@ class Builder:
         self.label(body)
         phi: Lines = []
         self._regions[-1].lines.append(phi)
-        with self._region(head, certain):
+        with self._region(head, certain, writes):
             self._levels[variable] = len(self._regions) - 1
             yield variable
         self.effect(f"{following} = add nsw i64 {variable}, {step}")

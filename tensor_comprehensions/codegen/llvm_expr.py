@@ -45,20 +45,24 @@ class Printer:
     b: Builder
     target: Target
     symbols: Mapping[str, str]
-    constants: frozenset[str]  # buffers that this kernel does not write
     variables: dict[str, str] = field(default_factory=dict)
     types: dict[str, Type] = field(default_factory=dict)
     ranges: dict[str, Interval] = field(default_factory=dict)
     pointers: dict[str, str] = field(default_factory=dict)
     registers: dict[tuple[str, tuple[int, ...]], str] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
 
     # --- what `llvm_memory` asks for
 
     def base(self, buffer: Buffer) -> str:
         return self.pointers[buffer.name]
 
-    def is_constant(self, buffer: Buffer) -> bool:
-        return buffer.name in self.constants
+    def version(self, name: str) -> int:
+        """How often a buffer, or an element in a register, was written so far in the text."""
+        return self.versions.get(name, 0)
+
+    def wrote(self, name: str) -> None:
+        self.versions[name] = self.version(name) + 1
 
     def known_mask(self, e: Expr) -> tuple[bool, ...] | None:
         """The lanes of a mask that is known now."""
@@ -123,12 +127,28 @@ class Printer:
     def _load(self, e: Load) -> str:
         if e.buffer.space is Space.REGISTER and e.buffer.name not in self.pointers:
             slot = self.registers[(e.buffer.name, llvm_memory.register_key(e.buffer, e.indices))]
-            value = self.b.local(f"load {register(e.buffer.type)}, ptr {slot}")
+            value = self.load_register(slot, e.buffer)
             if e.mask is None:
                 return value
             zero = constant(0, e.type)
             return arithmetic.select(self.b, self.full_mask(e.mask, e.type.lanes), value, zero, e.type)
         return llvm_memory.load(self, e.buffer, e.indices, e.mask)
+
+    def load_register(self, slot: str, buffer: Buffer) -> str:
+        """What a register element holds."""
+        text, version = self._reading_register(slot, buffer)
+        return self.b.define(text, (), reads=buffer.name, version=version)
+
+    def store_register(self, slot: str, buffer: Buffer, value: str) -> None:
+        """Make a register element hold `value`."""
+        self.b.effect(f"store {register(buffer.type)} {value}, ptr {slot}")
+        self.wrote(slot)
+        text, version = self._reading_register(slot, buffer)
+        self.b.remember(text, version, value)
+
+    def _reading_register(self, slot: str, buffer: Buffer) -> tuple[str, int]:
+        version = self.version(buffer.name) + self.version(slot)
+        return f"load {register(buffer.type)}, ptr {slot}", version
 
     def full_mask(self, mask: Expr, lanes: int) -> str:
         value = self.value(mask)
@@ -144,6 +164,8 @@ class Printer:
             value = self._compare_lanes(*form)
             if value is not None:
                 return value
+        if e.op == "div" and (inverse := arithmetic.exact_inverse(e.right)) is not None:
+            return self._binary(Binary("mul", e.left, inverse))
         left, right = self.value(e.left), self.value(e.right)
         if e.op in ("div", "mod") and type.dtype.is_integer:
             known = (interval(e.left, self.ranges), interval(e.right, self.ranges))

@@ -24,7 +24,8 @@ class Values(Protocol):
     def value(self, e: Expr) -> str: ...
     def known_mask(self, e: Expr) -> tuple[bool, ...] | None: ...
     def base(self, buffer: Buffer) -> str: ...
-    def is_constant(self, buffer: Buffer) -> bool: ...
+    def version(self, name: str) -> int: ...
+    def wrote(self, name: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -134,6 +135,9 @@ def store(
     writer = _Access(values, buffer, place, lanes, *_mask(values, mask, lanes))
     raw = to_memory(values.b, value, Type(buffer.type.dtype, max(lanes, buffer.type.lanes)))
     writer.store(raw, streaming)
+    values.wrote(buffer.name)
+    if mask is None and place.lane == int(lanes > 1) and not place.vectors:
+        writer.remember(raw)
 
 
 def _mask(values: Values, mask: Expr | None, lanes: int) -> tuple[str | None, tuple[bool, ...]]:
@@ -206,10 +210,18 @@ class _Access:
         return self._load_lanes() if self.bits else self._gather()
 
     def _read(self, type: str, address: str, align: int = 0) -> str:
-        text = f"load {type}, ptr {address}, align {align or self.size}"
-        if self.values.is_constant(self.buffer):
-            return self.b.define(text, (address,), speculate=False)
-        return self.b.local(text)
+        return self._memory(f"load {type}, ptr {address}, align {align or self.size}", (address,))
+
+    def remember(self, value: str) -> None:
+        """A load of what was just stored, without mask, at consecutive addresses gives it back."""
+        address = self._pointer()
+        version = self.values.version(self.buffer.name)
+        self.b.remember(f"load {self.vector}, ptr {address}, align {self.size}", version, value)
+
+    def _memory(self, text: str, operands: Sequence[str]) -> str:
+        """The value of an operation that reads the buffer."""
+        name = self.buffer.name
+        return self.b.define(text, operands, reads=name, version=self.values.version(name))
 
     def _load_scalar(self) -> str:
         address = self._pointer()
@@ -230,10 +242,7 @@ class _Access:
         bits = vector("i1", self.lanes)
         self.b.declare(f"{self.vector} {name}(ptr, {bits}, {self.vector})")
         arguments = f"ptr align {self.size} {address}, {bits} {mask}, {self.vector} zeroinitializer"
-        text = f"call {self.vector} {name}({arguments})"
-        if self.values.is_constant(self.buffer):
-            return self.b.define(text, (address, mask), speculate=False)
-        return self.b.local(text)
+        return self._memory(f"call {self.vector} {name}({arguments})", (address, mask))
 
     def _load_splat(self) -> str:
         address, bits = self._pointer(), vector("i1", self.lanes)
@@ -294,7 +303,7 @@ class _Access:
         name = f"@llvm.masked.gather.{self.suffix}.v{self.lanes}p0"
         self.b.declare(f"{self.vector} {name}({pointers}, {bits}, {self.vector})")
         arguments = f"{pointers} align {self.size} {addresses}, {bits} {self.mask}, {self.vector} zeroinitializer"
-        return self.b.local(f"call {self.vector} {name}({arguments})")
+        return self._memory(f"call {self.vector} {name}({arguments})", (addresses, self.mask))
 
     def _gather_lanes(self, addresses: str) -> str:
         result = "poison"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..loop_ir.nodes import Const, Expr, Load, Space, Stmt, Store, Var
-from ..loop_ir.rewrite import walk, walk_all
+from ..loop_ir.nodes import Const, Expr, Load, Loop, Space, Stmt, Store, Var
+from ..loop_ir.rewrite import substatements, walk, walk_all
 
 
 @dataclass(slots=True)
@@ -43,3 +43,20 @@ def _access(used: Usage, e: Load | Store) -> None:
 
 def _is_constant(e: Expr) -> bool:
     return isinstance(e, Const)
+
+
+def writes(s: Stmt) -> dict[int, frozenset[str]]:
+    """The buffers that each loop in `s` writes, by the `id` of the loop."""
+    found: dict[int, frozenset[str]] = {}
+    _collect_writes(s, found)
+    return found
+
+
+def _collect_writes(s: Stmt, found: dict[int, frozenset[str]]) -> frozenset[str]:
+    if isinstance(s, Loop) and id(s) in found:
+        return found[id(s)]
+    own = {s.buffer.name} if isinstance(s, Store) else set()
+    all_writes = frozenset(own.union(*(_collect_writes(c, found) for c in substatements(s))))
+    if isinstance(s, Loop):
+        found[id(s)] = all_writes
+    return all_writes

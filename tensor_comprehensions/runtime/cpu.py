@@ -77,13 +77,12 @@ def _optimised(text: str, target: Target) -> llvm.ModuleRef:
 
 @functools.cache
 def _pipeline(target: Target) -> tuple[llvm.FunctionPassManager, llvm.PassBuilder]:
-    """The passes that pay. Emitted code has no common or loop-invariant arithmetic left; code generation does the rest.
+    """The passes that pay: emitted code has no common or loop-invariant values left, and code generation does the rest.
 
     Kept, because llvmlite never frees a pass manager.
     """
     passes = llvm.create_new_function_pass_manager()
     passes.add_sroa_pass()
-    passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
     options = llvm.create_pipeline_tuning_options(speed_level=1)
     return passes, llvm.create_pass_builder(_machine(target), options)

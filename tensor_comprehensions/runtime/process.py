@@ -32,7 +32,12 @@ define i32 @tc_parallel_for(i64 %begin, i64 %end, i64 %grain, ptr %function, ptr
   %sequential = icmp eq ptr %pool, null
   br i1 %sequential, label %here, label %there
 here:
+  %some = icmp slt i64 %begin, %end
+  br i1 %some, label %run, label %done
+run:
   call void %function(i64 %begin, i64 %end, ptr %context)
+  br label %done
+done:
   ret i32 0
 there:
   %error = tail call i32 %pool(i64 %begin, i64 %end, i64 %grain, ptr %function, ptr %context)

@@ -419,3 +419,20 @@ def test_shuffles(dtype: d.DType, target: Target) -> None:
     got, _ = run(m, {"X": array, "OUT": random_array(dtype, (2, 8))}, target)
     np.testing.assert_array_equal(got["OUT"][0], array[[0, 8, 1, 9, 2, 10, 3, 15]])
     np.testing.assert_array_equal(got["OUT"][1], array[[15, 3, 15, 3, 3, 3, 15, 15]])
+
+
+@on_targets
+def test_loads_see_every_earlier_store(target: Target) -> None:
+    """Values are kept across statements and loops only as long as nothing writes where they came from."""
+    a, b, s = ir.buffer("A", d.FLOAT32, (N,)), ir.buffer("B", d.FLOAT32, (N,)), ir.buffer("S", d.FLOAT32, ())
+    first = ir.load(b, 0)
+    prefix = Loop("i", ir.const(1), ir.const(N), ir.store(b, (I,), ir.add(ir.load(b, ir.sub(I, 1)), ir.load(a, I))))
+    guarded = If(
+        Binary("lt", ir.load(a, I), ir.const(0.0, d.FLOAT32)), ir.store(s, (), ir.load(a, I)), ir.store(b, (0,), 2.0)
+    )
+    inner = loop("j", 3, Block((ir.store(b, (J,), ir.add(ir.load(b, J), ir.load(s))), ir.store(s, (), first, op="+"))))
+    twice = Block((ir.store(s, (), first, op="+"), ir.store(b, (0,), ir.load(s)), ir.store(s, (), first, op="+")))
+    m = module(
+        Block((prefix, twice, loop("i", 6, Block((guarded, inner, ir.store(a, (I,), ir.add(first, ir.load(s))))))))
+    )
+    compare(m, {x.name: random_array(d.FLOAT32, x.shape, n) for n, x in enumerate(m.arguments)}, target, rtol=1e-4)

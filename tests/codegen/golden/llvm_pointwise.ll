@@ -9,32 +9,31 @@ define internal void @kernel_0.parallel_0.body(ptr noalias readonly %A.0, ptr no
 entry:
   br label %body
 body:
-  %t.2 = icmp slt i64 %low, %high
-  br i1 %t.2, label %loop.trip.1, label %end.trip.1
+  br label %loop.trip.1
 loop.trip.1:
   %trip.1 = phi i64 [ %low, %body ], [ %trip.1.next, %loop.trip.1 ]
-  %t.3 = mul i64 %trip.1, 45
-  %t.4 = getelementptr float, ptr %A.0, i64 %t.3
-  %t.5 = load <16 x float>, ptr %t.4, align 4
-  %t.6 = fmul contract <16 x float> %t.5, splat (float 0x3FE0000000000000)
-  %t.7 = call <16 x float> @Sleef_logf16_u10(<16 x float> %t.6)
-  %t.8 = getelementptr float, ptr %B.1, i64 %t.3
-  store <16 x float> %t.7, ptr %t.8, align 4
-  %t.9 = getelementptr float, ptr %t.4, i64 16
-  %t.10 = load <16 x float>, ptr %t.9, align 4
-  %t.11 = fmul contract <16 x float> %t.10, splat (float 0x3FE0000000000000)
-  %t.12 = call <16 x float> @Sleef_logf16_u10(<16 x float> %t.11)
-  %t.13 = getelementptr float, ptr %t.8, i64 16
-  store <16 x float> %t.12, ptr %t.13, align 4
-  %t.14 = getelementptr float, ptr %t.4, i64 32
-  %t.15 = call <16 x float> @llvm.masked.load.v16f32.p0(ptr align 4 %t.14, <16 x i1> <i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false>, <16 x float> zeroinitializer)
-  %t.16 = fmul contract <16 x float> %t.15, splat (float 0x3FE0000000000000)
-  %t.17 = call <16 x float> @Sleef_logf16_u10(<16 x float> %t.16)
-  %t.18 = getelementptr float, ptr %t.8, i64 32
-  call void @llvm.masked.store.v16f32.p0(<16 x float> %t.17, ptr align 4 %t.18, <16 x i1> <i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false>)
+  %t.2 = mul i64 %trip.1, 45
+  %t.3 = getelementptr float, ptr %A.0, i64 %t.2
+  %t.4 = load <16 x float>, ptr %t.3, align 4
+  %t.5 = fmul contract <16 x float> %t.4, splat (float 0x3FE0000000000000)
+  %t.6 = call <16 x float> @Sleef_logf16_u10(<16 x float> %t.5)
+  %t.7 = getelementptr float, ptr %B.1, i64 %t.2
+  store <16 x float> %t.6, ptr %t.7, align 4
+  %t.8 = getelementptr float, ptr %t.3, i64 16
+  %t.9 = load <16 x float>, ptr %t.8, align 4
+  %t.10 = fmul contract <16 x float> %t.9, splat (float 0x3FE0000000000000)
+  %t.11 = call <16 x float> @Sleef_logf16_u10(<16 x float> %t.10)
+  %t.12 = getelementptr float, ptr %t.7, i64 16
+  store <16 x float> %t.11, ptr %t.12, align 4
+  %t.13 = getelementptr float, ptr %t.3, i64 32
+  %t.14 = call <16 x float> @llvm.masked.load.v16f32.p0(ptr align 4 %t.13, <16 x i1> <i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false>, <16 x float> zeroinitializer)
+  %t.15 = fmul contract <16 x float> %t.14, splat (float 0x3FE0000000000000)
+  %t.16 = call <16 x float> @Sleef_logf16_u10(<16 x float> %t.15)
+  %t.17 = getelementptr float, ptr %t.7, i64 32
+  call void @llvm.masked.store.v16f32.p0(<16 x float> %t.16, ptr align 4 %t.17, <16 x i1> <i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false>)
   %trip.1.next = add nsw i64 %trip.1, 1
-  %t.19 = icmp slt i64 %trip.1.next, %high
-  br i1 %t.19, label %loop.trip.1, label %end.trip.1
+  %t.18 = icmp slt i64 %trip.1.next, %high
+  br i1 %t.18, label %loop.trip.1, label %end.trip.1
 end.trip.1:
   ret void
 }
