@@ -19,6 +19,8 @@ PARALLEL_WORK = 1 << 18
 """Multiply-adds worth a thread."""
 CHUNKS = 16
 """Iterations the parallel loop should have at least, so that threads finish together."""
+DOT_OVERHEAD = 20
+"""Half cycles to sum the lanes of a vector: what narrow outputs cost when the lanes run along the reduction."""
 PACKED_USES, TURNED_USES = 96, 192
 """Uses of an element that pay for each time it is copied, straight or turned across."""
 PACKED_STEPS = 512
@@ -45,8 +47,9 @@ def objection(op: StructuredOp, target: Target) -> str | None:
         known = facts(op)
     except CannotLower as reason:
         return str(reason)
-    if 4 * known.extent(known.vector) < target.lanes(known.bits):
-        return f"only {known.extent(known.vector)} contiguous output elements"
+    columns, lanes = known.extent(known.vector), target.lanes(known.bits)
+    if 4 * columns < lanes and known.steps >= columns * (2 * known.steps // lanes + DOT_OVERHEAD):
+        return f"only {columns} contiguous output elements"
     rows = prod(i.extent for i in known.only(known.still))
     moving = known.moving
     if rows < MIN_ROWS_TO_TURN and moving.step(known.vector) != 1:
