@@ -176,17 +176,19 @@ def unary(op: str, operand: Expr) -> Expr:
 def binary(op: str, a: Operand, b: Operand) -> Expr:
     """`a op b` with numbers made constants and scalars broadcast to the other side's lanes, folded."""
     left, right = _match(a, b)
+    t, lanes = left.type, right.type.lanes
+    if t.lanes != lanes and 1 not in (t.lanes, lanes):
+        raise InternalError(f"{op} of {t.lanes} and {lanes} lanes")
+    folded = None
     if type(left) is Const and type(right) is Const:
         folded = _fold(op, left, right)
-    elif left.type.dtype.is_integer:
+    elif t.dtype.is_integer:
         folded = _fold_integer(op, left, right)
-    elif left.type.dtype.is_bool:
+    elif t.dtype.is_bool:
         folded = _fold_bool(op, left, right)
-    else:
-        folded = None
     if folded is not None:
         return folded
-    lanes = max(left.type.lanes, right.type.lanes)
+    lanes = max(t.lanes, lanes)
     return Binary(op, broadcast(left, lanes), broadcast(right, lanes))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import InternalError
 from ..math_functions import FUNCTIONS
 from . import build
+from .intrinsics import INTRINSICS
 from .memory import Memory, Race
 from .nodes import (
     Allocate,
@@ -108,8 +109,8 @@ class _Machine:
             case Block(body):
                 runs = [self.stmt(c) for c in body]
                 return lambda: _run_all(runs)
-            case Invoke(name):
-                raise InternalError(f"no meaning is known for the intrinsic {name}")
+            case Invoke():
+                return self.invoke(s)
             case _:
                 assert_never(s)
 
@@ -166,6 +167,17 @@ class _Machine:
         def run() -> None:
             if not test() and not self.failures:
                 self.failures.append((site, int(found())))
+
+        return run
+
+    def invoke(self, s: Invoke) -> Run:
+        if not INTRINSICS[s.name].hint:
+            raise InternalError(f"no meaning is known for the intrinsic {s.name}")
+        evaluated = [self.expr(i) for _, where in s.operands for i in where]
+
+        def run() -> None:
+            for evaluate in evaluated:
+                evaluate()
 
         return run
 

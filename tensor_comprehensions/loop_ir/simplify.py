@@ -230,13 +230,7 @@ class _Simplifier:
 
     def index(self, e: Binary) -> Expr:
         """A scalar int64 sum in canonical form: atoms simplified, like terms gathered, the constant last."""
-        left = e.left
-        if (
-            type(left) is Var
-            and type(e.right) is Const
-            and e.right.value not in (0, 1)
-            and left.name not in self.values
-        ):
+        if _is_canonical(e, self.values):
             return e
         terms, constant = affine.linear(e)
         total: affine.Terms = {}
@@ -256,6 +250,34 @@ def _is_sum(e: Binary) -> bool:
         return False
     t = e.left.type
     return t.lanes == 1 and t.dtype == INT64
+
+
+def _is_canonical(e: Binary, values: Mapping[str, Expr]) -> bool:
+    """Whether `e` is a sum of distinct variables and their positive multiples, a constant last: the usual index.
+
+    Only to be fast: what this refuses is brought into canonical form, which changes nothing if it has it.
+    """
+    names: list[str] = []
+    rest: Expr = e
+    if e.op == "add" and type(e.right) is Const:
+        if e.right.value == 0:
+            return False
+        rest = e.left
+    while type(rest) is Binary and rest.op == "add":
+        if not _is_term(rest.right, names):
+            return False
+        rest = rest.left
+    return _is_term(rest, names) and len(set(names)) == len(names) and values.keys().isdisjoint(names)
+
+
+def _is_term(e: Expr, names: list[str]) -> bool:
+    """Whether `e` is a variable or a multiple of one; notes its name."""
+    if type(e) is Binary and e.op == "mul" and type(e.right) is Const and e.right.value > 1:
+        e = e.left
+    if type(e) is not Var:
+        return False
+    names.append(e.name)
+    return True
 
 
 def _is_cheap(e: Expr) -> bool:

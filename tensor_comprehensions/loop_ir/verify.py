@@ -10,6 +10,7 @@ from ..dtypes import BOOL, INT64
 from ..errors import InternalError
 from ..math_functions import FUNCTIONS
 from .bounds import Scope, lower_bound, upper_bound
+from .intrinsics import INTRINSICS
 from .nodes import (
     ARITHMETIC,
     COMPARISONS,
@@ -126,9 +127,8 @@ def _stmt(s: Stmt, place: _Place) -> None:
             _require_type(condition, Type(BOOL), place, s)
             _require_type(value, _INDEX, place, s)
             _require(0 <= site < place.sites, f"there is no site {site}")
-        case Invoke(_, operands):
-            for buffer, where in operands:
-                _indices(buffer, where, place, s)
+        case Invoke():
+            _invoke(s, place)
         case _:
             assert_never(s)
 
@@ -157,6 +157,17 @@ def _store(s: Store, place: _Place) -> None:
     t = _access(s.buffer, s.indices, s.mask, place, s)
     _require_type(s.value, t, place, s)
     _require(s.op in _UPDATES, f"{s.op} is no update of a store", s)
+
+
+def _invoke(s: Invoke, place: _Place) -> None:
+    known = INTRINSICS.get(s.name)
+    _require(known is not None, f"there is no intrinsic {s.name}", s)
+    if known is not None:
+        given = (len(s.operands), len(s.attributes))
+        _require(given == (known.operands, known.attributes), f"{s.name} takes other operands", s)
+    for buffer, where in s.operands:
+        _require(_indices(buffer, where, place, s) == 1, f"an operand of {s.name} is a vector of places", s)
+        _require(buffer.space is not Space.REGISTER, f"an operand of {s.name} is in registers", s)
 
 
 # --- accesses ----------------------------------------------------------------------------------------------------

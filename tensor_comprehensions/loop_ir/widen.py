@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from ..dtypes import BOOL
 from ..errors import CannotLower
 from . import build
+from .intrinsics import CACHE_LINE, INTRINSICS
 from .names import Names
 from .nodes import (
     Allocate,
@@ -19,6 +20,7 @@ from .nodes import (
     Const,
     Expr,
     If,
+    Invoke,
     Let,
     Load,
     Loop,
@@ -82,6 +84,8 @@ class Widened:
                 return self.let(s)
             case Allocate():
                 return self.allocate(s)
+            case Invoke(name) if INTRINSICS[name].hint:
+                return build.block(*[self.hint(s, c) for c in self.copies])
         raise CannotLower(f"{type(s).__name__} has no vector form")
 
     def store(self, s: Store, c: int) -> Stmt:
@@ -94,6 +98,25 @@ class Widened:
             target, guard = s.buffer, build.both(own, self.mask(c))
             _require_distinct(s, where)
         return Store(target, where, build.broadcast(value, self.lanes), s.op, self.wide(guard), s.streaming)
+
+    def hint(self, s: Invoke, c: int) -> Stmt:
+        """`s` once for each cache line that a vector begins; nothing where the lanes are apart, or the same in all copies.
+
+        What lines a vector shares with the one before it, that one takes care of.
+        """
+        ((buffer, indices),) = s.operands
+        where = tuple(self.expr(i, c) for i in indices)
+        wide = [d for d, i in enumerate(where) if i.type.lanes > 1]
+        if not wide:
+            return Invoke(s.name, ((buffer, where),), s.attributes) if c == 0 else build.NOTHING
+        (d, *others), size = wide, buffer.type.dtype.size
+        along = where[d]
+        if others or not isinstance(along, Ramp) or along.stride * buffer.strides[d] != 1:
+            return build.NOTHING
+        first = -(c * self.lanes * size) % CACHE_LINE
+        lines = range(first, self.lanes * size, CACHE_LINE)
+        places = [(*where[:d], build.add(along.base, byte // size), *where[d + 1 :]) for byte in lines]
+        return build.block(*[Invoke(s.name, ((buffer, place),), s.attributes) for place in places])
 
     def accumulate(self, s: Store, c: int) -> Stmt:
         accumulator = self.accumulators[id(s)]

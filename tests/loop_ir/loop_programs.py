@@ -13,7 +13,11 @@ from tensor_comprehensions.loop_ir.interpret import interpret
 from tensor_comprehensions.loop_ir.nodes import (
     COMPARISONS,
     Allocate,
+    Binary,
     Buffer,
+    Call,
+    Cast,
+    Const,
     Expr,
     If,
     Kernel,
@@ -21,9 +25,11 @@ from tensor_comprehensions.loop_ir.nodes import (
     Loop,
     LoopKind,
     Module,
+    Select,
     Space,
     Stmt,
     Store,
+    Unary,
 )
 from tensor_comprehensions.loop_ir.numbers import storage
 
@@ -107,16 +113,12 @@ _INTEGER_OPS = st.sampled_from(["add", "sub", "mul", "div", "mod", "min", "max"]
 
 
 def _integer_node(op: str, left: Expr, right: Expr) -> Expr:
-    from tensor_comprehensions.loop_ir.nodes import Binary, Const
-
     if op in ("div", "mod") and not (isinstance(right, Const) and right.value != 0):
         right = b.const(8, INT64, left.type.lanes)
     return Binary(op, left, right)
 
 
 def booleans(lanes: int = 1) -> st.SearchStrategy[Expr]:
-    from tensor_comprehensions.loop_ir.nodes import Binary, Unary
-
     leaf = st.one_of(
         st.builds(Binary, st.sampled_from(COMPARISONS), integers(lanes), integers(lanes)),
         st.booleans().map(lambda v: b.const(v, BOOL, lanes)),
@@ -131,8 +133,6 @@ def booleans(lanes: int = 1) -> st.SearchStrategy[Expr]:
 
 
 def floats(lanes: int = 1, dtype: DType = FLOAT32) -> st.SearchStrategy[Expr]:
-    from tensor_comprehensions.loop_ir.nodes import Binary, Call, Cast, Select, Unary
-
     leaf = st.one_of(
         st.sampled_from(SPECIAL).map(lambda v: b.const(v, dtype, lanes)),
         integers(lanes).map(lambda e: Cast(e, dtype)),
