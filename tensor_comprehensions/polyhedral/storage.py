@@ -17,6 +17,11 @@ from .leaf import DimKind, Leaf
 from .schedule import Group
 from .scop import Node
 
+# Bytes of a line of every cache.
+CACHE_LINE = 64
+# A kernel that touches less than this part of the last cache leaves its results there for whoever reads them.
+CACHED_SHARE = 0.75
+
 
 @dataclass(frozen=True, slots=True)
 class Extent:
@@ -79,11 +84,17 @@ def in_register(tensor: Tensor, group: Group, leaf: Leaf) -> bool:
 
 
 def streamed(function: BoundFunction, group: Group, target: Target) -> frozenset[str]:
-    """The tensors that `group` had better write past the caches: it only writes them, and all that it touches is larger
-    than the last cache, so that none of it stays there for a reader.
+    """The tensors that `group` had better write past the caches, by whole lines.
+
+    It does not read them, and so little of all that it touches would stay in the last cache that no reader gains.
     """
     touched = {t for n in group.nodes for t in n.tensors}
     size = sum(t.size * t.dtype.size for t in function.tensors if t.name in touched)
-    if size < target.cache[-1]:
+    if size < target.cache[-1] * CACHED_SHARE:
         return frozenset()
-    return frozenset(touched - {r.tensor for n in group.nodes for r in n.reads})
+    written = touched - {r.tensor for n in group.nodes for r in n.reads}
+    return frozenset(t for t in written if _has_aligned_rows(function.tensor(t)))
+
+
+def _has_aligned_rows(tensor: Tensor) -> bool:
+    return all(step == 1 or step * tensor.dtype.size % CACHE_LINE == 0 for step in tensor.strides)

@@ -19,9 +19,10 @@ LONGEST_CHUNK = 4096
 CONTRACTION_ROWS = 64
 # A leaf with less than this fraction of a group's work has no say in its tiles.
 HEAVY_SHARE = 16
-# The side of square tiles where lanes and unit strides run along different rows: whole cache lines of any type on both
-# sides, and few enough of them for the first-level cache.
+# Tiles where lanes run along another row than unit strides: whole cache lines of any type on both sides. Long ones
+# along the lanes write longer runs, where enough of them are left.
 TRANSPOSED_TILE = 64
+LONG_TRANSPOSED_TILE = 256
 
 
 def row_tiles(
@@ -39,8 +40,10 @@ def row_tiles(
     leaves = _heavy(function, leaves)
     wanted = _vector_rows(function, leaves, target)
     transposed = _transposed_rows(function, leaves, target)
+    if transposed:
+        return _transposed_tiles(group, wanted, transposed)
     others = prod(r.extent for k, r in enumerate(group.rows) if k not in wanted)
-    return tuple(_tile(row.extent, k in wanted, k in transposed, others, lanes) for k, row in enumerate(group.rows))
+    return tuple(_tile(row.extent, k in wanted, others, lanes) for k, row in enumerate(group.rows))
 
 
 def _contraction_tiles(group: Group) -> tuple[int, ...]:
@@ -53,9 +56,17 @@ def _contraction_tiles(group: Group) -> tuple[int, ...]:
     return (min(extents[0], size), *extents[1:])
 
 
-def _tile(extent: int, wanted: bool, transposed: bool, others: int, lanes: int) -> int:
-    if transposed:
-        return min(extent, TRANSPOSED_TILE)
+def _transposed_tiles(group: Group, wanted: frozenset[int], transposed: frozenset[int]) -> tuple[int, ...]:
+    def sizes(along: int) -> tuple[int, ...]:
+        sides = (along if k in wanted else TRANSPOSED_TILE if k in transposed else 1 for k in range(len(group.rows)))
+        return tuple(min(row.extent, side) for row, side in zip(group.rows, sides, strict=True))
+
+    long = sizes(LONG_TRANSPOSED_TILE)
+    tiles = prod(-(-row.extent // size) for row, size in zip(group.rows, long, strict=True))
+    return long if tiles >= ENOUGH_PARALLELISM else sizes(TRANSPOSED_TILE)
+
+
+def _tile(extent: int, wanted: bool, others: int, lanes: int) -> int:
     if not wanted:
         return 1
     if others >= ENOUGH_PARALLELISM:
