@@ -157,10 +157,11 @@ class ExpressionChecker:
             return self._let(e, index)
         if name in self.scope.values:
             return self._argument(name, index)
-        if self._is_tensor(name):
+        size = self.scope.sizes.get(name)
+        if self._is_tensor(name) and not (size is not None and self._rank(name)):
             return self._access(name, (), e.span, index)
-        if name in self.scope.sizes:
-            return self._size(self.scope.sizes[name], index)
+        if size is not None:
+            return self._size(size, index)
         if name in CONSTANTS:
             return t.constant(name)
         return self._index(e, index)
@@ -264,6 +265,9 @@ class ExpressionChecker:
             return False
         known = self.world.tensors[actual]
         return known.role is not Role.TEMPORARY or actual in self.defined or actual == self.target
+
+    def _rank(self, name: str) -> int:
+        return self.world.tensors[self.scope.tensors[name]].rank
 
     def _unknown(self, name: str, span: Span) -> CheckError:
         if name in self.world.defs:

@@ -99,8 +99,11 @@ class Body:
         self.world.tensors[tensor.name] = tensor
 
     def _check_names(self, scope: Scope, d: s.Def) -> None:
+        """A tensor and a size may share a name where none can be taken for the other: the paper's `sconv2d` does."""
         for x in (*d.parameters, *d.returns):
-            if x.name in scope.sizes:
+            dims = [dim.size for dim in x.type.dimensions or ()] if x.type is not None else []
+            distinct = x in d.parameters and dims and x.name not in dims
+            if x.name in scope.sizes and not distinct:
                 raise self.world.error(
                     f"'{x.name}' is both a tensor and a size", x.span, suggestion="rename one of them"
                 )
