@@ -148,7 +148,7 @@ def test_any_factor_may_be_packed_at_any_depth(
 @pytest.mark.parametrize(
     ("text", "sizes", "why"),
     [
-        ("C:j,i = A:i,k x B:k,j", {"i": 3, "j": 30, "k": 9}, "3 contiguous"),
+        ("C:j,i = A:i,k x B:k,j", {"i": 3, "j": 30, "k": 200}, "3 contiguous"),
         ("C:i = A:i,k x B:k", {"i": 64, "k": 64}, "rows"),
         ("C:i = A:k,i x B:k", {"i": 64, "k": 64}, "once"),
         ("C:i,j = A:i,k x B:j,k", {"i": 4, "j": 64, "k": 64}, "rows"),
