@@ -254,7 +254,16 @@ def fill_initial(bound: BoundFunction, arguments: Arguments, outputs: Sequence[T
     targets = dict(zip(bound.returns, outputs, strict=True))
     for name, x in zip(_inout(bound), arguments.initial, strict=True):
         if not same_place(x, targets[name]):
-            targets[name].copy_(x)
+            copy(x, targets[name])
+
+
+def copy(source: Tensor, destination: Tensor) -> None:
+    """Copy, also into a tensor made in inference mode, which torch else protects outside of that mode."""
+    if destination.is_inference():
+        with torch.inference_mode():
+            destination.copy_(source)
+    else:
+        destination.copy_(source)
 
 
 def hand_back(outputs: Sequence[Tensor], numpy: bool) -> Result:
@@ -268,10 +277,10 @@ def hand_back(outputs: Sequence[Tensor], numpy: bool) -> Result:
 def deliver(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
     """Put the outputs where the caller wants them, and let autograd know that these tensors have changed."""
     for source, destination in zip(outputs, wanted, strict=True):
-        if source is not destination:
-            destination.copy_(source)
-        elif not destination.is_inference():
+        if source is destination:
             torch.autograd.graph.increment_version(destination)
+        else:
+            copy(source, destination)
 
 
 # --- machines ---------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import knobs
 from .arguments import TORCH_TYPES, to_tensor
-from .calls import Arguments, expected, failure
+from .calls import Arguments, copy, expected, failure
 from .compiler import Compiled
 from .dtypes import DType
 from .runtime.dispatch import Launcher, Operand
@@ -118,7 +118,7 @@ class Lanes:
 
     def remember(self, compiled: Compiled, arguments: Arguments, special: Sequence[int], out: Sequence[Tensor]) -> None:
         """Make a lane for calls like one that has succeeded, which wrote to `out` if there is any."""
-        if out and (compiled.sites or any(x.is_inference() for x in out)):
+        if out and compiled.sites:
             return
         tensors = (*arguments.inputs, *arguments.initial, *out)
         kind = (tuple(special), bool(out))
@@ -179,7 +179,7 @@ class Lanes:
         """Give the destinations of in/out outputs their initial values."""
         for x, source in zip(wanted, self._sources, strict=True):
             if source is not None and values[source] is not x:
-                x.copy_(values[source])
+                copy(values[source], x)
 
     def _apart(self, lane: Lane, everything: Sequence[Tensor]) -> bool:
         """Does no destination come near the memory of another argument, but for its own initial value?"""

@@ -94,7 +94,7 @@ class Launcher:
     def run(self, *tensors: torch.Tensor) -> None:
         """Run on the inputs followed by the outputs, which must fit the operands and not overlap."""
         if self._arena:
-            failure = self._run(*tensors, torch.empty(self._arena, dtype=torch.uint8))
+            failure = self._run(*tensors, torch.empty(self._arena, dtype=torch.uint8, device="cpu"))
         else:
             failure = self._run(*tensors)
         if failure is not None:
