@@ -10,6 +10,7 @@ from ..loop_ir.nodes import Buffer, Expr, Let, Loop, Stmt, Var
 from .affine import common_steps
 from .op import StructuredOp, loads
 from .tile import Region, local, number, point
+from .transpose import transpose
 from .vector import evaluate, first_lanes
 
 TRANSPOSE_BITS = 256
@@ -204,33 +205,13 @@ def _tile(
             stores.append(build.store(copy.buffer, copy.where(here | place), value, mask=first_lanes(width, lanes)))
         return build.block(*stores)
 
-    return transposed(values, f"{copy.buffer.name}_x", put)
-
-
-def transposed(rows: list[Expr], prefix: str, then: Callable[[list[Expr]], Stmt]) -> Stmt:
-    """`then` of the columns of a square of vectors: log2(n) rounds that swap ever larger blocks."""
-    lanes = len(rows)
     bound: list[tuple[Var, Expr]] = []
 
     def bind(value: Expr) -> Expr:
-        bound.append((Var(f"{prefix}{len(bound)}", value.type), value))
+        bound.append((Var(f"{copy.buffer.name}_x{len(bound)}", value.type), value))
         return bound[-1][0]
 
-    current = [bind(r) for r in rows]
-    step = 1
-    while step < lanes:
-        for i in range(lanes):
-            if not i & step:
-                low, high = current[i], current[i + step]
-                current[i] = bind(build.shuffle(low, high, _merge(lanes, step, 0)))
-                current[i + step] = bind(build.shuffle(low, high, _merge(lanes, step, step)))
-        step *= 2
-    body = then(current)
+    body = put(transpose([bind(v) for v in values], lambda a, b, order: bind(build.shuffle(a, b, order))))
     for name, value in reversed(bound):
         body = Let(name.name, value, body)
     return body
-
-
-def _merge(lanes: int, step: int, half: int) -> tuple[int, ...]:
-    """Blocks of `step` lanes, taken in turn from two vectors: the even blocks (half 0) or the odd ones (half step)."""
-    return tuple((lane & ~step) + half + (lanes if lane & step else 0) for lane in range(lanes))
