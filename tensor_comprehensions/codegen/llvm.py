@@ -47,6 +47,11 @@ _STACK_BYTES = 16384  # scratch beyond this, per function, is allocated from the
 _ALIGNMENT = 64
 OUT_OF_MEMORY = -1
 
+# By the name of an intrinsic, its declaration and its call with the addresses of the operands, then the attributes.
+_INTRINSICS = {
+    "prefetch": ("void @llvm.prefetch.p0(ptr, i32, i32, i32)", "void @llvm.prefetch.p0(ptr {}, i32 {}, i32 3, i32 1)"),
+}
+
 
 def emit(module: Module, target: Target, symbols: Mapping[str, str]) -> str:
     """The assembly of `module` for `target`; `symbols` names mathematical functions of the process.
@@ -68,11 +73,12 @@ class _ModuleWriter:
         self.declarations: dict[str, None] = {}
         self.functions: list[list[str]] = []
         self.calls: list[tuple[str, list[Buffer], bool]] = []  # kernel, what it takes, whether it may fail
+        self.usages: dict[int, Usage] = {}  # of parallel loops, by their id
         self.outlined = 0
         self.may_fail = False
 
     def kernel(self, kernel: Kernel, number: int) -> None:
-        used = usage(kernel.body)
+        used = usage(kernel.body, self.usages)
         buffers = [b for b in self.module.arguments + self.module.temporaries if b.name in used.buffers]
         self.may_fail = False
         function = _FunctionWriter(self, f"kernel_{number}", used, writes(kernel.body))
@@ -191,8 +197,8 @@ class _FunctionWriter:
                 self._check(s)
             case Loop(kind=kind):
                 raise InternalError(f"LLVM: a {kind.name} loop was not lowered")
-            case Invoke(name=name):
-                raise InternalError(f"LLVM: no spelling of the intrinsic {name}")
+            case Invoke():
+                self._invoke(s)
             case _:
                 raise arithmetic.unreachable_node(s)
 
@@ -280,6 +286,15 @@ class _FunctionWriter:
 
         self.b.branch(failed, record)
 
+    def _invoke(self, s: Invoke) -> None:
+        spelling = _INTRINSICS.get(s.name)
+        if spelling is None:
+            raise InternalError(f"LLVM: no spelling of the intrinsic {s.name}")
+        declaration, call = spelling
+        self.b.declare(declaration)
+        views = [llvm_memory.pointer(self.p, b, llvm_memory.flatten(self.p, b, where)) for b, where in s.operands]
+        self.b.effect(f"call {call.format(*views, *s.attributes)}")
+
     # --- loops
 
     def _loop(self, s: Loop) -> None:
@@ -339,7 +354,7 @@ class _FunctionWriter:
         """Print the loop as `void name(i64 low, i64 high, ptr context)` around a function of what it captures."""
         name = f"{self.name}.parallel_{self.module.outlined}"
         self.module.outlined += 1
-        used = usage(s)
+        used = usage(s, self.module.usages)
         buffers = [b for n, b in self.buffers.items() if n in used.buffers]
         for buffer in buffers:
             if buffer.name not in self.p.pointers:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..loop_ir.nodes import Const, Expr, Load, Loop, Space, Stmt, Store, Var
-from ..loop_ir.rewrite import substatements, walk, walk_all
+from ..loop_ir.nodes import Const, Expr, Invoke, Load, Loop, LoopKind, Space, Stmt, Store, Var
+from ..loop_ir.rewrite import children, expressions, substatements
 
 
 @dataclass(slots=True)
@@ -18,21 +18,47 @@ class Usage:
     variables: set[str] = field(default_factory=set)
     streams: bool = False  # has streaming stores
 
+    def include(self, other: Usage) -> None:
+        self.buffers |= other.buffers
+        self.written |= other.written
+        self.indexed |= other.indexed
+        self.variables |= other.variables
+        self.streams |= other.streams
 
-def usage(s: Stmt) -> Usage:
-    """Everything `s` mentions, also in inner functions."""
-    used = Usage()
-    for e in walk_all(s):
-        if isinstance(e, Load):
-            _access(used, e)
-        elif isinstance(e, Var):
-            used.variables.add(e.name)
-    for c in walk(s):
-        if isinstance(c, Store):
-            _access(used, c)
-            used.written.add(c.buffer.name)
-            used.streams |= c.streaming
+
+def usage(s: Stmt, known: dict[int, Usage]) -> Usage:
+    """Everything `s` mentions; `known` keeps what was found of parallel loops, by their `id`."""
+    if id(s) in known:
+        return known[id(s)]
+    used, stack = Usage(), [s]
+    while stack:
+        top = stack.pop()
+        if isinstance(top, Loop) and top.kind is LoopKind.PARALLEL and top is not s:
+            used.include(usage(top, known))
+            continue
+        if isinstance(top, Store):
+            _access(used, top)
+            used.written.add(top.buffer.name)
+            used.streams |= top.streaming
+        elif isinstance(top, Invoke):
+            used.buffers.update(buffer.name for buffer, _ in top.operands)
+        for e in expressions(top):
+            _expression(used, e)
+        stack.extend(substatements(top))
+    if isinstance(s, Loop):
+        known[id(s)] = used
     return used
+
+
+def _expression(used: Usage, e: Expr) -> None:
+    stack = [e]
+    while stack:
+        top = stack.pop()
+        if isinstance(top, Load):
+            _access(used, top)
+        elif isinstance(top, Var):
+            used.variables.add(top.name)
+        stack.extend(children(top))
 
 
 def _access(used: Usage, e: Load | Store) -> None:
