@@ -23,7 +23,7 @@ from .runtime.dispatch import Launcher, Operand
 from .tc_lang.function import Function, Role
 from .tc_lang.function import Tensor as BoundTensor
 
-LIMIT = 1024
+LIMIT = 256
 """How many lanes, and how many numbers, an operator remembers before it forgets them all."""
 
 MISS: Any = object()
