@@ -14,6 +14,7 @@ from ..dtypes import BFLOAT16, BOOL, INT64, DType
 from ..errors import CannotLower, InternalError
 from ..loop_ir import nodes as ir
 from ..loop_ir.build import combiner
+from ..loop_ir.intrinsics import is_hint
 from ..loop_ir.rewrite import children, expressions, mentions, walk, walk_expr
 from .c_dialect import C99, CDialect
 from .c_expressions import SUM, Scope, Text, combine, element, is_array, spell
@@ -142,8 +143,8 @@ def statement(s: ir.Stmt, scope: Scope) -> Iterator[str]:
             yield from _allocate(s, scope)
         case ir.Check():
             yield from _check(s, scope)
-        case ir.Invoke(name):
-            raise CannotLower(f"C has no spelling of the intrinsic {name}")
+        case ir.Invoke():
+            yield from _invoke(s, scope)
         case _:
             raise InternalError(f"not a statement: {s!r}")
 
@@ -198,6 +199,18 @@ def _let(s: ir.Let, scope: Scope) -> Iterator[str]:
             yield f"{spelling} {identifier}[{lanes}];"
             yield from _lanes(lane, lanes, [f"{identifier}[{lane}] = {value};"], scope)
     yield from body
+
+
+def _invoke(s: ir.Invoke, scope: Scope) -> Iterator[str]:
+    spelling = scope.dialect.intrinsics.get(s.name)
+    if spelling is None:
+        raise CannotLower(f"C has no spelling of the intrinsic {s.name}")
+    if scope.simd and is_hint(s):  # once for every element would be too often
+        return
+    lines, inner = _lift(expressions(s), scope)
+    yield from lines
+    views = [f"&{element(b, where, inner).text}" for b, where in s.operands]
+    yield spelling.format(*views, *s.attributes)
 
 
 def _check(s: ir.Check, scope: Scope) -> Iterator[str]:
@@ -416,7 +429,9 @@ def _is_simd(s: ir.Loop) -> bool:
     own: set[str] = set()
     for x in walk(s.body):
         match x:
-            case ir.Check() | ir.Invoke():
+            case ir.Check():
+                return False
+            case ir.Invoke() if not is_hint(x):
                 return False
             case ir.Loop(kind=ir.LoopKind.PARALLEL):
                 return False

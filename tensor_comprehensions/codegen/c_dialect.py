@@ -25,6 +25,7 @@ class CDialect:
         helpers: definitions by the name they define, printed when the text uses the name.
         reserved: names that nothing in the program may take.
         library: names that the function may not take besides, for the language's library has them.
+        intrinsics: statements by the name of an intrinsic; `{}` take addresses of its operands, then its attributes.
         stack: bytes up to which a thread's own buffer is a local array.
     """
 
@@ -41,6 +42,7 @@ class CDialect:
     helpers: Mapping[str, str]
     reserved: frozenset[str]
     library: frozenset[str]
+    intrinsics: Mapping[str, str]
     stack: int = field(default=32768)
 
     def type(self, dtype: DType) -> str:
@@ -172,4 +174,5 @@ C99 = CDialect(
         (*_KEYWORDS.split(), *FUNCTIONS, *(f"{f}f" for f in FUNCTIONS), *_TYPES.values(), *_helpers(_TYPES)),
     ),
     library=frozenset(_LIBRARY.split()),
+    intrinsics={"prefetch": "__builtin_prefetch({}, {});"},
 )

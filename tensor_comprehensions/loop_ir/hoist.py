@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from . import affine, build
-from .intrinsics import INTRINSICS
+from .intrinsics import is_hint
 from .names import Names
 from .nodes import (
     Allocate,
@@ -129,7 +129,7 @@ def _updates(loop: Loop) -> list[_Update]:
 def _touched_otherwise(inside: list[Stmt]) -> Iterator[str]:
     """The buffers that are read, or handed to an intrinsic."""
     for s in inside:
-        if isinstance(s, Invoke) and not INTRINSICS[s.name].hint:
+        if isinstance(s, Invoke) and not is_hint(s):
             yield from (b.name for b, _ in s.operands)
         for e in expressions(s):
             yield from (x.buffer.name for x in walk_expr(e) if isinstance(x, Load))

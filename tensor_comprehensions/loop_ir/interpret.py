@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import InternalError
 from ..math_functions import FUNCTIONS
 from . import build
-from .intrinsics import INTRINSICS
+from .intrinsics import is_hint
 from .memory import Memory, Race
 from .nodes import (
     Allocate,
@@ -171,7 +171,7 @@ class _Machine:
         return run
 
     def invoke(self, s: Invoke) -> Run:
-        if not INTRINSICS[s.name].hint:
+        if not is_hint(s):
             raise InternalError(f"no meaning is known for the intrinsic {s.name}")
         evaluated = [self.expr(i) for _, where in s.operands for i in where]
 

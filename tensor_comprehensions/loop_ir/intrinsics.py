@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .nodes import Invoke
+
 CACHE_LINE = 64
 """Bytes that a prefetch brings near."""
 
@@ -31,3 +33,9 @@ INTRINSICS = {
         Intrinsic(PREFETCH, operands=1, attributes=1, hint=True),
     )
 }
+
+
+def is_hint(s: Invoke) -> bool:
+    """Whether `s` computes nothing."""
+    known = INTRINSICS.get(s.name)
+    return known is not None and known.hint

@@ -14,7 +14,7 @@ from ..dtypes import BOOL
 from ..errors import CannotLower
 from . import affine, build
 from .bounds import Scope, lower_bound, upper_bound
-from .intrinsics import INTRINSICS
+from .intrinsics import is_hint
 from .names import Names
 from .nodes import (
     Allocate,
@@ -119,7 +119,7 @@ def _touches(s: Stmt, name: str) -> bool:
     for c in walk(s):
         if isinstance(c, Store) and c.buffer.name == name:
             return True
-        if isinstance(c, Invoke) and not INTRINSICS[c.name].hint and any(b.name == name for b, _ in c.operands):
+        if isinstance(c, Invoke) and not is_hint(c) and any(b.name == name for b, _ in c.operands):
             return True
     return any(isinstance(e, Load) and e.buffer.name == name for e in walk_all(s))
 
@@ -161,7 +161,7 @@ def _vectorize_loop(loop: Loop, names: Names, scope: Scope) -> _Result:
 
 def _require_vector_form(loop: Loop, body: Stmt) -> None:
     for inner in walk(body):
-        if isinstance(inner, Check) or (isinstance(inner, Invoke) and not INTRINSICS[inner.name].hint):
+        if isinstance(inner, Check) or (isinstance(inner, Invoke) and not is_hint(inner)):
             raise CannotLower(f"vector loop {loop.var} contains a {type(inner).__name__}, which has no vector form")
         if isinstance(inner, Loop) and inner.kind not in (LoopKind.SERIAL, LoopKind.UNROLLED):
             raise CannotLower(f"vector loop {loop.var} contains the {inner.kind.value} loop {inner.var}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from ..dtypes import BOOL
 from ..errors import CannotLower
 from . import build
-from .intrinsics import CACHE_LINE, INTRINSICS
+from .intrinsics import CACHE_LINE, is_hint
 from .names import Names
 from .nodes import (
     Allocate,
@@ -84,7 +84,7 @@ class Widened:
                 return self.let(s)
             case Allocate():
                 return self.allocate(s)
-            case Invoke(name) if INTRINSICS[name].hint:
+            case Invoke() if is_hint(s):
                 return build.block(*[self.hint(s, c) for c in self.copies])
         raise CannotLower(f"{type(s).__name__} has no vector form")
 
@@ -100,9 +100,9 @@ class Widened:
         return Store(target, where, build.broadcast(value, self.lanes), s.op, self.wide(guard), s.streaming)
 
     def hint(self, s: Invoke, c: int) -> Stmt:
-        """`s` once for each cache line that a vector begins; nothing where the lanes are apart, or the same in all copies.
+        """`s` once for each cache line that begins in a vector; nothing where the lanes are apart.
 
-        What lines a vector shares with the one before it, that one takes care of.
+        What is the same in all copies is said in the first.
         """
         ((buffer, indices),) = s.operands
         where = tuple(self.expr(i, c) for i in indices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -21,6 +21,7 @@ from ..translate import Scope, View, element, translate
 from .leaf import Dim, DimKind, Leaf
 from .legality import Scheduled
 from .locality import crossing, loop_order, vector_dim, work
+from .prefetch import prefetches
 from .promote import promotable, side
 from .schedule import Group, Row
 from .scop import Node
@@ -95,7 +96,8 @@ class Emitter:
         order = loop_order(self.function, leaf, lanes)
         registers = tuple(t for t in self._local(leaf) if in_register(t, self.group, leaf))
         emitter = self._with_registers(registers)
-        body = build.block(*(emitter._update(leaf, n) for n in leaf.nodes))
+        hints = self._prefetches(leaf, order, lanes) if lanes is not None else ()
+        body = build.block(*hints, *(emitter._update(leaf, n) for n in leaf.nodes))
         held = [b for t in registers for b in (emitter.buffers[t.name],)]
         body = build.allocate([b.buffer if isinstance(b, View) else b for b in held], body)
         outermost_reduction = next((k for k, d in enumerate(order) if d.kind is DimKind.REDUCTION), len(order))
@@ -104,6 +106,13 @@ class Emitter:
             if k == outermost_reduction:
                 body = build.block(*emitter._initialisations(leaf), body)
         return body
+
+    def _prefetches(self, leaf: Leaf, order: Sequence[Dim], lanes: Dim) -> Iterator[ir.Stmt]:
+        fixed = [t.row for k, t in enumerate(self.tiles) if all(d.row != k for d in order)]
+        for node in leaf.nodes:
+            loops = [d.index(node) for d in reversed(order)] + [row.place(node)[0] for row in reversed(fixed)]
+            scope = self._scope(leaf, node)
+            yield from prefetches(self.function, leaf, node, lanes, loops, scope, self.target)
 
     def _turned_nest(self, leaf: Leaf, lanes: Dim) -> ir.Stmt | None:
         """The nest with reads that cross `lanes` transposed in registers; None where there are none."""
