@@ -15,6 +15,8 @@ from .vector import evaluate, first_lanes
 
 TRANSPOSE_BITS = 256
 """Width of the vectors that are transposed in registers: square tiles of them fit any register file."""
+TRANSPOSE_RUN = 256
+"""Elements of a line that are turned before the next lines' turn."""
 WIDEST_STEP = 4
 """Elements this far apart or less still come out of whole vectors."""
 
@@ -100,6 +102,8 @@ class Copy:
 
 
 Point = dict[str, Expr]
+Columns = tuple[Expr, int, int]
+"""Columns of a panel that one tile fills: the first, how many of them the factor has, how many the panel has."""
 
 
 def copy_tile(copy: Copy) -> Stmt:
@@ -147,49 +151,53 @@ def _by_element(copy: Copy, here: Point) -> Stmt:
 def _turned(copy: Copy, along: str, here: Point) -> Stmt:
     """Square tiles with vectors along `along` in the factor and across it in the panel.
 
-    The loop along the contiguous dimension is outside and takes two tiles at a time, a cache line or more, so that
-    a line is read once even where the rows compete for the cache.
+    Two tiles at a time cover a cache line, so that a line is read once even where the factor's lines compete for the
+    cache; runs of them follow a line of the factor for a while, as memory likes it, before the next group of lines.
     """
     lanes = max(4, min(copy.lanes, TRANSPOSE_BITS // copy.factor.type.dtype.bits))
-    total, block = copy.region[along].size, copy.variable(along)
+    total = copy.region[along].size
     pairs, rest = divmod(total, 2 * lanes)
+    run = min(pairs, TRANSPOSE_RUN // (2 * lanes))
+    block, pair = Var(f"{copy.buffer.name}_{along}_run"), copy.variable(along)
 
-    def tiles(first: Expr, count: int) -> Stmt:
-        return _tile_row(copy, lanes, along, here, first, count)
+    def run_of_tiles(columns: Columns) -> Stmt:
+        first = build.mul(block, run)
+        stop = build.add(first, run) if pairs % run == 0 else build.minimum(build.add(first, run), pairs)
+        tiles = _tiles(copy, lanes, along, here, (build.mul(pair, 2 * lanes), 2 * lanes), columns)
+        return Loop(pair.name, first, stop, tiles)
 
     parts: list[Stmt] = []
     if pairs:
-        body = tiles(build.mul(block, 2 * lanes), 2 * lanes)
-        parts.append(Loop(block.name, build.const(0), build.const(pairs), body))
+        body = _all_columns(copy, lanes, run_of_tiles)
+        parts.append(Loop(block.name, build.const(0), build.const(-(-pairs // run)), body))
     if rest:
-        parts.append(tiles(build.const(total - rest), rest))
+        end = (build.const(total - rest), rest)
+        parts.append(_all_columns(copy, lanes, lambda columns: _tiles(copy, lanes, along, here, end, columns)))
     return build.block(*parts)
 
 
-def _tile_row(copy: Copy, lanes: int, along: str, here: Point, first: Expr, count: int) -> Stmt:
-    """Tiles for all columns of the panel, `count` elements from `first` on along the factor's lines."""
-
-    def column(start: Expr, rows: int, width: int) -> Stmt:
-        starts = range(0, count, lanes)
-        return build.block(
-            *(_tile(copy, lanes, along, here, (build.add(first, s), count - s), (start, rows, width)) for s in starts)
-        )
-
+def _all_columns(copy: Copy, lanes: int, body: Callable[[Columns], Stmt]) -> Stmt:
+    """`body` for the columns of the panel, `lanes` at a time."""
     full = copy.size // lanes
+    group = Var(f"{copy.buffer.name}_{copy.across}_group")
     parts: list[Stmt] = []
     if full:
-        group = Var(f"{copy.buffer.name}_{copy.across}_group")
-        body = column(build.mul(group, lanes), lanes, lanes)
-        parts.append(Loop(group.name, build.const(0), build.const(full), body))
+        columns = (build.mul(group, lanes), lanes, lanes)
+        parts.append(Loop(group.name, build.const(0), build.const(full), body(columns)))
     for start in range(full * lanes, copy.width, lanes):
-        parts.append(column(build.const(start), max(0, copy.size - start), copy.width - start))
+        parts.append(body((build.const(start), max(0, copy.size - start), copy.width - start)))
     return build.block(*parts)
 
 
-def _tile(
-    copy: Copy, lanes: int, along: str, here: Point, run: tuple[Expr, int], columns: tuple[Expr, int, int]
-) -> Stmt:
-    """One square tile: `run` is (first, how many) along the factor's lines, `columns` (first, lines, panel's rest)."""
+def _tiles(copy: Copy, lanes: int, along: str, here: Point, run: tuple[Expr, int], columns: Columns) -> Stmt:
+    """Square tiles one after another along the factor's lines: `run` is (first, how many) elements."""
+    first, count = run
+    starts = range(0, count, lanes)
+    return build.block(*(_tile(copy, lanes, along, here, (build.add(first, s), count - s), columns) for s in starts))
+
+
+def _tile(copy: Copy, lanes: int, along: str, here: Point, run: tuple[Expr, int], columns: Columns) -> Stmt:
+    """One square tile: `run` as for `_tiles`."""
     (first, count), (start, lines, width) = run, columns
     there = here | copy.at(along, build.ramp(first, 1, lanes))
     zero = build.const(0, copy.factor.type.dtype, lanes)

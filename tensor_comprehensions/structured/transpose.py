@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ..dtypes import BOOL, UINT8
 from ..loop_ir import affine, build
-from ..loop_ir.nodes import Expr, If, Let, Load, Loop, Space, Stmt, Store, Var
+from ..loop_ir.nodes import Const, Expr, If, Let, Load, Loop, Space, Stmt, Store, Var
 from ..loop_ir.rewrite import map_expr
 from .vector import evaluate
 
@@ -29,6 +29,11 @@ class Axis:
     name: str
     start: Expr
     stop: Expr
+
+    @property
+    def end(self) -> Expr:
+        """`stop`, by a name where it is more than a constant."""
+        return self.stop if isinstance(self.stop, Const) else build.var(f"{self.name}.stop")
 
     def splits(self, side: int) -> bool:
         """Is the range known to be whole blocks of `side`?"""
@@ -87,15 +92,23 @@ def transposed(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: 
         lane: the axis of the vectors that are stored.
         side: rows and columns of a block, a power of two.
     """
-    x, y = build.var(row.name), build.var(lane.name)
+    partial = [a for a in (row, lane) if not a.splits(side)]
     block = _Block(tuple(stores), tuple(dict.fromkeys(reads)), row, lane, side)
-    full = block.emit(masked=False)
-    inside = [build.le(build.add(v, side), a.stop) for v, a in ((x, row), (y, lane)) if not a.splits(side)]
-    body = full
-    if inside:
-        condition = inside[0] if len(inside) == 1 else build.logical_and(*inside)
-        body = If(condition, full, block.emit(masked=True))
-    return Loop(row.name, row.start, row.stop, Loop(lane.name, lane.start, lane.stop, body, step=side), step=side)
+    body = block.emit(build.TRUE, build.TRUE)
+    if partial:
+        inside = [build.le(build.add(build.var(a.name), side), a.end) for a in partial]
+        masks = (_within(a, side) if a in partial else build.TRUE for a in (row, lane))
+        body = If(inside[0] if len(inside) == 1 else build.logical_and(*inside), body, block.emit(*masks))
+    body = Loop(row.name, row.start, row.stop, Loop(lane.name, lane.start, lane.stop, body, step=side), step=side)
+    for axis in partial:
+        if isinstance(axis.end, Var):
+            body = Let(axis.end.name, axis.stop, body)
+    return body
+
+
+def _within(axis: Axis, side: int) -> Expr:
+    """Which of `side` values from the axis's own on are inside it."""
+    return build.lt(build.ramp(build.var(axis.name), 1, side), axis.end)
 
 
 @dataclass(slots=True)
@@ -126,35 +139,37 @@ class _Block:
     lane: Axis
     side: int
 
-    def emit(self, *, masked: bool) -> Stmt:
-        """The block; `masked`: what of it lies within the axes."""
+    def emit(self, row_mask: Expr, lane_mask: Expr) -> Stmt:
+        """The block where the masks (true: everywhere) say that rows and lanes are within the axes."""
         names = _Names(f"{self.row.name}.{self.lane.name}.")
-        columns = [self._columns(read, masked, names) for read in self.reads]
+        row_mask, lane_mask = (m if build.is_true(m) else names.bind(m) for m in (row_mask, lane_mask))
+        columns = [self._columns(read, row_mask, lane_mask, names) for read in self.reads]
         parts = []
         for k in range(self.side):
             at = build.add(build.var(self.row.name), k)
             values = {read: column[k] for read, column in zip(self.reads, columns, strict=True)}
-            part = self._statements(at, values, masked, f"{names.prefix}{k}.")
-            parts.append(build.when(build.lt(at, self.row.stop), part) if masked else part)
+            part = self._statements(at, values, lane_mask, f"{names.prefix}{k}.")
+            parts.append(part if build.is_true(row_mask) else build.when(build.lt(at, self.row.end), part))
         return names.around(build.block(*parts))
 
-    def _columns(self, read: Load, masked: bool, names: _Names) -> list[Expr]:
-        """What `read` gives along the lanes, for each row."""
+    def _columns(self, read: Load, row_mask: Expr, lane_mask: Expr, names: _Names) -> list[Expr]:
+        """What `read` gives along the lanes, for each row; lanes beyond the end repeat the last."""
         along = build.ramp(build.var(self.row.name), 1, self.side)
         rows = []
         for k in range(self.side):
             at = build.add(build.var(self.lane.name), k)
-            mask = build.logical_and(build.lt(along, self.row.stop), build.lt(at, self.lane.stop)) if masked else None
-            value = evaluate(read, {self.row.name: along, self.lane.name: at}, mask)
+            if not build.is_true(lane_mask):
+                at = build.minimum(at, build.sub(self.lane.end, 1))
+            value = evaluate(read, {self.row.name: along, self.lane.name: at}, _mask(row_mask))
             # A bool is a bit in registers: shuffle bytes.
             rows.append(names.bind(build.cast(value, UINT8) if value.type.dtype == BOOL else value))
         columns = transpose(rows, lambda a, b, order: names.bind(build.shuffle(a, b, order)))
         return [build.cast(c, read.type.dtype) for c in columns]
 
-    def _statements(self, at: Expr, values: Mapping[Load, Expr], masked: bool, prefix: str) -> Stmt:
+    def _statements(self, at: Expr, values: Mapping[Load, Expr], lane_mask: Expr, prefix: str) -> Stmt:
         """The stores of row `at`, in all lanes."""
         along = build.ramp(build.var(self.lane.name), 1, self.side)
-        mask = build.lt(along, self.lane.stop) if masked else None
+        mask = _mask(lane_mask)
         point = {self.row.name: at, self.lane.name: along}
         names = _Names(prefix)
         held: dict[str, Expr] = {}
@@ -176,3 +191,7 @@ class _Block:
                 where = tuple(evaluate(i, point) for i in s.indices)
                 done.append(Store(s.buffer, where, value, s.op, mask, s.streaming))
         return names.around(build.block(*done))
+
+
+def _mask(condition: Expr) -> Expr | None:
+    return None if build.is_true(condition) else condition
