@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import affine
+from ..dtypes import INT64
+from . import affine, build
 from .affine import Ranges, Terms
-from .nodes import Binary, Const, Expr, Loop, Var
+from .nodes import Binary, Broadcast, Const, Expr, Loop, Ramp, Var
 
 _DEPTH = 64  # substitutions before giving up, against chains of minima that double the work
 
@@ -34,7 +36,8 @@ class Scope:
         return Scope({**self.loops, loop.var: loop}, self.lets, {**self.ranges, loop.var: where}, self.deeper(loop.var))
 
     def in_let(self, name: str, value: Expr) -> Scope:
-        ranges = {**self.ranges, name: affine.interval(value, self.ranges)}
+        where = affine.interval(value, self.ranges) if value.type.dtype == INT64 else affine.ANYTHING
+        ranges = {**self.ranges, name: where}
         return Scope(self.loops, {**self.lets, name: value}, ranges, self.deeper(name))
 
     def deeper(self, name: str) -> dict[str, int]:
@@ -53,8 +56,80 @@ def lower_bound(e: Expr, scope: Scope) -> int | None:
     return None if high is None else -high
 
 
+def lane_bounds(index: Expr, scope: Scope, facts: Sequence[Fact] = ()) -> tuple[int | None, int | None]:
+    """(least, greatest) value that a lane of `index` takes where all `facts` hold; None where no bound is found."""
+    own = _progression(index)
+    if own is None:
+        return None, None
+    slacks = [s for a, b in facts if (s := _slack(a, b)) is not None]
+    low = [_lanes_bound(own, slack, -1, index.type.lanes, scope) for slack in (_NONE, *slacks)]
+    high = [_lanes_bound(own, slack, 1, index.type.lanes, scope) for slack in (_NONE, *slacks)]
+    return max((-x for x in low if x is not None), default=None), min((x for x in high if x is not None), default=None)
+
+
+Fact = tuple[Expr, Expr]
+"""(a, b), where `a < b` is known in every lane that runs."""
+
+_Progression = tuple[Expr, int]
+_NONE: _Progression = (build.const(0), 0)
+
+
+def _slack(a: Expr, b: Expr) -> _Progression | None:
+    """`b - a - 1`, which is at least 0 where `a < b`."""
+    first, second = _progression(a), _progression(b)
+    if first is None or second is None:
+        return None
+    return build.sub(affine.subtract(second[0], first[0]), 1), second[1] - first[1]
+
+
+def _lanes_bound(own: _Progression, slack: _Progression, sign: int, lanes: int, scope: Scope) -> int | None:
+    """A bound from above of `sign * own` in every lane, to which a `slack` that is not negative may be added."""
+    base, stride = build.mul(own[0], sign), sign * own[1]
+    times = 1  # as often as cancels the lanes
+    if slack[1] and stride % slack[1] == 0 and stride // slack[1] < 0:
+        times = -(stride // slack[1])
+    high = upper_bound(build.add(base, build.mul(slack[0], times)), scope)
+    return None if high is None else high + max(0, (stride + times * slack[1]) * (lanes - 1))
+
+
+def _progression(e: Expr) -> _Progression | None:
+    """(first lane, step between lanes), where that is plain to see."""
+    match e:
+        case Ramp(base, stride):
+            return base, stride
+        case Broadcast(operand):
+            return operand, 0
+        case Const(value, t) if t.lanes > 1:
+            return build.const(value), 0
+    return (e, 0) if e.type.lanes == 1 else None
+
+
+def facts_of(condition: Expr | None, scope: Scope) -> tuple[list[Fact], bool]:
+    """What a condition tells of indices, and whether that is all that it says."""
+    match condition:
+        case None:
+            return [], True
+        case Var(name) if name in scope.lets:
+            return facts_of(scope.lets[name], scope)
+        case Broadcast(operand):
+            return facts_of(operand, scope)
+        case Binary("and", a, b):
+            (left, whole), (right, also) = facts_of(a, scope), facts_of(b, scope)
+            return left + right, whole and also
+        case Binary("lt", a, b) if a.type.dtype == INT64:
+            return [(a, b)], True
+        case Binary("gt", a, b) if a.type.dtype == INT64:
+            return [(b, a)], True
+        case Binary("le", a, b) if a.type.dtype == INT64:
+            return [(a, build.add(b, 1))], True
+        case Binary("ge", a, b) if a.type.dtype == INT64:
+            return [(b, build.add(a, 1))], True
+    return [], False
+
+
 def _upper(terms: Terms, constant: int, scope: Scope, depth: int) -> int | None:
     """An upper bound of `terms + constant`: the innermost variable is replaced by its bounds, again and again."""
+    affine.join_divisions(terms)
     plain = _interval_bound(terms, constant, scope.ranges)
     if depth == 0 or not terms:
         return plain

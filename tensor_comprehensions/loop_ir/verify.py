@@ -9,7 +9,7 @@ from typing import assert_never
 from ..dtypes import BOOL, INT64
 from ..errors import InternalError
 from ..math_functions import FUNCTIONS
-from .bounds import Scope, lower_bound, upper_bound
+from .bounds import Fact, Scope, facts_of, lane_bounds
 from .intrinsics import INTRINSICS
 from .nodes import (
     ARITHMETIC,
@@ -119,8 +119,7 @@ def _stmt(s: Stmt, place: _Place) -> None:
                 _stmt(otherwise, guarded)
         case Let(name, value, body):
             t = _expr(value, place)
-            scope = place.scope.in_let(name, value) if t == _INDEX else place.scope
-            _stmt(body, place.bind(name, t, scope))
+            _stmt(body, place.bind(name, t, place.scope.in_let(name, value)))
         case Allocate(buffer, body):
             _allocate(buffer, body, place)
         case Check(condition, site, value):
@@ -178,9 +177,10 @@ def _access(b: Buffer, where: tuple[Expr, ...], mask: Expr | None, place: _Place
     lanes = max(_indices(b, where, place, node), b.type.lanes)
     if mask is not None:
         _require_type(mask, Type(BOOL, lanes), place, node)
-    elif not place.guarded:
+    facts, understood = facts_of(mask, place.scope)
+    if understood and not place.guarded:
         for dimension, i in enumerate(where):
-            _require_inside(b, dimension, i, place, node)
+            _require_inside(b, dimension, i, place, facts, node)
     return Type(b.type.dtype, lanes)
 
 
@@ -202,20 +202,17 @@ def _indices(b: Buffer, where: tuple[Expr, ...], place: _Place, node: Stmt | Exp
     return lanes
 
 
-def _require_inside(b: Buffer, dimension: int, index: Expr, place: _Place, node: Stmt | Expr) -> None:
-    """Prove that an affine index stays in the buffer. Data and conditions are beyond this proof."""
-    base, reach = (index.base, index.stride * (index.lanes - 1)) if isinstance(index, Ramp) else (index, 0)
-    if not _is_affine(base) or base.type.lanes > 1:
+def _require_inside(
+    b: Buffer, dimension: int, index: Expr, place: _Place, facts: list[Fact], node: Stmt | Expr
+) -> None:
+    """Prove that an affine index stays in the buffer. What data decides is beyond this proof."""
+    base = index.base if isinstance(index, Ramp) else index
+    if base.type.lanes > 1 or not _is_affine(base):
         return
-    low, high = lower_bound(base, place.scope), upper_bound(base, place.scope)
-    inside = low is not None and high is not None
-    if inside and low is not None and high is not None:
-        inside = low + min(reach, 0) >= 0 and high + max(reach, 0) < b.shape[dimension]
-    _require(
-        inside,
-        f"dimension {dimension} of {b.name}{list(b.shape)} is not proved inside ({low} .. {high})",
-        node,
-    )
+    low, high = lane_bounds(index, place.scope, facts)
+    inside = low is not None and low >= 0 and high is not None and high < b.shape[dimension]
+    shape = list(b.shape)
+    _require(inside, f"dimension {dimension} of {b.name}{shape} is not proved inside ({low} .. {high})", node)
 
 
 def _is_affine(e: Expr) -> bool:

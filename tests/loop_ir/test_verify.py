@@ -102,7 +102,10 @@ WRONG = {
     "is int64, not bool": If(b.const(1), SET),
     "not proved inside": loop(index(b.add(ROW, 1))),
     "-1": loop(index(b.sub(ROW, 1))),
-    "0 .. 40": loop(Store(A, (b.ramp(ROW, 1, 8),), b.const(1.0, FLOAT32, 8)), step=8, stop=N + 8),
+    "0 .. 47": loop(Store(A, (b.ramp(ROW, 1, 8),), b.const(1.0, FLOAT32, 8)), step=8, stop=N + 8),
+    "32 .. 40": Store(
+        A, (b.ramp(32, 1, 16),), b.const(1.0, FLOAT32, 16), None, b.lt(b.ramp(32, 1, 16), b.const(N + 1))
+    ),
     "41": loop(loop(value(b.load(B, ROW, COLUMN)), start=ROW, stop=b.add(ROW, 3), var="j")),
 }
 
@@ -150,6 +153,27 @@ def test_accesses_that_stay_inside_are_proved(body: Stmt) -> None:
     verify(module(body))
 
 
+LANES = b.ramp(ROW, 1, 16)
+SIXTEEN = b.const(1.0, FLOAT32, 16)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        b.lt(LANES, b.const(N)),
+        b.le(LANES, b.const(N - 1)),
+        b.gt(b.const(N), LANES),
+        b.lt(b.ramp(0, 1, 16), b.sub(N, ROW)),
+        b.logical_and(b.lt(LANES, b.const(N)), b.broadcast(b.lt(ROW, b.const(3)), 16)),
+    ],
+)
+def test_masks_are_part_of_the_proof(mask: Expr) -> None:
+    body = Store(A, (LANES,), SIXTEEN, None, mask)
+    verify(module(loop(body, step=16, stop=N)))
+    bound = Let("m", mask, Store(A, (LANES,), SIXTEEN, None, b.var("m", BOOL, 16)))
+    verify(module(loop(bound, step=16, stop=N)))
+
+
 def test_what_data_decides_is_beyond_the_proof() -> None:
     gathered = b.cast(b.load(A, 0), INT64)
     verify(module(index(gathered)))
@@ -162,3 +186,8 @@ def test_before_unrolling_a_register_may_be_indexed_by_a_loop() -> None:
 
 def test_casts_between_all_types_are_allowed() -> None:
     verify(module(value(Cast(Cast(Load(A, (b.const(0),)), BOOL), FLOAT32))))
+
+
+def test_masks_of_strided_lanes_are_understood() -> None:
+    strided, some = b.ramp(b.mul(ROW, 3), 3, 8), b.lt(b.ramp(ROW, 1, 8), b.const(14))
+    verify(module(loop(Store(A, (strided,), b.const(1.0, FLOAT32, 8), None, some), step=8, stop=14)))
