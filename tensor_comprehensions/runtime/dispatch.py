@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -83,13 +84,15 @@ class Launcher:
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         """The output, or a tuple when there are several or none. The inputs must have been accepted."""
-        if self._single:
+        if self._single and not self._arena:  # the common case, without another Python call
             output = self._allocate[0]()
-            self.run(*inputs, output)
+            failure = self._run(*inputs, output)
+            if failure is not None:
+                raise self._fail(*failure)
             return output
         outputs = [allocate() for allocate in self._allocate]
         self.run(*inputs, *outputs)
-        return tuple(outputs)
+        return outputs[0] if self._single else tuple(outputs)
 
     def run(self, *tensors: torch.Tensor) -> None:
         """Run on the inputs followed by the outputs, which must fit the operands and not overlap."""
@@ -102,8 +105,14 @@ class Launcher:
 
 
 def _allocator(o: Operand) -> Callable[[], torch.Tensor]:
-    dtype = getattr(torch, o.dtype.name)
-    return functools.partial(torch.empty_strided, o.sizes, o.strides, dtype=dtype, device=torch.device("cpu"))
+    """What makes a new tensor, by the quickest way there is: like one of these sizes whose memory is one element."""
+    dtype, cpu = getattr(torch, o.dtype.name), torch.device("cpu")
+    if (
+        math.prod(o.sizes) > 1
+        and torch.empty_like(torch.empty((), device="meta").expand(o.sizes)).stride() == o.strides
+    ):
+        return functools.partial(torch.empty_like, torch.empty((), dtype=dtype, device=cpu).expand(o.sizes))
+    return functools.partial(torch.empty_strided, o.sizes, o.strides, dtype=dtype, device=cpu)
 
 
 def _offsets(sizes: Sequence[int]) -> tuple[list[int], int]:

@@ -51,6 +51,15 @@ def test_views_are_read_at_their_offset(launcher: Launcher) -> None:
     assert torch.equal(launcher(a[2], b), a[2] + b)
 
 
+@pytest.mark.parametrize("sizes", [(), (N,), (4, 6), (1, 1), (2, 1, 3), (0, 4)])
+def test_outputs_have_the_layout_asked_for(add: Callable[[int], Executable], sizes: tuple[int, ...]) -> None:
+    for strides in (torch.empty(sizes).stride(), tuple(reversed(torch.empty(sizes[::-1]).stride()))):
+        launcher = Launcher(add(0), [], [Operand(INT64, sizes, strides)], [0, 0, 0], [], no_failure)
+        output = launcher()
+        assert (output.shape, output.stride(), output.dtype) == (sizes, strides, torch.int64)
+        assert output.is_cpu
+
+
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_types_are_told_apart(add: Callable[[int], Executable], dtype: DType) -> None:
     executable = add(N)
