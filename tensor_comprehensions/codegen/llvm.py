@@ -142,12 +142,12 @@ class _FunctionWriter:
 
     def parameters(self, buffers: list[Buffer], variables: list[tuple[str, Type, Printer]]) -> None:
         for buffer in buffers:
-            name = f"%{_plain(buffer.name)}.{len(self.signature)}"
+            name = f"%{_plain(buffer.name)}.arg{len(self.signature)}"
             self.signature.append(f"ptr noalias {'' if buffer.name in self.used.written else 'readonly '}{name}")
             self.p.pointers[buffer.name] = name
             self.buffers[buffer.name] = buffer
         for variable, type, outer in variables:
-            name = f"%{_plain(variable)}.{len(self.signature)}"
+            name = f"%{_plain(variable)}.var{len(self.signature)}"
             self.signature.append(f"{register(type)} {name}")
             self.p.variables[variable], self.p.types[variable] = name, type
             if variable in outer.ranges:

@@ -115,8 +115,8 @@ def _fused(scop: Scop, nodes: Sequence[Node]) -> Group | None:
     rows: list[Row] = []
     for pieces in _outer_band(scop, nodes):
         row = _row(nodes, pieces)
-        if row is None:
-            break
+        if row is None or any(row.place(n)[0] == r.place(n)[0] for r in rows for n in nodes):
+            break  # a node that two rows place by one index would run where they agree only
         rows.append(row)
     return Group(tuple(nodes), tuple(rows)) if rows else None
 
