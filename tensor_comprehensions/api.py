@@ -117,7 +117,7 @@ class Caller:
     def __init__(self, kernels: Kernels, machine: Machine) -> None:
         self.function = kernels.function
         self._kernels, self._machine = kernels, machine
-        self._lanes = Lanes(kernels.function)
+        self._lanes = Lanes(kernels.interface)
         self._direct: Launcher | None = None
         self._out_is_inout = any(p.name == "out" for p in kernels.function.initial)
 
@@ -167,7 +167,7 @@ class Op(Caller):
 
         A number that is part of the kernel is given by its value. One output: its shape; several: a tuple of shapes.
         """
-        bound = self._kernels.bind(sizes_from_shapes(self.function, shapes, initial))
+        bound = self._kernels.bind(sizes_from_shapes(self._kernels.interface, shapes, initial))
         found = tuple(bound.tensor(name).shape for name in bound.returns)
         return found[0] if len(found) == 1 else found
 
@@ -184,14 +184,14 @@ class Op(Caller):
         """
         machine = Machine(options or CpuOptions(), target or host())
         check_machine(machine.options, machine.target)
-        arguments = gather(self.function, tensors, initial)
+        arguments = gather(self._kernels.interface, tensors, initial)
         route = self._kernels.route(sizes_of(self.function, arguments), arguments, (), machine)
         return Kernel(self._kernels, machine, route.compiled)
 
     @guarded
     def reference(self, /, *tensors: Value, **initial: Value) -> Any:
         """What a call gives, computed by the reference evaluator: by the definition of the language, and slowly."""
-        arguments = gather(self.function, tensors, initial)
+        arguments = gather(self._kernels.interface, tensors, initial)
         bound = self._kernels.bind(sizes_of(self.function, arguments))
         return hand_back(evaluate(bound, arguments), arguments.numpy)
 

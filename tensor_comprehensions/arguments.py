@@ -205,10 +205,10 @@ def check_apart(op: str, outputs: Iterable[tuple[str, Tensor]], others: Iterable
         for other, y in seen:
             if share_memory(x, y):
                 raise ArgumentError(
-                    f"the destination of `{name}` of {op} shares memory with `{other}`",
+                    f"the destination of `{name}` of {op} shares memory with {other}",
                     suggestion="leave `out` away, or pass a tensor of its own",
                 )
-        seen.append((name, x))
+        seen.append((f"the destination of `{name}`", x))
 
 
 def overlaps_itself(x: Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .arguments import TORCH_TYPES, Expected, article, check_apart, check_destination, to_tensor
-from .describe import declaration, dims, signature
+from .describe import dims, signature, sizes_of_returns
 from .dtypes import BFLOAT16, DType
 from .errors import ArgumentError, InternalError, RangeError
 from .loop_ir.nodes import CheckSite
@@ -23,7 +23,7 @@ from .runtime.host import host
 from .target import Target
 from .tc_lang import reference
 from .tc_lang.bind import bind
-from .tc_lang.function import BoundFunction, Const, Expr, Function, Role, Size, Symbol, contiguous_strides
+from .tc_lang.function import BoundFunction, Const, Expr, Function, Role, Size, contiguous_strides
 
 Shape = tuple[int, ...]
 Result = Tensor | np.ndarray | tuple[Tensor, ...] | tuple[np.ndarray, ...]
@@ -42,42 +42,58 @@ class Arguments:
     numpy: bool
 
 
-def gather(function: Function, values: Sequence[object], initial: Mapping[str, object]) -> Arguments:
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A def as a call sees it: what it says of its parameters and of its in/out outputs, in order."""
+
+    function: Function
+    parameters: tuple[Expected, ...]
+    initial: tuple[Expected, ...]
+
+    @classmethod
+    def of(cls, function: Function) -> Interface:
+        sizes = sizes_of_returns(function)
+        return cls(
+            function,
+            tuple(Expected(function.name, p.name, p.dtype, dims(p)) for p in function.parameters),
+            tuple(Expected(function.name, p.name, p.dtype, sizes[p.name]) for p in function.initial),
+        )
+
+
+def gather(interface: Interface, values: Sequence[object], initial: Mapping[str, object]) -> Arguments:
     """The arguments of a call as plain tensors. Raises ArgumentError that names the first that is wrong."""
-    check_names(function, values, initial)
+    function = interface.function
+    check_names(interface, values, initial)
     everything = (*values, *initial.values())
     numpy = any(isinstance(v, np.ndarray) for v in everything) and not any(isinstance(v, Tensor) for v in everything)
     if numpy and (narrow := [r for r in function.returns if function.tensor(r).dtype == BFLOAT16]):
         raise ArgumentError(f"NumPy has no type for `{narrow[0]}` of {function.name}", suggestion="pass torch tensors")
     return Arguments(
-        tuple(to_tensor(expected(function, p), v) for p, v in zip(function.parameters, values, strict=True)),
-        tuple(to_tensor(expected(function, p), initial[p.name]) for p in function.initial),
+        tuple([to_tensor(p, v) for p, v in zip(interface.parameters, values, strict=True)]),
+        tuple([to_tensor(p, initial[p.name]) for p in interface.initial]),
         numpy,
     )
 
 
-def expected(function: Function, symbol: Symbol) -> Expected:
-    return Expected(function.name, symbol.name, symbol.dtype, dims(symbol))
-
-
-def check_names(function: Function, values: Sequence[object], initial: Mapping[str, object]) -> None:
+def check_names(interface: Interface, values: Sequence[object], initial: Mapping[str, object]) -> None:
     """Are there as many arguments as parameters, and exactly the in/out outputs by keyword? Raises ArgumentError."""
-    parameters, inout = function.parameters, {p.name: p for p in function.initial}
+    function, parameters = interface.function, interface.parameters
+    inout = {p.name: p for p in interface.initial}
     for name in initial:
         if name not in inout:
             raise _unknown_keyword(function, name, inout)
     if len(values) != len(parameters):
         missing = ", ".join(p.name for p in parameters[len(values) :])
         raise ArgumentError(
-            f"{function.name} takes {len(parameters)} arguments by position, not {len(values)}",
+            f"{function.name} takes {len(parameters)} argument{'s' * (len(parameters) != 1)}, not {len(values)}",
             expected=signature(function),
             suggestion=f"pass {missing}" if missing else "",
         )
-    for name, symbol in inout.items():
+    for name, p in inout.items():
         if name not in initial:
             raise ArgumentError(
                 f"{function.name} reads `{name}` before it writes it, and the call gives no initial value",
-                expected=declaration(symbol),
+                expected=f"{p} {name}",
                 suggestion=f"pass {name}=..., or start `{name}` in the def with `=` or an operator with `!`",
             )
 
@@ -118,18 +134,14 @@ def sizes_of(function: Function, arguments: Arguments) -> Sizes:
     )
 
 
-def sizes_from_shapes(function: Function, values: Sequence[object], initial: Mapping[str, object]) -> Sizes:
+def sizes_from_shapes(interface: Interface, values: Sequence[object], initial: Mapping[str, object]) -> Sizes:
     """As `sizes_of`, from shapes, tensors or, for a number, its value. Raises ArgumentError."""
-    check_names(function, values, initial)
-    parameters = function.parameters
+    check_names(interface, values, initial)
+    given = list(zip(interface.function.parameters, interface.parameters, values, strict=True))
     return Sizes(
-        tuple(_shape(expected(function, p), v) for p, v in zip(parameters, values, strict=True)),
-        tuple(_shape(expected(function, p), initial[p.name]) for p in function.initial),
-        tuple(
-            (p.name, int(to_tensor(expected(function, p), v).item()))
-            for p, v in zip(parameters, values, strict=True)
-            if p.specialised
-        ),
+        tuple(_shape(p, value) for _, p, value in given),
+        tuple(_shape(p, initial[p.name]) for p in interface.initial),
+        tuple((p.name, int(to_tensor(p, value).item())) for symbol, p, value in given if symbol.specialised),
     )
 
 
@@ -158,23 +170,23 @@ def normal_strides(x: Tensor) -> Shape:
     return tuple(s if n > 1 else c for n, s, c in zip(x.shape, x.stride(), contiguous, strict=True))
 
 
-def bind_sizes(function: Function, sizes: Sizes) -> BoundFunction:
+def bind_sizes(interface: Interface, sizes: Sizes) -> BoundFunction:
     """The def with the sizes that the shapes of its arguments give to its size names.
 
     Raises ArgumentError where two dimensions with one size differ, RangeError where no index range fits.
     """
+    function = interface.function
+    symbols = (*function.parameters, *function.initial)
+    shapes = (*sizes.inputs, *sizes.initial)
     known: dict[str, tuple[int, str]] = {}
-    shapes = (*zip(function.parameters, sizes.inputs, strict=True), *zip(function.initial, sizes.initial, strict=True))
-    for symbol, shape in shapes:
+    for symbol, shape in zip(symbols, shapes, strict=True):
         for d, (extent, size) in enumerate(zip(symbol.extents or (), shape, strict=False)):
             _unify(function, known, extent, size, f"dimension {d} of `{symbol.name}`")
     bound = bind(function, {name: size for name, (size, _) in known.items()}, dict(sizes.scalars))
-    for symbol, shape in shapes:
-        if bound.tensor(symbol.name).shape != shape:
-            raise expected(function, symbol).error(
-                "has another shape than the def gives it",
-                found=f"a shape of {shape} instead of {bound.tensor(symbol.name).shape}",
-            )
+    for p, shape in zip((*interface.parameters, *interface.initial), shapes, strict=True):
+        wanted = bound.tensor(p.name).shape
+        if wanted != shape:
+            raise p.error("has another shape than the def gives it", found=f"a shape of {shape} instead of {wanted}")
     return bound
 
 
@@ -231,11 +243,11 @@ def destinations(bound: BoundFunction, arguments: Arguments, out: object) -> tup
         t = bound.tensor(name)
         tensors.append(check_destination(bound.name, name, x, t.dtype, t.shape))
     parameters = [t.name for t in bound.tensors if t.role is Role.INPUT]
-    others = list(zip(parameters, arguments.inputs, strict=True))
+    others = [(f"`{name}`", x) for name, x in zip(parameters, arguments.inputs, strict=True)]
     targets = dict(zip(bound.returns, tensors, strict=True))
     for name, x in zip(_inout(bound), arguments.initial, strict=True):
         if not same_place(x, targets[name]):
-            others.append((name, x))
+            others.append((f"the initial value of `{name}`", x))
     check_apart(bound.name, targets.items(), others)
     return tuple(tensors)
 

@@ -33,13 +33,18 @@ def declaration(symbol: Symbol, sizes: tuple[str, ...] | None = None) -> str:
     return f"{symbol.dtype}({','.join(sizes)}) {symbol.name}" if sizes else f"{symbol.dtype} {symbol.name}"
 
 
-def returns(function: Function) -> tuple[str, ...]:
-    """The outputs with their sizes as formulas: `float32(N - K + 1) out`; `?` where only numbers will tell."""
+def sizes_of_returns(function: Function) -> dict[str, tuple[str, ...]]:
+    """The sizes of each output as formulas: `N - K + 1`; as declared where only numbers will tell."""
     try:
-        inferred = symbolic_ranges(function)
+        shape = symbolic_ranges(function).shape
     except RangeError:
-        return tuple(declaration(function.tensor(r)) for r in function.returns)
-    return tuple(declaration(function.tensor(r), tuple(map(str, inferred.shape(r)))) for r in function.returns)
+        return {r: dims(function.tensor(r)) for r in function.returns}
+    return {r: tuple(map(str, shape(r))) for r in function.returns}
+
+
+def returns(function: Function) -> tuple[str, ...]:
+    """The outputs with their sizes as formulas: `float32(N - K + 1) out`."""
+    return tuple(declaration(function.tensor(r), sizes) for r, sizes in sizes_of_returns(function).items())
 
 
 def signature(function: Function) -> str:
@@ -51,7 +56,8 @@ def signature(function: Function) -> str:
 def documentation(function: Function) -> str:
     """The docstring of an operator: what it takes, gives and raises, and the text it was defined by."""
     takes = [_argument(p) for p in function.parameters]
-    initial = [f"{declaration(p)}: initial value, passed by keyword" for p in function.initial]
+    sizes = sizes_of_returns(function)
+    initial = [f"{declaration(p, sizes[p.name])}: initial value, passed by keyword" for p in function.initial]
     gives = list(returns(function))
     sections = [
         signature(function),

@@ -15,6 +15,7 @@ from torch import Tensor
 from . import knobs
 from .calls import (
     Arguments,
+    Interface,
     Sizes,
     allocate,
     bind_sizes,
@@ -64,12 +65,13 @@ class Kernels:
 
     def __init__(self, function: Function) -> None:
         self.function = function
+        self.interface = Interface.of(function)
         self._bound: OncePerKey[Sizes, BoundFunction] = OncePerKey(LIMIT)
         self.routes: OncePerKey[Hashable, Route] = OncePerKey(LIMIT)
 
     def bind(self, sizes: Sizes) -> BoundFunction:
         """The def with these sizes. Raises ArgumentError or RangeError where they do not fit."""
-        return self._bound.get(sizes, lambda: bind_sizes(self.function, sizes))
+        return self._bound.get(sizes, lambda: bind_sizes(self.interface, sizes))
 
     def route(self, sizes: Sizes, arguments: Arguments, out: Sequence[Tensor], machine: Machine) -> Route:
         """The kernel for the layouts of `arguments`, and of `out` where it says where to write."""
@@ -97,9 +99,9 @@ class Kernels:
 
         Raises ArgumentError or RangeError.
         """
-        arguments = gather(self.function, tensors, initial)
+        arguments = gather(self.interface, tensors, initial)
         if arguments.numpy and out is None:
-            values = dict(zip([p.name for p in self.function.initial], arguments.initial, strict=True))
+            values = dict(zip([p.name for p in self.interface.initial], arguments.initial, strict=True))
             known = lanes.call(arguments.inputs, None, values)
             if known is not MISS:
                 return hand_back(known if isinstance(known, tuple) else (known,), numpy=True)

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from . import knobs
 from .arguments import TORCH_TYPES, to_tensor
-from .calls import Arguments, copy, expected, failure
+from .calls import Arguments, Interface, copy, failure
 from .compiler import Compiled
 from .dtypes import DType
 from .runtime.dispatch import Launcher, Operand
-from .tc_lang.function import Function, Role
+from .tc_lang.function import Role
 from .tc_lang.function import Tensor as BoundTensor
 
 LIMIT = 256
@@ -66,13 +66,13 @@ class Lanes:
     A call has the lane of its layouts, of the values of its specialised numbers, and of whether it says where to write.
     """
 
-    def __init__(self, function: Function) -> None:
-        parameters = function.parameters
+    def __init__(self, interface: Interface) -> None:
+        function, parameters = interface.function, interface.function.parameters
         self._count = len(parameters)
         self._numbers = [
-            (n, expected(function, p), _python_types(p.dtype), cast("dict[Any, Tensor]", {}))
-            for n, p in enumerate(parameters)
-            if not p.rank
+            (n, p, _python_types(p.dtype), cast("dict[Any, Tensor]", {}))
+            for n, p in enumerate(interface.parameters)
+            if not p.dims
         ]
         self._special = tuple(n for n, p in enumerate(parameters) if p.specialised)
         self._initial = tuple(p.name for p in function.initial)

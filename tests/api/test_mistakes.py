@@ -37,7 +37,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[tc.TCError], list[str]]] = 
     "parameter by keyword": (lambda: OPS.matmul(A, B=B), tc.ArgumentError, ["`B`", "by position"]),
     "unknown keyword": (lambda: OPS.matmul(A, B, outt=C), tc.ArgumentError, ["`outt`", "did you mean out?"]),
     "initial value of no in/out": (lambda: OPS.matmul(A, B, C=C), tc.ArgumentError, ["starts `C` itself"]),
-    "no initial value": (lambda: OPS.gemm(A, B, 1.0), tc.ArgumentError, ["initial value", "C=..."]),
+    "no initial value": (lambda: OPS.gemm(A, B, 1.0), tc.ArgumentError, ["initial value", "C=...", "float32(M,N) C"]),
     "initial value of another size": (
         lambda: OPS.gemm(A, B, 1.0, C=torch.ones(3, 6)), tc.ArgumentError, ["C", "6", "5"],
     ),
@@ -59,13 +59,14 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[tc.TCError], list[str]]] = 
     ),
     "out overlaps the initial value": (
         lambda: (lambda c: OPS.gemm(A, B, 1.0, C=c[:3], out=c[1:]))(torch.ones(4, 5)),
-        tc.ArgumentError, ["shares memory with `C`"],
+        tc.ArgumentError, ["shares memory with the initial value of `C`"],
     ),
     "one out for two": (
         lambda: OPS.moments(A, out=torch.ones(3)), tc.ArgumentError, ["`out` of moments has 1", "mean, square"],
     ),
     "one memory for two outputs": (
-        lambda: (lambda m: OPS.moments(A, out=(m, m)))(torch.ones(3)), tc.ArgumentError, ["shares memory with `mean`"],
+        lambda: (lambda m: OPS.moments(A, out=(m, m)))(torch.ones(3)),
+        tc.ArgumentError, ["shares memory with the destination of `mean`"],
     ),
     "out requires a gradient": (
         lambda: OPS.matmul(A, B, out=torch.ones(3, 5, requires_grad=True)), tc.ArgumentError, ["gradient"],
