@@ -131,7 +131,7 @@ class Caller:
             result = self._lanes.call(tensors, out, initial)
             if result is MISS:
                 result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
-            if out is None:
+            if self._lanes.only_tensors and out is None:
                 self._direct = self._lanes.direct()
         except (TCError, InternalError):
             raise

@@ -77,13 +77,15 @@ class Lanes:
         self._special = tuple(n for n, p in enumerate(parameters) if p.specialised)
         self._initial = tuple(p.name for p in function.initial)
         self._sources = tuple(self._initial.index(r) if r in self._initial else None for r in function.returns)
+        self.only_tensors = not self._numbers and not self._initial
+        """Whether a call is nothing but tensors and, unless it says where to write, its result fresh outputs."""
         self._last: dict[Hashable, Lane] = {}
         self._known: dict[Hashable, Lane] = {}
         self._apart_before: tuple[Lane, list[int]] | None = None
 
     def direct(self) -> Launcher | None:
-        """The launcher of the last call, where a call is nothing but tensors and its result fresh outputs."""
-        lane = None if self._numbers or self._initial else self._last.get(((), False))
+        """The launcher of the last call, for a def of which `only_tensors` holds."""
+        lane = self._last.get(((), False))
         return None if lane is None else lane.launcher
 
     def call(self, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
@@ -92,9 +94,11 @@ class Lanes:
             return MISS
         special: tuple[Any, ...] = ()
         if self._numbers:
-            special = tuple([tensors[n] for n in self._special])
-            if not all(type(value) is int for value in special):  # a tensor's value may change
-                return MISS
+            if self._special:
+                special = tuple([tensors[n] for n in self._special])
+                for value in special:
+                    if type(value) is not int:  # a tensor's value may change
+                        return MISS
             tensors = self._with_numbers(tensors)
         values: list[Any] = [initial.get(name) for name in self._initial] if initial else []
         if out is None:
