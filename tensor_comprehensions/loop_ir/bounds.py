@@ -67,6 +67,12 @@ def lane_bounds(index: Expr, scope: Scope, facts: Sequence[Fact] = ()) -> tuple[
     return max((-x for x in low if x is not None), default=None), min((x for x in high if x is not None), default=None)
 
 
+def certainly_runs(loop: Loop, scope: Scope) -> bool:
+    """Whether the loop has an iteration, whatever the variables around it are."""
+    least = lower_bound(affine.subtract(loop.stop, loop.start), scope)
+    return least is not None and least > 0
+
+
 Fact = tuple[Expr, Expr]
 """(a, b), where `a < b` is known in every lane that runs."""
 

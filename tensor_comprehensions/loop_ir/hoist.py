@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from . import affine, build
+from .bounds import Scope, certainly_runs
 from .intrinsics import is_hint
 from .names import Names
 from .nodes import (
@@ -25,7 +26,7 @@ from .nodes import (
     Store,
     Type,
 )
-from .reductions import certain_stores, certainly_runs, widened
+from .reductions import certain_stores, widened
 from .rewrite import expressions, map_stmt, mentions, walk, walk_expr
 
 
@@ -37,41 +38,46 @@ def hoist_accumulators(s: Stmt) -> Stmt:
     """
     if not any(isinstance(c, Store) and c.op is not None and c.buffer.space is not Space.REGISTER for c in walk(s)):
         return s
-    return _hoist(s, Names.of(s))
+    return _hoist(s, Names.of(s), Scope.empty())
 
 
-def _hoist(s: Stmt, names: Names) -> Stmt:
+def _hoist(s: Stmt, names: Names, scope: Scope) -> Stmt:
     match s:
         case Store() | Loop(kind=LoopKind.VECTOR):  # its reductions are for `vectorize`
             return s
         case Block(body):
-            return _hoist_in_block(s, body, names)
+            return _hoist_in_block(s, body, names, scope)
         case Loop(kind=LoopKind.SERIAL):
-            return _hoist_loop(s, [], names)
-    return map_stmt(s, lambda e: e, lambda c: _hoist(c, names))
+            return _hoist_loop(s, [], names, scope)
+        case Loop():
+            scope = scope.in_loop(s)
+        case Let(name, value):
+            scope = scope.in_let(name, value)
+    return map_stmt(s, lambda e: e, lambda c: _hoist(c, names, scope))
 
 
-def _hoist_in_block(s: Block, body: tuple[Stmt, ...], names: Names) -> Stmt:
+def _hoist_in_block(s: Block, body: tuple[Stmt, ...], names: Names, scope: Scope) -> Stmt:
     done: list[Stmt] = []
     for c in body:
         if isinstance(c, Loop) and c.kind is LoopKind.SERIAL:
-            done.append(_hoist_loop(c, done, names))
+            done.append(_hoist_loop(c, done, names, scope))
         else:
-            done.append(_hoist(c, names))
+            done.append(_hoist(c, names, scope))
     same = len(done) == len(body) and all(a is b for a, b in zip(done, body, strict=True))
     return s if same else build.block(*done)
 
 
-def _hoist_loop(loop: Loop, before: list[Stmt], names: Names) -> Stmt:
+def _hoist_loop(loop: Loop, before: list[Stmt], names: Names, scope: Scope) -> Stmt:
     """`loop` with its accumulators; plain stores at the end of `before` that initialise them are taken from there."""
-    found = _updates(loop)
+    inside = scope.in_loop(loop)
+    found = _updates(loop, inside)
     if not found:
-        body = _hoist(loop.body, names)
+        body = _hoist(loop.body, names, inside)
         return loop if body is loop.body else replace(loop, body=body)
     registers = [u.register(names) for u in found]
     by_store = {id(s): r for u, r in zip(found, registers, strict=True) for s in u.stores}
-    body = _hoist(_redirect(loop.body, by_store), names)
-    certain = certainly_runs(loop)
+    body = _hoist(_redirect(loop.body, by_store), names, inside)
+    certain = certainly_runs(loop, scope)
     initial = _take_initial_values(found, before) if certain else {}
     parts: list[Stmt] = []
     for n, (u, r) in enumerate(zip(found, registers, strict=True)):
@@ -101,14 +107,14 @@ class _Update:
         return Buffer(name, Type(self.buffer.type.dtype.accumulator, lanes), (), (), Space.REGISTER)
 
 
-def _updates(loop: Loop) -> list[_Update]:
+def _updates(loop: Loop, scope: Scope) -> list[_Update]:
     """What registers can hold over `loop`, in order of appearance."""
     inside = list(walk(loop.body))
     bound = {loop.var} | {s.var for s in inside if isinstance(s, Loop)} | {s.name for s in inside if isinstance(s, Let)}
     stored = {s.buffer.name for s in inside if isinstance(s, Store)}
     private = {s.buffer.name for s in inside if isinstance(s, Allocate)}
     refused = private | set(_touched_otherwise(inside))
-    certain = {id(s) for s in certain_stores(loop.body)}
+    certain = {id(s) for s in certain_stores(loop.body, scope)}
     groups: dict[str, dict[object, _Update]] = {}
     for s in inside:
         if not isinstance(s, Store) or s.buffer.name in refused:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ..dtypes import DType
 from ..errors import CannotLower
-from . import affine, build
+from . import build
+from .bounds import Scope, certainly_runs
 from .names import Names
 from .nodes import (
     Allocate,
@@ -158,21 +159,17 @@ class _Scope:
         return names
 
 
-def certain_stores(s: Stmt) -> Iterator[Store]:
+def certain_stores(s: Stmt, scope: Scope) -> Iterator[Store]:
     """The stores that run in every execution of `s`: no condition and no loop that may be empty is around them."""
     match s:
         case Store():
             yield s
         case Block(body):
             for c in body:
-                yield from certain_stores(c)
-        case Let(_, _, body) | Allocate(_, body):
-            yield from certain_stores(body)
-        case Loop(kind=LoopKind.SERIAL | LoopKind.UNROLLED) if certainly_runs(s):
-            yield from certain_stores(s.body)
-
-
-def certainly_runs(loop: Loop) -> bool:
-    """Whether the loop has at least one iteration, whatever the variables are."""
-    length = affine.difference(loop.stop, loop.start)
-    return length is not None and length > 0
+                yield from certain_stores(c, scope)
+        case Let(name, value, body):
+            yield from certain_stores(body, scope.in_let(name, value))
+        case Allocate(_, body):
+            yield from certain_stores(body, scope)
+        case Loop(kind=LoopKind.SERIAL | LoopKind.UNROLLED) if certainly_runs(s, scope):
+            yield from certain_stores(s.body, scope.in_loop(s))

@@ -13,7 +13,7 @@ from typing import assert_never
 from ..dtypes import BOOL
 from ..errors import CannotLower
 from . import affine, build
-from .bounds import Scope, lower_bound, upper_bound
+from .bounds import Scope, certainly_runs, lower_bound, upper_bound
 from .intrinsics import is_hint
 from .names import Names
 from .nodes import (
@@ -67,7 +67,7 @@ def _vectorize(s: Stmt, names: Names, scope: Scope) -> _Result:
             return _vectorize_loop(s, names, scope)
         case Loop(body=body):
             inner, pending = _vectorize(body, names, scope.in_loop(s))
-            if s.kind is LoopKind.PARALLEL or not _runs(s, scope):
+            if s.kind is LoopKind.PARALLEL or not certainly_runs(s, scope):
                 inner, pending = _settle(inner, pending), ()
             settled, pending = _cross(s, s.var, inner, pending)
             return s if settled is body else replace(s, body=settled), pending
@@ -132,12 +132,6 @@ def _settle(s: Stmt, accumulators: tuple[Accumulator, ...]) -> Stmt:
     return build.allocate([a.buffer for a in accumulators], build.block(*first, s, *last))
 
 
-def _runs(loop: Loop, scope: Scope) -> bool:
-    """Whether the loop surely has an iteration."""
-    least = lower_bound(affine.subtract(loop.stop, loop.start), scope)
-    return least is not None and least > 0
-
-
 def _vectorize_loop(loop: Loop, names: Names, scope: Scope) -> _Result:
     lanes = loop.factor[0]
     if lanes == 1:
@@ -153,7 +147,7 @@ def _vectorize_loop(loop: Loop, names: Names, scope: Scope) -> _Result:
     accumulators = tuple(Accumulator(r, r.registers(names, lanes, used)) for r in reductions)
     steps = [_emit_piece(p, body, loop, accumulators, names) for p in pieces]
     whole = build.block(*_bind_ends(pieces, steps))
-    if not accumulators or _runs(loop, scope):
+    if not accumulators or certainly_runs(loop, scope):
         return whole, accumulators
     # Where the loop does not run, the element may not even exist.
     return build.when(build.lt(loop.start, loop.stop), _settle(whole, accumulators)), ()
@@ -169,7 +163,7 @@ def _require_vector_form(loop: Loop, body: Stmt) -> None:
 
 def _require_elements(reductions: list[Reduction], body: Stmt, scope: Scope) -> None:
     """Refuse to combine into an element that only a condition inside the loop makes exist."""
-    certain = {id(s) for s in certain_stores(body)}
+    certain = {id(s) for s in certain_stores(body, scope)}
     for r in reductions:
         if any(id(s) in certain for s in r.stores):
             continue

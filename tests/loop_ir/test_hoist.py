@@ -138,3 +138,12 @@ def test_half_precision_accumulates_in_single() -> None:
         "  low_sum_0[] += A[0, k]\n"
         "low[] = bfloat16(low_sum_0[])\n"
     )
+
+
+def test_tiles_of_a_reduction_need_no_guard() -> None:
+    start = b.mul(b.var("t"), 3)
+    tile = Loop("k", start, b.minimum(b.add(start, 3), N), UPDATE)
+    after = checked(around(loop(b.var("t"), tile, 3)))
+    assert not any(isinstance(s, If) for s in walk(after))
+    (tiles,) = (s for s in walk(after) if isinstance(s, Loop) and s.var == "t")
+    assert all(s.buffer is not C for s in walk(tiles) if isinstance(s, Store))
