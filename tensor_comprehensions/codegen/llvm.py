@@ -2,7 +2,8 @@
 
 The module exports `i64 tc_entry(ptr arguments)`. `arguments` points at the addresses of `Module.arguments`, then of
 `Module.temporaries`, then of a status `{i64, i64}`. It runs the kernels in order and returns 0; or, as soon as a
-kernel fails, what it left in the status: (site + 1, value) for a `Check`, (-1, bytes) where memory ran out.
+kernel fails, what it left in the status: (site + 1, value) for a `Check`, (-1, bytes) where memory ran out, (-2, 0)
+where the thread pool failed.
 Written buffers overlap no other buffer. Of the process it needs `tc_parallel_for`, `tc_allocate`, `tc_free` and the
 mathematics named in `symbols`.
 """
@@ -45,7 +46,7 @@ from .llvm_usage import Usage, usage, writes
 
 _STACK_BYTES = 16384  # scratch beyond this, per function, is allocated from the heap
 _ALIGNMENT = 64
-OUT_OF_MEMORY = -1
+OUT_OF_MEMORY, NO_THREADS = -1, -2
 
 # By the name of an intrinsic, its declaration and its call with the addresses of the operands, then the attributes.
 _INTRINSICS = {
@@ -277,14 +278,14 @@ class _FunctionWriter:
         self.module.may_fail = True
         holds, value = self.p.value(s.condition), self.p.value(s.value)
         failed = self.b.define(f"xor i1 {holds}, true", (holds,))
+        self.b.branch(failed, lambda: self._record(s.site + 1, value))
 
-        def record() -> None:
-            pair = self.b.local(f"cmpxchg ptr %status, i64 0, i64 {s.site + 1} monotonic monotonic")
-            first = self.b.local(f"extractvalue {{ i64, i1 }} {pair}, 1")
-            slot = self.b.define("getelementptr i64, ptr %status, i64 1", ())
-            self.b.branch(first, lambda: self.b.effect(f"store i64 {value}, ptr {slot}"))
-
-        self.b.branch(failed, record)
+    def _record(self, code: int, value: str) -> None:
+        """Make this the failure of the module, unless there was one before."""
+        pair = self.b.local(f"cmpxchg ptr %status, i64 0, i64 {code} monotonic monotonic")
+        first = self.b.local(f"extractvalue {{ i64, i1 }} {pair}, 1")
+        slot = self.b.define("getelementptr i64, ptr %status, i64 1", ())
+        self.b.branch(first, lambda: self.b.effect(f"store i64 {value}, ptr {slot}"))
 
     def _invoke(self, s: Invoke) -> None:
         spelling = _INTRINSICS.get(s.name)
@@ -340,7 +341,10 @@ class _FunctionWriter:
             return
         self.b.declare("i32 @tc_parallel_for(i64, i64, i64, ptr, ptr)")
         arguments = f"i64 0, i64 {number}, i64 {max(1, s.grain)}, ptr @{name}, ptr {context}"
-        self.b.local(f"call i32 @tc_parallel_for({arguments})")
+        self.module.may_fail = True
+        error = self.b.local(f"call i32 @tc_parallel_for({arguments})")
+        failed = self.b.local(f"icmp ne i32 {error}, 0")
+        self.b.branch(failed, lambda: self._record(NO_THREADS, "0"))
 
     def _trips(self, s: Loop) -> str:
         start, stop = self.p.value(s.start), self.p.value(s.stop)

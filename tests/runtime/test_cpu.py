@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import threading
@@ -168,3 +169,13 @@ def test_assembly_is_text(add: Add) -> None:
     assert "tc_entry" in executable.assembly
     assert executable.source.startswith("; addition")
     assert process.torch_library() is process.torch_library()
+
+
+def test_a_pool_that_fails_is_reported(add: Add, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 2)
+    failing = kind(lambda begin, end, grain, function, context: 1)
+    executable = add(5000)
+    address = ctypes.cast(failing, ctypes.c_void_p).value
+    monkeypatch.setattr(process._KEPT.pool.cell, "value", address)
+    a, b, c = torch.ones(5000), torch.ones(5000), torch.zeros(5000)
+    assert executable([a.data_ptr(), b.data_ptr(), c.data_ptr()]) == (-2, 0)

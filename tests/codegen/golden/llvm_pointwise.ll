@@ -5,7 +5,7 @@ declare <16 x float> @llvm.masked.load.v16f32.p0(ptr, <16 x i1>, <16 x float>)
 declare i32 @tc_parallel_for(i64, i64, i64, ptr, ptr)
 declare void @llvm.masked.store.v16f32.p0(<16 x float>, ptr, <16 x i1>)
 
-define internal void @kernel_0.parallel_0.body(ptr noalias readonly %A.0, ptr noalias %B.1, ptr %status, i64 %low, i64 %high) #0 {
+define internal void @kernel_0.parallel_0.body(ptr noalias readonly %A.arg0, ptr noalias %B.arg1, ptr %status, i64 %low, i64 %high) #0 {
 entry:
   br label %body
 body:
@@ -13,11 +13,11 @@ body:
 loop.trip.1:
   %trip.1 = phi i64 [ %low, %body ], [ %trip.1.next, %loop.trip.1 ]
   %t.2 = mul i64 %trip.1, 45
-  %t.3 = getelementptr float, ptr %A.0, i64 %t.2
+  %t.3 = getelementptr float, ptr %A.arg0, i64 %t.2
   %t.4 = load <16 x float>, ptr %t.3, align 4
   %t.5 = fmul contract <16 x float> %t.4, splat (float 0x3FE0000000000000)
   %t.6 = call <16 x float> @Sleef_logf16_u10(<16 x float> %t.5)
-  %t.7 = getelementptr float, ptr %B.1, i64 %t.2
+  %t.7 = getelementptr float, ptr %B.arg1, i64 %t.2
   store <16 x float> %t.6, ptr %t.7, align 4
   %t.8 = getelementptr float, ptr %t.3, i64 16
   %t.9 = load <16 x float>, ptr %t.8, align 4
@@ -49,18 +49,31 @@ define internal void @kernel_0.parallel_0(i64 %low, i64 %high, ptr %context) #0 
   ret void
 }
 
-define internal void @kernel_0(ptr noalias readonly %A.0, ptr noalias %B.1, ptr %status) #0 {
+define internal void @kernel_0(ptr noalias readonly %A.arg0, ptr noalias %B.arg1, ptr %status) #0 {
 entry:
   %context.1 = alloca { ptr, ptr, ptr }
   br label %body
 body:
   %t.2 = getelementptr { ptr, ptr, ptr }, ptr %context.1, i32 0, i32 0
-  store ptr %A.0, ptr %t.2
+  store ptr %A.arg0, ptr %t.2
   %t.3 = getelementptr { ptr, ptr, ptr }, ptr %context.1, i32 0, i32 1
-  store ptr %B.1, ptr %t.3
+  store ptr %B.arg1, ptr %t.3
   %t.4 = getelementptr { ptr, ptr, ptr }, ptr %context.1, i32 0, i32 2
   store ptr %status, ptr %t.4
   %t.5 = call i32 @tc_parallel_for(i64 0, i64 20, i64 1, ptr @kernel_0.parallel_0, ptr %context.1)
+  %t.6 = icmp ne i32 %t.5, 0
+  %t.10 = getelementptr i64, ptr %status, i64 1
+  br i1 %t.6, label %then.if.7, label %end.if.7
+then.if.7:
+  %t.8 = cmpxchg ptr %status, i64 0, i64 -2 monotonic monotonic
+  %t.9 = extractvalue { i64, i1 } %t.8, 1
+  br i1 %t.9, label %then.if.11, label %end.if.11
+then.if.11:
+  store i64 0, ptr %t.10
+  br label %end.if.11
+end.if.11:
+  br label %end.if.7
+end.if.7:
   ret void
 }
 
@@ -71,7 +84,14 @@ define i64 @tc_entry(ptr %arguments) #0 {
   %address1 = load ptr, ptr %slot1
   %status.slot = getelementptr ptr, ptr %arguments, i64 2
   %status = load ptr, ptr %status.slot
+  store i64 0, ptr %status
   call void @kernel_0(ptr %address0, ptr %address1, ptr %status)
+  %failed0 = load i64, ptr %status
+  %stop0 = icmp ne i64 %failed0, 0
+  br i1 %stop0, label %failure0, label %next0
+failure0:
+  ret i64 %failed0
+next0:
   ret i64 0
 }
 attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" }
