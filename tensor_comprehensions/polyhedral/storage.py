@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..structured.transpose import CACHE_LINE
 from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, Role, Tensor
@@ -17,8 +18,6 @@ from .leaf import DimKind, Leaf
 from .schedule import Group
 from .scop import Node
 
-# Bytes of a line of every cache.
-CACHE_LINE = 64
 # A kernel that touches less than this part of the last cache leaves its results there for whoever reads them.
 CACHED_SHARE = 0.75
 

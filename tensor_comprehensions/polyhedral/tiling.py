@@ -19,10 +19,10 @@ LONGEST_CHUNK = 4096
 CONTRACTION_ROWS = 64
 # A leaf with less than this fraction of a group's work has no say in its tiles.
 HEAVY_SHARE = 16
-# Tiles where lanes run along another row than unit strides: whole cache lines of any type on both sides. Long ones
-# along the lanes write longer runs, where enough of them are left.
-TRANSPOSED_TILE = 64
-LONG_TRANSPOSED_TILE = 256
+# Tiles (along the unit strides, along the lanes) where those are different rows: few runs to write at a time, but long
+# ones; square tiles where too few long ones would be left to share.
+LONG_TRANSPOSED_TILE = (32, 512)
+TRANSPOSED_TILE = (64, 64)
 
 
 def row_tiles(
@@ -37,11 +37,12 @@ def row_tiles(
     if any(n.cluster is not None for n in group.nodes):
         return _contraction_tiles(group)
     lanes = target.lanes(32)
+    nests = len(leaves)
     leaves = _heavy(function, leaves)
     wanted = _vector_rows(function, leaves, target)
     transposed = _transposed_rows(function, leaves, target)
     if transposed:
-        return _transposed_tiles(group, wanted, transposed)
+        return _transposed_tiles(group, wanted, transposed, long=nests == 1)
     others = prod(r.extent for k, r in enumerate(group.rows) if k not in wanted)
     return tuple(_tile(row.extent, k in wanted, others, lanes) for k, row in enumerate(group.rows))
 
@@ -56,14 +57,18 @@ def _contraction_tiles(group: Group) -> tuple[int, ...]:
     return (min(extents[0], size), *extents[1:])
 
 
-def _transposed_tiles(group: Group, wanted: frozenset[int], transposed: frozenset[int]) -> tuple[int, ...]:
-    def sizes(along: int) -> tuple[int, ...]:
-        sides = (along if k in wanted else TRANSPOSED_TILE if k in transposed else 1 for k in range(len(group.rows)))
+def _transposed_tiles(
+    group: Group, wanted: frozenset[int], transposed: frozenset[int], *, long: bool
+) -> tuple[int, ...]:
+    """`long`: nothing that other nests of the group keep per tile has to fit into the first-level cache."""
+
+    def sizes(tile: tuple[int, int]) -> tuple[int, ...]:
+        sides = (tile[k in wanted] if k in transposed or k in wanted else 1 for k in range(len(group.rows)))
         return tuple(min(row.extent, side) for row, side in zip(group.rows, sides, strict=True))
 
-    long = sizes(LONG_TRANSPOSED_TILE)
-    tiles = prod(-(-row.extent // size) for row, size in zip(group.rows, long, strict=True))
-    return long if tiles >= ENOUGH_PARALLELISM else sizes(TRANSPOSED_TILE)
+    most = sizes(LONG_TRANSPOSED_TILE)
+    tiles = prod(-(-row.extent // size) for row, size in zip(group.rows, most, strict=True))
+    return most if long and tiles >= ENOUGH_PARALLELISM else sizes(TRANSPOSED_TILE)
 
 
 def _tile(extent: int, wanted: bool, others: int, lanes: int) -> int:

@@ -17,6 +17,8 @@ from .vector import evaluate
 
 # Shuffles work on pieces of this many bytes; across them there are only moves of whole pieces.
 PIECE = 16
+# Bytes of a line of every cache.
+CACHE_LINE = 64
 
 Pair = Callable[[Expr, Expr, tuple[int, ...]], Expr]
 """How two vectors and the choice of lanes become one: `build.shuffle`, or that bound to a name."""
@@ -189,8 +191,12 @@ class _Block:
                 held[s.buffer.name] = names.bind(value)
             else:
                 where = tuple(evaluate(i, point) for i in s.indices)
-                done.append(Store(s.buffer, where, value, s.op, mask, s.streaming))
+                done.append(Store(s.buffer, where, value, s.op, mask, s.streaming and self._fills_lines(s)))
         return names.around(build.block(*done))
+
+    def _fills_lines(self, s: Store) -> bool:
+        """Does a vector cover a cache line? Parts of one, with other rows in between, had better meet in a cache."""
+        return self.side * s.buffer.type.dtype.size % CACHE_LINE == 0
 
 
 def _mask(condition: Expr) -> Expr | None:
