@@ -97,9 +97,8 @@ def best_tile(facts: Facts, target: Target) -> RegisterTile:
 def _tiles(facts: Facts, target: Target) -> Generator[RegisterTile]:
     widest = target.lanes(facts.bits)
     extent = facts.extent(facts.vector)
-    for lanes in dict.fromkeys(max(2, widest // d) for d in (1, 2, 4)):
-        if lanes > 2 * extent and lanes > 4:
-            continue
+    useful = [lanes for lanes in _halves(widest) if lanes < 2 * extent] or [_halves(widest)[-1]]
+    for lanes in useful[:3]:
         for vectors in range(1, 9):
             across = min(vectors, -(-extent // lanes)) * lanes
             if across < vectors * lanes:
@@ -108,6 +107,11 @@ def _tiles(facts: Facts, target: Target) -> Generator[RegisterTile]:
                 sizes = {facts.vector: min(across, extent), **dict(rows)}
                 if registers(facts, lanes, {**sizes, facts.vector: across}) <= target.vector_registers - 1:
                     yield RegisterTile(lanes, ((facts.vector, across), *rows))
+
+
+def _halves(lanes: int) -> list[int]:
+    """`lanes`, half of it, and so on, down to 4."""
+    return [lanes, *_halves(lanes // 2)] if lanes > 4 else [lanes]
 
 
 def _rows(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
