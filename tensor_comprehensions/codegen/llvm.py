@@ -164,8 +164,7 @@ class _FunctionWriter:
         for address in reversed(self.heap):
             self.b.effect(f"call void @tc_free(ptr {address})")
         if self.used.streams:
-            self.b.declare("void @llvm.x86.sse.sfence()")
-            self.b.effect("call void @llvm.x86.sse.sfence()")
+            self.b.effect("fence seq_cst")  # streaming stores are ordered by nothing less
         self.b.effect("ret void")
 
     def text(self) -> list[str]:
