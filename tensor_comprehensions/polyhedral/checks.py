@@ -1,46 +1,189 @@
-"""Data-dependent subscripts verified before anything reads through them."""
+"""Data-dependent subscripts verified before anything reads through them.
+
+A check of many subscripts first asks, in vectors and where it pays in parallel, whether all of them are inside. Only
+where one is not a second, ordered nest looks for the first of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
 
+from ..dtypes import BOOL
+from ..errors import CannotLower
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
-from ..loop_ir.nodes import Buffer, CheckSite
+from ..loop_ir.nodes import Buffer, CheckSite, LoopKind, Space, Type
+from ..loop_ir.vectorize import vectorize
+from ..options import CpuOptions
+from ..target import Target
 from ..tc_lang import function as tc
-from ..tc_lang.function import BoundsCheck, BoundStatement
+from ..tc_lang.function import BoundFunction, BoundIndex, BoundsCheck, BoundStatement
 from ..translate import Scope, translate, translate_subscript
+from .locality import stride
+
+# Fewer subscripts than this are looked at one by one.
+FEW = 64
+VECTORS = 4
+# A subscript costs a fraction of a scalar operation; chunks are few enough for their results to be one cache line.
+CHEAPER = 4
+MOST_CHUNKS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """Loops that verify, what a failure of each means, and the memory that they need."""
+
+    loops: tuple[ir.Stmt, ...] = ()
+    sites: tuple[CheckSite, ...] = ()
+    temporaries: tuple[Buffer, ...] = ()
+
+    def __add__(self, other: Checks) -> Checks:
+        return Checks(self.loops + other.loops, self.sites + other.sites, self.temporaries + other.temporaries)
 
 
 def check_loops(
-    s: BoundStatement, buffers: Mapping[str, Buffer], first_site: int
-) -> tuple[tuple[ir.Stmt, ...], tuple[CheckSite, ...]]:
-    """For each check of `s` a nest over the indices it depends on, and what a failure of it means."""
-    nests = tuple(_nest(s, check, buffers, first_site + k) for k, check in enumerate(s.checks))
-    sites = tuple(CheckSite(c.tensor, c.dimension, c.extent, c.origin) for c in s.checks)
-    return nests, sites
+    function: BoundFunction,
+    s: BoundStatement,
+    buffers: Mapping[str, Buffer],
+    first_site: int,
+    options: CpuOptions,
+    target: Target,
+) -> Checks:
+    """For each check of `s` what verifies it over all instances of `s`."""
+    found = Checks()
+    if all(i.extent for i in s.indices):
+        for check in dict.fromkeys(s.checks):
+            site = first_site + len(found.sites)
+            found += _Check(function, s, check, buffers, site, options, target).verified()
+    return found
 
 
-def check_reads(s: BoundStatement) -> frozenset[str]:
-    """The tensors that the checks of `s` read."""
-    roots = [e for c in s.checks for e in (c.subscript, c.guard) if e is not None]
-    return frozenset(x.tensor for e in roots for x in tc.walk(e) if isinstance(x, tc.Access))
+def _roots(check: BoundsCheck) -> list[tc.Expr]:
+    return [e for e in (check.subscript, check.guard) if e is not None]
 
 
-def _nest(s: BoundStatement, check: BoundsCheck, buffers: Mapping[str, Buffer], site: int) -> ir.Stmt:
-    scope = Scope({i.name: build.var(i.name) for i in s.indices}, buffers)
-    guarded = scope.under(check.guard) if check.guard is not None else scope
-    value = translate_subscript(check.subscript, guarded)
-    condition = build.logical_and(build.ge(value, 0), build.lt(value, check.extent))
-    if check.guard is not None:
-        condition = build.logical_or(build.logical_not(translate(check.guard, scope)), condition)
-    body: ir.Stmt = ir.Check(condition, site, value)
-    used = {
-        x.name for e in (check.subscript, check.guard) if e is not None for x in tc.walk(e) if isinstance(x, tc.Index)
-    }
-    for i in reversed(s.indices):
-        if i.name in used:
+def _accesses(check: BoundsCheck) -> list[tc.Access]:
+    return [x for e in _roots(check) for x in tc.walk(e) if isinstance(x, tc.Access)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """One check of a statement, and what decides how it is done."""
+
+    function: BoundFunction
+    statement: BoundStatement
+    check: BoundsCheck
+    buffers: Mapping[str, Buffer]
+    site: int
+    options: CpuOptions
+    target: Target
+
+    @property
+    def indices(self) -> tuple[BoundIndex, ...]:
+        """Those on which the check depends, in the order of the statement."""
+        used = {x.name for e in _roots(self.check) for x in tc.walk(e) if isinstance(x, tc.Index)}
+        return tuple(i for i in self.statement.indices if i.name in used)
+
+    @property
+    def points(self) -> int:
+        return prod(i.extent for i in self.indices)
+
+    def verified(self) -> Checks:
+        c = self.check
+        sites = (CheckSite(c.tensor, c.dimension, c.extent, c.origin),)
+        everywhere, temporaries = self._everywhere(self._one_by_one())
+        return Checks((everywhere,), sites, temporaries)
+
+    def _one_by_one(self) -> ir.Stmt:
+        """The nest that finds the first subscript that is outside."""
+        value, condition = self._translated()
+        body: ir.Stmt = ir.Check(condition, self.site, value)
+        for i in reversed(self.indices):
             body = ir.Loop(i.name, build.const(i.lower), build.const(i.upper), body)
-        elif not i.extent:  # the statement has no instance at all
-            return build.NOTHING
-    return body
+        return body
+
+    def _everywhere(self, search: ir.Stmt) -> tuple[ir.Stmt, tuple[Buffer, ...]]:
+        """`search` only where it would find something; and the memory that this takes."""
+        if self.points < FEW:
+            return search, ()
+        outer = max(self.indices, key=lambda i: i.extent)
+        grain = self.options.grain * CHEAPER
+        chunks = min(outer.extent, MOST_CHUNKS, self.points // grain) if grain else 1
+        inside = Buffer(f"inside.{self.site}", Type(BOOL), (), (), Space.REGISTER)
+        flags = build.buffer(f"chunks.{self.site}", BOOL, (chunks,))
+        try:
+            if chunks > 1:
+                first, nest = self._in_chunks(inside, outer, flags), _conjunction(inside, flags)
+            else:
+                first, nest = build.NOTHING, self._vector_nest(inside, {})
+        except CannotLower:
+            return search, ()
+        found = ir.If(build.logical_not(ir.Load(inside, ())), search)
+        then = build.allocate([inside], build.block(_all(inside, nest), found))
+        return build.block(first, then), (flags,) if chunks > 1 else ()
+
+    def _in_chunks(self, inside: Buffer, outer: BoundIndex, flags: Buffer) -> ir.Stmt:
+        """`flags`, one for each chunk of `outer`."""
+        (chunks,) = flags.shape
+        size = -(-outer.extent // chunks)
+        chunk = build.var("chunk")
+        start = build.add(build.mul(chunk, size), outer.lower)
+        nest = self._vector_nest(inside, {outer.name: (start, build.minimum(build.add(start, size), outer.upper))})
+        store = ir.Store(flags, (chunk,), ir.Load(inside, ()))
+        body = build.allocate([inside], build.block(_all(inside, nest), store))
+        return ir.Loop("chunk", build.const(0), build.const(chunks), body, LoopKind.PARALLEL)
+
+    def _vector_nest(self, inside: Buffer, parts: Mapping[str, tuple[ir.Expr, ir.Expr]]) -> ir.Stmt:
+        """The condition of the instances in `parts` taken into `inside`, lanes along the index that suits them best."""
+        value, condition = self._translated()
+        bits = value.operand.type.dtype.bits if isinstance(value, ir.Cast) else value.type.dtype.bits
+        lanes = self.target.lanes(bits)
+        along = min(self.indices, key=lambda i: self._cost(i, lanes))
+        body: ir.Stmt = ir.Store(inside, (), condition, "and")
+        for i in (along, *(i for i in reversed(self.indices) if i is not along)):
+            start, stop = parts.get(i.name, (build.const(i.lower), build.const(i.upper)))
+            if i is along:
+                factor = (lanes, max(1, min(VECTORS, i.extent // lanes)))
+                body = ir.Loop(i.name, start, stop, body, LoopKind.VECTOR, factor=factor)
+            else:
+                body = ir.Loop(i.name, start, stop, body)
+        vectorize(_all(inside, body))  # it refuses what has no vector form
+        return body
+
+    def _cost(self, i: BoundIndex, lanes: int) -> float:
+        """Of the vectors along `i`, per subscript."""
+        steps = [stride(self.function, a, i.name) for a in _accesses(self.check)]
+        costs = [1.0 if s in (0, 1) else 4.0 if s is not None and abs(s) <= 4 else 10.0 for s in steps]
+        return sum(costs) * -(-i.extent // lanes) / i.extent
+
+    def _translated(self) -> tuple[ir.Expr, ir.Expr]:
+        """The subscript in int64, and whether it is inside where it is asked for."""
+        guard = self.check.guard
+        scope = Scope({i.name: build.var(i.name) for i in self.statement.indices}, self.buffers)
+        value = translate_subscript(self.check.subscript, scope.under(guard) if guard is not None else scope)
+        condition = _is_inside(value, self.check.extent)
+        if guard is not None:
+            condition = build.logical_or(build.logical_not(translate(guard, scope)), condition)
+        return value, condition
+
+
+def _is_inside(value: ir.Expr, extent: int) -> ir.Expr:
+    """`0 <= value < extent`, in the type in which the value was found."""
+    narrow = value.operand if isinstance(value, ir.Cast) and value.operand.type.dtype.is_integer else value
+    dtype = narrow.type.dtype
+    above = build.ge(narrow, 0) if dtype.is_signed else build.TRUE
+    largest = (1 << (dtype.bits - dtype.is_signed)) - 1
+    return build.logical_and(above, build.lt(narrow, extent) if extent <= largest else build.TRUE)
+
+
+def _all(inside: Buffer, nest: ir.Stmt) -> ir.Stmt:
+    """`inside` as the conjunction of what `nest` takes into it."""
+    return build.block(ir.Store(inside, (), build.TRUE), nest)
+
+
+def _conjunction(inside: Buffer, flags: Buffer) -> ir.Stmt:
+    """All `flags` taken into `inside`."""
+    update = ir.Store(inside, (), ir.Load(flags, (build.var("chunk"),)), "and")
+    return ir.Loop("chunk", build.const(0), build.const(flags.shape[0]), update)

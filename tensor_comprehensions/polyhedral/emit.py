@@ -112,7 +112,7 @@ class Emitter:
         for node in leaf.nodes:
             loops = [d.index(node) for d in reversed(order)] + [row.place(node)[0] for row in reversed(fixed)]
             scope = self._scope(leaf, node)
-            yield from prefetches(self.function, leaf, node, lanes, loops, scope, self.target)
+            yield from prefetches(self.function, self.group, node, lanes, loops, scope, self.target)
 
     def _turned_nest(self, leaf: Leaf, lanes: Dim) -> ir.Stmt | None:
         """The nest with reads that cross `lanes` transposed in registers; None where there are none."""

@@ -14,21 +14,23 @@ from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex
 from ..translate import Scope, element
 from .affine import affine
-from .leaf import Dim, Leaf
+from .leaf import Dim
 from .locality import stride
+from .schedule import Group
 from .scop import Node
 
-# Shorter rows than this come fast enough: the processor itself runs that many of them ahead.
-SHORTEST_ROW = 128
-# Bytes between what is asked for and what is read: the time of a trip to memory at the speed of a sum of rows.
+# Of rows between a part of a cache line and a page: the processor itself guesses how a longer row goes on.
+SHORTEST_ROW, LONGEST_ROW = 32, 4096
+# Bytes from what is read to what is asked for, and at most so many rows: the time of a trip to memory at the speed of a
+# sum of rows. Half or twice that is as good on what was measured (Zen 4, tables of 8 and 256 MiB).
 DISTANCE = 4096
-MOST_ROWS = 16
+MOST_ROWS = 32
 
 
 def prefetches(
-    function: BoundFunction, leaf: Leaf, node: Node, lanes: Dim, loops: Sequence[str], scope: Scope, target: Target
+    function: BoundFunction, group: Group, node: Node, lanes: Dim, loops: Sequence[str], scope: Scope, target: Target
 ) -> tuple[ir.Invoke, ...]:
-    """Hints for the body of the nest of `leaf`, vectorised along `lanes`, before the statement of `node`.
+    """Hints for the body of a nest of `group`, vectorised along `lanes`, before the statement of `node`.
 
     Args:
         loops: the indices of `node` that the loops around the body walk, innermost first; `scope` gives their values.
@@ -36,7 +38,7 @@ def prefetches(
     found: dict[ir.Invoke, None] = {}
     for access, writes in _accesses(node):
         row = lanes.extent * function.tensor(access.tensor).dtype.size
-        if row < SHORTEST_ROW or not _is_selected_row(function, leaf, node, access, lanes, target):
+        if not SHORTEST_ROW <= row <= LONGEST_ROW or not _is_selected_row(function, group, node, access, lanes, target):
             continue
         ahead = _advanced(_moving(access, loops), _ranges(node), min(MOST_ROWS, -(-DISTANCE // row)), scope)
         buffer, indices = element(access.tensor, access.subscripts, ahead)
@@ -53,14 +55,14 @@ def _accesses(node: Node) -> Iterator[tuple[tc.Access, bool]]:
 
 
 def _is_selected_row(
-    function: BoundFunction, leaf: Leaf, node: Node, access: tc.Access, lanes: Dim, target: Target
+    function: BoundFunction, group: Group, node: Node, access: tc.Access, lanes: Dim, target: Target
 ) -> bool:
     """Does data that nothing here writes select rows along `lanes` of a tensor larger than the second-level cache?"""
     tensor = function.tensor(access.tensor)
     if tensor.size * tensor.dtype.size <= target.cache[min(1, len(target.cache) - 1)]:
         return False
     reads = [x for e in _selectors(access) for x in tc.walk(e) if isinstance(x, tc.Access)]
-    written = {w.tensor for n in leaf.nodes for w in n.writes}
+    written = {w.tensor for n in group.nodes for w in n.writes}
     if not reads or any(x.guarded or x.tensor in written for x in reads):
         return False
     return stride(function, access, lanes.index(node)) == 1

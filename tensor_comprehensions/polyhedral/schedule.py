@@ -18,8 +18,7 @@ from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, walk
 from .affine import isl_name
-from .checks import check_reads
-from .scop import Node, Scop, instance, union_map
+from .scop import Node, Scop, check_reads, instance, union_map
 
 # A kernel with fewer independent iterations than this does not feed the threads of a usual machine.
 ENOUGH_PARALLELISM = 32

@@ -73,6 +73,12 @@ class Node:
         return tuple(dict.fromkeys(a.tensor for a in (*self.writes, *self.reads)))
 
 
+def check_reads(s: BoundStatement) -> frozenset[str]:
+    """The tensors that the checks of `s` read."""
+    roots = [e for c in s.checks for e in (c.subscript, c.guard) if e is not None]
+    return frozenset(x.tensor for e in roots for x in walk(e) if isinstance(x, tc.Access))
+
+
 def _expressions(s: BoundStatement) -> Iterator[tc.Expr]:
     for root in (s.value, *s.subscripts, *(c.subscript for c in s.checks), *(c.guard for c in s.checks if c.guard)):
         yield from walk(root)

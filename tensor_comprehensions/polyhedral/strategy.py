@@ -6,20 +6,19 @@ from dataclasses import replace
 
 from ..knobs import current
 from ..loop_ir import build
-from ..loop_ir import nodes as ir
-from ..loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
+from ..loop_ir.nodes import Buffer, Kernel, Module, Type
 from ..options import CpuOptions
 from ..structured.recognise import recognise, refusal
 from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
 from .affine import affine
-from .checks import check_loops
+from .checks import Checks, check_loops
 from .collapse import collapse
 from .emit import emit
 from .leaf import leaves
 from .legality import Scheduled, check
-from .schedule import Group, schedule
+from .schedule import schedule
 from .scop import LOCK, Node, Scop
 from .show import show
 from .storage import local_temporaries
@@ -52,17 +51,19 @@ def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Modu
     buffers = {t.name: _buffer(t) for t in function.tensors}
     groups = [s.group for s in plan]
     kernels: list[Kernel] = []
-    sites: list[CheckSite] = []
+    checks = Checks()
     contracted: set[str] = set()
     for scheduled in plan:
-        nests = _checks(scheduled.group, buffers, sites)
-        if nests:
+        before = checks
+        for s in (s for n in scheduled.group.nodes for s in n.statements):
+            checks += check_loops(function, s, buffers, len(checks.sites), options, target)
+        if nests := checks.loops[len(before.loops) :]:
             kernels.append(Kernel(f"{function.name}_check{len(kernels)}", build.block(*nests)))
         local = local_temporaries(function, groups, scheduled.group) if options.contract else ()
         contracted |= {t.name for t in local}
         body = emit(function, scheduled, local, buffers, options, target)
         kernels.append(Kernel(function.name if len(plan) == 1 else f"{function.name}_{len(kernels)}", body))
-    return _module(function, buffers, contracted, kernels, sites)
+    return _module(function, buffers, contracted, kernels, checks)
 
 
 def plan_schedule(scop: Scop, options: CpuOptions, target: Target) -> tuple[Scheduled, ...]:
@@ -77,30 +78,20 @@ def plan_schedule(scop: Scop, options: CpuOptions, target: Target) -> tuple[Sche
     return tuple(plan)
 
 
-def _checks(group: Group, buffers: dict[str, Buffer], sites: list[CheckSite]) -> list[ir.Stmt]:
-    """The loops that verify what the group is about to read; their sites are added to `sites`."""
-    nests: list[ir.Stmt] = []
-    for node in group.nodes:
-        for s in node.statements:
-            loops, found = check_loops(s, buffers, len(sites))
-            nests += loops
-            sites += found
-    return nests
-
-
 def _module(
     function: BoundFunction,
     buffers: dict[str, Buffer],
     contracted: set[str],
     kernels: list[Kernel],
-    sites: list[CheckSite],
+    checks: Checks,
 ) -> Module:
     arguments = tuple(buffers[t.name] for t in function.tensors if t.role is not Role.TEMPORARY)
     temporaries = tuple(
         buffers[t.name] for t in function.tensors if t.role is Role.TEMPORARY and t.name not in contracted
     )
     written = tuple(t.name for t in function.tensors if t.role in (Role.OUTPUT, Role.INOUT))
-    return Module(function.name, arguments, temporaries, tuple(kernels), tuple(sites), written)
+    memory = (*temporaries, *checks.temporaries)
+    return Module(function.name, arguments, memory, tuple(kernels), checks.sites, written)
 
 
 def _buffer(tensor: Tensor) -> Buffer:
