@@ -323,6 +323,8 @@ class _Access:
             return
         if self.lanes == 1:
             self._store_scalar(value)
+        elif self.bits.count(True) == 1 and not self.place.vectors:
+            self._store_lane(value, self.bits.index(True))
         elif self.place.vectors or self.place.lane not in (-1, 1):
             self._scatter(value)
         elif self.place.lane == 1:
@@ -340,6 +342,11 @@ class _Access:
             self._write(self.element, value, address)
         else:
             self.b.branch(self.mask, lambda: self._write(self.element, value, address))
+
+    def _store_lane(self, value: str, lane: int) -> None:
+        """One lane alone. LLVM would store too many bytes of a masked vector of narrow integers (`vmovd` of an i16)."""
+        one = self.b.define(f"extractelement {self.vector} {value}, i64 {lane}", (value,))
+        self._write(self.element, one, self._pointer(lane * self.place.lane))
 
     def _store_contiguous(self, address: str, value: str, mask: str | None, streaming: bool) -> None:
         if mask is None:

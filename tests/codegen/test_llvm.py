@@ -209,6 +209,18 @@ def _check_mask(dtype: d.DType, stride: int, known: bool, target: Target) -> Non
 
 
 @on_targets
+@pytest.mark.parametrize("to", [d.BFLOAT16, d.INT8, d.INT16, d.UINT8], ids=str)
+def test_a_single_lane_of_narrow_numbers_writes_nothing_beyond(to: d.DType, target: Target) -> None:
+    wide = d.FLOAT32 if to.is_float else d.INT32
+    a, c = ir.buffer("A", wide, (8,)), ir.buffer("C", to, (8,))
+    along = ir.ramp(0, 1, 8)
+    first = ir.lt(along, 1)
+    value = ir.cast(ir.add(ir.load(a, along), ir.load(a, along)), to)
+    m = module(Block((ir.store(c, (along,), ir.const(3, to)), ir.store(c, (along,), value, mask=first))))
+    compare(m, {"A": random_array(wide, (8,), 1), "C": random_array(to, (8,), 2)}, target)
+
+
+@on_targets
 @pytest.mark.parametrize("dtype", [d.FLOAT32, d.FLOAT64, d.INT16, d.BOOL], ids=str)
 def test_data_dependent_access(dtype: d.DType, target: Target) -> None:
     a, idx = ir.buffer("A", dtype, (7, N)), ir.buffer("X", d.INT32, (N,))
