@@ -84,7 +84,7 @@ class Library:
         raise UnknownDef(
             f"the program has no def {name!r}",
             expected="one of " + ", ".join(self.__ops) if self.__ops else "",
-            suggestion=f"did you mean {near[0]}?" if near else "",
+            suggestion=f"did you mean '{near[0]}'?" if near else "",
         )
 
     def __getattr__(self, name: str) -> Op:

@@ -39,7 +39,7 @@ class Expected:
     def error(self, problem: str, *, found: str = "", suggestion: str = "") -> ArgumentError:
         """The error for this argument: the problem reads on from its name."""
         return ArgumentError(
-            f"argument `{self.name}` of {self.op} {problem}",
+            f"argument '{self.name}' of {self.op} {problem}",
             expected=f"{self} {self.name}",
             found=found,
             suggestion=suggestion,
@@ -165,7 +165,7 @@ def _least(dtype: DType) -> int:
 
 
 def _wrong_type(expected: Expected, found: str, convertible: bool) -> ArgumentError:
-    suggestion = f"pass x.to(torch.{expected.dtype}), or write `{found}` in the def" if convertible else ""
+    suggestion = f"pass x.to(torch.{expected.dtype}), or write '{found}' in the def" if convertible else ""
     return expected.error(f"has elements of type {found}", found=found, suggestion=suggestion)
 
 
@@ -205,10 +205,10 @@ def check_apart(op: str, outputs: Iterable[tuple[str, Tensor]], others: Iterable
         for other, y in seen:
             if share_memory(x, y):
                 raise ArgumentError(
-                    f"the destination of `{name}` of {op} shares memory with {other}",
-                    suggestion="leave `out` away, or pass a tensor of its own",
+                    f"the destination of '{name}' of {op} shares memory with {other}",
+                    suggestion="leave 'out' away, or pass a tensor of its own",
                 )
-        seen.append((f"the destination of `{name}`", x))
+        seen.append((f"the destination of '{name}'", x))
 
 
 def overlaps_itself(x: Tensor) -> bool:

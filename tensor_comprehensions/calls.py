@@ -22,8 +22,10 @@ from .options import CpuOptions
 from .runtime.host import host
 from .target import Target
 from .tc_lang import reference
+from .tc_lang.arguments import TensorType
+from .tc_lang.arguments import match as match_arguments
 from .tc_lang.bind import bind
-from .tc_lang.function import BoundFunction, Const, Expr, Function, Role, Size, contiguous_strides
+from .tc_lang.function import BoundFunction, Function, Role, contiguous_strides
 
 Shape = tuple[int, ...]
 Result = Tensor | np.ndarray | tuple[Tensor, ...] | tuple[np.ndarray, ...]
@@ -67,7 +69,7 @@ def gather(interface: Interface, values: Sequence[object], initial: Mapping[str,
     everything = (*values, *initial.values())
     numpy = any(isinstance(v, np.ndarray) for v in everything) and not any(isinstance(v, Tensor) for v in everything)
     if numpy and (narrow := [r for r in function.returns if function.tensor(r).dtype == BFLOAT16]):
-        raise ArgumentError(f"NumPy has no type for `{narrow[0]}` of {function.name}", suggestion="pass torch tensors")
+        raise ArgumentError(f"NumPy has no type for '{narrow[0]}' of {function.name}", suggestion="pass torch tensors")
     return Arguments(
         tuple([to_tensor(p, v) for p, v in zip(interface.parameters, values, strict=True)]),
         tuple([to_tensor(p, initial[p.name]) for p in interface.initial]),
@@ -92,23 +94,23 @@ def check_names(interface: Interface, values: Sequence[object], initial: Mapping
     for name, p in inout.items():
         if name not in initial:
             raise ArgumentError(
-                f"{function.name} reads `{name}` before it writes it, and the call gives no initial value",
+                f"{function.name} reads '{name}' before it writes it, and the call gives no initial value",
                 expected=f"{p} {name}",
-                suggestion=f"pass {name}=..., or start `{name}` in the def with `=` or an operator with `!`",
+                suggestion=f"pass {name}=..., or start '{name}' in the def with '=' or an operator with '!'",
             )
 
 
 def _unknown_keyword(function: Function, name: str, inout: Iterable[str]) -> ArgumentError:
     if any(p.name == name for p in function.parameters):
-        return ArgumentError(f"`{name}` of {function.name} is passed by position", expected=signature(function))
+        return ArgumentError(f"'{name}' of {function.name} is passed by position", expected=signature(function))
     if name in function.returns:
         return ArgumentError(
-            f"{function.name} starts `{name}` itself and takes no initial value",
+            f"{function.name} starts '{name}' itself and takes no initial value",
             suggestion="out=... says where the outputs are written",
         )
     near = difflib.get_close_matches(name, [*inout, "out"], 1)
     return ArgumentError(
-        f"{function.name} takes no argument `{name}`", suggestion=f"did you mean {near[0]}?" if near else ""
+        f"{function.name} takes no argument '{name}'", suggestion=f"did you mean '{near[0]}'?" if near else ""
     )
 
 
@@ -176,31 +178,14 @@ def bind_sizes(interface: Interface, sizes: Sizes) -> BoundFunction:
     Raises ArgumentError where two dimensions with one size differ, RangeError where no index range fits.
     """
     function = interface.function
-    symbols = (*function.parameters, *function.initial)
-    shapes = (*sizes.inputs, *sizes.initial)
-    known: dict[str, tuple[int, str]] = {}
-    for symbol, shape in zip(symbols, shapes, strict=True):
-        for d, (extent, size) in enumerate(zip(symbol.extents or (), shape, strict=False)):
-            _unify(function, known, extent, size, f"dimension {d} of `{symbol.name}`")
-    bound = bind(function, {name: size for name, (size, _) in known.items()}, dict(sizes.scalars))
-    for p, shape in zip((*interface.parameters, *interface.initial), shapes, strict=True):
-        wanted = bound.tensor(p.name).shape
-        if wanted != shape:
-            raise p.error("has another shape than the def gives it", found=f"a shape of {shape} instead of {wanted}")
-    return bound
+    types = [_type(p, shape) for p, shape in zip(interface.parameters, sizes.inputs, strict=True)]
+    initial = {p.name: _type(p, shape) for p, shape in zip(interface.initial, sizes.initial, strict=True)}
+    binding = match_arguments(function, types, initial, dict(sizes.scalars))
+    return bind(function, binding.sizes, binding.scalars)
 
 
-def _unify(function: Function, known: dict[str, tuple[int, str]], extent: Expr, size: int, place: str) -> None:
-    match extent:
-        case Size(name):
-            wanted, where = known.setdefault(name, (size, place))
-            what = f"the size {name} of {function.name} is {wanted} by {where} and {size} by {place}"
-        case Const(value):
-            wanted, what = int(value), f"{place} of {function.name} has {size} elements"
-        case _:
-            return
-    if size != wanted:
-        raise ArgumentError(what, expected=str(wanted), found=str(size))
+def _type(expected: Expected, shape: Shape) -> TensorType:
+    return TensorType(expected.dtype, shape, contiguous_strides(shape))
 
 
 def with_strides(bound: BoundFunction, strides: Sequence[Shape]) -> BoundFunction:
@@ -219,12 +204,12 @@ def allocate(bound: BoundFunction, name: str) -> Tensor:
         x = torch.empty(tensor.shape, dtype=TORCH_TYPES[tensor.dtype], device="cpu")
     except RuntimeError as error:
         raise ArgumentError(
-            f"there is no memory for `{name}` of {bound.name}: {tensor.size * tensor.dtype.size} bytes",
+            f"there is no memory for '{name}' of {bound.name}: {tensor.size * tensor.dtype.size} bytes",
             found=f"a shape of {tensor.shape}",
         ) from error
     if type(x) is not Tensor or x.device.type != "cpu":
         raise ArgumentError(
-            f"a mode of torch makes {article(type(x).__name__)} of `{name}` of {bound.name}",
+            f"a mode of torch makes {article(type(x).__name__)} of '{name}' of {bound.name}",
             suggestion="call outside of FakeTensorMode and tracing",
         )
     return x
@@ -235,7 +220,7 @@ def destinations(bound: BoundFunction, arguments: Arguments, out: object) -> tup
     given = out if isinstance(out, tuple | list) else (out,)
     if len(given) != len(bound.returns):
         raise ArgumentError(
-            f"`out` of {bound.name} has {len(given)} tensors",
+            f"'out' of {bound.name} has {len(given)} tensors",
             expected=f"{len(bound.returns)}: {', '.join(bound.returns)}",
         )
     tensors = []
@@ -243,11 +228,11 @@ def destinations(bound: BoundFunction, arguments: Arguments, out: object) -> tup
         t = bound.tensor(name)
         tensors.append(check_destination(bound.name, name, x, t.dtype, t.shape))
     parameters = [t.name for t in bound.tensors if t.role is Role.INPUT]
-    others = [(f"`{name}`", x) for name, x in zip(parameters, arguments.inputs, strict=True)]
+    others = [(f"'{name}'", x) for name, x in zip(parameters, arguments.inputs, strict=True)]
     targets = dict(zip(bound.returns, tensors, strict=True))
     for name, x in zip(_inout(bound), arguments.initial, strict=True):
         if not same_place(x, targets[name]):
-            others.append((f"the initial value of `{name}`", x))
+            others.append((f"the initial value of '{name}'", x))
     check_apart(bound.name, targets.items(), others)
     return tuple(tensors)
 
@@ -353,7 +338,7 @@ def failure(op: str, sites: Sequence[CheckSite], failed: int, value: int) -> Exc
     site = sites[failed - 1]
     last = site.origin + site.extent - 1
     return RangeError(
-        f"in {op}, the subscript {value + site.origin} leaves dimension {site.dimension} of `{site.tensor}`",
+        f"a subscript of '{site.tensor}' is out of bounds in dimension {site.dimension}",
         expected=f"{site.origin} to {last}" if site.extent else "nothing: the dimension is empty",
         found=str(value + site.origin),
     )

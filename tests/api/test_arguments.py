@@ -65,7 +65,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_value_that_no_kernel_can_read_is_refused_by_name(kind: str) -> None:
     make, part = REFUSED[kind]
-    with pytest.raises(ArgumentError, match="argument `x` of f") as caught:
+    with pytest.raises(ArgumentError, match="argument 'x' of f") as caught:
         arguments.to_tensor(MATRIX, make())
     assert part in str(caught.value)
     assert "expected: float32(M,N) x" in str(caught.value)
@@ -172,7 +172,7 @@ def test_numbers(dtype: dtypes.DType, value: object) -> None:
     ],
 )  # fmt: skip
 def test_numbers_refused(dtype: dtypes.DType, value: object, part: str) -> None:
-    with pytest.raises(ArgumentError, match="argument `alpha` of f") as caught:
+    with pytest.raises(ArgumentError, match="argument 'alpha' of f") as caught:
         arguments.to_tensor(Expected("f", "alpha", dtype, ()), value)
     assert part in str(caught.value)
 

@@ -182,8 +182,9 @@ def test_interleaved_memory_is_not_shared_memory(ops: tc.Library) -> None:
 def test_a_subscript_out_of_bounds_is_named_and_nothing_changes(ops: tc.Library, word: int) -> None:
     table, words = torch.randn(5, 3), torch.tensor([0, word, 4])
     out = torch.full((3, 3), 7.0)
-    with pytest.raises(tc.RangeError, match=rf"subscript {word} leaves dimension 0 of `table`"):
+    with pytest.raises(tc.RangeError, match="a subscript of 'table' is out of bounds in dimension 0") as error:
         ops.lookup(table, words, out=out)
+    assert error.value.found == str(word)
     assert (out == 7.0).all()
     close(ops.lookup(table, torch.tensor([0, 4, 4])), table[[0, 4, 4]])
 

@@ -34,7 +34,7 @@ def test_the_empty_program_has_no_defs() -> None:
 
 
 def test_an_unknown_name_suggests_the_nearest(ops: tc.Library) -> None:
-    with pytest.raises(AttributeError, match="did you mean matmul") as caught:
+    with pytest.raises(AttributeError, match="did you mean 'matmul'") as caught:
         _ = ops.matmull
     assert isinstance(caught.value, tc.ArgumentError)
     with pytest.raises(tc.ArgumentError, match="no def 'nothing'"):

@@ -34,15 +34,15 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[tc.TCError], list[str]]] = 
     "too many": (lambda: OPS.matmul(A, B, C), tc.ArgumentError, ["takes 2 arguments", "not 3"]),
     "sizes differ": (lambda: OPS.matmul(A, C), tc.ArgumentError, ["K", "4", "3", "A", "B"]),
     "fixed size": (lambda: OPS.fixed(A), tc.ArgumentError, ["x", "4", "3"]),
-    "parameter by keyword": (lambda: OPS.matmul(A, B=B), tc.ArgumentError, ["`B`", "by position"]),
-    "unknown keyword": (lambda: OPS.matmul(A, B, outt=C), tc.ArgumentError, ["`outt`", "did you mean out?"]),
-    "initial value of no in/out": (lambda: OPS.matmul(A, B, C=C), tc.ArgumentError, ["starts `C` itself"]),
+    "parameter by keyword": (lambda: OPS.matmul(A, B=B), tc.ArgumentError, ["'B'", "by position"]),
+    "unknown keyword": (lambda: OPS.matmul(A, B, outt=C), tc.ArgumentError, ["'outt'", "did you mean 'out'?"]),
+    "initial value of no in/out": (lambda: OPS.matmul(A, B, C=C), tc.ArgumentError, ["starts 'C' itself"]),
     "no initial value": (lambda: OPS.gemm(A, B, 1.0), tc.ArgumentError, ["initial value", "C=...", "float32(M,N) C"]),
     "initial value of another size": (
         lambda: OPS.gemm(A, B, 1.0, C=torch.ones(3, 6)), tc.ArgumentError, ["C", "6", "5"],
     ),
     "initial value of another type": (
-        lambda: OPS.gemm(A, B, 1.0, C=C.double()), tc.ArgumentError, ["`C`", "float64"],
+        lambda: OPS.gemm(A, B, 1.0, C=C.double()), tc.ArgumentError, ["'C'", "float64"],
     ),
     "negative range": (lambda: OPS.pool(torch.ones(3), 7), tc.RangeError, ["i"]),
     "out of another shape": (
@@ -55,18 +55,18 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[tc.TCError], list[str]]] = 
         lambda: OPS.matmul(A, B, out=torch.ones(5).expand(3, 5)), tc.ArgumentError, ["share memory", "clone()"],
     ),
     "out is an input": (
-        lambda: OPS.matmul(A[:, :3], A[:, 1:], out=A[:, :3]), tc.ArgumentError, ["`C`", "shares memory with `A`"],
+        lambda: OPS.matmul(A[:, :3], A[:, 1:], out=A[:, :3]), tc.ArgumentError, ["'C'", "shares memory with 'A'"],
     ),
     "out overlaps the initial value": (
         lambda: (lambda c: OPS.gemm(A, B, 1.0, C=c[:3], out=c[1:]))(torch.ones(4, 5)),
-        tc.ArgumentError, ["shares memory with the initial value of `C`"],
+        tc.ArgumentError, ["shares memory with the initial value of 'C'"],
     ),
     "one out for two": (
-        lambda: OPS.moments(A, out=torch.ones(3)), tc.ArgumentError, ["`out` of moments has 1", "mean, square"],
+        lambda: OPS.moments(A, out=torch.ones(3)), tc.ArgumentError, ["'out' of moments has 1", "mean, square"],
     ),
     "one memory for two outputs": (
         lambda: (lambda m: OPS.moments(A, out=(m, m)))(torch.ones(3)),
-        tc.ArgumentError, ["shares memory with the destination of `mean`"],
+        tc.ArgumentError, ["shares memory with the destination of 'mean'"],
     ),
     "out requires a gradient": (
         lambda: OPS.matmul(A, B, out=torch.ones(3, 5, requires_grad=True)), tc.ArgumentError, ["gradient"],
@@ -75,12 +75,12 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[tc.TCError], list[str]]] = 
     "no memory for the output": (
         lambda: OPS.big(torch.ones(30000)), tc.ArgumentError, ["no memory for", "(30000, 30000, 30000, 30000)"],
     ),
-    "infer with a bare number": (lambda: OPS.matmul.infer(3, 4), tc.ArgumentError, ["`A`", "has no shape"]),
-    "infer with another rank": (lambda: OPS.matmul.infer((3,), (4, 5)), tc.ArgumentError, ["`A`", "1 dimensions"]),
+    "infer with a bare number": (lambda: OPS.matmul.infer(3, 4), tc.ArgumentError, ["'A'", "has no shape"]),
+    "infer with another rank": (lambda: OPS.matmul.infer((3,), (4, 5)), tc.ArgumentError, ["'A'", "1 dimensions"]),
     "infer with a negative size": (
-        lambda: OPS.matmul.infer((-3, 4), (4, 5)), tc.ArgumentError, ["`A`", "not a number of elements"],
+        lambda: OPS.matmul.infer((-3, 4), (4, 5)), tc.ArgumentError, ["'A'", "not a number of elements"],
     ),
-    "infer without the value of a number": (lambda: OPS.pool.infer((9,), ()), tc.ArgumentError, ["`k`"]),
+    "infer without the value of a number": (lambda: OPS.pool.infer((9,), ()), tc.ArgumentError, ["'k'"]),
     "unknown source": (
         lambda: OPS.matmul.compile(A, B).source("ptx"), tc.ArgumentError, ["'ptx'", "schedule, loops"],
     ),

@@ -67,7 +67,7 @@ def test_doctor_tells_versions_and_that_a_def_compiles(capsys: pytest.CaptureFix
 MISTAKES = {
     "no file": (["show", "nothing.tc"], "cannot read nothing.tc"),
     "folder": (["show", str(EXAMPLES)], "cannot read"),
-    "no such def": (["show", MATMUL, "--def", "matmull"], "did you mean matmul?"),
+    "no such def": (["show", MATMUL, "--def", "matmull"], "did you mean 'matmul'?"),
     "no size": (["run", MATMUL, "--sizes", "M=3,K=2"], "matmul needs a value of its size N"),
     "unknown size": (["run", MATMUL, "--sizes", "M=3,K=2,N=2,Q=1"], "no size and no number called 'Q'"),
     "no number": (["run", MATMUL, "--sizes", "M=three"], "'M=three'"),
