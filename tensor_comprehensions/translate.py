@@ -24,7 +24,7 @@ OPERATORS = {
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The part of a tensor that a buffer holds: dimension d starts at `origins[d]`, and is absent where that is None."""
+    """The part of a tensor that a buffer holds: dimension d starts at `origins[d]`; it is absent where that is None."""
 
     buffer: Buffer
     origins: tuple[ir.Expr | None, ...]

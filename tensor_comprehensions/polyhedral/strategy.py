@@ -18,6 +18,7 @@ from .collapse import collapse
 from .emit import emit
 from .leaf import leaves
 from .legality import Scheduled, check
+from .rfactor import rfactor
 from .schedule import schedule
 from .scop import LOCK, Node, Scop
 from .show import show
@@ -38,12 +39,12 @@ def lower(function: BoundFunction, options: CpuOptions, target: Target) -> Modul
 def explain(function: BoundFunction, options: CpuOptions, target: Target) -> str:
     """The schedule tree of `function` (legalised) as indented text."""
     with LOCK:
-        function = collapse(function)
+        function = rfactor(collapse(function))
         return "\n".join(show(plan_schedule(Scop(function, nodes(function, options, target)), options, target)))
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
-    function = collapse(function)
+    function = rfactor(collapse(function))
     scop = Scop(function, nodes(function, options, target))
     plan = plan_schedule(scop, options, target)
     if current().verify:

@@ -1,0 +1,120 @@
+"""Long reductions into few elements, cut into parts that run in parallel and are combined in a fixed order.
+
+`s += f(k)` becomes `part(p) +=! f(p * chunk + k)` for a fixed number of parts, `s += part(p)`, and the few terms that
+are left over. The result depends on the sizes, never on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from ..tc_lang import function as tc
+from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, contiguous_strides
+from .affine import affine
+from .rename import map_expression
+
+# Fewer results than this leave threads idle; fewer terms in all than this are summed before another thread wakes.
+FEW_RESULTS = 16
+MANY_TERMS = 1 << 17
+PARTS = 64
+
+
+def rfactor(function: BoundFunction) -> BoundFunction:
+    """`function` with its long reductions into few elements in two stages."""
+    tensors, statements = list(function.tensors), []
+    for s in function.statements:
+        index = _index(s)
+        if index is None:
+            statements.append(s)
+            continue
+        part = _part(s, index, _fresh(f"{s.target}_part", {t.name for t in tensors}))
+        tensors.append(part)
+        statements += _stages(s, index, part)
+    return replace(function, tensors=tuple(tensors), statements=tuple(statements))
+
+
+def _index(s: BoundStatement) -> BoundIndex | None:
+    """The reduced index to cut: the outermost long enough one of a reduction that needs it."""
+    if s.reduction is None or not s.reduced or s.checks or not _plain(s):
+        return None
+    terms = prod(i.extent for i in s.indices)
+    if prod(i.extent for i in s.free) >= FEW_RESULTS or terms < MANY_TERMS:
+        return None
+    return next((i for i in s.reduced if i.extent >= FEW_RESULTS), None)
+
+
+def _plain(s: BoundStatement) -> bool:
+    forms = [affine(e) for e in s.subscripts]
+    names = [f.single for f in forms if f is not None]
+    return len(names) == len(forms) == len(set(names)) and None not in names
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _part(s: BoundStatement, index: BoundIndex, name: str) -> Tensor:
+    shape = (min(PARTS, index.extent), *(i.extent for i in s.free))
+    return Tensor(name, s.value.dtype, shape, contiguous_strides(shape), Role.TEMPORARY)
+
+
+def _stages(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[BoundStatement]:
+    """The parts, their combination, and the terms that do not fill a chunk."""
+    parts = part.shape[0]
+    chunk = index.extent // parts
+    outer = BoundIndex(_fresh("p", {i.name for i in s.indices}), 0, parts)
+    inner = BoundIndex(index.name, 0, chunk)
+    position = _sum(_sum(_times(outer.name, chunk), tc.Index(index.name, tc.INDEX_TYPE)), index.lower)
+    where = (tc.Index(outer.name, tc.INDEX_TYPE), *(_offset(i) for i in s.free))
+    yield replace(
+        s,
+        name=f"{s.name}_parts",
+        target=part.name,
+        subscripts=where,
+        initialise=True,
+        value=_substituted(s.value, index.name, position),
+        indices=(outer, *s.free, inner, *(i for i in s.reduced if i != index)),
+        left=1 + s.left,
+    )
+    yield replace(
+        s,
+        name=f"{s.name}_combined",
+        value=tc.Access(part.name, where, part.dtype),
+        indices=(*s.free, outer),
+        left=s.left,
+    )
+    rest = replace(index, lower=index.lower + parts * chunk)
+    if rest.extent:
+        yield replace(
+            s,
+            name=f"{s.name}_rest",
+            initialise=False,
+            indices=tuple(rest if i == index else i for i in s.indices),
+        )
+
+
+def _offset(i: BoundIndex) -> tc.Expr:
+    return _sum(tc.Index(i.name, tc.INDEX_TYPE), -i.lower)
+
+
+def _times(name: str, factor: int) -> tc.Expr:
+    index = tc.Index(name, tc.INDEX_TYPE)
+    return index if factor == 1 else tc.Binary("*", index, tc.Const(factor, tc.INDEX_TYPE), tc.INDEX_TYPE)
+
+
+def _sum(e: tc.Expr, term: tc.Expr | int) -> tc.Expr:
+    if isinstance(term, int):
+        if term == 0:
+            return e
+        term = tc.Const(term, tc.INDEX_TYPE)
+    return tc.Binary("+", e, term, tc.INDEX_TYPE)
+
+
+def _substituted(e: tc.Expr, name: str, value: tc.Expr) -> tc.Expr:
+    if isinstance(e, tc.Index) and e.name == name:
+        return value if e.dtype == tc.INDEX_TYPE else tc.Cast(value, e.dtype)
+    return map_expression(e, lambda x: _substituted(x, name, value))
