@@ -20,9 +20,9 @@ from ..tc_lang.function import BoundFunction, BoundStatement, Tensor
 from ..translate import Scope, View, element, translate
 from .leaf import Dim, DimKind, Leaf
 from .legality import Scheduled
-from .locality import crossing, loop_order, vector_dim, work
+from .locality import crossing, is_pointwise, loop_order, vector_dim, work
 from .prefetch import prefetches
-from .promote import promotable, side
+from .promote import promotable, side, staged
 from .schedule import Group, Row
 from .scop import Node
 from .storage import Extent, footprint, in_register, streamed
@@ -70,16 +70,10 @@ class Emitter:
             return self._contraction(leaf.nodes[0], leaf.nodes[0].cluster)
         lanes = vector_dim(self.function, leaf, self.target)
         if lanes is not None:
-            turned = self._turned_nest(leaf, lanes)
-            if turned is not None:
-                return turned
-            nest = self._nest(leaf, lanes)
-            try:
-                vectorize(nest)
-            except CannotLower:
-                pass
-            else:
-                return nest
+            for make in (self._turned_nest, self._nest):
+                nest = make(leaf, lanes)
+                if nest is not None and _has_vector_form(nest):
+                    return nest
         return self._nest(leaf, None)
 
     def _contraction(self, node: Node, cluster: Cluster) -> ir.Stmt:
@@ -115,7 +109,7 @@ class Emitter:
             yield from prefetches(self.function, self.group, node, lanes, loops, scope, self.target)
 
     def _turned_nest(self, leaf: Leaf, lanes: Dim) -> ir.Stmt | None:
-        """The nest with reads that cross `lanes` transposed in registers; None where there are none."""
+        """The nest with reads that cross `lanes` transposed; None where there are none."""
         row = crossing(self.function, leaf, lanes)
         if row is None:
             return None
@@ -126,7 +120,11 @@ class Emitter:
             return None
         block = side(stores, reads, [self._extent(d) for d in (row, lanes)], self.target)
         down, along = (Axis(d.name, *self._range(leaf, d)) for d in (row, lanes))
-        body = transposed(stores, reads, down, along, block)
+        if is_pointwise(leaf):
+            body = transposed(stores, reads, down, along, block)
+        else:
+            factor = self._factor(leaf, lanes)
+            body = staged(stores, emitter._initialisations(leaf), reads, down, along, block, factor)
         for dim in reversed(loop_order(self.function, leaf, lanes)):
             if dim is not row and dim is not lanes:
                 body = self._loop(leaf, dim, body, False)
@@ -212,6 +210,14 @@ class Emitter:
         assert s.reduction is not None
         buffer, indices = element(s.target, s.subscripts, self._scope(leaf, node))
         return ir.Store(buffer, indices, build.neutral(s.reduction, buffer.type.dtype))
+
+
+def _has_vector_form(nest: ir.Stmt) -> bool:
+    try:
+        vectorize(nest)
+    except CannotLower:
+        return False
+    return True
 
 
 def _register(tensor: Tensor) -> View:

@@ -11,9 +11,9 @@ from .affine import affine
 from .leaf import Dim, DimKind, Leaf
 from .scop import Node
 
-# Relative costs of one vector access, by how the address moves from lane to lane; a read that is transposed in
-# registers is contiguous along another dimension.
-BROADCAST, CONTIGUOUS, TRANSPOSED, STRIDED, SCATTERED = 0.25, 1.0, 2.0, 10.0, 14.0
+# Relative costs of one vector access, by how the address moves from lane to lane; a read that is contiguous along
+# another dimension is transposed in registers, or by way of a buffer.
+BROADCAST, CONTIGUOUS, TRANSPOSED, STAGED, STRIDED, SCATTERED = 0.25, 1.0, 2.0, 4.0, 10.0, 14.0
 # Strides that loads of whole vectors serve, with shuffles of what they brought.
 INTERLEAVED = 4
 
@@ -46,12 +46,12 @@ def _has_data_dependent_write(leaf: Leaf) -> bool:
 def _cost(function: BoundFunction, leaf: Leaf, dim: Dim, target: Target) -> tuple[float, int]:
     lanes = target.lanes(32)
     total = 0.0
-    rows = [d for d in leaf.dims if d is not dim and d.extent > 1] if _is_pointwise(leaf) else []
+    rows, turning = _turning_rows(leaf, dim), TRANSPOSED if is_pointwise(leaf) else STAGED
     for node in leaf.nodes:
         index = dim.index(node)
         for access in node.reads:
             turned = any(_turns(function, leaf, node, access, dim, row) for row in rows)
-            total += TRANSPOSED if turned else _access_cost(stride(function, access, index))
+            total += turning if turned else _access_cost(stride(function, access, index))
         for access in node.writes:
             step = stride(function, access, index)
             total += 1.5 * _access_cost(step) if step != 0 else 0.0
@@ -71,11 +71,9 @@ def _access_cost(step: int | None) -> float:
 def crossing(function: BoundFunction, leaf: Leaf, lanes: Dim) -> Dim | None:
     """The dimension along which reads are contiguous that are strided along `lanes`; the one with most of them.
 
-    Such reads are worth transposing in registers where the iterations of all dimensions are independent.
+    Such reads are worth transposing ahead of the iterations that need them.
     """
-    if not _is_pointwise(leaf):
-        return None
-    rows = [d for d in leaf.dims if d is not lanes and d.extent > 1]
+    rows = _turning_rows(leaf, lanes)
     turned = {
         row.name: sum(_turns(function, leaf, n, a, lanes, row) for n in leaf.nodes for a in n.reads) for row in rows
     }
@@ -83,8 +81,17 @@ def crossing(function: BoundFunction, leaf: Leaf, lanes: Dim) -> Dim | None:
     return best if best is not None and turned[best.name] else None
 
 
-def _is_pointwise(leaf: Leaf) -> bool:
+def is_pointwise(leaf: Leaf) -> bool:
+    """Are the iterations of all dimensions independent?"""
     return all(d.kind is DimKind.PARALLEL for d in leaf.dims)
+
+
+def _turning_rows(leaf: Leaf, lanes: Dim) -> list[Dim]:
+    """The dimensions that blocks may be cut along besides `lanes`: iterations of all others are independent."""
+    others = [d for d in leaf.dims if d is not lanes]
+    if lanes.kind is DimKind.SERIAL or any(d.kind is not DimKind.PARALLEL for d in others):
+        return []
+    return [d for d in others if d.extent > 1]
 
 
 def _turns(function: BoundFunction, leaf: Leaf, node: Node, access: tc.Access, lanes: Dim, row: Dim) -> bool:

@@ -1,26 +1,32 @@
-"""Promotion to registers: what a block reads along the wrong dimension is copied into vectors along the right one."""
+"""Promotion: what a block reads along the wrong dimension is copied to where it lies along the right one.
+
+Where all iterations are independent the copy is in registers (`structured.transpose`); else in a small buffer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from ..loop_ir import affine
-from ..loop_ir.nodes import Buffer, Expr, Load, Space, Store, Var
-from ..loop_ir.rewrite import mentions, walk_expr
+from ..loop_ir import affine, build
+from ..loop_ir.nodes import Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Store, Var
+from ..loop_ir.rewrite import map_expr, map_stmt, mentions, walk_expr
+from ..structured.transpose import Axis, transposed
 from ..target import Target
 from .locality import INTERLEAVED
 
 # Lanes beyond these need more registers for a square block than there are.
 LARGEST_SIDE = 16
+# Rows, and bytes of each, that a buffer holds: together half of a usual first-level cache.
+STAGED_ROWS, STAGED_BYTES = 32, 512
 
 
 def promotable(stores: Sequence[Store], row: str, lane: str) -> tuple[Load, ...]:
     """The reads of scalar `stores` that are contiguous along `row` but far apart along `lane`; () where none may move.
 
-    They may move to before the stores because those write other buffers. The stores must be contiguous along `lane`.
+    They may move to before the stores because those write other buffers. The stores must be contiguous along `lane`,
+    or reduce over it.
     """
-    memory = [s for s in stores if s.buffer.space is not Space.REGISTER]
-    if any(_step(s.buffer, s.indices, lane) != 1 or s.mask is not None for s in memory):
+    if any(s.mask is not None or not _suits(s, lane) for s in stores):
         return ()
     written = {s.buffer.name for s in stores}
     found = (e for s in stores for e in _loads(s) if e.buffer.name not in written and e.mask is None)
@@ -32,6 +38,64 @@ def side(stores: Sequence[Store], reads: Sequence[Load], extents: Sequence[int],
     bits = max(b.type.dtype.bits for b in (*(s.buffer for s in stores), *(r.buffer for r in reads)))
     most = min(LARGEST_SIDE, target.lanes(max(bits, 8)))
     return max(2, min(most, 1 << (min(extents) - 1).bit_length()))
+
+
+def staged(
+    stores: Sequence[Store],
+    initial: Sequence[Stmt],
+    reads: Sequence[Load],
+    row: Axis,
+    lane: Axis,
+    side: int,
+    factor: tuple[int, int],
+) -> Stmt:
+    """The loops over `row` and `lane`, in chunks, around `stores`, which find `reads` in buffers; `initial` is per row.
+
+    As `structured.transpose.transposed`, but the iterations over `lane` may reduce; `factor` is for its VECTOR loop.
+    """
+    least = min(r.buffer.type.dtype.size for r in reads)
+    rows, lanes = (_chunk(a, most) for a, most in ((row, STAGED_ROWS), (lane, STAGED_BYTES // least)))
+    values: dict[Load, Load] = {}
+    copies: list[Stmt] = []
+    for k, read in enumerate(reads):
+        shape = (STAGED_ROWS, STAGED_BYTES // least)
+        buffer = build.buffer(f"{read.buffer.name}.{k}", read.buffer.type.dtype, shape, Space.SCRATCH)
+        where = tuple(build.sub(build.var(a.name), a.start) for a in (rows, lanes))
+        values[read] = Load(buffer, where)
+        copies.append(transposed([Store(buffer, where, read)], [read], rows, lanes, side))
+    registers = [s.buffer for s in stores if s.buffer.space is Space.REGISTER]
+    point = build.allocate(registers, build.block(*(_with_loads(s, values) for s in stores)))
+    inner = Loop(lane.name, lanes.start, lanes.stop, point, LoopKind.VECTOR, factor=factor)
+    chunk = build.block(*copies, Loop(row.name, rows.start, rows.stop, inner))
+    chunk = build.allocate([v.buffer for v in values.values()], chunk)
+    body: Stmt = Loop(_start(lane), lane.start, lane.stop, chunk, step=shape[1])
+    if initial:
+        body = build.block(Loop(row.name, rows.start, rows.stop, build.block(*initial)), body)
+    return Loop(_start(row), row.start, row.stop, body, step=STAGED_ROWS)
+
+
+def _start(axis: Axis) -> str:
+    return f"{axis.name}.start"
+
+
+def _chunk(axis: Axis, size: int) -> Axis:
+    """The part of `axis` from the variable `_start` on."""
+    start = build.var(_start(axis))
+    stop = build.add(start, size)
+    return Axis(axis.name, start, stop if axis.splits(size) else build.minimum(stop, axis.stop))
+
+
+def _with_loads(s: Stmt, values: Mapping[Load, Load]) -> Stmt:
+    def on_expr(e: Expr) -> Expr:
+        new = values.get(e) if isinstance(e, Load) else None
+        return map_expr(e, on_expr) if new is None else new
+
+    return map_stmt(s, on_expr, lambda c: c)
+
+
+def _suits(s: Store, lane: str) -> bool:
+    step = _step(s.buffer, s.indices, lane)
+    return s.buffer.space is Space.REGISTER or step == 1 or (step == 0 and s.op is not None)
 
 
 def _loads(s: Store) -> Iterator[Load]:

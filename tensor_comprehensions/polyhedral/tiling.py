@@ -97,11 +97,13 @@ def _transposed_rows(function: BoundFunction, leaves: Sequence[Leaf], target: Ta
     found: set[int] = set()
     for leaf in leaves:
         lanes = vector_dim(function, leaf, target)
-        if lanes is None or lanes.row is None:
+        if lanes is None:
             continue
         row = crossing(function, leaf, lanes)
-        if row is not None and row.row is not None:
-            found |= {lanes.row, row.row}
+        if row is not None:
+            found |= {d.row for d in (lanes, row) if d.row is not None}
+        if lanes.row is None:
+            continue
         for dim in leaf.dims:
             if dim.row is not None and dim is not lanes and _crossed(function, leaf, lanes, dim):
                 found |= {lanes.row, dim.row}

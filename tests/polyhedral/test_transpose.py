@@ -156,3 +156,38 @@ def test_large_outputs_stream() -> None:
     assert "nontemporal" in kernel.source("llvm")
     torch.testing.assert_close(kernel(x), x.t().contiguous(), rtol=0, atol=0)
     assert "nontemporal" not in flip().compile(x[:512, :512].contiguous()).source("llvm")
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (30, 20), (129, 33), (300, 65)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_reductions_over_crossing_reads(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """One operand lies along the reduction and the other across it: that one goes through a buffer."""
+    name = {torch.float32: "float", torch.float64: "double"}[dtype]
+    op = tc.define(f"def f({name}(M,N) X, {name}(N,M) Y) -> (O, P) {{ O(i) +=! X(i,j) * Y(j,i) P(i) max=! X(i,j) }}").f
+    x, y = torch.randn(shape, dtype=dtype), torch.randn(shape[::-1], dtype=dtype)
+    o, p = op(x, y)
+    torch.testing.assert_close(o, (x * y.t()).sum(1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(p, x.amax(1), rtol=0, atol=0)
+    if min(shape) > 16:
+        assert "shuffle(" in op.compile(x, y).source("loops")
+
+
+def test_reduction_beside_a_transposed_output() -> None:
+    op = tc.define(
+        "def f(float(M,N) X) -> (O) {"
+        " m(j) max=! X(i,j)"
+        " e(j,i) = exp(X(i,j) - m(j))"
+        " s(j) +=! e(j,i)"
+        " O(j,i) = e(j,i) / s(j) }"
+    ).f
+    x = torch.randn(150, 70)
+    torch.testing.assert_close(op(x), torch.softmax(x, 0).t().contiguous())
+    assert "shuffle(" in op.compile(x).source("loops")
+
+
+def test_column_sums_keep_their_lanes() -> None:
+    """Reads along the rows need nothing turned."""
+    op = tc.define("def f(float(M,N) X) -> (O) { O(j) +=! X(i,j) }").f
+    x = torch.randn(100, 90)
+    torch.testing.assert_close(op(x), x.sum(0), rtol=1e-4, atol=1e-4)
+    assert "shuffle(" not in op.compile(x).source("loops")
