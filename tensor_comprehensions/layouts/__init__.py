@@ -1,0 +1,26 @@
+"""The algebra of hierarchical (shape : stride) layouts.
+
+In: shapes and strides, of tensors or of the reads of a def. Out: layouts, and what a read does along each iterator.
+Always holds: a layout is a function from coordinates to offsets, and an operation that cannot give exactly the function
+it promises refuses with both operands in its message.
+"""
+
+from .algebra import coalesce, complement, compose, divide, left_inverse, product, right_inverse
+from .layout import Layout, concatenate
+from .reads import Movement, Read, coalesce_together, mergeable
+
+__all__ = [
+    "Layout",
+    "Movement",
+    "Read",
+    "coalesce",
+    "coalesce_together",
+    "complement",
+    "compose",
+    "concatenate",
+    "divide",
+    "left_inverse",
+    "mergeable",
+    "product",
+    "right_inverse",
+]

@@ -1,0 +1,144 @@
+"""A layout: nested sizes with a stride each, as a function from coordinates to offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias, Union
+
+from ..errors import InternalError
+
+IntTuple: TypeAlias = Union[int, "tuple[IntTuple, ...]"]
+"""An integer, or a tuple of such: a shape, a stride or a coordinate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`shape : stride`, two nested tuples of one structure; prints as `(4, 8) : (1, 4)`.
+
+    A coordinate has the structure of the shape, or an integer in place of any part of it, which counts through that
+    part with its first mode fastest. So `layout(5)`, `layout((1, 1))` and `layout(1, 1)` are the same offset of
+    `(4, 8) : (1, 4)`.
+
+    Attributes:
+        shape: sizes, 1 or more each.
+        stride: elements between neighbours along each mode; zero and negative ones are allowed.
+    """
+
+    shape: IntTuple
+    stride: IntTuple
+
+    def __post_init__(self) -> None:
+        if not _congruent(self.shape, self.stride):
+            raise InternalError(f"a layout of shape {show(self.shape)} with strides {show(self.stride)}")
+        if any(s < 1 for s in leaves(self.shape)):
+            raise InternalError(f"a layout of shape {show(self.shape)}, which has a size below 1")
+
+    @staticmethod
+    def column_major(shape: IntTuple) -> Layout:
+        """Contiguous, the first mode fastest."""
+        return Layout(shape, _running(shape, 1)[0])
+
+    @staticmethod
+    def row_major(shape: Sequence[int]) -> Layout:
+        """Contiguous, the last mode fastest, as PyTorch's tensors."""
+        sizes = tuple(shape)
+        return Layout(sizes, tuple(prod(sizes[n + 1 :]) for n in range(len(sizes))))
+
+    def __str__(self) -> str:
+        return f"{show(self.shape)} : {show(self.stride)}"
+
+    def __call__(self, *coordinate: IntTuple) -> int:
+        """The offset at a coordinate: one argument per mode, or a single one for the whole."""
+        at: IntTuple = coordinate[0] if len(coordinate) == 1 else coordinate
+        return _offset(at, self.shape, self.stride)
+
+    def __len__(self) -> int:
+        """The number of modes."""
+        return len(self.shape) if isinstance(self.shape, tuple) else 1
+
+    def __getitem__(self, mode: int) -> Layout:
+        """One mode as a layout."""
+        return self.modes[mode]
+
+    @property
+    def modes(self) -> tuple[Layout, ...]:
+        """The modes as layouts; an integer is its own only mode."""
+        if isinstance(self.shape, tuple) and isinstance(self.stride, tuple):
+            return tuple(Layout(s, d) for s, d in zip(self.shape, self.stride, strict=True))
+        return (self,)
+
+    @property
+    def flat(self) -> tuple[tuple[int, int], ...]:
+        """Size and stride of every leaf, in order."""
+        return tuple(zip(leaves(self.shape), leaves(self.stride), strict=True))
+
+    @property
+    def size(self) -> int:
+        """How many coordinates there are."""
+        return prod(leaves(self.shape))
+
+    @property
+    def cosize(self) -> int:
+        """One more than the distance between the least and the greatest offset."""
+        return 1 + sum((s - 1) * abs(d) for s, d in self.flat)
+
+    def offsets(self) -> Iterator[int]:
+        """The offsets of all coordinates, the first mode fastest."""
+        return (self(n) for n in range(self.size))
+
+
+def concatenate(*modes: Layout) -> Layout:
+    """The layout with these modes."""
+    return Layout(tuple(m.shape for m in modes), tuple(m.stride for m in modes))
+
+
+def leaves(t: IntTuple) -> tuple[int, ...]:
+    """The integers of a nested tuple, in order."""
+    return (t,) if isinstance(t, int) else tuple(n for part in t for n in leaves(part))
+
+
+def show(t: IntTuple) -> str:
+    """A nested tuple as text; a tuple of one has no comma."""
+    return str(t) if isinstance(t, int) else f"({', '.join(map(show, t))})"
+
+
+def _congruent(a: IntTuple, b: IntTuple) -> bool:
+    if isinstance(a, int) or isinstance(b, int):
+        return isinstance(a, int) and isinstance(b, int)
+    return len(a) == len(b) and all(map(_congruent, a, b))
+
+
+def _running(shape: IntTuple, step: int) -> tuple[IntTuple, int]:
+    """Contiguous strides of `shape` from `step` on, and the step after it."""
+    if isinstance(shape, int):
+        return step, step * shape
+    strides: list[IntTuple] = []
+    for part in shape:
+        stride, step = _running(part, step)
+        strides.append(stride)
+    return tuple(strides), step
+
+
+def _offset(at: IntTuple, shape: IntTuple, stride: IntTuple) -> int:
+    if isinstance(shape, tuple) and isinstance(stride, tuple):
+        if isinstance(at, int):
+            at = _digits(at, shape)
+        if len(at) != len(shape):
+            raise InternalError(f"the coordinate {show(at)} in a layout of shape {show(shape)}")
+        return sum(map(_offset, at, shape, stride))
+    if isinstance(at, tuple) or isinstance(shape, tuple) or isinstance(stride, tuple) or not 0 <= at < shape:
+        raise InternalError(f"the coordinate {show(at)} in a layout of shape {show(shape)}")
+    return at * stride
+
+
+def _digits(number: int, shape: tuple[IntTuple, ...]) -> tuple[IntTuple, ...]:
+    """The coordinate of each mode at place `number`; what is too large ends up in the last mode, which refuses it."""
+    digits: list[IntTuple] = []
+    for part in shape[:-1]:
+        number, digit = divmod(number, prod(leaves(part)))
+        digits.append(digit)
+    if not shape and number:
+        raise InternalError(f"the coordinate {number} in a layout without modes")
+    return (*digits, number) if shape else ()

@@ -1,0 +1,105 @@
+"""What a read with constant coefficients does in memory: it is a layout over the iterators that move it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from ..errors import InternalError
+from .layout import Layout
+
+
+class Movement(Enum):
+    """How an access moves along one iterator."""
+
+    BROADCAST = "broadcast"
+    CONTIGUOUS = "contiguous"
+    REVERSED = "reversed"
+    STRIDED = "strided"
+
+    @staticmethod
+    def of(step: int) -> Movement:
+        """The movement of `step` elements per iteration."""
+        return {0: Movement.BROADCAST, 1: Movement.CONTIGUOUS, -1: Movement.REVERSED}.get(step, Movement.STRIDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An access as a layout with one mode per iterator, the innermost first.
+
+    Attributes:
+        iterators: a name for every mode.
+        layout: flat; its strides are the elements that the address moves per iteration.
+        origin: the offset where all iterators are zero.
+    """
+
+    iterators: tuple[str, ...]
+    layout: Layout
+    origin: int = 0
+
+    @staticmethod
+    def of(
+        extents: Mapping[str, int],
+        subscripts: Sequence[Mapping[str, int]],
+        strides: Sequence[int],
+        constants: Sequence[int] | None = None,
+    ) -> Read:
+        """The read of a tensor with `strides` at affine subscripts.
+
+        Args:
+            extents: of all iterators, the innermost first.
+            subscripts: for each dimension, the coefficient of each iterator that occurs.
+            constants: for each dimension, what is added; default zero.
+        """
+        pairs = list(zip(subscripts, strides, strict=True))
+        steps = (sum(factors.get(name, 0) * stride for factors, stride in pairs) for name in extents)
+        origin = sum(c * d for c, d in zip(constants or [0] * len(strides), strides, strict=True))
+        return Read(tuple(extents), Layout(tuple(extents.values()), tuple(steps)), origin)
+
+    def __post_init__(self) -> None:
+        if len(self.iterators) != len(self.layout.flat) or isinstance(self.layout.shape, int):
+            raise InternalError(f"a read of {self.layout} along {', '.join(self.iterators) or 'nothing'}")
+
+    def step(self, iterator: str) -> int:
+        """Elements between the addresses of neighbours along an iterator."""
+        return self.layout.flat[self.iterators.index(iterator)][1]
+
+    def movement(self, iterator: str) -> Movement:
+        """How the read moves along an iterator."""
+        return Movement.of(self.step(iterator))
+
+
+def mergeable(reads: Iterable[Read], inner: str, outer: str) -> bool:
+    """Whether two iterators can be one in all reads: the outer continues where the inner ends."""
+    return all(_continues(r, r.iterators.index(inner), r.iterators.index(outer)) for r in reads)
+
+
+def coalesce_together(reads: Sequence[Read]) -> tuple[tuple[str, ...], ...]:
+    """Groups of iterators, each innermost first, that can be one in all reads: as few groups as possible.
+
+    Iterators may be taken in any order. In the paper on GETT this is the fusion of indices to superindices.
+    """
+    if not reads:
+        return ()
+    groups: list[tuple[str, ...]] = [(name,) for name in reads[0].iterators]
+    while (pair := _next_pair(reads, groups)) is not None:
+        inner, outer = pair
+        groups = [inner + outer if g == inner else g for g in groups if g != outer]
+    return tuple(groups)
+
+
+def _next_pair(
+    reads: Sequence[Read], groups: Sequence[tuple[str, ...]]
+) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Two groups of which the second continues where the first ends."""
+    for inner in groups:
+        for outer in groups:
+            if inner != outer and mergeable(reads, inner[-1], outer[0]):
+                return inner, outer
+    return None
+
+
+def _continues(read: Read, inner: int, outer: int) -> bool:
+    (size, stride), (_, other) = read.layout.flat[inner], read.layout.flat[outer]
+    return other == size * stride
