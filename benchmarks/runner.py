@@ -82,7 +82,7 @@ class _Field:
 
 def run(benchmark: Benchmark, threads: int, settings: Settings) -> Result:
     """Measure `benchmark` with `threads` threads in this process."""
-    with _threads(threads), torch.no_grad():
+    with using_threads(threads), torch.no_grad():
         arguments = benchmark.arguments(settings.seed)
         reference = _reference(benchmark, arguments)
         contenders = _Field()
@@ -179,7 +179,7 @@ def def_name(source: str) -> str:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def using_threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
