@@ -88,7 +88,7 @@ class Library:
         )
 
     def __getattr__(self, name: str) -> Op:
-        if name.startswith("__"):  # how Python itself asks what an object can do
+        if name.startswith("_"):  # how Python itself asks what an object can do
             raise AttributeError(name)
         return self[name]
 
@@ -161,6 +161,10 @@ class Op(Caller):
     def __repr__(self) -> str:
         return signature(self.function)
 
+    def __reduce__(self) -> tuple[Callable[[str, str], Op], tuple[str, str]]:
+        """An operator is copied and pickled as its text; its kernels are made again where it arrives."""
+        return _defined, (self.function.source, self.function.name)
+
     @guarded
     def infer(self, /, *shapes: Any, **initial: Any) -> Shape | tuple[Shape, ...]:
         """The shapes of the outputs for the shapes of the arguments (tuples, tensors or arrays), without running.
@@ -204,6 +208,10 @@ class Op(Caller):
         last = None if tensors or initial else self._kernels.routes.last()
         compiled = last.compiled if last is not None else self.compile(*tensors, **initial).compiled
         return Picture(compiled.source("schedule"))
+
+
+def _defined(source: str, name: str) -> Op:
+    return define(source)[name]
 
 
 class Kernel(Caller):

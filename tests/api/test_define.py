@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
 
 import tensor_comprehensions as tc
 
@@ -58,6 +63,14 @@ def test_python_signatures(ops: tc.Library) -> None:
     assert str(inspect.signature(ops.matmul)) == "(A, B, /, *, out=None)"
     assert str(inspect.signature(ops.scale)) == "(in_, alpha, /, *, out=None)"
     assert str(inspect.signature(ops.accumulate)) == "(x, /, *, total, out=None)"
+
+
+@pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_operators_and_libraries_are_copied_as_their_text(ops: tc.Library, clone: Callable[[Any], Any]) -> None:
+    x = torch.randn(5)
+    assert torch.equal(clone(ops.scale)(x, 2.0), 2 * x)
+    assert repr(clone(ops)) == repr(ops)
+    assert torch.equal(clone(ops).scale(x, 2.0), 2 * x)
 
 
 def test_python_names_do_not_collide() -> None:
