@@ -101,7 +101,8 @@ def transposed(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: 
         inside = [build.le(build.add(build.var(a.name), side), a.end) for a in partial]
         masks = (_within(a, side) if a in partial else build.TRUE for a in (row, lane))
         body = If(inside[0] if len(inside) == 1 else build.logical_and(*inside), body, block.emit(*masks))
-    body = Loop(row.name, row.start, row.stop, Loop(lane.name, lane.start, lane.stop, body, step=side), step=side)
+    for axis in (lane, row):
+        body = Loop(axis.name, axis.start, axis.end if axis in partial else axis.stop, body, step=side)
     for axis in partial:
         if isinstance(axis.end, Var):
             body = Let(axis.end.name, axis.stop, body)

@@ -11,7 +11,8 @@ import tensor_comprehensions as tc
 from tensor_comprehensions.dtypes import FLOAT32
 from tensor_comprehensions.loop_ir import build
 from tensor_comprehensions.polyhedral.promote import promotable, side
-from tensor_comprehensions.target import AVX2, AVX512
+from tensor_comprehensions.runtime.host import host
+from tensor_comprehensions.target import AVX2, AVX512, Target
 
 TYPES = {
     "float": torch.float32,
@@ -25,6 +26,8 @@ TYPES = {
     "long": torch.int64,
     "bool": torch.bool,
 }
+SSE2 = Target("cpu", "x86-64", "", 128, 16, (32768, 1048576))
+TARGETS = [t for t in (AVX512, AVX2, SSE2) if t.vector_bits <= host().vector_bits]
 FLIP = "def flip({0}(M,N) I) -> (O) {{ O(j,i) = I(i,j) }}"
 
 
@@ -43,11 +46,13 @@ def test_sizes(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(flip()(x), x.t().contiguous(), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 @pytest.mark.parametrize("name", TYPES)
-def test_types(name: str) -> None:
+def test_types(name: str, target: Target) -> None:
     x = matrix(37, 83, TYPES[name])
-    torch.testing.assert_close(flip(name)(x), x.t().contiguous(), rtol=0, atol=0)
-    assert "shuffle(" in flip(name).compile(x).source("loops")
+    kernel = flip(name).compile(x, target=target)
+    torch.testing.assert_close(kernel(x), x.t().contiguous(), rtol=0, atol=0)
+    assert "shuffle(" in kernel.source("loops")
 
 
 def test_floats_keep_their_bits() -> None:
@@ -122,8 +127,8 @@ def test_accumulation_into_an_output() -> None:
     torch.testing.assert_close(op(a), 2 * a.t())
 
 
-@pytest.mark.parametrize("target", [AVX512, AVX2], ids=lambda t: t.name)
-def test_side_of_blocks(target: tc.Target) -> None:
+@pytest.mark.parametrize("target", [AVX512, AVX2, SSE2], ids=lambda t: t.name)
+def test_side_of_blocks(target: Target) -> None:
     i, j = build.var("i"), build.var("j")
     x, out = build.buffer("x", FLOAT32, (90, 80)), build.buffer("out", FLOAT32, (80, 90))
     read = build.load(x, j, i)
