@@ -8,6 +8,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -23,6 +24,7 @@ from .arguments import TORCH_TYPES
 from .compiler import KINDS
 from .describe import dims, ranges
 from .errors import ArgumentError, TCError
+from .options import CpuOptions
 from .runtime import process
 from .runtime.host import host
 from .tc_lang.function import Symbol
@@ -52,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(command=_show)
     _add_def(show)
     kinds = ("ranges", *KINDS)
-    show.add_argument("--kind", action="append", choices=kinds, help=f"only this (repeatable); else {DEFAULT_KINDS}")
+    default = ", ".join(DEFAULT_KINDS)
+    show.add_argument("--kind", action="append", choices=kinds, help=f"only this (repeatable); else {default}")
     run = commands.add_parser("run", help="run a def on random tensors, check and time it")
     run.set_defaults(command=_run)
     _add_def(run)
@@ -70,6 +73,31 @@ def _add_def(parser: argparse.ArgumentParser) -> None:
         "--sizes", default="", metavar="M=..,K=..", help="values of the size names, and of parameters that are numbers"
     )
 
+    group = parser.add_argument_group("how to lower, instead of the choice made from the sizes")
+    for f in fields(CpuOptions):
+        flag = f"--{f.name.replace('_', '-')}"
+        if isinstance(f.default, bool):
+            group.add_argument(flag, dest=f.name, action=argparse.BooleanOptionalAction, default=f.default)
+        else:
+            group.add_argument(
+                flag, dest=f.name, type=_option_type(f.default), default=f.default, metavar=f.name.upper(),
+                help=f"such as {', '.join(_shown(c) for c in f.metadata['choices'])}",
+            )  # fmt: skip
+
+
+def _option_type(default: object) -> Callable[[str], object]:
+    if isinstance(default, tuple):
+        return lambda text: tuple(int(n) for n in text.split(",") if n)
+    return type(default)
+
+
+def _shown(choice: object) -> str:
+    return ",".join(map(str, choice)) or "nothing" if isinstance(choice, tuple) else str(choice)
+
+
+def _options(arguments: argparse.Namespace) -> CpuOptions:
+    return CpuOptions(**{f.name: getattr(arguments, f.name) for f in fields(CpuOptions)})
+
 
 # --- show and run -----------------------------------------------------------------------------------------------
 
@@ -77,7 +105,7 @@ def _add_def(parser: argparse.ArgumentParser) -> None:
 def _show(options: argparse.Namespace) -> int:
     op = _op(options)
     arguments, initial = _arguments(op, _values(options.sizes))
-    kernel = op.compile(*arguments, **initial)
+    kernel = op.compile(*arguments, options=_options(options), **initial)
     for kind in options.kind or DEFAULT_KINDS:
         text = ranges(kernel.compiled.bound) if kind == "ranges" else kernel.source(kind)
         print(f"# {kind}\n{text.rstrip()}\n" if len(options.kind or DEFAULT_KINDS) > 1 else text.rstrip())
@@ -87,7 +115,7 @@ def _show(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     op = _op(options)
     arguments, initial = _arguments(op, _values(options.sizes))
-    kernel = op.compile(*arguments, **initial)
+    kernel = op.compile(*arguments, options=_options(options), **initial)
     print(f"compiled in {kernel.compile_seconds * 1e3:.0f} ms")
     times = []
     for _ in range(max(1, options.rounds)):

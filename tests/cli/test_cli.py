@@ -52,6 +52,16 @@ def test_run_without_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert "difference" not in capsys.readouterr().out
 
 
+def test_options_are_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for flags in ([], ["--no-structured"], ["--fusion", "min", "--tile", "4,4", "--vectors", "2"]):
+        assert cli.main(["show", MATMUL, *SIZES, "--kind", "loops", *flags]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] != texts[1]
+    assert cli.main(["show", MATMUL, *SIZES, "--fusion", "most"]) == 2
+    assert "the option fusion is 'most'" in capsys.readouterr().err
+
+
 def test_the_program_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("def f(float(N) x) -> (y) { y(i) = x(i) }"))
     assert cli.main(["run", "-", "--sizes", "N=3"]) == 0
