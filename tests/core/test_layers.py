@@ -27,6 +27,7 @@ LAYERS = (
     ("lanes",),
     ("kernels",),
     ("api",),
+    ("einstein",),
     ("cli",),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
