@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ..dtypes import BOOL, INT64, UINT8
 from ..errors import InternalError
-from ..loop_ir.nodes import Binary, Broadcast, Buffer, Cast, Const, Expr, Ramp, Type, Unary
+from ..loop_ir.nodes import Binary, Broadcast, Buffer, Cast, Const, Expr, Load, Ramp, Space, Type, Unary
 from .llvm_arithmetic import broadcast, shuffle
 from .llvm_builder import Builder
 from .llvm_types import elements, literal, mask_literal, register, splat, stored, vector
@@ -30,12 +30,16 @@ class Values(Protocol):
 
 @dataclass(slots=True)
 class Place:
-    """In elements: `constant` and the sum of `terms`, `lane` further with each lane, plus `vectors`, one per lane."""
+    """In elements: `constant` and the sum of `terms`, `lane` further with each lane, plus `vectors`, one per lane.
+
+    sources: what the vectors are the values of.
+    """
 
     constant: int = 0
     lane: int = 0
     terms: dict[str, int] = field(default_factory=dict)
     vectors: dict[str, int] = field(default_factory=dict)
+    sources: dict[str, Expr] = field(default_factory=dict)
 
 
 def flatten(values: Values, buffer: Buffer, indices: Sequence[Expr]) -> Place:
@@ -79,6 +83,7 @@ def _accumulate_value(values: Values, place: Place, e: Expr, scale: int) -> None
     value = values.value(e)
     if e.type.lanes > 1:
         place.vectors[value] = place.vectors.get(value, 0) + scale
+        place.sources[value] = e
     elif value.startswith("%"):
         place.terms[value] = place.terms.get(value, 0) + scale
     else:
@@ -297,17 +302,35 @@ class _Access:
 
     def _gather(self) -> str:
         """Lane by lane, as processors do it no faster. Lanes outside the mask read where there is always a 0."""
-        addresses = self._addresses()
         if self.mask is None:
-            return self._gather_lanes(addresses)
+            return self._gather_lanes(self._lane_addresses())
+        addresses = self._addresses()
         pointers, bits = vector("ptr", self.lanes), vector("i1", self.lanes)
         text = f"select {bits} {self.mask}, {pointers} {addresses}, {pointers} splat (ptr @tc_nowhere)"
-        return self._gather_lanes(self.b.define(text, (self.mask, addresses)))
+        return self._gather_lanes(self._extract_all(self.b.define(text, (self.mask, addresses)), "ptr"))
 
-    def _gather_lanes(self, addresses: str) -> str:
+    def _lane_addresses(self) -> list[str]:
+        """The address of each lane; from subscripts loaded one by one where that is possible, which is the fastest."""
+        found = [self._lane_address(lane) for lane in range(self.lanes)]
+        whole = [address for address in found if address is not None]
+        return whole if len(whole) == self.lanes else self._extract_all(self._addresses(), "ptr")
+
+    def _lane_address(self, lane: int) -> str | None:
+        place = Place(self.place.constant + lane * self.place.lane, terms=dict(self.place.terms))
+        for value, source in self.place.sources.items():
+            item = _lane(source, lane)
+            if item is None:
+                return None
+            _accumulate_value(self.values, place, item, self.place.vectors[value])
+        return pointer(self.values, self.buffer, place)
+
+    def _extract_all(self, value: str, element: str) -> list[str]:
+        return [self._extract(value, element, lane) for lane in range(self.lanes)]
+
+    def _gather_lanes(self, addresses: Sequence[str]) -> str:
         result = "poison"
-        for lane in range(self.lanes):
-            value = self._read(self.element, self._extract(addresses, "ptr", lane))
+        for lane, address in enumerate(addresses):
+            value = self._read(self.element, address)
             text = f"insertelement {self.vector} {result}, {self.element} {value}, i64 {lane}"
             result = self.b.define(text, (result, value))
         return result
@@ -375,14 +398,11 @@ class _Access:
 
     def _scatter(self, value: str) -> None:
         """Lane after lane, so that of two lanes at one place the later wins."""
-        addresses = self._addresses() if self.place.vectors else ""
+        addresses = self._lane_addresses() if self.place.vectors else []
         for lane in range(self.lanes):
             if self.bits and not self.bits[lane]:
                 continue
-            if addresses:
-                address = self._extract(addresses, "ptr", lane)
-            else:
-                address = self._pointer(lane * self.place.lane)
+            address = addresses[lane] if addresses else self._pointer(lane * self.place.lane)
             item = self._extract(value, self.element, lane)
             if self.bits:
                 self._write(self.element, item, address)
@@ -390,6 +410,25 @@ class _Access:
                 assert self.mask is not None
                 flag = self._extract(self.mask, "i1", lane)
                 self.b.branch(flag, lambda a=address, i=item: self._write(self.element, i, a))  # type: ignore[misc]
+
+
+def _lane(e: Expr, lane: int) -> Expr | None:
+    """One lane of `e` computed alone, where that is a load of one element."""
+    match e:
+        case Cast(operand=operand, dtype=dtype):
+            item = _lane(operand, lane)
+            return None if item is None else Cast(item, dtype)
+        case Load(buffer=buffer, indices=indices, mask=None) if buffer.space is not Space.REGISTER:
+            items = [item for i in indices if (item := _step(i, lane)) is not None]
+            return Load(buffer, tuple(items)) if len(items) == len(indices) else None
+    return None
+
+
+def _step(index: Expr, lane: int) -> Expr | None:
+    """One lane of a ramp, or of what is the same in all lanes."""
+    if isinstance(index, Ramp):
+        return Binary("add", index.base, Const(lane * index.stride, index.base.type))
+    return index if index.type.lanes == 1 else None
 
 
 def register_key(buffer: Buffer, indices: Sequence[Expr]) -> tuple[int, ...]:
