@@ -44,6 +44,8 @@ def test_calls_give_new_tensors(launcher: Launcher) -> None:
     assert torch.equal(first, a + b)
     assert torch.equal(second, b + b)
     assert first.shape == (N,)
+    assert launcher.call is not None
+    assert torch.equal(launcher.call(a, b), a + b)
 
 
 def test_views_are_read_at_their_offset(launcher: Launcher) -> None:
@@ -113,6 +115,8 @@ def test_strange_values_are_turned_away(launcher: Launcher) -> None:
     a = torch.zeros(N)
     for name, x in strange_values().items():
         assert not launcher.accepts(x, a), name
+        assert launcher.call is not None
+        assert launcher.call(x, a) is NotImplemented, name
         assert not launcher.accepts(a, x), name
     assert not launcher.accepts()
     assert not launcher.accepts(a)
@@ -164,15 +168,37 @@ def test_failures_become_the_callers_exception() -> None:
         launcher(x)
 
 
+def test_a_whole_call_fails_by_leaving_it_to_others() -> None:
+    a, b = ir.buffer("A", INT64, (N,)), ir.buffer("B", INT64, (N,))
+    value = ir.load(a, ir.var("i"))
+    check = Loop("i", ir.const(0), ir.const(N), Check(Binary("lt", value, ir.const(10)), 0, value))
+    copy = Loop("i", ir.const(0), ir.const(N), ir.store(b, (ir.var("i"),), value))
+    executable = load(emit(Module("m", (a, b), (), (Kernel("c", check), Kernel("k", copy))), host(), {}), host())
+    operand = Operand(INT64, (N,), (1,))
+    launcher = Launcher(executable, [operand], [operand], [0, 1], [], no_failure)
+    call = launcher.call
+    assert call is not None
+    x = torch.arange(N) % 10
+    del launcher, executable
+    assert torch.equal(call(x), x)
+    assert call(x + 1) is NotImplemented
+    assert call(x.int()) is NotImplemented
+    assert call() is NotImplemented
+    assert call(None) is NotImplemented
+
+
 def test_nothing_leaks(launcher: Launcher) -> None:
     a, b = torch.randn(N), torch.randn(N)
-    counts = [sys.getrefcount(x) for x in (a, b, None, True)]
+    assert launcher.call is not None
+    counts = [sys.getrefcount(x) for x in (a, b, None, True, NotImplemented)]
     for _ in range(2000):
         launcher.accepts(a, b)
         launcher.accepts(a, None)
         launcher(a, b)
+        launcher.call(a, b)
+        launcher.call(a, None)
     gc.collect()
-    after = [sys.getrefcount(x) for x in (a, b, None, True)]
+    after = [sys.getrefcount(x) for x in (a, b, None, True, NotImplemented)]
     assert all(abs(x - y) < 100 for x, y in zip(counts, after, strict=True))
 
 
