@@ -7,9 +7,10 @@ reads of memory that nothing wrote, iterations of a PARALLEL or VECTOR loop that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
+from typing_extensions import assert_never
 
 from ..errors import InternalError
 from ..math_functions import FUNCTIONS

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from operator import is_
-from typing import assert_never
+
+from typing_extensions import assert_never
 
 from . import build
 from .nodes import (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import assert_never
+
+from typing_extensions import assert_never
 
 from .nodes import (
     COMPARISONS,

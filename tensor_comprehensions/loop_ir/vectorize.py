@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import is_
-from typing import assert_never
+
+from typing_extensions import assert_never
 
 from ..dtypes import BOOL
 from ..errors import CannotLower

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import assert_never
+
+from typing_extensions import assert_never
 
 from ..dtypes import BOOL, INT64
 from ..errors import InternalError

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import assert_never
+
+from typing_extensions import assert_never
 
 from ..loop_ir import build
 from ..loop_ir.nodes import (
