@@ -7,7 +7,7 @@ and used as L vectors along the second. Nothing goes through memory in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..dtypes import BOOL, UINT8
 from ..loop_ir import affine, build
@@ -101,12 +101,24 @@ def transposed(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: 
         inside = [build.le(build.add(build.var(a.name), side), a.end) for a in partial]
         masks = (_within(a, side) if a in partial else build.TRUE for a in (row, lane))
         body = If(inside[0] if len(inside) == 1 else build.logical_and(*inside), body, block.emit(*masks))
-    for axis in (lane, row):
-        body = Loop(axis.name, axis.start, axis.end if axis in partial else axis.stop, body, step=side)
+    line = max(CACHE_LINE // r.buffer.type.dtype.size for r in reads)
+    row, lane = (replace(a, stop=a.end) if a in partial else a for a in (row, lane))
+    by_lines = line == 2 * side and (row.splits(line) or row.name in {a.name for a in partial})
+    body = _loops(row, lane, side, line if by_lines else side, body)
     for axis in partial:
         if isinstance(axis.end, Var):
             body = Let(axis.end.name, axis.stop, body)
     return body
+
+
+def _loops(row: Axis, lane: Axis, side: int, line: int, body: Stmt) -> Stmt:
+    """The blocks in order: all those in `line` rows before the next lanes, so that no line of memory is read twice."""
+    if line == side:
+        return Loop(row.name, row.start, row.stop, Loop(lane.name, lane.start, lane.stop, body, step=side), step=side)
+    start = build.var(f"{row.name}.line")
+    stop = build.add(start, line)
+    inner = Loop(row.name, start, stop if row.splits(line) else build.minimum(stop, row.stop), body, step=side)
+    return Loop(start.name, row.start, row.stop, Loop(lane.name, lane.start, lane.stop, inner, step=side), step=line)
 
 
 def _within(axis: Axis, side: int) -> Expr:
