@@ -18,6 +18,7 @@ from .errors import ArgumentError, CheckError, InternalError, ParseError, RangeE
 
 if TYPE_CHECKING:
     from .api import Kernel, Library, Op, define
+    from .einstein import einsum
     from .options import CpuOptions
     from .target import Target
 
@@ -35,9 +36,18 @@ __all__ = [
     "TCError",
     "Target",
     "define",
+    "einsum",
 ]
 
-_HOMES = {"Kernel": "api", "Library": "api", "Op": "api", "define": "api", "CpuOptions": "options", "Target": "target"}
+_HOMES = {
+    "Kernel": "api",
+    "Library": "api",
+    "Op": "api",
+    "define": "api",
+    "einsum": "einstein",
+    "CpuOptions": "options",
+    "Target": "target",
+}
 
 inspection.start_logging(knobs.current().logs)
 
