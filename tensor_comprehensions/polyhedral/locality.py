@@ -34,13 +34,7 @@ def stride(function: BoundFunction, access: tc.Access, index: str) -> int | None
 def vector_dim(function: BoundFunction, leaf: Leaf, target: Target) -> Dim | None:
     """The dimension whose lanes cost least per element, or None where no dimension may run in lanes."""
     candidates = [d for d in leaf.dims if d.kind is not DimKind.SERIAL and d.extent > 1]
-    if not candidates or (any(d.kind is DimKind.SERIAL for d in leaf.dims) and _has_data_dependent_write(leaf)):
-        return None
-    return min(candidates, key=lambda d: _cost(function, leaf, d, target))
-
-
-def _has_data_dependent_write(leaf: Leaf) -> bool:
-    return any(affine(e) is None for n in leaf.nodes for w in n.writes for e in w.subscripts)
+    return min(candidates, key=lambda d: _cost(function, leaf, d, target), default=None)
 
 
 def _cost(function: BoundFunction, leaf: Leaf, dim: Dim, target: Target) -> tuple[float, int]:
