@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..loop_ir import build
@@ -23,11 +23,15 @@ WIDEST_STEP = 4
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The dimensions of a panel, as names of iterators and extents."""
+    """The dimensions of a panel, as names of iterators and extents.
+
+    blocks: reductions that are walked in blocks of so many points, all of which the panel holds.
+    """
 
     numbers: tuple[tuple[str, int], ...]
     reductions: tuple[tuple[str, int], ...]
     points: tuple[tuple[str, int], ...]
+    blocks: tuple[tuple[str, int], ...] = ()
 
     @property
     def extents(self) -> tuple[int, ...]:
@@ -36,14 +40,19 @@ class Shape:
     @property
     def indices(self) -> tuple[Expr, ...]:
         """The panel's index expressions, over tile numbers and local values."""
-        parts = [number(name) for name, _ in self.numbers]
-        parts += [local(name) for name, _ in (*self.reductions, *self.points)]
-        return tuple(Var(name) for name in parts)
+        blocks = dict(self.blocks)
+        numbers = tuple(Var(number(name)) for name, _ in self.numbers)
+        starts = (build.mul(Var(number(name)), blocks.get(name, 0)) for name, _ in (*self.reductions, *self.points))
+        locals_ = (Var(local(name)) for name, _ in (*self.reductions, *self.points))
+        return (*numbers, *map(build.add, starts, locals_))
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What is copied: `factor` at the points of `region`, into the part of `buffer` that belongs to them."""
+    """What is copied: `factor` at the points of `region`, into the part of `buffer` that belongs to them.
+
+    singles: iterators whose tiles are single points, all of which the region covers. steps: of the factor.
+    """
 
     op: StructuredOp
     factor: Expr
@@ -51,6 +60,11 @@ class Copy:
     buffer: Buffer
     shape: Shape
     lanes: int
+    singles: tuple[str, ...]
+
+    @property
+    def steps(self) -> Mapping[str, int]:
+        return common_steps(loads(self.factor), [i.name for i in self.op.iterators])
 
     @property
     def across(self) -> str:
@@ -69,12 +83,15 @@ class Copy:
 
     @property
     def others(self) -> list[str]:
-        """The other iterators, outermost first."""
-        return [name for name, _ in (*self.shape.reductions, *self.shape.points[:-1])]
+        """The other iterators, those that move the factor most outermost."""
+        names = [*self.singles, *(name for name, _ in (*self.shape.reductions, *self.shape.points[:-1]))]
+        steps = self.steps
+        return sorted(names, key=lambda name: -abs(steps.get(name, 0)))
 
     def at(self, name: str, offset: Expr) -> Point:
         """The iterator `name` at `offset` from the start of the region."""
-        return {name: build.add(offset, self.region[name].origin), local(name): offset}
+        index = number(name) if name in self.singles else local(name)
+        return {name: build.add(offset, self.region[name].origin), index: offset}
 
     def variable(self, name: str) -> Var:
         return Var(f"{self.buffer.name}_{name}_c")
@@ -110,10 +127,10 @@ def copy_tile(copy: Copy) -> Stmt:
     """Fill the panel's part for one register tile, zeros in the padding."""
     if not copy.shape.points:
         return copy.over(copy.others, copy.move)
-    steps = common_steps(loads(copy.factor), [i.name for i in copy.op.iterators])
+    steps = copy.steps
     if 1 <= steps.get(copy.across, 0) <= WIDEST_STEP:
         return copy.over(copy.others, lambda here: _straight(copy, here))
-    along = next((n for n, _ in reversed(copy.shape.reductions) if steps.get(n) == 1), None)
+    along = max((n for n in copy.others if steps.get(n) == 1), key=lambda n: copy.region[n].size, default=None)
     if along is None or copy.region[along].size < 4:
         return copy.over(copy.others, lambda here: _by_element(copy, here))
     return copy.over([n for n in copy.others if n != along], lambda here: _turned(copy, along, here))

@@ -104,7 +104,10 @@ class _Chooser:
         """A panel of one factor, packed or in place, for all of the other factor in turn."""
         known = self.facts
         standing, passing = (known.still, known.moving) if rows_outside else (known.moving, known.still)
-        levels = [*self._levels(known.shared), *self._levels(known.only(standing))]
+        swept = self._swept(standing) if packed else ()
+        levels = self._levels(known.shared)
+        levels += self._levels(tuple(i for i in known.only(standing) if i not in swept))
+        levels += self._sweep_block(swept)
         count = prod(tiles(known.extent(level.iterator), level.size) for level in levels)
         if self.parallel and count < CHUNKS:
             turned = standing.step(known.vector) != 1
@@ -113,7 +116,23 @@ class _Chooser:
         outer = len(levels)
         levels += self._reduction_block(reductions, self.facts.steps)
         packs = [Pack(standing.side, len(levels))] if packed else []
-        return _Nest([*levels, *self._levels(known.only(passing))], outer, packs)
+        return _Nest([*levels, *self._levels(swept), *self._levels(known.only(passing))], outer, packs)
+
+    def _swept(self, factor: Factor) -> tuple[Iterator, ...]:
+        """The iterator along which a factor is contiguous, where that is neither summed nor in the register tile.
+
+        A panel of all its values is turned across like one of a contiguous sum.
+        """
+        if factor.step(self.facts.vector) == 1:
+            return ()
+        return tuple(i for i in self.facts.only(factor) if factor.step(i.name) == 1 and self.tile.size(i.name) == 1)
+
+    def _sweep_block(self, swept: tuple[Iterator, ...]) -> list[Level]:
+        """A part of a swept iterator whose panels fit the second cache together."""
+        steps = min(self.facts.steps, PACKED_STEPS)
+        one = steps * self._panel_width() * self.facts.op.dtype.size
+        block = max(LINE // self.facts.op.dtype.size, self.target.cache[1] // 2 // one)
+        return [Level(i.name, _balanced(i.extent, block)) for i in swept if i.extent > block]
 
     def _blocked_rows(self, reductions: tuple[str, ...], pack_moving: bool) -> _Nest:
         """A packed block of the still factor in the second cache, for all panels of the moving one."""
@@ -136,10 +155,11 @@ class _Chooser:
         return [Level(i.name, self.tile.size(i.name)) for i in ordered]
 
     def _reductions(self) -> tuple[str, ...]:
-        """Reduction iterators, the one that moves least through memory innermost."""
+        """Reduction iterators, the one that moves the scalars least innermost; vectors are packed where they jump."""
 
-        def distance(i: Iterator) -> int:
-            return sum(abs(f.step(i.name) or 0) * f.bytes for f in self.facts.factors)
+        def distance(i: Iterator) -> tuple[int, int]:
+            still, moving = (abs(f.step(i.name) or 0) * f.bytes for f in (self.facts.still, self.facts.moving))
+            return still, moving
 
         return tuple(i.name for i in sorted(self.facts.op.reductions, key=distance, reverse=True))
 
@@ -213,7 +233,7 @@ class _Chooser:
         long = [n for n in self._reductions() if self.facts.extent(n) > UNROLL and n in factor.used]
         if not long or self.facts.steps < 64:
             return False
-        step = min(abs(factor.step(n) or 0) for n in long) * factor.bytes
+        step = abs(factor.step(long[-1]) or 0) * factor.bytes
         return step >= max(distance, width * factor.bytes + LINE)
 
     def _panel_width(self) -> int:

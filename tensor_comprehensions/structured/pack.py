@@ -36,11 +36,14 @@ def pack(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth: int,
     ]
     if len({level.iterator for level in inner}) < len(inner):
         raise InternalError(f"{name}: packed outside two levels of one iterator")
-    if any(not op.iterator(level.iterator).is_parallel for level in plan.levels[depth:]):
-        raise InternalError(f"{name}: packed outside the block of a reduction")
-    shape = _shape(op, plan, region, inner, used)
+    blocks = [level for level in plan.levels[depth:] if not op.iterator(level.iterator).is_parallel]
+    if len({level.iterator for level in blocks}) < len(blocks):
+        raise InternalError(f"{name}: packed outside two blocks of one reduction")
+    shape = _shape(op, plan, region, inner, blocks, used)
     buffer = build.buffer(name, factor.type.dtype, shape.extents, Space.SCRATCH)
-    fill = nest(region, inner, name, lambda r: copy_tile(Copy(op, factor, r, buffer, shape, plan.lanes)))
+    tiled = [level for level in inner if level.size > 1]
+    singles = tuple(level.iterator for level in inner if level.size == 1)
+    fill = nest(region, tiled, name, lambda r: copy_tile(Copy(op, factor, r, buffer, shape, plan.lanes, singles)))
     return Panel(buffer, fill, Operand(build.load(buffer, *shape.indices), padded=True))
 
 
@@ -56,7 +59,9 @@ def panel_bytes(op: StructuredOp, plan: Plan, factor: Expr, sizes: Mapping[str, 
     return total
 
 
-def _shape(op: StructuredOp, plan: Plan, region: Region, inner: Sequence[Level], used: frozenset[str]) -> Shape:
+def _shape(
+    op: StructuredOp, plan: Plan, region: Region, inner: Sequence[Level], blocks: Sequence[Level], used: frozenset[str]
+) -> Shape:
     numbers, points = [], []
     for i in op.parallel:
         if i.name not in used:
@@ -72,4 +77,5 @@ def _shape(op: StructuredOp, plan: Plan, region: Region, inner: Sequence[Level],
             points.append((i.name, size))
     points.sort(key=lambda p: p[0] == plan.vector)
     reductions = [(n, region[n].size) for n in plan.reductions if n in used]
-    return Shape(tuple(numbers), tuple(reductions), tuple(points))
+    whole = tuple((level.iterator, level.size) for level in blocks if level.iterator in used)
+    return Shape(tuple(numbers), tuple(reductions), tuple(points), whole)
