@@ -21,7 +21,6 @@ from .inspection import Picture
 from .kernels import Kernels, Machine
 from .lanes import MISS, Lanes, plain_call
 from .options import CpuOptions
-from .runtime.dispatch import Launcher
 from .runtime.host import host
 from .target import Target
 from .tc_lang import compile_source
@@ -118,13 +117,15 @@ class Caller:
         self.function = kernels.function
         self._kernels, self._machine = kernels, machine
         self._lanes = Lanes(kernels.interface)
-        self._direct: Launcher | None = None
+        self._direct: Callable[..., Any] | None = None
         self._out_is_inout = any(p.name == "out" for p in kernels.function.initial)
 
     def __call__(self, /, *tensors: Value, out: Out = None, **initial: Value) -> Any:
         direct = self._direct
-        if direct is not None and out is None and not initial and direct.accepts(*tensors) and plain_call(tensors):
-            return direct(*tensors)
+        if direct is not None and out is None and not initial and plain_call(tensors):
+            result = direct(*tensors)
+            if result is not NotImplemented:
+                return result
         if self._out_is_inout and out is not None:
             out, initial = None, {"out": out, **initial}
         try:
@@ -132,7 +133,8 @@ class Caller:
             if result is MISS:
                 result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
             if self._lanes.only_tensors and out is None:
-                self._direct = self._lanes.direct()
+                launcher = self._lanes.direct()
+                self._direct = None if launcher is None else launcher.call
         except (TCError, InternalError):
             raise
         except Exception as error:

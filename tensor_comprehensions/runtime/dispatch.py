@@ -40,12 +40,9 @@ class Launcher:
     Attributes:
         accepts: builtin `(*tensors) -> bool`: whether the positional arguments, of any Python types, are ordinary
             dense CPU tensors that fit `inputs` one by one. It never raises.
-        call: builtin `(*tensors)`: what calling the launcher gives, without asking `accepts` first; NotImplemented
-            where that would say no or the kernel fails. None for kernels with temporaries or another number of outputs
-            than one.
     """
 
-    __slots__ = ("_allocate", "_arena", "_fail", "_run", "_single", "accepts", "call", "executable")
+    __slots__ = ("_allocate", "_arena", "_call", "_fail", "_run", "_single", "accepts", "executable")
 
     def __init__(
         self,
@@ -72,10 +69,22 @@ class Launcher:
         self._allocate = [_allocator(o) for o in outputs]
         self._single = len(outputs) == 1
         self._fail = fail
-        self.call: Callable[..., Any] | None = None
+        self._call: Callable[..., Any] | None = None
         if self._single and not self._arena:
             plan = _packed([executable.address, len(order), *order]) + _guards(inputs)
-            self.call = native.builtin("call", (plan, self._allocate[0], executable))
+            self._call = native.builtin("call", (plan, self._allocate[0], executable))
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        """A function `(*tensors)`: the launcher's result, or NotImplemented where `accepts` says no.
+
+        For kernels with one output and no temporaries it is a builtin that gives NotImplemented also where the kernel
+        fails or there is no memory for the output.
+        """
+        return self._attempt if self._call is None else self._call
+
+    def _attempt(self, *inputs: torch.Tensor) -> Any:
+        return self(*inputs) if self.accepts(*inputs) else NotImplemented
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         """The output, or a tuple when there are several or none. The inputs must have been accepted."""

@@ -30,9 +30,9 @@ def builtin(name: str, plan: bytes | tuple[object, ...]) -> Callable[..., Any]:
     `run(*tensors[, arena])` runs a kernel: None, or the pair that it fails with. Its plan: the entry, the number of
     arguments and of temporaries, for each argument the tensor it is, for each temporary its offset in the arena.
 
-    `call(*tensors)` makes the output and runs: the output, or NotImplemented where the tensors do not fit or the kernel
-    fails. It is over a tuple of its plan, what makes the output, and anything else to keep. Its plan: the entry, the
-    number of arguments, for each the tensor it is (the output comes last), the guards.
+    `call(*tensors)` makes the output and runs: the output, or NotImplemented where the tensors do not fit, there is no
+    memory, or the kernel fails. It is over a tuple of its plan, what makes the output, and anything else to keep. Its
+    plan: the entry, the number of arguments, for each the tensor it is (the output comes last), the guards.
     """
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
@@ -305,7 +305,7 @@ look:
 make:
   %output = call ptr @PyObject_CallNoArgs(ptr %allocate)
   %nothing = icmp eq ptr %output, null
-  br i1 %nothing, label %error, label %made
+  br i1 %nothing, label %unable, label %made
 made:
   %output.place = getelementptr ptr, ptr %places, i64 %wanted
   %known = call i1 @place(ptr %output, ptr %output.place)
@@ -336,14 +336,16 @@ done:
 failed:
   call void @Py_DecRef(ptr %output)
   br label %no
+unable:
+  call void @PyErr_Clear()
+  br label %no
+drop:
+  call void @PyErr_Clear()
+  call void @Py_DecRef(ptr %output)
+  br label %no
 no:
   call void @Py_IncRef(ptr inttoptr (i64 {not_implemented} to ptr))
   ret ptr inttoptr (i64 {not_implemented} to ptr)
-drop:
-  call void @Py_DecRef(ptr %output)
-  br label %error
-error:
-  ret ptr null
 }
 
 ; The address of the first element of a tensor; null, with an exception, when there is none to be had.
