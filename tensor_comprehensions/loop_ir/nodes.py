@@ -130,7 +130,7 @@ class Select:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Conversion with C's rules, lane by lane."""
+    """Conversion lane by lane: integers wrap; a float truncates to an integer and saturates, NaN to 0."""
 
     operand: Expr
     dtype: DType

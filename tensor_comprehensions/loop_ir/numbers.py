@@ -24,9 +24,21 @@ def storage(dtype: DType) -> np.dtype[Any]:
     return np.dtype(np.float32 if dtype == BFLOAT16 else dtype.name)
 
 
+def saturated(x: Value, to: np.dtype[Any]) -> Value:
+    """Floats as integers: truncated, the nearest limit where they do not fit, 0 for NaN."""
+    limits = np.iinfo(to)
+    whole = np.trunc(x.astype(np.float64))
+    low, high = whole < float(limits.min), whole >= float(limits.max + 1)
+    fitting = np.where(low | high | np.isnan(whole), 0, whole).astype(to)
+    return np.where(high, to.type(limits.max), np.where(low, to.type(limits.min), fitting))
+
+
 def rounded(x: Value, dtype: DType) -> Value:
-    """`x`, computed in `storage(dtype)`, as a value of `dtype`: rounded to nearest even for bfloat16."""
-    x = np.asarray(x).astype(storage(dtype), copy=False)
+    """`x` as a value of `dtype`: rounded to nearest even for bfloat16, saturated where a float becomes an integer."""
+    x = np.asarray(x)
+    if dtype.is_integer and x.dtype.kind == "f":
+        return saturated(x, storage(dtype))[()]
+    x = x.astype(storage(dtype), copy=False)
     if dtype == BFLOAT16:
         bits = np.atleast_1d(x).view(np.uint32)
         even = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))

@@ -91,7 +91,7 @@ class Select:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Conversion to `dtype` with C's rules (float to integer truncates, integers wrap)."""
+    """Conversion to `dtype`: a float truncates to an integer and saturates (NaN gives 0), integers wrap."""
 
     operand: Expr
     dtype: DType

@@ -30,16 +30,25 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
 
 
 def rounded(x: Array, dtype: DType) -> Array:
-    """`x` converted with C's rules: floats to integers truncate, integers wrap."""
+    """`x` converted: floats to integers truncate and saturate (NaN gives 0), integers wrap."""
     x = np.asarray(x)
     if dtype.is_bool:
-        return x != 0
+        return np.asarray(x != 0)
     if dtype == BFLOAT16:
         return _to_bfloat16(x.astype(np.float32))
     if dtype.is_integer and x.dtype.kind == "f":
-        x = np.where(np.isfinite(x), np.clip(x, -(2.0**63), 2.0**64), 0)
-        x = np.where(x >= 2.0**63, x - 2.0**64, x).astype(np.int64)
+        return _saturated(x, numpy_dtype(dtype))
     return x.astype(numpy_dtype(dtype))
+
+
+def _saturated(x: Array, to: np.dtype[Any]) -> Array:
+    """Floats truncated to integers of the type `to`: its nearest limit where they do not fit, 0 for NaN."""
+    limits = np.iinfo(to)
+    least, past = float(limits.min), float(limits.max + 1)  # powers of two: exact
+    whole = np.trunc(x.astype(np.float64))
+    inside = np.where((whole >= least) & (whole < past), whole, 0).astype(to)
+    outside = np.where(whole >= past, to.type(limits.max), np.where(whole < least, to.type(limits.min), to.type(0)))
+    return np.where((whole >= past) | (whole < least), outside, inside)
 
 
 def _to_bfloat16(x: Array) -> Array:

@@ -1,0 +1,34 @@
+"""Programs whose values were once wrong, each as small as it could be made."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.dtypes import DTYPES
+from tensor_comprehensions.loop_ir.numbers import rounded
+
+INTEGERS = [name for name, t in DTYPES.items() if t.is_integer]
+EDGES = [0.0, -0.5, 0.99, -3.0, 127.9, 128.0, -129.0, 255.0, 256.0, 65536.5, 2.0**31, 2.0**32, 2.0**63, 2.0**64]
+FLOATS = [*EDGES, *(-x for x in EDGES), 1e30, -1e30, float("inf"), float("-inf"), float("nan")]
+
+
+@pytest.mark.parametrize("float_type", ["float32", "float64"])
+@pytest.mark.parametrize("name", INTEGERS)
+def test_a_float_that_becomes_an_integer_saturates(name: str, float_type: str) -> None:
+    op = tc.define(f"def f({float_type}(N) x) -> (y) {{ y(i) = {name}(x(i)) }}").f
+    x = np.array(FLOATS * 5, float_type)
+    limits = np.iinfo(name)
+    expected = [0 if v != v else min(max(int(v), limits.min), limits.max) if abs(v) < 1e38 else
+                limits.max if v > 0 else limits.min for v in x.tolist()]  # fmt: skip
+    for values in (op(x), op.reference(x), rounded(x, DTYPES[name])):
+        assert values.dtype == name
+        assert values.tolist() == expected
+
+
+def test_the_reference_reduces_into_a_bool_number() -> None:
+    op = tc.define("def f(bool(N) x) -> (y) { y max=! x(i) }").f
+    x = torch.tensor([False, True])
+    assert op.reference(x).item() is op(x).item() is True
