@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from ..structured.transpose import CACHE_LINE
 from ..target import Target
@@ -88,11 +89,23 @@ def streamed(function: BoundFunction, group: Group, target: Target) -> frozenset
     It does not read them, and so little of all that it touches would stay in the last cache that no reader gains.
     """
     touched = {t for n in group.nodes for t in n.tensors}
-    size = sum(t.size * t.dtype.size for t in function.tensors if t.name in touched)
+    size = sum(_touched(t, group) * t.dtype.size for t in function.tensors if t.name in touched)
     if size < target.cache[-1] * CACHED_SHARE:
         return frozenset()
     written = touched - {r.tensor for n in group.nodes for r in n.reads}
     return frozenset(t for t in written if _has_aligned_rows(function.tensor(t)))
+
+
+def _touched(tensor: Tensor, group: Group) -> int:
+    """At most so many elements of `tensor` does `group` touch: of a large table only the rows that data selects."""
+    points = 0
+    for node in group.nodes:
+        extents = {i.name: i.extent for i in (*node.free, *node.reduced)}
+        for access in (*node.writes, *node.reads):
+            if access.tensor == tensor.name:
+                names = {x.name for e in access.subscripts for x in tc.walk(e) if isinstance(x, tc.Index)}
+                points += prod(extents[name] for name in names if name in extents)
+    return min(tensor.size, points)
 
 
 def _has_aligned_rows(tensor: Tensor) -> bool:

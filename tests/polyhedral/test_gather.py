@@ -13,7 +13,7 @@ import torch
 import tensor_comprehensions as tc
 from tensor_comprehensions.errors import RangeError
 from tensor_comprehensions.loop_ir.interpret import interpret
-from tensor_comprehensions.loop_ir.nodes import Invoke, Module
+from tensor_comprehensions.loop_ir.nodes import Invoke, Module, Stmt, Store
 from tensor_comprehensions.loop_ir.rewrite import walk
 from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.polyhedral.strategy import lower
@@ -263,6 +263,10 @@ def hints(m: Module) -> list[Invoke]:
     return [s for k in m.kernels for s in walk(k.body) if isinstance(s, Invoke)]
 
 
+def stores(s: Stmt) -> list[Store]:
+    return [c for c in walk(s) if isinstance(c, Store)]
+
+
 TINY = replace(AVX512, cache=(64, 128, 256))
 
 
@@ -318,3 +322,10 @@ def test_rows_to_be_updated_are_asked_for_in_order_to_write() -> None:
     assert "prefetch(&H" in kernel.source("loops")
     assert "@llvm.prefetch.p0(ptr" in kernel.source("llvm")
     torch.testing.assert_close(kernel(i, g, H=h), h.index_add(0, i, g), rtol=1e-4, atol=1e-4)
+
+
+def test_few_rows_of_a_large_table_stay_in_the_caches() -> None:
+    """A table may be larger than the caches where what is touched of it is not."""
+    few, many = (module(ROWS, AVX512, E=1 << 20, D=64, N=n) for n in (100, 1 << 17))
+    assert [s.streaming for k in few.kernels for s in stores(k.body) if s.buffer.name == "O"] == [False]
+    assert [s.streaming for k in many.kernels for s in stores(k.body) if s.buffer.name == "O"] == [True]
