@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from ..options import CpuOptions
 from ..target import Target
+from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction
 from .leaf import Dim, Leaf
-from .locality import crossing, stride, vector_dim, work
+from .locality import crossing, is_pointwise, stride, vector_dim, work
 from .schedule import ENOUGH_PARALLELISM, Group
+from .scop import Node
 
 # Elements of a row that one iteration takes when the lanes run along it: long enough to amortise the loop around it,
 # short enough that the temporaries of fused nodes stay in the first-level cache.
@@ -23,6 +25,9 @@ HEAVY_SHARE = 16
 # ones; square tiles where too few long ones would be left to share.
 LONG_TRANSPOSED_TILE = (32, 512)
 TRANSPOSED_TILE = (64, 64)
+# Rows beyond the lanes that the tile of a permutation covers, and elements that it may have.
+NEIGHBOUR_ROWS = 16
+NEIGHBOUR_AREA = 16384
 
 
 def row_tiles(
@@ -36,6 +41,13 @@ def row_tiles(
         )
     if any(n.cluster is not None for n in group.nodes):
         return _contraction_tiles(group)
+    sizes = _lane_tiles(function, group, leaves, target)
+    if len(leaves) == 1 and is_pointwise(leaves[0]):
+        return _with_neighbours(function, group, leaves[0], sizes)
+    return sizes
+
+
+def _lane_tiles(function: BoundFunction, group: Group, leaves: Sequence[Leaf], target: Target) -> tuple[int, ...]:
     lanes = target.lanes(32)
     nests = len(leaves)
     leaves = _heavy(function, leaves)
@@ -69,6 +81,37 @@ def _transposed_tiles(
     most = sizes(LONG_TRANSPOSED_TILE)
     tiles = prod(-(-row.extent // size) for row, size in zip(group.rows, most, strict=True))
     return most if long and tiles >= ENOUGH_PARALLELISM else sizes(TRANSPOSED_TILE)
+
+
+def _with_neighbours(function: BoundFunction, group: Group, leaf: Leaf, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """`sizes`, and some of the rows in which memory goes on where the accesses of a permutation disagree about those.
+
+    A tile then covers runs of memory for each of them, rather than short pieces with gaps in all but one.
+    """
+    accesses = [(n, a) for n in leaf.nodes for a in (*n.reads, *n.writes)]
+    found = [k for node, access in accesses for k in _neighbour(function, group, node, access, sizes)]
+    if len(set(found)) < 2:
+        return sizes
+    grown = list(sizes)
+    for row in dict.fromkeys(k for k in found if k is not None):
+        room = NEIGHBOUR_AREA // prod(grown)
+        grown[row] = max(1, min(group.rows[row].extent, NEIGHBOUR_ROWS, room))
+    tiles = prod(-(-row.extent // size) for row, size in zip(group.rows, grown, strict=True))
+    return tuple(grown) if tiles >= ENOUGH_PARALLELISM else sizes
+
+
+def _neighbour(
+    function: BoundFunction, group: Group, node: Node, access: tc.Access, sizes: Sequence[int]
+) -> Iterator[int | None]:
+    """The row of tile size 1 in which `access` goes on after what a tile covers; None where part of a row comes first.
+
+    Nothing where the tile covers all that the access touches.
+    """
+    steps = ((stride(function, access, row.place(node)[0]), k) for k, row in enumerate(group.rows))
+    for _, k in sorted((abs(step), k) for step, k in steps if step):
+        if sizes[k] < group.rows[k].extent:
+            yield k if sizes[k] == 1 else None
+            return
 
 
 def _tile(extent: int, wanted: bool, others: int, lanes: int) -> int:

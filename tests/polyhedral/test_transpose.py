@@ -196,3 +196,15 @@ def test_column_sums_keep_their_lanes() -> None:
     x = torch.randn(100, 90)
     torch.testing.assert_close(op(x), x.sum(0), rtol=1e-4, atol=1e-4)
     assert "shuffle(" not in op.compile(x).source("loops")
+
+
+def test_tiles_of_permutations_cover_runs_of_both_sides() -> None:
+    """Memory goes on along one row for the reads and along another for the writes; elsewhere rows stay apart."""
+    x, bias = torch.randn(8, 70, 12, 64), torch.randn(64)
+    heads = tc.define("def f(float(A,B,C,D) I) -> (O) { O(a,c,b,d) = I(a,b,c,d) }").f
+    torch.testing.assert_close(heads(x), x.transpose(1, 2).contiguous(), rtol=0, atol=0)
+    schedule = heads.compile(x).source("schedule")
+    assert "S0.c] in 0:12 whole" in schedule
+    assert "S0.b] in 0:70 tile 16" in schedule
+    biased = tc.define("def f(float(A,B) I, float(B) b) -> (O) { O(i,j) = I(i,j) + b(j) }").f
+    assert "S0.i] in 0:6720 tile 1," in biased.compile(x.reshape(-1, 64), bias).source("schedule")
