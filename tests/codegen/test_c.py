@@ -492,6 +492,21 @@ def test_intrinsics_are_refused() -> None:
 
 
 @needs_gcc
+def test_prefetches(tmp_path: Path) -> None:
+    """Printed where they run once for a row, and left out of loops over its elements."""
+    x, at, out = b.buffer("x", FLOAT32, (9, 16)), b.buffer("at", INT64, (9,)), b.buffer("out", FLOAT32, (9, 16))
+    place = (b.load(at, b.minimum(b.add(i, 2), 8)), b.const(0))
+    hint = ir.Invoke("prefetch", ((x, place),), (0,))
+    copy = b.store(out, (i, j), b.load(x, b.load(at, i), j))
+    for body in (b.block(hint, loop("j", 0, 16, copy, VECTOR)), loop("j", 0, 16, b.block(hint, copy), VECTOR)):
+        m = module("rows", [x, at, out], loop("i", 0, 9, body))
+        values, order, result = floats(9, 16), rng.integers(0, 9, 9), np.zeros((9, 16), np.float32)
+        assert run(m, tmp_path, values, order, result) == 0
+        np.testing.assert_array_equal(result, values[order])
+        assert ("__builtin_prefetch(&x[at[" in emit(m)) == isinstance(body, ir.Block)
+
+
+@needs_gcc
 @pytest.mark.parametrize("dtype", [FLOAT32, BOOL, UINT8, FLOAT64], ids=str)
 def test_shuffles(dtype: DType, tmp_path: Path) -> None:
     """Bound to a name, stored at once, one inside the other and under a reduction."""
