@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from ..loop_ir.affine import difference
 from ..loop_ir.nodes import Binary, Broadcast, Cast, Const, Expr, Load, Loop, Ramp, Select, Type, Unary, Var
 
 Interval = tuple[float, float]  # inclusive; an end may be infinite
@@ -89,7 +90,6 @@ def loop_interval(loop: Loop, known: Mapping[str, Interval]) -> Interval:
 
 
 def trips(loop: Loop) -> int | None:
-    """How often a loop with constant bounds runs."""
-    if isinstance(loop.start, Const) and isinstance(loop.stop, Const):
-        return max(0, -(-(int(loop.stop.value) - int(loop.start.value)) // loop.step))
-    return None
+    """How often a loop runs whose bounds are a constant apart."""
+    extent = difference(loop.stop, loop.start)
+    return None if extent is None else max(0, -(-extent // loop.step))
