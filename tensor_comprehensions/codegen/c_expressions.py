@@ -216,6 +216,8 @@ def cast(x: Text, source: DType, target: DType, dialect: CDialect) -> Text:
         return Text(f"bfloat16_from_float({cast(x, source, FLOAT32, dialect).text})")
     if source.is_float and target.is_integer:
         return Text(f"{target.name}_from_float({x.text})")
+    if target.is_bool:
+        return Text(f"{x.at(EQUALITY + 1)} != 0", EQUALITY)  # compilers warn of products made a bool by a cast
     return Text(f"({dialect.type(target)}){x.at(UNARY)}", UNARY)
 
 

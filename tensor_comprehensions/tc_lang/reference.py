@@ -132,7 +132,8 @@ def _reduce(s: BoundStatement, dtype: DType, old: Array, reader: _Reader) -> Arr
         if whole and s.reduced:
             axes = tuple(range(s.left, len(s.indices)))
             value = _SCATTER[s.reduction].reduce(value, axis=axes, dtype=wide)
-            points = tuple(p[(..., *([0] * len(axes)))] for p in points)
+            first = (..., *(0 for _ in axes))
+            points = tuple(p[first] for p in points)
         _combine_at(s.reduction, new, points, value, distinct=whole)
     return rounded(rounded(new, dtype.accumulator), dtype)
 
