@@ -7,7 +7,6 @@ tensors whose values differ from their memory.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import llvmlite.binding as llvm
 import torch
 
 from ..errors import InternalError
+from ..once import OncePerKey
 from . import process
 
 ANY = -(1 << 63)
@@ -37,7 +37,7 @@ def builtin(name: str, plan: bytes | tuple[object, ...]) -> Callable[..., Any]:
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.POINTER(_MethodDefinition), ctypes.py_object, ctypes.c_void_p]
-    function: Callable[..., Any] = new(ctypes.byref(_code().definitions[name]), plan, None)
+    function: Callable[..., Any] = new(ctypes.byref(_made.get("", _Code).definitions[name]), plan, None)
     return function
 
 
@@ -64,9 +64,7 @@ class _Code:
         }
 
 
-@functools.cache
-def _code() -> _Code:
-    return _Code()
+_made: OncePerKey[str, _Code] = OncePerKey(1)
 
 
 def _python_address(name: str) -> int:
@@ -87,8 +85,8 @@ def _exchange() -> ctypes.Array[Any]:
 
 
 _PYTHON = (
-    "PyBytes_AsString", "PyTuple_GetItem", "PyObject_CallOneArg", "PyObject_CallNoArgs", "Py_IncRef", "Py_DecRef",
-    "PyErr_Clear", "PyBool_FromLong", "PyEval_SaveThread", "PyEval_RestoreThread", "Py_BuildValue",
+    "PyBytes_AsString", "PyTuple_GetItem", "PyObject_CallFunctionObjArgs", "PyObject_CallNoArgs", "Py_IncRef",
+    "Py_DecRef", "PyErr_Clear", "PyBool_FromLong", "PyEval_SaveThread", "PyEval_RestoreThread", "Py_BuildValue",
 )  # fmt: skip
 
 
@@ -113,7 +111,7 @@ def _assembly() -> str:
 _ASSEMBLY = r"""
 declare ptr @PyBytes_AsString(ptr)
 declare ptr @PyTuple_GetItem(ptr, i64)
-declare ptr @PyObject_CallOneArg(ptr, ptr)
+declare ptr @PyObject_CallFunctionObjArgs(ptr, ...)
 declare ptr @PyObject_CallNoArgs(ptr)
 declare void @Py_DecRef(ptr)
 declare void @Py_IncRef(ptr)
@@ -129,7 +127,7 @@ declare i32 @tc_dltensor(ptr, ptr)
 
 ; Whether a method without arguments says True of an object; any error counts as True.
 define internal i1 @says(ptr %method, ptr %object) {
-  %answer = call ptr @PyObject_CallOneArg(ptr %method, ptr %object)
+  %answer = call ptr (ptr, ...) @PyObject_CallFunctionObjArgs(ptr %method, ptr %object, ptr null)
   %none = icmp eq ptr %answer, null
   br i1 %none, label %error, label %answered
 error:

@@ -20,6 +20,7 @@ from ..codegen.llvm_math import key
 from ..dtypes import FLOAT32, FLOAT64
 from ..loop_ir.nodes import Type
 from ..math_functions import FUNCTIONS
+from ..once import OncePerKey
 
 _REJECTED = ("acosh", "asinh", "cosh", "sinh", "fmod", "lgamma", "tgamma")  # wrong for large or special arguments
 _SUFFIXES = ("u10", "u05", "u15", "")  # SLEEF's error bounds in tenths of an ulp; exact functions have none
@@ -95,31 +96,30 @@ class ThreadPool:
         self.cell.value = None
 
 
-@functools.cache
-def link() -> None:
+class _Linked:
+    """What emitted modules call, which must live as long as the process."""
+
+    def __init__(self) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        libc = ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None)
+        llvm.add_symbol("tc_malloc", _address(libc, "malloc"))
+        llvm.add_symbol("tc_release", _address(libc, "free"))
+        self.pool = ThreadPool()
+        text = _SHIM.replace("{cell}", str(ctypes.addressof(self.pool.cell)))
+        machine = llvm.Target.from_default_triple().create_target_machine(opt=2, jit=True)
+        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(text), machine)
+        self.engine.finalize_object()
+        for name in ("tc_parallel_for", "tc_allocate", "tc_free"):
+            llvm.add_symbol(name, self.engine.get_function_address(name))
+
+
+_linked: OncePerKey[str, _Linked] = OncePerKey(1)
+
+
+def link() -> ThreadPool:
     """Start LLVM and make the functions that emitted modules call known to its linker; once per process."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    libc = ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None)
-    llvm.add_symbol("tc_malloc", _address(libc, "malloc"))
-    llvm.add_symbol("tc_release", _address(libc, "free"))
-    _KEPT.pool = ThreadPool()
-    text = _SHIM.replace("{cell}", str(ctypes.addressof(_KEPT.pool.cell)))
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=2, jit=True)
-    _KEPT.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(text), machine)
-    _KEPT.engine.finalize_object()
-    for name in ("tc_parallel_for", "tc_allocate", "tc_free"):
-        llvm.add_symbol(name, _KEPT.engine.get_function_address(name))
-
-
-class _Kept:
-    """What must live as long as the process."""
-
-    pool: ThreadPool
-    engine: llvm.ExecutionEngine
-
-
-_KEPT = _Kept()
+    return _linked.get("", _Linked).pool
 
 
 @functools.cache

@@ -176,6 +176,6 @@ def test_a_pool_that_fails_is_reported(add: Add, monkeypatch: pytest.MonkeyPatch
     failing = kind(lambda begin, end, grain, function, context: 1)
     executable = add(5000)
     address = ctypes.cast(failing, ctypes.c_void_p).value
-    monkeypatch.setattr(process._KEPT.pool.cell, "value", address)
+    monkeypatch.setattr(process.link().cell, "value", address)
     a, b, c = torch.ones(5000), torch.ones(5000), torch.zeros(5000)
     assert executable([a.data_ptr(), b.data_ptr(), c.data_ptr()]) == (-2, 0)
