@@ -123,19 +123,38 @@ def _reduce(
     """The reduction loops around one step of multiply-adds."""
     loops = plan.reductions[: len(plan.reductions) - plan.unrolled]
     unrolled = plan.reductions[len(loops) :]
+
+    def steps(values: dict[str, Expr]) -> Stmt:
+        """All of the unrolled reductions where the others have given values."""
+        parts: list[Stmt] = []
+        for offsets in product(*(range(region[name].size) for name in unrolled)):
+            at = dict(values)
+            for name, offset in zip(unrolled, offsets, strict=True):
+                at |= _reduction_values(region, name, build.const(offset))
+            parts.append(_step(op.name, operands, cells, registers, at))
+        return build.block(*parts)
+
     values: dict[str, Expr] = {}
     for name in loops:
         values |= _reduction_values(region, name, Var(f"{name}_r"))
-    steps: list[Stmt] = []
-    for offsets in product(*(range(region[name].size) for name in unrolled)):
-        at = dict(values)
-        for name, offset in zip(unrolled, offsets, strict=True):
-            at |= _reduction_values(region, name, build.const(offset))
-        steps.append(_step(op.name, operands, cells, registers, at))
-    body = build.block(*steps)
-    for name in reversed(loops):
+    if not loops:
+        return steps(values)
+    body = _innermost(loops[-1], plan.steps, region, lambda at: steps(values | at))
+    for name in reversed(loops[:-1]):
         body = Loop(f"{name}_r", build.const(0), build.const(region[name].size), body)
     return body
+
+
+def _innermost(name: str, at_once: int, region: Region, step: Callable[[dict[str, Expr]], Stmt]) -> Stmt:
+    """The loop over the reduction `name` with `at_once` steps per iteration, then what is left of them."""
+    full, rest = divmod(region[name].size, at_once)
+    first = build.mul(Var(f"{name}_r"), at_once)
+    parts: list[Stmt] = []
+    if full:
+        many = [step(_reduction_values(region, name, build.add(first, s))) for s in range(at_once)]
+        parts.append(Loop(f"{name}_r", build.const(0), build.const(full), build.block(*many)))
+    parts += [step(_reduction_values(region, name, build.const(full * at_once + s))) for s in range(rest)]
+    return build.block(*parts)
 
 
 def _reduction_values(region: Region, name: str, offset: Expr) -> dict[str, Expr]:

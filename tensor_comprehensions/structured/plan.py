@@ -43,6 +43,7 @@ class Plan:
         packs: the factors that are copied first.
         collapsed: how many of the outermost levels make up the parallel loop; 0 runs serially.
         grain: least number of its iterations worth a thread.
+        steps: of the innermost reduction loop that is left, taken per iteration.
     """
 
     vector: str
@@ -53,6 +54,7 @@ class Plan:
     packs: tuple[Pack, ...] = ()
     collapsed: int = 0
     grain: int = 1
+    steps: int = 1
 
     def tile(self, iterator: str) -> int:
         """Points of a parallel iterator in one register tile."""

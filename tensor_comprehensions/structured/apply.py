@@ -1,0 +1,500 @@
+"""What the pieces of a pipeline mean for an op: each adds to a nest, which becomes the plan that lowering follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from ..errors import ArgumentError, CannotLower
+from ..target import Target
+from . import pipeline as written
+from .affine import steps
+from .expert import PARALLEL_WORK
+from .normalise import normalise
+from .op import Iterator as Dimension
+from .op import StructuredOp, loads, names
+from .pipeline import Choice, Piece, Pipeline
+from .plan import Level, Pack, Plan, Side
+from .tile import tiles
+
+MOST_REGISTERS = 4
+"""Accumulators that a register tile may have, in multiples of the machine's vector registers."""
+NOWHERE = Target("cpu", "", "", 512, 32, ())
+"""A target for what depends on none."""
+NARROWEST = 4
+"""Lanes that a vector has at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileLoop:
+    """A loop around the register tile. number: counts the tiles of an iterator from 1; 0 where it has none."""
+
+    iterator: str
+    number: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """What the pieces so far have made of an op.
+
+    Attributes:
+        op: as given; iterators of extent 1 are there and get no loop in the end.
+        loops: around the register tile, outermost first.
+        sums: the reduction loops inside it, outermost first.
+        packs: factors and the loop inside which they are copied; None: outside of all.
+        shared: how many of the outermost loops the threads share. alone: whether they may.
+    """
+
+    op: StructuredOp
+    target: Target
+    alone: bool
+    loops: tuple[TileLoop, ...]
+    sums: tuple[str, ...]
+    vector: str | None = None
+    lanes: int = 0
+    packs: tuple[tuple[Side, TileLoop | None], ...] = ()
+    padded: tuple[Side, ...] = ()
+    unrolled: tuple[tuple[str, int], ...] = ()
+    shared: tuple[TileLoop, ...] = ()
+    grain: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    # --- names ---
+
+    def shown(self, iterator: str) -> str:
+        """The name that an index has in the def: ops of a kernel put their own name before it."""
+        return iterator.removeprefix(f"{self.op.name}_")
+
+    def iterator(self, name: str) -> Dimension:
+        """Raises ArgumentError that lists the names there are."""
+        found = [i for i in self.op.iterators if self.shown(i.name) == name]
+        if found:
+            return found[0]
+        merged = [self.shown(i.name) for i in self.op.iterators if name in self.shown(i.name).split("_")]
+        raise ArgumentError(
+            f"{self.op.name} has no iterator {name!r}",
+            expected=", ".join(self.shown(i.name) for i in self.op.iterators),
+            suggestion=f"indices that are always walked together are one iterator: {merged[0]}" if merged else "",
+        )
+
+    def name(self, loop: TileLoop) -> str:
+        """How a loop is called."""
+        iterator = self.shown(loop.iterator)
+        if not loop.number:
+            return iterator
+        plain = f"{iterator}{loop.number}"
+        return f"{iterator}.{loop.number}" if any(self.shown(i.name) == plain for i in self.op.iterators) else plain
+
+    def loop(self, name: str) -> TileLoop:
+        """The loop called `name`; an iterator's name is that of its innermost loop. Raises ArgumentError."""
+        for loop in self.loops:
+            if name in (self.name(loop), f"{self.shown(loop.iterator)}.{loop.number}"):
+                return loop
+        own = [loop for loop in self.loops if self.shown(loop.iterator) == name]
+        if own:
+            return own[-1]
+        loops = ", ".join(map(self.name, self.loops)) or "none"
+        sums = [self.shown(s) for s in self.sums]
+        raise ArgumentError(
+            f"{self.op.name} has no loop {name!r}",
+            expected=loops,
+            suggestion=f"{name} is summed inside the register tile; tile({name}=...) makes a loop of it"
+            if name in sums
+            else "",
+        )
+
+    def side(self, name: str) -> Side:
+        """The factor that reads the tensor `name`. Raises ArgumentError."""
+        read = {side: [a.buffer.name for a in loads(self.op.factors[side.value])] for side in Side}
+        found = [side for side, tensors in read.items() if name in tensors]
+        if not found:
+            found = [side for side in Side if side.name.lower() == name]
+        if len(found) == 1:
+            return found[0]
+        raise ArgumentError(
+            f"{self.op.name} has {'two factors' if found else 'no factor'} called {name!r}",
+            expected=", ".join(dict.fromkeys((*read[Side.LEFT], *read[Side.RIGHT], "left", "right"))),
+        )
+
+    def say(self, note: str) -> Nest:
+        return replace(self, notes=(*self.notes, note))
+
+
+def start(op: StructuredOp, target: Target, *, alone: bool = True) -> Nest:
+    """The nest before the first piece: every parallel iterator a loop, every reduction inside the register tile."""
+    loops = tuple(TileLoop(i.name, 0, 1) for i in op.parallel)
+    return Nest(op, target, alone, loops, tuple(i.name for i in op.reductions))
+
+
+def plan_of(pipeline: Pipeline, op: StructuredOp, target: Target, *, parallel: bool = True) -> Plan:
+    """The plan for `normalise(op)` that `pipeline`, which leaves nothing to choose, describes.
+
+    parallel: the op stands alone at the top of a kernel; else loops that are to be parallel stay serial.
+
+    Raises:
+        ArgumentError: the pipeline names something that the op does not have.
+        CannotLower: no code can be generated for it; the message says why.
+    """
+    return _finish(_run(pipeline, start(op, target, alone=parallel)))
+
+
+def explain(pipeline: Pipeline, op: StructuredOp, target: Target, *, parallel: bool = True) -> str:
+    """What every piece does to `op`, a line each. Raises as `plan_of`."""
+    nest = start(op, target, alone=parallel)
+    lines: list[str] = []
+    for piece in pipeline.pieces:
+        before = len(nest.notes)
+        nest = _apply(piece, nest)
+        lines += [f"{piece}: {note}" for note in nest.notes[before:]]
+    plan = _finish(nest)
+    size = " x ".join(f"{nest.shown(i.name)} {plan.tile(i.name)}" for i in normalise(op).parallel)
+    lines.append(f"register tile: {size}, {_cells(op, plan)} vectors of {plan.lanes}")
+    return "\n".join(lines)
+
+
+def _run(pipeline: Pipeline, nest: Nest) -> Nest:
+    for piece in pipeline.pieces:
+        nest = _apply(piece, nest)
+    return nest
+
+
+def _apply(piece: Piece, nest: Nest) -> Nest:
+    if isinstance(piece, Choice):
+        raise CannotLower(f"{piece} leaves a choice open")
+    return _MEANING[type(piece)](piece, nest)
+
+
+# --- loops -------------------------------------------------------------------------------------------------------
+
+
+def _tile(piece: written.Tile, nest: Nest) -> Nest:
+    loops, made = list(nest.loops), []
+    for name, size in piece.sizes:
+        iterator = nest.iterator(name)
+        number = 1 + sum(1 for loop in nest.loops if loop.iterator == iterator.name and loop.number)
+        loops = [loop for loop in loops if loop.number or loop.iterator != iterator.name]
+        made.append(TileLoop(iterator.name, number, size))
+    shared = tuple(loop for loop in nest.shared if loop in loops)
+    if len(shared) < len(nest.shared):
+        raise CannotLower(f"{piece}: a parallel loop cannot be tiled any more; tile first")
+    nest = replace(nest, loops=(*loops, *made))
+    counts = [f"{nest.name(loop)} of {tiles(nest.op.extent(loop.iterator), loop.size)}" for loop in made]
+    return nest.say(f"loops {', '.join(counts)} tiles")
+
+
+def _interchange(piece: written.Interchange, nest: Nest) -> Nest:
+    sums = [next((s for s in nest.sums if name in _sum_names(nest, s)), None) for name in piece.loops]
+    if all(s is not None for s in sums):
+        order = iter([s for s in sums if s is not None])
+        nest = replace(nest, sums=tuple(next(order) if s in sums else s for s in nest.sums))
+        return nest.say(f"sums over {', '.join(map(nest.shown, nest.sums))}")
+    named = [nest.loop(name) for name in piece.loops]
+    if len(set(named)) < len(named):
+        raise ArgumentError(f"{piece} names one loop twice", expected=", ".join(map(nest.name, nest.loops)))
+    following = iter(named)
+    loops = tuple(next(following) if loop in named else loop for loop in nest.loops)
+    for iterator in {loop.iterator: 0 for loop in loops}:
+        numbers = [loop.number for loop in loops if loop.iterator == iterator]
+        if numbers != sorted(numbers):
+            raise CannotLower(f"{piece}: an outer tile of {nest.shown(iterator)} cannot be inside an inner one")
+    nest = replace(nest, loops=loops)
+    return nest.say(f"loops {', '.join(map(nest.name, loops))}")
+
+
+def _sum_names(nest: Nest, iterator: str) -> tuple[str, ...]:
+    """What the loop over a reduction inside the register tile is called: `k` where it is not tiled, else `k0`."""
+    shown = nest.shown(iterator)
+    tiled = any(loop.iterator == iterator for loop in nest.loops)
+    return (f"{shown}0", f"{shown}.0") if tiled else (shown, f"{shown}0", f"{shown}.0")
+
+
+def _parallel(piece: written.Parallel, nest: Nest) -> Nest:
+    named = [nest.loop(name) for name in piece.loops]
+    if not nest.alone:
+        return nest.say("stays serial: the loop around this contraction is parallel, or the options forbid it")
+    outer = nest.loops[: len(named)]
+    if tuple(named) != outer:
+        raise CannotLower(f"{piece}: the outermost loops are {', '.join(map(nest.name, outer))}; interchange first")
+    if any(not nest.op.iterator(loop.iterator).is_parallel for loop in named):
+        raise CannotLower(f"{piece}: the iterations of a reduction depend on one another")
+    if len({loop.iterator for loop in named}) < len(named):
+        raise CannotLower(f"{piece}: two of these loops are of one iterator")
+    count = prod(tiles(nest.op.extent(loop.iterator), loop.size) for loop in named)
+    return replace(nest, shared=outer, grain=piece.grain).say(f"{count} iterations for the threads")
+
+
+# --- copies ------------------------------------------------------------------------------------------------------
+
+
+def _pack(piece: written.Pack, nest: Nest) -> Nest:
+    for name, place in piece.factors:
+        side = nest.side(name)
+        if any(side is other for other, _ in nest.packs):
+            raise CannotLower(f"{piece}: {name} is packed already")
+        loop = None if place is None else nest.loop(place)
+        nest = replace(nest, packs=(*nest.packs, (side, loop)))
+        where = "outside of all loops" if loop is None else f"in every iteration of {nest.name(loop)}"
+        nest = nest.say(f"{name} is copied {where}")
+    return nest
+
+
+def _pad(piece: written.Pad, nest: Nest) -> Nest:
+    sides = tuple(nest.side(name) for name in piece.factors)
+    return replace(nest, padded=(*nest.padded, *sides)).say("panels hold whole vectors, zeros past the end")
+
+
+def _peel(piece: written.Peel, nest: Nest) -> Nest:
+    parts = []
+    for name in piece.iterators:
+        iterator = nest.iterator(name)
+        sizes = [loop.size for loop in nest.loops if loop.iterator == iterator.name and loop.number]
+        if not sizes:
+            raise CannotLower(f"{piece}: {name} is not tiled")
+        rest = iterator.extent % sizes[-1]
+        parts.append(f"{name} ends with {rest} points" if rest else f"{name} has whole tiles only")
+    return nest.say(f"{', '.join(parts)}; a shorter last tile always is code of its own")
+
+
+# --- the register tile -------------------------------------------------------------------------------------------
+
+
+def _vectorize(piece: written.Vectorize, nest: Nest) -> Nest:
+    contiguous = _contiguous(nest.op)
+    if not contiguous:
+        raise CannotLower(f"{piece}: the output is contiguous along none of the iterators")
+    if piece.iterator is None:
+        lane_iterator = max(contiguous, key=lambda i: i.extent)
+    else:
+        lane_iterator = nest.iterator(piece.iterator)
+        if not lane_iterator.is_parallel:
+            raise CannotLower(f"{piece}: {piece.iterator} is summed")
+        if lane_iterator not in contiguous:
+            names = ", ".join(nest.shown(i.name) for i in contiguous)
+            raise CannotLower(f"{piece}: the output is not contiguous along {piece.iterator}, but along {names}")
+    if lane_iterator.extent < 2:
+        raise CannotLower(f"{piece}: {nest.shown(lane_iterator.name)} has one value")
+    return replace(nest, vector=lane_iterator.name, lanes=piece.lanes).say(
+        f"lanes along {nest.shown(lane_iterator.name)}"
+    )
+
+
+def _contiguous(op: StructuredOp) -> list[Dimension]:
+    written_steps = steps(op.output, [i.name for i in op.iterators]) or {}
+    return [i for i in op.parallel if written_steps.get(i.name) == 1 and i.extent > 1]
+
+
+def _unroll(piece: written.Unroll, nest: Nest) -> Nest:
+    for name, _ in piece.factors:
+        if nest.iterator(name).is_parallel:
+            raise CannotLower(f"{piece}: the register tile of {name} is unrolled anyway")
+    pairs = tuple((nest.iterator(name).name, factor) for name, factor in piece.factors)
+    text = ", ".join(f"{name} by {factor}" if factor else f"{name} completely" for name, factor in piece.factors)
+    return replace(nest, unrolled=(*nest.unrolled, *pairs)).say(text)
+
+
+_MEANING: dict[type, Callable[..., Nest]] = {
+    written.Tile: _tile,
+    written.Interchange: _interchange,
+    written.Parallel: _parallel,
+    written.Pack: _pack,
+    written.Pad: _pad,
+    written.Peel: _peel,
+    written.Vectorize: _vectorize,
+    written.Unroll: _unroll,
+}
+
+
+# --- the plan ----------------------------------------------------------------------------------------------------
+
+
+def _finish(nest: Nest) -> Plan:
+    """The plan of a complete nest, all of whose conditions are checked here."""
+    if nest.vector is None:
+        nest = _vectorize(written.Vectorize(), nest)
+    vector = nest.vector or ""
+    last = [loop for loop in nest.loops if loop.iterator == vector][-1]
+    widest = nest.target.lanes(nest.op.dtype.bits)
+    if not last.number:
+        one = replace(last, size=min(nest.lanes or widest, nest.op.extent(vector)))
+        nest, last = _replace_loop(nest, last, one), one
+    if last.size < 2:
+        raise CannotLower(f"vectorize: the tiles of {nest.shown(vector)} have one point to run along the lanes")
+    lanes = nest.lanes or _fitting(widest, min(last.size, nest.op.extent(vector)))
+    kept = [loop for loop in nest.loops if nest.op.extent(loop.iterator) > 1]
+    sums = tuple(s for s in nest.sums if nest.op.extent(s) > 1)
+    unrolled, steps_at_once = _unrolling(nest, sums)
+    collapsed = [loop for loop in nest.shared if nest.op.extent(loop.iterator) > 1]
+    count = prod(tiles(nest.op.extent(loop.iterator), loop.size) for loop in collapsed)
+    grain = (nest.grain or _grain(nest.op, count)) if collapsed else 1
+    plan = Plan(
+        vector,
+        lanes,
+        tuple(Level(loop.iterator, loop.size) for loop in kept),
+        sums,
+        unrolled,
+        tuple(_packs(nest, kept, len(collapsed))),
+        len(collapsed),
+        grain,
+        steps_at_once,
+    )
+    _check(nest, plan)
+    return plan
+
+
+def _replace_loop(nest: Nest, old: TileLoop, new: TileLoop) -> Nest:
+    def swapped(loop: TileLoop) -> TileLoop:
+        return new if loop == old else loop
+
+    packs = tuple((side, None if loop is None else swapped(loop)) for side, loop in nest.packs)
+    return replace(nest, loops=tuple(map(swapped, nest.loops)), shared=tuple(map(swapped, nest.shared)), packs=packs)
+
+
+def _fitting(widest: int, size: int) -> int:
+    """The widest vectors of which a tile of `size` points fills more than half."""
+    lanes = widest
+    while lanes > NARROWEST and lanes >= 2 * size:
+        lanes //= 2
+    return lanes
+
+
+def _unrolling(nest: Nest, sums: Sequence[str]) -> tuple[int, int]:
+    """How many of the innermost reductions are unrolled completely, and how far the one around them is."""
+    factors = {name: factor for name, factor in nest.unrolled if name in sums}
+    complete, partial = 0, 1
+    for name in reversed(sums):
+        factor = factors.pop(name, None)
+        if factor is None:
+            break
+        size = min([nest.op.extent(name), *(loop.size for loop in nest.loops if loop.iterator == name)])
+        if 0 < factor < size:
+            partial = factor
+            break
+        complete += 1
+    if factors:
+        name = nest.shown(next(iter(factors)))
+        raise CannotLower(f"unroll: inside the loop over {name} another one is left; interchange them, or unroll both")
+    return complete, partial
+
+
+def _packs(nest: Nest, kept: Sequence[TileLoop], collapsed: int) -> Iterator[Pack]:
+    for side, loop in nest.packs:
+        position = -1 if loop is None else nest.loops.index(loop)
+        depth = sum(1 for k in nest.loops[: position + 1] if k in kept)
+        yield Pack(side, depth)
+
+
+def _grain(op: StructuredOp, iterations: int) -> int:
+    """Of so many iterations of the parallel loop, how many are worth a thread."""
+    return max(1, PARALLEL_WORK * iterations // max(1, op.multiplications))
+
+
+def _cells(op: StructuredOp, plan: Plan) -> int:
+    """Accumulators of a register tile."""
+    return plan.vectors * prod(plan.tile(i.name) for i in normalise(op).parallel if i.name != plan.vector)
+
+
+def _check(nest: Nest, plan: Plan) -> None:
+    """Can the generator do this? Raises CannotLower."""
+    op, cells = nest.op, _cells(nest.op, plan)
+    if cells > MOST_REGISTERS * nest.target.vector_registers:
+        raise CannotLower(
+            f"the register tile has {cells} vectors of {plan.lanes} for {nest.target.vector_registers} registers; "
+            "tile once more, with smaller sizes"
+        )
+    partial = [level for level in plan.levels if not op.iterator(level.iterator).is_parallel]
+    if any(level.size < op.extent(level.iterator) for level in partial):
+        shown = nest.shown(partial[0].iterator)
+        if op.output.buffer.type.dtype != op.dtype:
+            raise CannotLower(f"tile({shown}=...): the output is too narrow for partial sums of {op.dtype}")
+        if op.epilogue is not None and any(a.buffer.name == op.output.buffer.name for a in loads(op.epilogue)):
+            raise CannotLower(
+                f"tile({shown}=...): what is stored in the end depends on the old output, "
+                "which partial sums would overwrite"
+            )
+    for step in plan.packs:
+        _check_pack(nest, plan, step)
+    for side in nest.padded:
+        if all(step.side is not side for step in plan.packs):
+            raise CannotLower(f"pad: the {side.name.lower()} factor is not packed, and only panels are padded")
+
+
+def _check_pack(nest: Nest, plan: Plan, step: Pack) -> None:
+    used = names(nest.op.factors[step.side.value])
+    what = f"pack: the panel of the {step.side.name.lower()} factor"
+    inside = [level.iterator for level in plan.levels[step.depth :] if level.iterator in used]
+    around = [level.iterator for level in plan.levels[: step.depth]]
+    for iterator in inside:
+        shown = nest.shown(iterator)
+        if inside.count(iterator) > 1:
+            raise CannotLower(f"{what} would hold two levels of tiles of {shown}; pack inside the outer one")
+        if not nest.op.iterator(iterator).is_parallel and iterator in around:
+            raise CannotLower(f"{what} is between two tiles of the reduction {shown}")
+    if step.depth < plan.collapsed:
+        raise CannotLower(f"{what} is made outside of a loop that the threads share; pack inside it")
+
+
+# --- and back ----------------------------------------------------------------------------------------------------
+
+
+def pipeline_of(plan: Plan, op: StructuredOp) -> Pipeline:
+    """The pipeline from which `plan_of` makes `plan`, for a normalised op."""
+    nest = replace(start(op, NOWHERE), loops=_numbered(plan))
+    pieces: list[Piece] = list(_tiles(nest))
+    original = tuple(i.name for i in op.reductions)
+    if plan.reductions != original:
+        pieces.append(written.Interchange(tuple(_sum_names(nest, s)[0] for s in plan.reductions)))
+    for step in plan.packs:
+        pieces.append(written.Pack(((_factor_name(op, step.side), _loop_name(nest, step.depth)),)))
+    if plan.collapsed:
+        count = prod(tiles(op.extent(level.iterator), level.size) for level in plan.levels[: plan.collapsed])
+        grain = 0 if plan.grain == _grain(op, count) else plan.grain
+        pieces.append(written.Parallel(tuple(map(nest.name, nest.loops[: plan.collapsed])), grain))
+    pieces.append(written.Vectorize(nest.shown(plan.vector), plan.lanes))
+    if unrolled := _unrolled(nest, plan):
+        pieces.append(written.Unroll(unrolled))
+    return Pipeline(tuple(pieces))
+
+
+def _numbered(plan: Plan) -> tuple[TileLoop, ...]:
+    """The levels of a plan as the loops of a nest."""
+    seen: dict[str, int] = {}
+    loops = []
+    for level in plan.levels:
+        seen[level.iterator] = seen.get(level.iterator, 0) + 1
+        loops.append(TileLoop(level.iterator, seen[level.iterator], level.size))
+    return tuple(loops)
+
+
+def _tiles(nest: Nest) -> Iterator[written.Tile]:
+    """Consecutive loops of different iterators are one tiling."""
+    sizes: dict[str, int] = {}
+    for loop in nest.loops:
+        name = nest.shown(loop.iterator)
+        if name in sizes:
+            yield written.Tile(tuple(sizes.items()))
+            sizes = {}
+        sizes[name] = loop.size
+    if sizes:
+        yield written.Tile(tuple(sizes.items()))
+
+
+def _factor_name(op: StructuredOp, side: Side) -> str:
+    """The first tensor that only this factor reads; its place where there is none."""
+    other = Side.RIGHT if side is Side.LEFT else Side.LEFT
+    theirs = {a.buffer.name for a in loads(op.factors[other.value])}
+    mine = [a.buffer.name for a in loads(op.factors[side.value]) if a.buffer.name not in theirs]
+    return mine[0] if mine else side.name.lower()
+
+
+def _loop_name(nest: Nest, depth: int) -> str | None:
+    return nest.name(nest.loops[depth - 1]) if depth else None
+
+
+def _unrolled(nest: Nest, plan: Plan) -> tuple[tuple[str, int], ...]:
+    first = len(plan.reductions) - plan.unrolled
+    whole = tuple((nest.shown(name), 0) for name in plan.reductions[first:])
+    if plan.steps > 1 and first:
+        return (*whole, (nest.shown(plan.reductions[first - 1]), plan.steps))
+    return whole

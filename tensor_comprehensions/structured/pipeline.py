@@ -1,0 +1,246 @@
+"""Pipelines: how a structured op is to be lowered, as values that compose.
+
+    tile(m=288, n=128, k=512) >> tile(m=12, n=32) >> pack(A="m1", B="n1") >> vectorize("n") >> unroll(k=4)
+
+A piece says one thing; `a >> b` is first `a`, then `b`; `a | b` leaves the choice to the cost model or to a search
+(`>>` binds tighter than `|`). Iterators have the names of the def's indices, and the loop that the second `tile` of an
+iterator `m` makes is `m2` (or `m.2`, where an iterator has that very name), counted from the outside. `repr` gives the
+expression back. What a piece means for an op is in `apply.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from keyword import iskeyword
+
+from ..errors import ArgumentError
+
+Sizes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A loop per iterator over tiles of so many points, in this order, inside the loops of earlier tiles."""
+
+    sizes: Sizes
+
+    def __str__(self) -> str:
+        return f"tile({_keywords(self.sizes)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Interchange:
+    """The loops named take one another's places, to stand in this order."""
+
+    loops: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"interchange({' '.join(self.loops)!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """What the loops inside a loop read of a factor is first copied, in the order they read it; None: all of it."""
+
+    factors: tuple[tuple[str, str | None], ...]
+
+    def __str__(self) -> str:
+        whole = [repr(name) for name, loop in self.factors if loop is None]
+        return f"pack({', '.join([*whole, *filter(None, [_keywords(f for f in self.factors if f[1] is not None)])])})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """The panels of the factors are filled up with zeros to whole vectors."""
+
+    factors: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"pad({', '.join(map(repr, self.factors))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Peel:
+    """The last tile of the iterators, where it is shorter, is code of its own."""
+
+    iterators: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"peel({', '.join(map(repr, self.iterators))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Vectorize:
+    """An iterator runs along the lanes of vectors; the points of the innermost tiles are registers.
+
+    iterator: None chooses the longest along which the output is contiguous. lanes: 0 chooses from the target.
+    """
+
+    iterator: str | None = None
+    lanes: int = 0
+
+    def __str__(self) -> str:
+        parts = [repr(self.iterator)] if self.iterator is not None else []
+        return f"vectorize({', '.join([*parts, *([f'lanes={self.lanes}'] if self.lanes else [])])})"
+
+
+@dataclass(frozen=True, slots=True)
+class Unroll:
+    """Reductions inside the register tile run so many steps per iteration; 0: all of them, without a loop."""
+
+    factors: Sizes
+
+    def __str__(self) -> str:
+        whole = [repr(name) for name, factor in self.factors if not factor]
+        return f"unroll({', '.join([*whole, *filter(None, [_keywords(f for f in self.factors if f[1])])])})"
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """The outermost loops run as one loop whose iterations are shared among the threads.
+
+    grain: least number of iterations worth a thread; 0 chooses from the work in one.
+    """
+
+    loops: tuple[str, ...]
+    grain: int = 0
+
+    def __str__(self) -> str:
+        parts = [repr(name) for name in self.loops]
+        return f"parallel({', '.join([*parts, *([f'grain={self.grain}'] if self.grain else [])])})"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several pipelines."""
+
+    options: tuple[Pipeline, ...]
+
+    def __str__(self) -> str:
+        return f"({' | '.join(str(option) for option in self.options)})"
+
+
+Piece = Tile | Interchange | Pack | Pad | Peel | Vectorize | Unroll | Parallel | Choice
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Pipeline:
+    """Pieces in the order they apply."""
+
+    pieces: tuple[Piece, ...] = ()
+
+    def __rshift__(self, other: Pipeline) -> Pipeline:
+        if not isinstance(other, Pipeline):
+            return NotImplemented
+        return Pipeline((*self.pieces, *other.pieces))
+
+    def __or__(self, other: Pipeline) -> Pipeline:
+        if not isinstance(other, Pipeline):
+            return NotImplemented
+        return Pipeline((Choice((*self._options(), *other._options())),))
+
+    def __repr__(self) -> str:
+        if len(self.pieces) == 1 and isinstance(self.pieces[0], Choice):
+            return str(self.pieces[0])[1:-1]
+        return " >> ".join(map(str, self.pieces)) or "Pipeline()"
+
+    def alternatives(self) -> Iterator[Pipeline]:
+        """Every pipeline without a choice that this one stands for, in order."""
+        parts = [
+            [chosen for option in piece.options for chosen in option.alternatives()]
+            if isinstance(piece, Choice)
+            else [Pipeline((piece,))]
+            for piece in self.pieces
+        ]
+        for combination in product(*parts):
+            yield Pipeline(tuple(piece for part in combination for piece in part.pieces))
+
+    def _options(self) -> tuple[Pipeline, ...]:
+        match self.pieces:
+            case (Choice(options),):
+                return options
+        return (self,)
+
+
+# --- how pieces are written --------------------------------------------------------------------------------------
+
+
+def tile(**sizes: int) -> Pipeline:
+    """Loops over tiles of so many points, one per iterator, in the order written, inside all earlier tile loops."""
+    _check_numbers("tile", sizes, least=1)
+    if not sizes:
+        raise ArgumentError("tile() has no sizes", suggestion="name iterators: tile(m=12, n=32)")
+    return Pipeline((Tile(tuple(sizes.items())),))
+
+
+def interchange(loops: str) -> Pipeline:
+    """Put loops in another order: `interchange("m1 k1 n1")`. The name of an iterator is its innermost loop's."""
+    names = tuple(loops.split())
+    if len(set(names)) < max(2, len(names)):
+        raise ArgumentError(f"interchange({loops!r})", expected="the names of two or more loops, with blanks between")
+    return Pipeline((Interchange(names),))
+
+
+def pack(*whole: str, **factors: str) -> Pipeline:
+    """Copy factors before they are read: `pack(A="m1")` what one iteration of `m1` reads; `pack("A")` all of it first.
+
+    Factors have the names of their tensors; `left` and `right` name them by their places.
+    """
+    named = (*((name, None) for name in whole), *factors.items())
+    _check_names("pack", [name for name, _ in named], "the names of tensors")
+    return Pipeline((Pack(named),))
+
+
+def pad(*factors: str) -> Pipeline:
+    """Fill the panels of packed factors with zeros to whole vectors."""
+    _check_names("pad", factors, "the names of packed tensors")
+    return Pipeline((Pad(factors),))
+
+
+def peel(*iterators: str) -> Pipeline:
+    """Give the last, shorter tile of iterators code of its own."""
+    _check_names("peel", iterators, "the names of iterators")
+    return Pipeline((Peel(iterators),))
+
+
+def vectorize(iterator: str | None = None, *, lanes: int = 0) -> Pipeline:
+    """Keep the points of the innermost tiles in registers, those of `iterator` along the lanes of vectors."""
+    _check_numbers("vectorize", {"lanes": lanes}, least=0)
+    if lanes & (lanes - 1):
+        raise ArgumentError(f"vectorize has lanes={lanes}", expected="a power of two")
+    return Pipeline((Vectorize(iterator, lanes),))
+
+
+def unroll(*whole: str, **factors: int) -> Pipeline:
+    """Take several steps of a reduction per iteration, `unroll(k=4)`, or do without the loop, `unroll("k")`."""
+    _check_numbers("unroll", factors, least=1)
+    _check_names("unroll", [*whole, *factors], "the names of reductions")
+    return Pipeline((Unroll((*((name, 0) for name in whole), *factors.items())),))
+
+
+def parallel(*loops: str, grain: int = 0) -> Pipeline:
+    """Share the iterations of the outermost loops, `parallel("n1", "m1")`, among the threads."""
+    _check_numbers("parallel", {"grain": grain}, least=0)
+    _check_names("parallel", loops, "the names of the outermost loops")
+    return Pipeline((Parallel(loops, grain),))
+
+
+def _check_numbers(piece: str, values: Mapping[str, object], *, least: int) -> None:
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ArgumentError(f"{piece} has {name}={value!r}", expected=f"a whole number, at least {least}")
+
+
+def _check_names(piece: str, names: Sequence[object], expected: str) -> None:
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise ArgumentError(f"{piece}({', '.join(map(repr, names))})", expected=f"{expected}, each once")
+
+
+def _keywords(values: Iterable[tuple[str, object]]) -> str:
+    """`values` (name, value) as the keyword arguments of a call."""
+    parts = list(values)
+    if any(iskeyword(name) or not name.isidentifier() for name, _ in parts):
+        return f"**{dict(parts)!r}"
+    return ", ".join(f"{name}={value!r}" for name, value in parts)

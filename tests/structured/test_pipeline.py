@@ -1,0 +1,286 @@
+"""Each piece of a pipeline keeps what an op computes, or refuses; pipelines, plans and texts turn into one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import Phase, assume, given, settings
+from hypothesis import strategies as st
+
+from tensor_comprehensions.dtypes import FLOAT16, FLOAT32
+from tensor_comprehensions.errors import ArgumentError, CannotLower
+from tensor_comprehensions.loop_ir import build
+from tensor_comprehensions.structured import pipeline
+from tensor_comprehensions.structured.apply import explain, pipeline_of, plan_of
+from tensor_comprehensions.structured.contraction import generate
+from tensor_comprehensions.structured.expert import choose
+from tensor_comprehensions.structured.normalise import normalise
+from tensor_comprehensions.structured.op import accumulator
+from tensor_comprehensions.structured.pipeline import (
+    Pipeline,
+    interchange,
+    pack,
+    pad,
+    parallel,
+    peel,
+    tile,
+    unroll,
+    vectorize,
+)
+from tensor_comprehensions.structured.plan import Side
+from tensor_comprehensions.target import AVX2, AVX512
+
+MATMUL = "C:m,n = A:m,k x B:k,n"
+SIZES = {"m": 14, "n": 37, "k": 11}
+
+
+def computes(ops: Any, p: Pipeline, text: str = MATMUL, sizes: dict[str, int] | None = None) -> bool:
+    """Whether `p` leaves the result as `numpy.einsum` computes it from the op alone."""
+    op = ops.op(text, sizes or SIZES)
+    plan = plan_of(p, op, AVX512)
+    arrays = ops.run(op, generate(normalise(op), plan))
+    out, a, b = (t.split(":")[1].strip().replace(",", "") for t in text.replace("=", "x").split(" x "))
+    return np.array_equal(arrays["result"], np.einsum(f"{a},{b}->{out}", arrays["A"], arrays["B"]))
+
+
+PIPELINES = {
+    "nothing": Pipeline(),
+    "one level": tile(m=4, n=32),
+    "rows": tile(m=3),
+    "lanes": tile(n=16),
+    "order written": tile(n=16, m=5),
+    "blocks": tile(m=6, n=32, k=4) >> tile(m=3, n=16),
+    "three levels": tile(m=12, n=32) >> tile(m=6, k=4) >> tile(n=16, m=2),
+    "interchange": tile(m=4, n=16, k=5) >> interchange("k1 n1 m1"),
+    "iterators by name": tile(m=4, n=16, k=5) >> interchange("n m k"),
+    "parallel": tile(m=4, n=16) >> parallel("m1", "n1"),
+    "parallel, grain": tile(m=4, n=16) >> parallel("m1", grain=3),
+    "pack left": tile(m=4, n=16) >> pack(A="m1"),
+    "pack right": tile(n=16, m=4) >> pack(B="n1"),
+    "pack whole": tile(n=16, m=4) >> pack("A", "B"),
+    "pack whole, blocks": tile(k=4, n=16, m=4) >> pack("A", "B"),
+    "pack by place": tile(n=16, m=4) >> pack(right="n1"),
+    "pad": tile(n=16, m=4) >> pack("A", "B") >> pad("B"),
+    "peel": tile(n=16, m=4) >> peel("m", "n"),
+    "narrow": tile(n=16, m=4) >> vectorize("n", lanes=4),
+    "unroll": tile(n=16, m=4) >> unroll(k=4),
+    "unroll evenly": tile(n=16, m=4) >> unroll(k=11),
+    "unroll a block": tile(n=16, k=6, m=4) >> unroll(k=4),
+    "unroll completely": tile(n=16, m=4) >> unroll("k"),
+    "issue": tile(m=8, n=32, k=4)
+    >> tile(m=4, n=16)
+    >> pad("A", "B")
+    >> pack(A="m1", B="n1")
+    >> vectorize()
+    >> unroll(k=4),
+}
+
+
+@pytest.mark.parametrize("p", PIPELINES.values(), ids=PIPELINES)
+def test_every_piece_keeps_the_result(ops: Any, p: Pipeline) -> None:
+    assert computes(ops, p)
+
+
+@pytest.mark.parametrize("p", PIPELINES.values(), ids=PIPELINES)
+def test_round_trips(ops: Any, p: Pipeline) -> None:
+    assert eval(repr(p), vars(pipeline)) == p
+    op = normalise(ops.op(MATMUL, SIZES))
+    plan = plan_of(p, op, AVX512)
+    back = pipeline_of(plan, op)
+    assert plan_of(back, op, AVX512) == plan
+    assert pipeline_of(plan_of(back, op, AVX512), op) == back
+    assert eval(repr(back), vars(pipeline)) == back
+    assert hash(back) == hash(eval(repr(back), vars(pipeline)))
+
+
+@pytest.mark.parametrize("target", [AVX512, AVX2], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        (MATMUL, {"m": 512, "n": 512, "k": 512}),
+        (MATMUL, {"m": 64, "n": 64, "k": 4096}),
+        ("C:m,n = A:m,k x B:n,k", {"m": 700, "n": 300, "k": 900}),
+        ("C:b,m,n = A:b,m,k x B:b,k,n", {"b": 30, "m": 26, "n": 72, "k": 26}),
+        ("C:a,b,c,d = A:d,b,e,a x B:e,c", {"a": 24, "b": 24, "c": 25, "d": 23, "e": 24}),
+        ("C:a,b,c = A:b,d,a x B:d,c", {"a": 168, "b": 24, "c": 162, "d": 168}),
+        ("C:a,b = A:c,a,d x B:d,c,b", {"a": 15, "b": 160, "c": 500, "d": 3}),
+        ("C:n,o,h,w = A:n,c,h+y,w+x x B:o,c,y,x", {"n": 2, "o": 64, "h": 28, "w": 28, "c": 32, "y": 3, "x": 3}),
+    ],
+)
+def test_the_choice_of_the_cost_model_is_a_pipeline(ops: Any, text: str, sizes: dict[str, int], target: Any) -> None:
+    op = normalise(ops.op(text, sizes))
+    for alone in (True, False):
+        plan = choose(op, target, parallel=alone)
+        assert plan_of(pipeline_of(plan, op), op, target) == plan
+
+
+@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(data=st.data())
+def test_random_pipelines_keep_the_result(ops: Any, data: Any) -> None:
+    size = st.integers(1, 20)
+    sizes = {name: data.draw(size) for name in "bmk"} | {"n": data.draw(st.integers(2, 40))}
+    p = Pipeline()
+    for _ in range(data.draw(st.integers(1, 3))):
+        names = data.draw(st.permutations("bmnk"))[: data.draw(st.integers(1, 4))]
+        p = p >> tile(**{name: data.draw(st.integers(1, 8 if name != "n" else 32)) for name in names})
+    p = p >> tile(m=data.draw(st.integers(1, 4)), n=data.draw(st.integers(2, 32)), b=1)
+    for name in data.draw(st.sampled_from(["", "A", "B", "AB"])):
+        loop = data.draw(st.sampled_from(["m1", "n1", "m", "n", "b"]))
+        p = p >> pack(**{name: loop})
+    if data.draw(st.booleans()):
+        p = p >> unroll(k=data.draw(st.integers(1, 5)))
+    try:
+        assert computes(ops, p, "C:b,m,n = A:b,m,k x B:b,k,n", sizes)
+    except CannotLower as reason:
+        if "pack" not in str(reason):
+            raise
+        assume(False)
+
+
+@pytest.mark.parametrize(
+    ("p", "unknown", "known"),
+    [
+        (tile(q=4), "'q'", "m, n, k"),
+        (tile(m=4) >> interchange("m2 n"), "'m2'", "n, m1"),
+        (tile(m=4, n=16) >> interchange("m k"), "'k'", "tile(k=...)"),
+        (tile(m=4) >> parallel("x"), "'x'", "n, m1"),
+        (pack(D="m"), "'D'", "A, B, left, right"),
+        (pack(A="x"), "'x'", "m, n"),
+        (pad("x"), "'x'", "A, B"),
+        (peel("x"), "'x'", "m, n, k"),
+        (vectorize("x"), "'x'", "m, n, k"),
+        (unroll(x=2), "'x'", "m, n, k"),
+    ],
+    ids=str,
+)
+def test_unknown_names_are_mistakes(ops: Any, p: Pipeline, unknown: str, known: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        plan_of(p, ops.op(MATMUL, SIZES), AVX512)
+    assert unknown in str(caught.value)
+    assert known in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("p", "why"),
+    [
+        (tile(m=4, n=16) >> tile(m=2) >> interchange("m2 m1"), "outer tile of m"),
+        (tile(m=4, n=16) >> parallel("n1"), "outermost loops are m1"),
+        (tile(k=4, m=4, n=16) >> parallel("k1"), "depend on one another"),
+        (tile(m=8, n=16) >> tile(m=4) >> interchange("m2 n1") >> parallel("m1", "m2"), "of one iterator"),
+        (tile(m=4, n=16) >> parallel("m1") >> pack("A"), "threads share"),
+        (tile(m=4, n=16) >> pack("A") >> pack(A="m1"), "already"),
+        (tile(m=8, n=16) >> tile(m=4) >> pack("A"), "two levels of tiles of m"),
+        (tile(k=6) >> tile(k=3, m=4, n=16) >> pack(A="k1"), "two tiles of the reduction k"),
+        (tile(m=4, n=16) >> pad("A"), "not packed"),
+        (peel("m"), "not tiled"),
+        (vectorize("k"), "summed"),
+        (vectorize("m"), "along n"),
+        (tile(n=1), "one point"),
+        (unroll(m=2), "unrolled anyway"),
+        (tile(m=14, n=37) >> vectorize("n", lanes=4), "140 vectors"),
+        (tile(m=4) | tile(m=5), "choice"),
+    ],
+    ids=str,
+)
+def test_refuses_with_a_reason(ops: Any, p: Pipeline, why: str) -> None:
+    with pytest.raises(CannotLower, match=why):
+        plan_of(p, ops.op(MATMUL, SIZES), AVX512)
+
+
+def test_the_output_must_hold_partial_sums(ops: Any) -> None:
+    with pytest.raises(CannotLower, match="partial sums"):
+        plan_of(tile(k=4), ops.op(MATMUL, SIZES, FLOAT32, FLOAT16), AVX512)
+    op = ops.op(MATMUL, SIZES)
+    op = ops.op(MATMUL, SIZES, epilogue=build.add(accumulator(FLOAT32), op.output))
+    with pytest.raises(CannotLower, match="depends on the old output"):
+        plan_of(tile(k=4), op, AVX512)
+
+
+def test_unrolling_two_reductions(ops: Any) -> None:
+    text, sizes = "C:m,n = A:m,k,l x B:l,k,n", {"m": 5, "n": 18, "k": 7, "l": 3}
+    assert computes(ops, tile(m=2, n=16) >> unroll("l", k=2), text, sizes)
+    assert computes(ops, tile(m=2, n=16) >> interchange("l k") >> unroll(k=3), text, sizes)
+    with pytest.raises(CannotLower, match="inside the loop over k"):
+        plan_of(tile(m=2, n=16) >> unroll(k=2), ops.op(text, sizes), AVX512)
+
+
+def test_iterators_of_one_value_may_be_named(ops: Any) -> None:
+    p = tile(b=1, m=4, n=16) >> parallel("b1", "m1") >> pack(A="m1")
+    assert computes(ops, p, "C:b,m,n = A:b,m,k x B:b,k,n", {"b": 1, **SIZES})
+
+
+def test_loops_keep_their_names_apart_from_iterators(ops: Any) -> None:
+    op = ops.op("C:m,m1,n = A:m,k,m1 x B:k,n", {"m": 5, "m1": 4, "n": 18, "k": 3})
+    plan = plan_of(tile(m=2, m1=2, n=16) >> interchange("m.1 n1 m11") >> pack(A="m.1"), op, AVX512)
+    arrays = ops.run(op, generate(op, plan))
+    assert np.array_equal(arrays["result"], np.einsum("mkp,kn->mpn", arrays["A"], arrays["B"]))
+    assert "pack(A='m.1')" in repr(pipeline_of(plan, op))
+
+
+def test_alternatives() -> None:
+    a, b, c = tile(m=2), tile(m=3), unroll(k=2)
+    assert list((a | b).alternatives()) == [a, b]
+    assert list(((a | b) >> (c | Pipeline())).alternatives()) == [a >> c, a, b >> c, b]
+    assert a | b | c == (a | b) | c
+    assert repr((a | b) >> c) == "(tile(m=2) | tile(m=3)) >> unroll(k=2)"
+    assert repr(a >> c | b) == "tile(m=2) >> unroll(k=2) | tile(m=3)"
+
+
+def test_names_that_are_words_of_python() -> None:
+    p = tile(**{"in": 4, "n": 8})
+    assert eval(repr(p), vars(pipeline)) == p
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tile(),
+        lambda: tile(m=0),
+        lambda: tile(m=2.5),  # type: ignore[arg-type]
+        lambda: interchange("m"),
+        lambda: interchange("m m"),
+        lambda: pack(),
+        lambda: pack("A", A="m1"),
+        lambda: vectorize("n", lanes=12),
+        lambda: unroll(k=0),
+        lambda: parallel("m", grain=-1),
+    ],
+)
+def test_pieces_that_mean_nothing(make: Any) -> None:
+    with pytest.raises(ArgumentError):
+        make()
+
+
+def test_pipelines_compose_only_with_pipelines() -> None:
+    with pytest.raises(TypeError):
+        tile(m=2) >> 3  # type: ignore[operator]
+    with pytest.raises(TypeError):
+        tile(m=2) | "tile(m=3)"  # type: ignore[operator]
+
+
+def test_explains_every_piece(ops: Any) -> None:
+    text = explain(PIPELINES["issue"], ops.op(MATMUL, SIZES), AVX512)
+    assert len(text.splitlines()) == 8
+    assert "loops m1 of 2, n1 of 2, k1 of 3 tiles" in text
+    assert "B is copied in every iteration of n1" in text
+    assert "register tile: m 4 x n 16, 4 vectors of 16" in text
+
+
+def test_a_contraction_inside_a_parallel_loop_stays_serial(ops: Any) -> None:
+    op = ops.op(MATMUL, SIZES)
+    p = tile(m=4, n=16) >> parallel("m1")
+    assert plan_of(p, op, AVX512).collapsed == 1
+    assert plan_of(p, op, AVX512, parallel=False).collapsed == 0
+    assert "stays serial" in explain(p, op, AVX512, parallel=False)
+
+
+def test_packs_name_the_side_where_both_factors_read_one_tensor(ops: Any) -> None:
+    op = ops.op("C:m,n = A:k,m x A:k,n", {"m": 20, "n": 20, "k": 5})
+    p = tile(m=4, n=16) >> pack(right="m1")
+    plan = plan_of(p, op, AVX512)
+    assert [s.side for s in plan.packs] == [Side.RIGHT]
+    assert "right='m1'" in repr(pipeline_of(plan, op))
+    with pytest.raises(ArgumentError, match="two factors"):
+        plan_of(pack("A"), op, AVX512)
