@@ -12,7 +12,7 @@ from itertools import product
 from math import prod
 
 from ..target import Target
-from .facts import Facts
+from .facts import Factor, Facts
 
 LATENCY = 4.0
 """Cycles until the result of a multiply-add can be added to."""
@@ -47,12 +47,24 @@ def step_cycles(facts: Facts, lanes: int, sizes: dict[str, int]) -> float:
     """Cycles of one step of the innermost reduction on a register tile."""
     cost = vector_cost(lanes, facts.bits)
     vectors = -(-sizes[facts.vector] // lanes)
+    lines = _lines(facts.still, facts.reductions[-1], sizes) if facts.reductions else 0
     cells = vectors * prod(n for name, n in sizes.items() if name != facts.vector)
     loads = 0.0
     for factor in facts.factors:
         rows = prod(n for name, n in sizes.items() if name != facts.vector and name in factor.used)
         loads += rows * (vectors * cost if facts.vector in factor.used else 0.5)
-    return max(cells * cost, loads, LATENCY) + 0.05 * loads
+    return max(cells * cost, loads, LATENCY) + 0.05 * loads + 0.1 * lines
+
+
+def _lines(factor: Factor, reduction: str, sizes: dict[str, int]) -> float:
+    """Cache lines that the rows of a register tile begin per step of the innermost reduction."""
+    step = abs(factor.step(reduction) or 0) * factor.bytes
+    lines = min(1.0, step / LINE)
+    for name, size in sizes.items():
+        apart = abs(factor.step(name) or 0) * factor.bytes
+        if apart and size > 1:
+            lines *= size if apart >= LINE or step < LINE else max(1.0, size * apart / LINE)
+    return lines
 
 
 def registers(facts: Facts, lanes: int, sizes: dict[str, int]) -> int:
@@ -117,6 +129,8 @@ def _halves(lanes: int) -> list[int]:
 def _rows(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
     """Ways to give rows to a register tile: one iterator, or two where one alone is short."""
     names = [i.name for i in facts.row_candidates]
+    contiguous = [n for n in names if facts.still.step(n) == 1 and facts.extent(n) >= 4]
+    names = contiguous or names
     yield ()
     for name in names:
         for size in _sizes(facts.extent(name)):

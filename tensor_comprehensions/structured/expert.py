@@ -23,8 +23,12 @@ DOT_OVERHEAD = 20
 """Half cycles to sum the lanes of a vector: what narrow outputs cost when the lanes run along the reduction."""
 PACKED_USES, TURNED_USES = 96, 192
 """Uses of an element that pay for each time it is copied, straight or turned across."""
+BLOCK_USES = 512
+"""The same where every block of the other factor packs all of this one anew."""
 PACKED_STEPS = 512
 """Reduction steps in a packed block that many panels meet."""
+SHORT_RUN = 4096
+"""Bytes of contiguous memory below which prefetching does not get going."""
 SETS = 64
 """Sets of the first cache: lines a multiple of this many lines apart compete."""
 UNROLL = 4
@@ -81,9 +85,10 @@ class _Chooser:
 
     def plan(self) -> Plan:
         """Shared iterators outside, then those of one factor, whose panel stands still, then the other's."""
-        reductions = self._reductions()
-        pack_moving, pack_still = self._packs_moving(), self._packs_still()
+        reductions = self.facts.reductions
+        pack_moving = self._packs_moving()
         rows_outside = not pack_moving and self._rows_outside()
+        pack_still = self._packs_still(rows_outside)
         if pack_still and not rows_outside:
             nest = self._blocked_rows(reductions, pack_moving)
         else:
@@ -154,15 +159,6 @@ class _Chooser:
         ordered = sorted(iterators, key=lambda i: (i.name == vector, self.tile.size(i.name) > 1))
         return [Level(i.name, self.tile.size(i.name)) for i in ordered]
 
-    def _reductions(self) -> tuple[str, ...]:
-        """Reduction iterators, the one that moves the scalars least innermost; vectors are packed where they jump."""
-
-        def distance(i: Iterator) -> tuple[int, int]:
-            still, moving = (abs(f.step(i.name) or 0) * f.bytes for f in (self.facts.still, self.facts.moving))
-            return still, moving
-
-        return tuple(i.name for i in sorted(self.facts.op.reductions, key=distance, reverse=True))
-
     def _unrolled(self, reductions: tuple[str, ...]) -> int:
         return int(bool(reductions) and self.facts.extent(reductions[-1]) <= UNROLL)
 
@@ -202,17 +198,20 @@ class _Chooser:
             return row_tiles >= 4
         return row_tiles >= 12 and self._jumps(moving, 2048, self._panel_width())
 
-    def _packs_still(self) -> bool:
-        """Whether scalars come from a panel: where each is converted, or rows and steps are both far apart."""
+    def _packs_still(self, stands: bool) -> bool:
+        """Whether scalars come from a panel: where each is converted, or memory would be slow to bring them.
+
+        stands: a panel of them is met by all of the moving factor in turn, and so is read once.
+        """
         known, still = self.facts, self.facts.still
         if known.vector in still.used or not known.only(still):
             return False
         width = prod(i.extent for i in known.only(known.moving))
+        if not stands and width >= PACKED_USES and self._scattered(still):
+            return True
         if width < 4 * self._panel_width():
             return False
-        if not still.plain:
-            return True
-        return self._crowded() or self._jumps(still, 2048, 1)
+        return not still.plain or self._crowded() or self._jumps(still, 2048, 1)
 
     def _crowded(self) -> bool:
         """Whether the rows of a register tile compete for few lines of the first cache."""
@@ -228,9 +227,21 @@ class _Chooser:
         columns = prod(self.tile.size(i.name) for i in self.facts.only(self.facts.moving))
         return max(1, columns // self.tile.lanes)
 
+    def _scattered(self, factor: Factor) -> bool:
+        """Whether a register tile reads a large factor in runs too short for memory, again for every panel."""
+        if self._footprint(factor) <= self.target.cache[1] * 3 // 4:
+            return False
+        run = 0
+        for name in reversed(self.facts.reductions):
+            step = abs(factor.step(name) or 0) * factor.bytes
+            if step != run and (run or not 0 < step <= LINE):
+                break
+            run = step * self.facts.extent(name)
+        return run < SHORT_RUN
+
     def _jumps(self, factor: Factor, distance: int, width: int) -> bool:
         """Whether one step of the innermost long reduction moves the factor at least `distance` bytes."""
-        long = [n for n in self._reductions() if self.facts.extent(n) > UNROLL and n in factor.used]
+        long = [n for n in self.facts.reductions if self.facts.extent(n) > UNROLL and n in factor.used]
         if not long or self.facts.steps < 64:
             return False
         step = abs(factor.step(long[-1]) or 0) * factor.bytes
@@ -267,14 +278,13 @@ class _Chooser:
         size = self.tile.size(longest.name)
         others = prod(i.extent for i in rows if i is not longest)
         steps = min(self.facts.steps, PACKED_STEPS)
-        room = self.target.cache[1] // 2 // (steps * others * self.facts.op.dtype.size)
+        room = self.target.cache[-1] // 8 // (steps * others * self.facts.op.dtype.size)
         block = room
         if self.parallel:
-            uses = 64
-            if pack_moving:
-                uses = TURNED_USES if self.facts.moving.step(self.facts.vector) != 1 else PACKED_USES
-            block = min(room, max(tiles(longest.extent, CHUNKS), tiles(uses, others)))
-        return Level(longest.name, min(max(size, block // size * size), tiles(longest.extent, size) * size))
+            uses = BLOCK_USES if pack_moving else 64
+            parts = min(CHUNKS, longest.extent * others // uses)
+            block = min(room, tiles(longest.extent, 1 << max(0, parts.bit_length() - 1)))
+        return Level(longest.name, size * _balanced(tiles(longest.extent, size), max(1, block // size)))
 
     def _reduction_block(self, reductions: tuple[str, ...], most: int) -> list[Level]:
         """A block of the outermost reduction of at most `most` steps whose panel fits the second cache."""
@@ -308,9 +318,10 @@ class _Chooser:
 
 
 def _balanced(extent: int, most: int) -> int:
-    """A block of at most `most` that cuts `extent` into equal parts, or nearly so."""
+    """A block of about `most` points that cuts `extent` into equal parts, or nearly so, which spares separate code."""
     parts = -(-extent // most)
     for count in range(parts, 2 * parts + 1):
-        if extent % count == 0:
-            return extent // count
+        for equal in (count, 2 * parts - count):
+            if equal > parts // 2 and extent % equal == 0:
+                return extent // equal
     return -(-extent // parts)
