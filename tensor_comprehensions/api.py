@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 def told(error: Exception) -> Exception:
     """An exception that is not meant to leave a call, as one that is: a lack of memory, or our bug."""
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or "not enough memory" in str(error):  # NumPy's, or torch's RuntimeError
         return ArgumentError(f"there is no memory for this: {error}")
     return InternalError(f"{type(error).__name__}: {error}")
 
@@ -121,14 +121,14 @@ class Caller:
         self._out_is_inout = any(p.name == "out" for p in kernels.function.initial)
 
     def __call__(self, /, *tensors: Value, out: Out = None, **initial: Value) -> Any:
-        direct = self._direct
-        if direct is not None and out is None and not initial and plain_call(tensors):
-            result = direct(*tensors)
-            if result is not NotImplemented:
-                return result
-        if self._out_is_inout and out is not None:
-            out, initial = None, {"out": out, **initial}
         try:
+            direct = self._direct
+            if direct is not None and out is None and not initial and plain_call(tensors):
+                result = direct(*tensors)
+                if result is not NotImplemented:
+                    return result
+            if self._out_is_inout and out is not None:
+                out, initial = None, {"out": out, **initial}
             result = self._lanes.call(tensors, out, initial)
             if result is MISS:
                 result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)

@@ -227,3 +227,13 @@ def test_interpret_is_obeyed_after_a_first_call(ops: tc.Library, monkeypatch: py
     monkeypatch.setattr(ops.add, "_direct", lambda *_: pytest.fail("a kernel ran"))
     with knobs.override(interpret=True):
         same(ops.add(A, B), A + B)
+
+
+def test_a_lack_of_memory_is_told_as_one(ops: tc.Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes.")
+
+    ops.add(A, B)
+    monkeypatch.setattr(ops.add, "_direct", fail)
+    with pytest.raises(tc.ArgumentError, match="there is no memory"):
+        ops.add(A, B)
