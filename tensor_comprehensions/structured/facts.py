@@ -74,6 +74,16 @@ class Facts:
         return tuple(i for i in self.parallel if i.name in factor.used and i.name not in other.used)
 
     @property
+    def reductions(self) -> tuple[str, ...]:
+        """As loops, the one that moves the scalars least innermost; vectors are packed where they jump."""
+
+        def distance(i: Iterator) -> tuple[int, int]:
+            still, moving = (abs(f.step(i.name) or 0) * f.bytes for f in (self.still, self.moving))
+            return still, moving
+
+        return tuple(i.name for i in sorted(self.op.reductions, key=distance, reverse=True))
+
+    @property
     def row_candidates(self) -> tuple[Iterator, ...]:
         """Iterators that may make the rows of the register tile: those that leave the vectors alone come first."""
         reusing = sorted(self.only(self.still), key=lambda i: -i.extent)
