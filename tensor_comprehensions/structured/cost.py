@@ -106,6 +106,18 @@ def best_tile(facts: Facts, target: Target) -> RegisterTile:
     return min((t for t in tiles if 2 * t.cells >= most), key=lambda t: compute_cycles(facts, t))
 
 
+def register_tiles(facts: Facts, target: Target, count: int) -> list[RegisterTile]:
+    """The best register tile and then others with few cycles, no two of one width and number of lanes."""
+    ranked = sorted(_tiles(facts, target), key=lambda t: compute_cycles(facts, t))
+    most = max(t.cells for t in ranked)
+    best = best_tile(facts, target)
+    chosen = {(best.lanes, best.size(facts.vector)): best}
+    for tile in ranked:
+        if 2 * tile.cells >= most:
+            chosen.setdefault((tile.lanes, tile.size(facts.vector)), tile)
+    return list(chosen.values())[:count]
+
+
 def _tiles(facts: Facts, target: Target) -> Generator[RegisterTile]:
     widest = target.lanes(facts.bits)
     extent = facts.extent(facts.vector)

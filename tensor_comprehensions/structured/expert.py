@@ -42,7 +42,7 @@ def choose(op: StructuredOp, target: Target, *, parallel: bool) -> Plan:
         CannotLower: the op has no contiguous output iterator that moves a factor.
     """
     known = facts(op)
-    return _Chooser(known, target, best_tile(known, target), parallel).plan()
+    return Chooser(known, target, best_tile(known, target), parallel).plan()
 
 
 def objection(op: StructuredOp, target: Target) -> str | None:
@@ -75,7 +75,7 @@ class _Nest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chooser:
+class Chooser:
     """The choices around one register tile."""
 
     facts: Facts
@@ -86,9 +86,9 @@ class _Chooser:
     def plan(self) -> Plan:
         """Shared iterators outside, then those of one factor, whose panel stands still, then the other's."""
         reductions = self.facts.reductions
-        pack_moving = self._packs_moving()
-        rows_outside = not pack_moving and self._rows_outside()
-        pack_still = self._packs_still(rows_outside)
+        pack_moving = self.packs_moving()
+        rows_outside = not pack_moving and self.rows_outside()
+        pack_still = self.packs_still(rows_outside)
         if pack_still and not rows_outside:
             nest = self._blocked_rows(reductions, pack_moving)
         else:
@@ -162,7 +162,7 @@ class _Chooser:
     def _unrolled(self, reductions: tuple[str, ...]) -> int:
         return int(bool(reductions) and self.facts.extent(reductions[-1]) <= UNROLL)
 
-    def _rows_outside(self) -> bool:
+    def rows_outside(self) -> bool:
         """Whether the still factor's panels had better stand still while the moving factor passes by."""
         known, tile = self.facts, self.tile
         steps = known.steps
@@ -186,7 +186,7 @@ class _Chooser:
 
     # --- copies ---
 
-    def _packs_moving(self) -> bool:
+    def packs_moving(self) -> bool:
         """Whether vectors come from a panel: always unless they are contiguous, else where rows of it are far apart."""
         known, moving = self.facts, self.facts.moving
         if known.vector in known.still.used:
@@ -198,7 +198,7 @@ class _Chooser:
             return row_tiles >= 4
         return row_tiles >= 12 and self._jumps(moving, 2048, self._panel_width())
 
-    def _packs_still(self, stands: bool) -> bool:
+    def packs_still(self, stands: bool) -> bool:
         """Whether scalars come from a panel: where each is converted, or memory would be slow to bring them.
 
         stands: a panel of them is met by all of the moving factor in turn, and so is read once.

@@ -103,12 +103,12 @@ def recognise(statements: Sequence[BoundStatement], start: int, tensors: Mapping
     return cluster
 
 
-def refusal(cluster: Cluster, buffers: Mapping[str, Buffer], target: Target) -> str | None:
-    """Why lowering the whole cluster would not do well on `target`; None where it would."""
+def refusal(cluster: Cluster, buffers: Mapping[str, Buffer], target: Target, *, asked: bool = False) -> str | None:
+    """Why lowering the whole cluster would not do well on `target`; None where it would, or was asked for."""
     op = cluster.op("c", buffers)
     if any(i.extent == 0 for i in op.iterators):
         return "an empty range"
-    return objection(normalise(op), target)
+    return None if asked else objection(normalise(op), target)
 
 
 # --- the parts ---------------------------------------------------------------------------------------------------

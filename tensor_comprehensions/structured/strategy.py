@@ -1,0 +1,81 @@
+"""How somebody wants contractions to be lowered: pipelines, experts that make them, and which is meant for which op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ..errors import ArgumentError, CannotLower
+from ..target import Target
+from .apply import plan_of
+from .estimate import estimate
+from .expert import choose
+from .normalise import normalise
+from .op import StructuredOp
+from .pipeline import Pipeline
+from .plan import Plan
+
+Expert = Callable[[StructuredOp, Target], Pipeline]
+"""Makes the pipeline for an op on a machine."""
+Strategy = Pipeline | Expert
+Strategies = Strategy | tuple[tuple[str, Strategy], ...] | None
+"""One for all contractions, or one per name of a tensor that a contraction defines; None: the cost model's choice."""
+
+
+def frozen(strategy: object) -> Strategies:
+    """What a user passes as a strategy, as a value that can be a key. Raises ArgumentError."""
+    if isinstance(strategy, Mapping):
+        return tuple((str(name), _checked(s)) for name, s in strategy.items())
+    if isinstance(strategy, tuple):
+        return tuple((str(name), _checked(s)) for name, s in strategy)
+    return None if strategy is None else _checked(strategy)
+
+
+def _checked(strategy: object) -> Strategy:
+    if isinstance(strategy, Pipeline) or (callable(strategy) and not isinstance(strategy, type)):
+        return strategy
+    raise ArgumentError(
+        f"the strategy is {strategy!r}",
+        expected='a pipeline, such as tile(m=8, n=32) >> pack(B="n1"), or a function (op, target) that gives one',
+    )
+
+
+def meant_for(strategies: Strategies, *names: str) -> Strategy | None:
+    """The strategy for the contraction that has these names."""
+    if isinstance(strategies, tuple):
+        return next((s for name, s in strategies if name in names), None)
+    return strategies
+
+
+def settled(strategy: Strategy, op: StructuredOp, target: Target) -> Pipeline:
+    """The pipeline, without a choice left, that a strategy means for `op`: the best by the cost model that applies.
+
+    Raises ArgumentError for unknown names, CannotLower with all reasons where none applies.
+    """
+    pipeline = strategy if isinstance(strategy, Pipeline) else strategy(op, target)
+    if not isinstance(pipeline, Pipeline):
+        raise ArgumentError(f"the expert returns {pipeline!r}", expected="a pipeline")
+    alternatives = list(pipeline.alternatives())
+    if len(alternatives) == 1:
+        plan_of(alternatives[0], op, target)
+        return alternatives[0]
+    best: tuple[float, Pipeline] | None = None
+    reasons: list[str] = []
+    for alternative in alternatives:
+        try:
+            plan = plan_of(alternative, op, target)
+        except CannotLower as refusal:
+            reasons.append(str(refusal))
+            continue
+        cost = estimate(normalise(op), plan, target)
+        if best is None or cost < best[0]:
+            best = cost, alternative
+    if best is None:
+        raise CannotLower("; ".join(dict.fromkeys(reasons)))
+    return best[1]
+
+
+def plan_for(strategy: Strategy | None, op: StructuredOp, target: Target, *, parallel: bool) -> Plan:
+    """The plan for `normalise(op)`: what the strategy says, else what the cost model prefers."""
+    if strategy is None:
+        return choose(normalise(op), target, parallel=parallel)
+    return plan_of(settled(strategy, op, target), op, target, parallel=parallel)
