@@ -276,8 +276,8 @@ class ExpressionChecker:
                 span,
                 expected=f"`x = {name}(...)` with bare names",
             )
-        known = [n for n in self.scope.tensors if self._is_tensor(n)] + list(builtin_names())
-        close = get_close_matches(name, known, n=1)
+        tensors = [n for n in self.scope.tensors if self._is_tensor(n)]
+        close = get_close_matches(name, tensors, n=1) or get_close_matches(name, list(builtin_names()), n=1)
         return self.world.error(
             f"'{name}' is neither a tensor nor a builtin",
             span,
