@@ -237,3 +237,11 @@ def test_a_lack_of_memory_is_told_as_one(ops: tc.Library, monkeypatch: pytest.Mo
     monkeypatch.setattr(ops.add, "_direct", fail)
     with pytest.raises(tc.ArgumentError, match="there is no memory"):
         ops.add(A, B)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, that it interrupts the graph
+def test_under_torch_compile_a_call_interrupts_the_graph(ops: tc.Library) -> None:
+    for _ in range(2):
+        compiled = torch.compile(lambda a, b: ops.add(2 * a, b) + 1, backend="eager")
+        torch.testing.assert_close(compiled(A, B), 2 * A + B + 1)
+        torch.compiler.reset()
