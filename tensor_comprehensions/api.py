@@ -9,11 +9,23 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from .calls import Shape, check_machine, evaluate, gather, hand_back, sizes_from_shapes, sizes_of
+from .calls import (
+    Arguments,
+    Shape,
+    Sizes,
+    check_machine,
+    check_runs_here,
+    evaluate,
+    gather,
+    hand_back,
+    sizes_from_shapes,
+    sizes_of,
+)
 from .compiler import Compiled
 from .describe import documentation, python_signature, signature
 from .errors import ArgumentError, InternalError, TCError
@@ -22,6 +34,9 @@ from .kernels import Kernels, Machine
 from .lanes import MISS, Lanes, plain_call
 from .options import CpuOptions
 from .runtime.host import host
+from .search import SECONDS, Found
+from .search import search as search_candidates
+from .structured.strategy import frozen
 from .target import Target
 from .tc_lang import compile_source
 from .tc_lang.function import Function
@@ -179,20 +194,50 @@ class Op(Caller):
 
     @guarded
     def compile(
-        self, /, *tensors: Value, options: CpuOptions | None = None, target: Target | None = None, **initial: Value
+        self,
+        /,
+        *tensors: Value,
+        options: CpuOptions | None = None,
+        target: Target | None = None,
+        strategy: object = None,
+        search: int = 0,
+        search_seconds: float = SECONDS,
+        **initial: Value,
     ) -> Kernel:
         """The kernel for these tensors, compiled now if there is none yet.
 
         Args:
-            tensors, initial: as in a call; only their types, sizes and strides count.
+            tensors, initial: as in a call; only their types, sizes and strides count, and what a search runs on.
             options: how to lower, instead of the choice made from the sizes.
             target: a machine to compile for, instead of this one.
+            strategy: how the contractions of the def are lowered: a pipeline, an expert that returns one, or a
+                mapping from the tensor that a contraction defines to one of these.
+            search: run up to so many ways to lower each contraction, check them against one another and take the
+                fastest, for later calls like this one too. With a strategy, its alternatives are what is run.
+            search_seconds: about how long a search may take.
         """
-        machine = Machine(options or CpuOptions(), target or host())
+        chosen = CpuOptions() if options is None else options
+        machine = Machine(chosen, host() if target is None else target)
         check_machine(machine.options, machine.target)
+        if strategy is not None:
+            machine = replace(machine, options=replace(chosen, strategy=frozen(strategy)))
         arguments = gather(self._kernels.interface, tensors, initial)
-        route = self._kernels.route(sizes_of(self.function, arguments), arguments, (), machine)
+        sizes = sizes_of(self.function, arguments)
+        if search:
+            self._search(sizes, arguments, machine, search, search_seconds)
+        route = self._kernels.route(sizes, arguments, (), machine)
         return Kernel(self._kernels, machine, route.compiled)
+
+    def _search(self, sizes: Sizes, arguments: Arguments, machine: Machine, count: int, seconds: float) -> Found:
+        """Search, and forget the kernels that calls like this one have used so far."""
+        for name, value, least in (("search", count, 1), ("search_seconds", seconds, 0)):
+            if not isinstance(value, (int, float)) or value < least:
+                raise ArgumentError(f"{name} is {value!r}", expected=f"a number, at least {least}")
+        check_runs_here(self.function.name, machine.target)
+        found = search_candidates(self._kernels, sizes, arguments, machine, int(count), float(seconds))
+        self._kernels.tune(sizes, arguments, machine, found.options)
+        self._lanes, self._direct = Lanes(self._kernels.interface), None
+        return found
 
     @guarded
     def reference(self, /, *tensors: Value, **initial: Value) -> Any:

@@ -20,6 +20,7 @@ from .errors import ArgumentError, InternalError, RangeError
 from .loop_ir.nodes import CheckSite
 from .options import CpuOptions
 from .runtime.host import host
+from .structured.strategy import frozen
 from .target import Target
 from .tc_lang import reference
 from .tc_lang.arguments import TensorType
@@ -287,9 +288,12 @@ def check_machine(options: object, target: object) -> None:
     """Are these options and a target that the compiler takes? Raises ArgumentError."""
     if not isinstance(options, CpuOptions):
         raise ArgumentError(f"options is {article(type(options).__name__)}", expected="CpuOptions(...)")
+    frozen(options.strategy)
     if not isinstance(target, Target):
         raise ArgumentError(f"target is {article(type(target).__name__)}", expected="a Target")
     for f in fields(options):
+        if "choices" not in f.metadata:
+            continue
         value, choices = getattr(options, f.name), f.metadata["choices"]
         numbers = value if isinstance(value, tuple) else (value,)
         if type(value) is not type(f.default):

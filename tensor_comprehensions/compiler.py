@@ -28,6 +28,9 @@ from .options import CpuOptions
 from .polyhedral import strategy as polyhedral
 from .runtime import cpu, process
 from .runtime.cpu import Executable
+from .structured.apply import explain
+from .structured.op import StructuredOp
+from .structured.strategy import meant_for, settled
 from .target import Target
 from .tc_lang.function import BoundFunction
 from .tc_lang.legalise import legalise
@@ -190,6 +193,44 @@ def compile_function(bound: BoundFunction, text: str, options: CpuOptions, targe
     )
     _explain(compiled, dump)
     return compiled
+
+
+def contractions(
+    bound: BoundFunction, options: CpuOptions, target: Target
+) -> tuple[tuple[str, str, StructuredOp], ...]:
+    """The contractions that strategies are for: the name in the schedule, the tensor that it defines, and the op."""
+    return polyhedral.contractions(legalise(bound), options, target)
+
+
+def settle(bound: BoundFunction, options: CpuOptions, target: Target) -> CpuOptions:
+    """`options` whose strategy is a pipeline without choices for every contraction that it is meant for.
+
+    Raises ArgumentError where it names what there is not, or does not apply.
+    """
+    if options.strategy is None:
+        return options
+    found = contractions(bound, options, target)
+    tensors = [name for _, name, _ in found]
+    if not found:
+        raise ArgumentError(f"{bound.name} has no contraction, and a strategy is for contractions")
+    if isinstance(options.strategy, tuple):
+        known = {n for name, tensor, _ in found for n in (name, tensor)}
+        if unknown := [name for name, _ in options.strategy if name not in known]:
+            raise ArgumentError(
+                f"{bound.name} has no contraction that defines '{unknown[0]}'", expected=", ".join(tensors)
+            )
+    pairs = []
+    for name, tensor, op in found:
+        strategy = meant_for(options.strategy, name, tensor)
+        if strategy is None:
+            continue
+        try:
+            pairs.append((name, settled(strategy, op, target)))
+        except CannotLower as refusal:
+            raise ArgumentError(f"the strategy for '{tensor}' does not apply: {refusal}") from refusal
+        if logger("schedule").isEnabledFor(DEBUG):
+            logger("schedule").debug("%s: %s:\n%s", bound.name, tensor, explain(pairs[-1][1], op, target))
+    return replace(options, strategy=tuple(pairs))
 
 
 def digest(bound: BoundFunction, options: CpuOptions, target: Target) -> str:

@@ -30,7 +30,7 @@ from .calls import (
     sizes_of,
     with_strides,
 )
-from .compiler import Compiled, compile_function
+from .compiler import Compiled, compile_function, settle
 from .inspection import logger
 from .lanes import MISS, Lanes, plain_launcher
 from .once import OncePerKey
@@ -68,6 +68,7 @@ class Kernels:
         self.interface = Interface.of(function)
         self._bound: OncePerKey[Sizes, BoundFunction] = OncePerKey(LIMIT)
         self.routes: OncePerKey[Hashable, Route] = OncePerKey(LIMIT)
+        self._tuned: dict[Hashable, CpuOptions] = {}
 
     def bind(self, sizes: Sizes) -> BoundFunction:
         """The def with these sizes. Raises ArgumentError or RangeError where they do not fit."""
@@ -76,21 +77,33 @@ class Kernels:
     def route(self, sizes: Sizes, arguments: Arguments, out: Sequence[Tensor], machine: Machine) -> Route:
         """The kernel for the layouts of `arguments`, and of `out` where it says where to write."""
         strides = tuple(normal_strides(x) for x in (*arguments.inputs, *out))
+        options = self._tuned.get((sizes, strides[: len(arguments.inputs)], machine), machine.options)
         found = True
 
         def make() -> Route:
             nonlocal found
             found = False
             bound = with_strides(self.bind(sizes), strides)
-            compiled = compile_function(bound, self.function.source, machine.options, machine.target)
+            settled = settle(bound, options, machine.target)
+            compiled = compile_function(bound, self.function.source, settled, machine.target)
             return Route(compiled, plain_launcher(compiled))
 
-        route = self.routes.get((sizes, strides, machine), make)
+        route = self.routes.get((sizes, strides, options, machine.target), make)
         if logger("cache").isEnabledFor(DEBUG):
             what = "found" if found else "compiled"
-            text = f"{sizes}, strides {strides}, {machine.options}"
+            text = f"{sizes}, strides {strides}, {options}"
             logger("cache").debug("%s: %s for %s", self.function.name, what, text)
         return route
+
+    def bound_for(self, sizes: Sizes, arguments: Arguments) -> BoundFunction:
+        """The def for the layouts of `arguments`."""
+        return with_strides(self.bind(sizes), tuple(normal_strides(x) for x in arguments.inputs))
+
+    def tune(self, sizes: Sizes, arguments: Arguments, machine: Machine, options: CpuOptions) -> None:
+        """From now on, lower calls like this one on `machine` as `options` say."""
+        if len(self._tuned) >= LIMIT:
+            self._tuned.clear()
+        self._tuned[sizes, tuple(normal_strides(x) for x in arguments.inputs), machine] = options
 
     def call(
         self, tensors: Sequence[object], out: object, initial: Mapping[str, object], machine: Machine, lanes: Lanes

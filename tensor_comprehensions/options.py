@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .structured.strategy import Strategies
+
 FUSION_STRATEGIES = ("max", "preserve3", "min")
 
 
@@ -19,6 +21,8 @@ class CpuOptions:
         grain: least number of scalar operations worth a thread; 0 never runs in parallel.
         structured: hand contractions to the register-tiled micro-kernels of `structured`.
         contract: keep temporaries that fusion makes local in small thread-private buffers.
+        strategy: how contractions are lowered, instead of as the cost model says: a pipeline, an expert (a function
+            of an op and a target that returns one), or pairs of the tensor that a contraction defines and one of these.
     """
 
     fusion: str = field(default="preserve3", metadata={"choices": FUSION_STRATEGIES})
@@ -27,3 +31,4 @@ class CpuOptions:
     grain: int = field(default=32768, metadata={"choices": (0, 8192, 32768, 131072)})
     structured: bool = field(default=True, metadata={"choices": (False, True)})
     contract: bool = field(default=True, metadata={"choices": (False, True)})
+    strategy: Strategies = None

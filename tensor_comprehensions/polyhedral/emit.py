@@ -6,14 +6,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ..errors import CannotLower
+from ..errors import ArgumentError, CannotLower
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.nodes import Buffer, LoopKind, Space, Type
 from ..loop_ir.vectorize import vectorize
 from ..options import CpuOptions
 from ..structured import contraction
+from ..structured.apply import pipeline_of
+from ..structured.normalise import normalise
+from ..structured.op import StructuredOp
+from ..structured.pipeline import Pipeline
+from ..structured.plan import Plan
 from ..structured.recognise import Cluster
+from ..structured.strategy import meant_for, plan_for
 from ..structured.transpose import Axis, transposed
 from ..target import Target
 from ..tc_lang.function import BoundFunction, BoundStatement, Tensor
@@ -78,13 +84,9 @@ class Emitter:
 
     def _contraction(self, node: Node, cluster: Cluster) -> ir.Stmt:
         """A cluster on the part of its domain that lies in the tiles."""
-        parts: dict[str, tuple[ir.Expr, int]] = {}
-        for tile in self.tiles:
-            index, shift = tile.row.place(node)
-            parts[index] = (build.sub(tile.start, shift), min(tile.size, tile.row.extent))
-        alone = len(self.group.nodes) == 1
-        op = cluster.op(node.name, self.buffers, parts)
-        return contraction.lower(op, self.target, parallel=alone and self.options.grain > 0)
+        op = _contraction(node, cluster, self.buffers, self.tiles)
+        plan = _plan(node, cluster, op, self.group, self.options, self.target)
+        return contraction.lower(op, self.target, plan=plan, parallel=False)
 
     def _nest(self, leaf: Leaf, lanes: Dim | None) -> ir.Stmt:
         order = loop_order(self.function, leaf, lanes)
@@ -210,6 +212,43 @@ class Emitter:
         assert s.reduction is not None
         buffer, indices = element(s.target, s.subscripts, self._scope(leaf, node))
         return ir.Store(buffer, indices, build.neutral(s.reduction, buffer.type.dtype))
+
+
+def _contraction(
+    node: Node, cluster: Cluster, buffers: Mapping[str, Buffer | View], tiles: Sequence[Tile]
+) -> StructuredOp:
+    """A cluster on the part of its domain that lies in `tiles`."""
+    parts: dict[str, tuple[ir.Expr, int]] = {}
+    for tile in tiles:
+        index, shift = tile.row.place(node)
+        parts[index] = (build.sub(tile.start, shift), min(tile.size, tile.row.extent))
+    return cluster.op(node.name, buffers, parts)
+
+
+def _plan(node: Node, cluster: Cluster, op: StructuredOp, group: Group, options: CpuOptions, target: Target) -> Plan:
+    """How `op` is lowered. Raises ArgumentError where the strategy that is asked for does not apply."""
+    strategy = meant_for(options.strategy, node.name, cluster.output.tensor)
+    alone = len(group.nodes) == 1
+    try:
+        return plan_for(strategy, op, target, parallel=alone and options.grain > 0)
+    except CannotLower as refusal:
+        if strategy is None:
+            raise
+        raise ArgumentError(
+            f"the strategy for '{cluster.output.tensor}' does not apply: {refusal}",
+            suggestion="" if alone else "the contraction is fused with others; CpuOptions(fusion='min') keeps it alone",
+        ) from refusal
+
+
+def pipeline(
+    scheduled: Scheduled, node: Node, buffers: Mapping[str, Buffer | View], options: CpuOptions, target: Target
+) -> Pipeline:
+    """How the cluster of `node` is lowered."""
+    assert node.cluster is not None
+    tiles, _ = _tiles(scheduled.group, scheduled.sizes)
+    op = _contraction(node, node.cluster, buffers, tiles)
+    plan = _plan(node, node.cluster, op, scheduled.group, options, target)
+    return pipeline_of(plan, normalise(op))
 
 
 def _has_vector_form(nest: ir.Stmt) -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from .leaf import Dim, Leaf
 from .legality import Scheduled
 from .schedule import Row
+from .scop import Node
 
 
-def show(plan: Sequence[Scheduled]) -> Iterator[str]:
-    """The lines of a schedule tree: domain, sequence of bands, their tiles, their leaves."""
+def show(plan: Sequence[Scheduled], pipeline: Callable[[Scheduled, Node], str]) -> Iterator[str]:
+    """The lines of a schedule tree: domain, sequence of bands, their tiles, their leaves.
+
+    pipeline: how a contraction is lowered.
+    """
     nodes = [n for s in plan for n in s.group.nodes]
     yield "domain: " + "; ".join(
         f"{n.name}[{', '.join(f'{i.lower} <= {i.name} < {i.upper}' for i in (*n.free, *n.reduced))}]" for n in nodes
@@ -22,16 +26,19 @@ def show(plan: Sequence[Scheduled]) -> Iterator[str]:
         if len(plan) > 1:
             yield f"  filter: {', '.join(n.name for n in scheduled.group.nodes)}"
             indent = "    "
-        yield from (indent + line for line in _group(scheduled))
+        yield from (indent + line for line in _group(scheduled, pipeline))
 
 
-def _group(scheduled: Scheduled) -> Iterator[str]:
+def _group(scheduled: Scheduled, pipeline: Callable[[Scheduled, Node], str]) -> Iterator[str]:
     rows = [_row(r, size) for r, size in zip(scheduled.group.rows, scheduled.sizes, strict=True)]
     yield f"band: {', '.join(rows) or 'none'} (coincident)"
     if len(scheduled.leaves) > 1:
         yield "  sequence:"
     for leaf in scheduled.leaves:
         yield from ("    " + line for line in _leaf(leaf))
+        for node in leaf.nodes:
+            if node.cluster is not None:
+                yield f"      {node.name}: {pipeline(scheduled, node)}"
 
 
 def _row(row: Row, size: int) -> str:

@@ -8,14 +8,16 @@ from ..knobs import current
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Kernel, Module, Type
 from ..options import CpuOptions
-from ..structured.recognise import recognise, refusal
+from ..structured.op import StructuredOp
+from ..structured.recognise import Cluster, recognise, refusal
+from ..structured.strategy import meant_for
 from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
 from .affine import affine
 from .checks import Checks, check_loops
 from .collapse import collapse
-from .emit import emit
+from .emit import emit, pipeline
 from .leaf import leaves
 from .legality import Scheduled, check
 from .rfactor import rfactor
@@ -40,7 +42,9 @@ def explain(function: BoundFunction, options: CpuOptions, target: Target) -> str
     """The schedule tree of `function` (legalised) as indented text."""
     with LOCK:
         function = rfactor(collapse(function))
-        return "\n".join(show(plan_schedule(Scop(function, nodes(function, options, target)), options, target)))
+        plan = plan_schedule(Scop(function, nodes(function, options, target)), options, target)
+        buffers = {t.name: _buffer(t) for t in function.tensors}
+        return "\n".join(show(plan, lambda s, node: repr(pipeline(s, node, buffers, options, target))))
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
@@ -107,7 +111,7 @@ def nodes(function: BoundFunction, options: CpuOptions, target: Target) -> tuple
     position = 0
     while position < len(function.statements):
         cluster = recognise(function.statements, position, tensors) if options.structured else None
-        reason = refusal(cluster, buffers, target) if cluster is not None else "not a contraction"
+        reason = _refusal(cluster, f"S{len(found)}", buffers, options, target)
         if cluster is not None and reason is None:
             found.append(Node(f"S{len(found)}", cluster.statements, cluster))
             position += len(cluster.statements)
@@ -117,6 +121,28 @@ def nodes(function: BoundFunction, options: CpuOptions, target: Target) -> tuple
                 found.append(Node(f"S{len(found)}", (part,)))
         position += 1
     return tuple(found)
+
+
+def _refusal(
+    cluster: Cluster | None, name: str, buffers: dict[str, Buffer], options: CpuOptions, target: Target
+) -> str | None:
+    if cluster is None:
+        return "not a contraction"
+    asked = meant_for(options.strategy, name, cluster.output.tensor) is not None
+    return refusal(cluster, buffers, target, asked=asked)
+
+
+def contractions(
+    function: BoundFunction, options: CpuOptions, target: Target
+) -> tuple[tuple[str, str, StructuredOp], ...]:
+    """What `structured` lowers of `function` (legalised): for each op its name, the tensor it defines, and itself."""
+    function = collapse(function)
+    buffers = {t.name: _buffer(t) for t in function.tensors}
+    return tuple(
+        (n.name, n.cluster.output.tensor, n.cluster.op(n.name, buffers))
+        for n in nodes(function, options, target)
+        if n.cluster is not None
+    )
 
 
 def _split_initialisation(function: BoundFunction, s: BoundStatement) -> tuple[BoundStatement, ...]:

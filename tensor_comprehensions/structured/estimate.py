@@ -20,6 +20,8 @@ from .tile import tiles
 
 TRANSFER = (1 / 64, 1 / 14, 1 / 6)
 """Cycles per byte that comes into the first, the second and the third cache from the next one or from memory."""
+GATHER = 0.7
+"""Cycles per element of a vector that is put together from elements apart."""
 COPY, TURN, ELEMENT = 0.6, 1.2, 2.5
 """Cycles per element that is copied: by vectors, turned across, one by one; for elements of 4 bytes."""
 
@@ -30,7 +32,8 @@ def estimate(op: StructuredOp, plan: Plan, target: Target) -> float:
     sizes = tuple((i.name, plan.tile(i.name)) for i in op.parallel)
     padded = tuple((name, tiles(n, plan.lanes) * plan.lanes if name == plan.vector else n) for name, n in sizes)
     model = _Model(known, plan, target)
-    return compute_cycles(known, RegisterTile(plan.lanes, padded)) + model.copying() + model.moving()
+    compute = compute_cycles(known, RegisterTile(plan.lanes, padded)) + model.gathering()
+    return compute + model.copying() + model.moving()
 
 
 def _facts(op: StructuredOp, vector: str) -> Facts:
@@ -134,6 +137,17 @@ class _Model:
     def _output_used(self) -> frozenset[str]:
         """The iterators that change or complete what is stored."""
         return frozenset(i.name for i in self.facts.op.iterators)
+
+    def gathering(self) -> float:
+        """Cycles more for vectors whose elements are apart in memory."""
+        total = 0.0
+        for side in Side:
+            used = self._used(side)
+            if side in self.packed or self.plan.vector not in used or self.steps[side.value].get(self.plan.vector) == 1:
+                continue
+            reuse = prod(self.plan.tile(i.name) for i in self.facts.parallel if i.name not in used)
+            total += GATHER * self.facts.op.multiplications / reuse
+        return total
 
     def copying(self) -> float:
         """Cycles to fill the panels."""

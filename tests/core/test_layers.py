@@ -13,11 +13,12 @@ import tensor_comprehensions
 PACKAGE = Path(tensor_comprehensions.__file__).parent
 LAYERS = (
     ("errors", "dtypes", "once"),
-    ("math_functions", "target", "options", "knobs"),
+    ("math_functions", "target", "knobs"),
     ("tc_lang",),
     ("loop_ir",),
     ("layouts", "translate"),
     ("structured",),
+    ("options",),
     ("polyhedral",),
     ("codegen",),
     ("runtime",),
@@ -26,6 +27,7 @@ LAYERS = (
     ("calls",),
     ("lanes",),
     ("kernels",),
+    ("search",),
     ("api",),
     ("einstein",),
     ("cli",),

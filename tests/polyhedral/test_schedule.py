@@ -16,6 +16,7 @@ from tensor_comprehensions.polyhedral.legality import check
 from tensor_comprehensions.polyhedral.schedule import Group, Row
 from tensor_comprehensions.polyhedral.scop import Scop
 from tensor_comprehensions.polyhedral.strategy import explain, lower, nodes, plan_schedule
+from tensor_comprehensions.structured.pipeline import pack, tile
 from tensor_comprehensions.target import AVX512
 from tensor_comprehensions.tc_lang import BoundFunction, bind, compile_source
 from tensor_comprehensions.tc_lang.legalise import legalise
@@ -157,4 +158,6 @@ def test_serial_scatter_is_not_taken_for_parallel() -> None:
 @pytest.mark.parametrize(("name", "source"), [("softmax", SOFTMAX), ("mlp", MLP)])
 def test_schedule_text(golden: Golden, name: str, source: str) -> None:
     sizes = {"softmax": {"N": 64, "D": 1000}, "mlp": {"B": 256, "N": 64, "O": 64, "P": 32}}[name]
-    golden.check(f"{name}.schedule", explain(bound(source, **sizes), CpuOptions(), AVX512) + "\n")
+    strategy = (("T", tile(b=32, o=64) >> tile(b=4)), ("Y", tile(b=4, p=32) >> pack(W2="p1")))
+    options = CpuOptions(strategy=strategy)
+    golden.check(f"{name}.schedule", explain(bound(source, **sizes), options, AVX512) + "\n")
