@@ -211,10 +211,10 @@ def _sum_names(nest: Nest, iterator: str) -> tuple[str, ...]:
 
 
 def _parallel(piece: written.Parallel, nest: Nest) -> Nest:
-    named = [nest.loop(name) for name in piece.loops]
+    named = [loop for loop in map(nest.loop, piece.loops) if nest.op.extent(loop.iterator) > 1]
     if not nest.alone:
         return nest.say("stays serial: the loop around this contraction is parallel, or the options forbid it")
-    outer = nest.loops[: len(named)]
+    outer = tuple(loop for loop in nest.loops if nest.op.extent(loop.iterator) > 1)[: len(named)]
     if tuple(named) != outer:
         raise CannotLower(f"{piece}: the outermost loops are {', '.join(map(nest.name, outer))}; interchange first")
     if any(not nest.op.iterator(loop.iterator).is_parallel for loop in named):

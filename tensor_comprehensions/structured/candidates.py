@@ -71,7 +71,7 @@ def _variants(op: StructuredOp, target: Target, parallel: bool) -> Iterator[tupl
     answers = (None, True, False)
     for tile in register_tiles(known, target, TILES):
         for moving, still, outside in product(answers, answers, answers):
-            chooser = _Insistent(known, target, tile, parallel, moving, still, outside)
+            chooser = Insistent(known, target, tile, parallel, moving, still, outside)
             try:
                 yield tile, chooser.plan()
             except (ValueError, ZeroDivisionError):  # there is nothing to pack or to turn round
@@ -79,7 +79,7 @@ def _variants(op: StructuredOp, target: Target, parallel: bool) -> Iterator[tupl
 
 
 @dataclass(frozen=True, slots=True)
-class _Insistent(Chooser):
+class Insistent(Chooser):
     """The expert with some of its decisions made for it; None leaves one to it."""
 
     moving: bool | None = None

@@ -1,0 +1,151 @@
+"""Experts: ordinary functions that return pipelines, some for given tile sizes, some for an op on a machine.
+
+The second kind is what `op.compile(..., strategy=gett)` takes. Where several sizes are worth a look they come as
+alternatives, of which the cost model takes one and a search measures all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
+
+from ..errors import CannotLower
+from ..target import Target
+from .affine import coefficients
+from .apply import NOWHERE, TileLoop, pipeline_of, start
+from .candidates import Insistent
+from .cost import RegisterTile, register_tiles
+from .expert import choose
+from .facts import facts
+from .normalise import normalise
+from .op import Iterator, StructuredOp, loads
+from .pipeline import Pipeline, pack, parallel, tile, unroll, vectorize
+
+Sizes = Mapping[str, int]
+TILES = 4
+"""Register tiles that experts offer as alternatives."""
+CONVOLUTION_ROWS = (4, 6, 8, 12, 14)
+"""Output positions in a register tile of a convolution."""
+CONVOLUTION_VECTORS = (1, 2, 3)
+
+
+# --- for given sizes ---------------------------------------------------------------------------------------------
+
+
+def single_tiling(sizes: Sizes, *, packs: Mapping[str, str] | None = None, unrolls: Sizes | None = None) -> Pipeline:
+    """A register tile of `sizes`; `packs` and `unrolls` as the arguments of `pack` and `unroll`."""
+    return _tilings((sizes,), packs, unrolls)
+
+
+def double_tiling(
+    outer: Sizes, inner: Sizes, *, packs: Mapping[str, str] | None = None, unrolls: Sizes | None = None
+) -> Pipeline:
+    """Blocks for a cache around register tiles."""
+    return _tilings((outer, inner), packs, unrolls)
+
+
+def triple_tiling(
+    outer: Sizes, middle: Sizes, inner: Sizes, *, packs: Mapping[str, str] | None = None, unrolls: Sizes | None = None
+) -> Pipeline:
+    """Blocks for two caches around register tiles."""
+    return _tilings((outer, middle, inner), packs, unrolls)
+
+
+def _tilings(levels: Sequence[Sizes], packs: Mapping[str, str] | None, unrolls: Sizes | None) -> Pipeline:
+    found = Pipeline()
+    for sizes in levels:
+        found = found >> tile(**sizes)
+    if packs:
+        found = found >> pack(**packs)
+    found = found >> vectorize()
+    return found >> unroll(**unrolls) if unrolls else found
+
+
+# --- for an op on a machine --------------------------------------------------------------------------------------
+
+
+def by_model(op: StructuredOp, target: Target) -> Pipeline:
+    """What an untuned call runs."""
+    op = normalise(op)
+    return pipeline_of(choose(op, target, parallel=True), op)
+
+
+def gett(op: StructuredOp, target: Target) -> Pipeline:
+    """Both factors packed into panels, a block of one in the second cache; a few register tiles to choose from."""
+    op = normalise(op)
+    known = facts(op)
+    if not known.only(known.still) or known.vector in known.still.used:
+        raise CannotLower("gett: the op has no rows and columns of its own")
+    plans = [Insistent(known, target, t, True, True, True, None).plan() for t in register_tiles(known, target, TILES)]
+    return reduce(or_, (pipeline_of(plan, op) for plan in plans))
+
+
+def ttgt(op: StructuredOp, target: Target) -> Pipeline:
+    """Both factors are copied as a whole into the order of a matrix product first, and then multiplied."""
+    op = normalise(op)
+    known = facts(op)
+    order = (*known.shared, *known.only(known.moving), *known.only(known.still))
+    plans = [_nest(op, order, t, 0) for t in register_tiles(known, target, TILES)]
+    return pack("left", "right") >> reduce(or_, plans)
+
+
+def log(op: StructuredOp, target: Target) -> Pipeline:
+    """Loops over matrix products that read the factors where they are."""
+    op = normalise(op)
+    known = facts(op)
+    if known.moving.step(known.vector) != 1:
+        raise CannotLower("log: no factor is contiguous along the index along which the output is")
+    outside = (*known.shared, *known.only(known.moving))
+    order = (*outside, *known.only(known.still))
+    return reduce(or_, (_nest(op, order, t, len(outside)) for t in register_tiles(known, target, TILES)))
+
+
+def convolution(op: StructuredOp, target: Target) -> Pipeline:
+    """Register tiles of a few output positions by whole vectors; windows and channels are summed inside them.
+
+    Raises CannotLower for an op without a window: two iterators in one subscript.
+    """
+    op = normalise(op)
+    known = facts(op)
+    positions = [i for i in op.parallel if i.name in _windowed(op)]
+    if not positions:
+        raise CannotLower("convolution: no subscript is the sum of an output position and an index of a window")
+    rows = [i for i in positions if i.name != known.vector] if known.vector not in known.still.used else []
+    rows = rows if known.vector not in _windowed(op) else list(known.only(known.still))
+    row = max(rows, key=lambda i: i.extent, default=None)
+    order = [i for i in op.parallel if i is not row and i.name != known.vector]
+    order += [i for i in op.parallel if i is row or i.name == known.vector]
+    lanes = min(target.lanes(known.bits), 1 << (known.extent(known.vector) - 1).bit_length())
+    options: list[Pipeline] = []
+    for vectors in CONVOLUTION_VECTORS:
+        for size in CONVOLUTION_ROWS if row is not None else (1,):
+            sizes = [(known.vector, vectors * lanes)]
+            if row is not None:
+                sizes.append((row.name, min(size, row.extent)))
+            if vectors * size < target.vector_registers - vectors:
+                options.append(_nest(op, order, RegisterTile(lanes, tuple(sizes)), len(op.parallel) - 1))
+    return reduce(or_, dict.fromkeys(options))
+
+
+def _windowed(op: StructuredOp) -> frozenset[str]:
+    """The parallel iterators that share a subscript with a reduction."""
+    names = [i.name for i in op.iterators]
+    found: set[str] = set()
+    for factor in op.factors:
+        for index in (index for access in loads(factor) for index in access.indices):
+            together = set(coefficients(index, names) or {})
+            if any(not op.iterator(name).is_parallel for name in together):
+                found |= {name for name in together if op.iterator(name).is_parallel}
+    return frozenset(found)
+
+
+def _nest(op: StructuredOp, order: Sequence[Iterator], registers: RegisterTile, shared: int) -> Pipeline:
+    """Loops in `order` around one register tile, the outermost `shared` of them parallel."""
+    names = start(op, NOWHERE)
+    sizes = {names.shown(i.name): registers.size(i.name) for i in order}
+    loops = [names.name(TileLoop(i.name, 1, 1)) for i in order[:shared]]
+    found = tile(**sizes)
+    if loops:
+        found = found >> parallel(*loops)
+    return found >> vectorize(names.shown(facts(op).vector), lanes=registers.lanes)

@@ -1,0 +1,119 @@
+"""Experts give pipelines that keep what an op computes, or say why not; candidates are ranked and distinct."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensor_comprehensions.errors import ArgumentError, CannotLower
+from tensor_comprehensions.structured import experts
+from tensor_comprehensions.structured.apply import pipeline_of, plan_of
+from tensor_comprehensions.structured.candidates import candidates
+from tensor_comprehensions.structured.contraction import generate, lower
+from tensor_comprehensions.structured.estimate import estimate
+from tensor_comprehensions.structured.expert import choose
+from tensor_comprehensions.structured.normalise import normalise
+from tensor_comprehensions.structured.pipeline import Pipeline, pack, tile, unroll
+from tensor_comprehensions.structured.strategy import frozen, settled
+from tensor_comprehensions.target import AVX2, AVX512
+
+OPS = {
+    "matmul": ("C:i,j = A:i,k x B:k,j", {"i": 17, "j": 40, "k": 9}),
+    "turned": ("C:a,b,c = A:b,d,a x B:d,c", {"a": 5, "b": 6, "c": 19, "d": 12}),
+    "batched": ("C:b,i,j = A:b,i,k x B:b,k,j", {"b": 3, "i": 10, "j": 17, "k": 9}),
+    "nchw": ("C:n,o,h,w = A:n,c,h+y,w+x x B:o,c,y,x", {"n": 1, "o": 6, "h": 4, "w": 18, "c": 3, "y": 3, "x": 3}),
+    "nhwc": ("C:n,h,w,o = A:n,h+y,w+x,c x B:y,x,c,o", {"n": 1, "h": 4, "w": 9, "o": 20, "c": 3, "y": 3, "x": 3}),
+}
+REASONS = {
+    ("convolution", "matmul"): "no subscript is the sum",
+    ("convolution", "turned"): "no subscript is the sum",
+    ("convolution", "batched"): "no subscript is the sum",
+}
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("expert", [experts.by_model, experts.gett, experts.ttgt, experts.log, experts.convolution])
+def test_experts_keep_the_result(ops: Any, expert: Any, name: str) -> None:
+    text, sizes = OPS[name]
+    op = ops.op(text, sizes)
+    if reason := REASONS.get((expert.__name__, name)):
+        with pytest.raises(CannotLower, match=reason):
+            expert(op, AVX512)
+        return
+    pipeline = settled(expert, op, AVX512)
+    assert pipeline in list(expert(op, AVX512).alternatives())
+    result = ops.run(op, generate(normalise(op), plan_of(pipeline, op, AVX512)))["result"]
+    assert np.array_equal(result, ops.run(op, lower(op, AVX512, parallel=False))["result"])
+
+
+def test_loops_over_products_need_a_contiguous_factor(ops: Any) -> None:
+    op = ops.op("C:i,j = A:i,k x B:j,k", {"i": 9, "j": 20, "k": 8})
+    with pytest.raises(CannotLower, match="no factor is contiguous"):
+        experts.log(op, AVX512)
+
+
+def test_tilings_by_size() -> None:
+    inner, outer = {"m": 12, "n": 32}, {"m": 288, "k": 512, "n": 128}
+    double = experts.double_tiling(outer, inner, packs={"A": "m1"}, unrolls={"k": 4})
+    assert repr(double).startswith("tile(m=288, k=512, n=128) >> tile(m=12, n=32) >> pack(A='m1')")
+    assert experts.triple_tiling({"n": 999}, outer, inner).pieces[:1] == tile(n=999).pieces
+    assert experts.single_tiling(inner).pieces[:1] == tile(**inner).pieces
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("target", [AVX512, AVX2], ids=lambda t: t.name)
+def test_the_first_candidate_is_what_an_untuned_call_runs(ops: Any, name: str, target: Any) -> None:
+    op = ops.op(*OPS[name])
+    found = candidates(op, target, 12)
+    plan = choose(normalise(op), target, parallel=True)
+    assert found[0].pipeline == pipeline_of(plan, normalise(op))
+    assert len({c.pipeline for c in found}) == len(found) > 1
+    assert candidates(op, target, 12) == found
+    assert candidates(op, target, 3) == found[:3]
+    for candidate in found:
+        plan = plan_of(candidate.pipeline, op, target)
+        assert candidate.cycles == estimate(normalise(op), plan, target) > 0
+
+
+@pytest.mark.parametrize("name", ["matmul", "turned"])
+def test_candidates_keep_the_result(ops: Any, name: str) -> None:
+    op = ops.op(*OPS[name])
+    first, *others = candidates(op, AVX512, 6)
+    expected = ops.run(op, generate(normalise(op), plan_of(first.pipeline, op, AVX512)))["result"]
+    for candidate in others:
+        result = ops.run(op, generate(normalise(op), plan_of(candidate.pipeline, op, AVX512)))["result"]
+        assert np.array_equal(result, expected), candidate.pipeline
+
+
+def test_the_model_prefers_reuse(ops: Any) -> None:
+    op = ops.op("C:m,n = A:m,k x B:k,n", {"m": 512, "n": 512, "k": 512})
+    costs = [estimate(op, plan_of(p, op, AVX512), AVX512) for p in (tile(n=48, m=8), tile(n=16, m=2), tile(n=16, m=1))]
+    assert costs == sorted(costs)
+    turned = ops.op("C:m,n = A:m,k x B:n,k", {"m": 512, "n": 512, "k": 512})
+    whole = tile(n=48, m=8)
+    assert estimate(turned, plan_of(whole >> pack(B="n1"), turned, AVX512), AVX512) < estimate(
+        turned, plan_of(whole, turned, AVX512), AVX512
+    )
+
+
+def test_a_choice_is_settled_by_the_model_among_what_applies(ops: Any) -> None:
+    op = ops.op(*OPS["matmul"])
+    impossible, slow, fast = tile(i=17, j=999) >> tile(i=17, j=400), tile(j=16), tile(i=4, j=48)
+    assert settled(impossible | slow | fast, op, AVX512) == fast
+    with pytest.raises(CannotLower, match="vectors"):
+        settled(impossible | (impossible >> unroll(k=2)), op, AVX512)
+    with pytest.raises(ArgumentError, match="expert returns 3"):
+        settled(lambda op, target: 3, op, AVX512)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("wrong", [3, "tile(m=4)", Pipeline, {"C": 3}])
+def test_what_is_no_strategy(wrong: object) -> None:
+    with pytest.raises(ArgumentError, match="strategy"):
+        frozen(wrong)
+
+
+def test_strategies_are_keys() -> None:
+    assert hash(frozen({"C": tile(m=4), "D": experts.gett})) == hash(frozen({"C": tile(m=4), "D": experts.gett}))
+    assert frozen(None) is None
