@@ -1,0 +1,62 @@
+"""The examples run, agree with torch, and need no more memory than their statements one by one would."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.tc_lang.function import Role
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def load_demo() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("demo", EXAMPLES / "demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["demo"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+demo = load_demo()
+CASES = {case.name: case for case in demo.cases()}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Any:
+    return CASES[request.param]
+
+
+def test_the_demo_agrees_with_torch(case: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.run(case, 1)
+    row = capsys.readouterr().out
+    assert row.startswith(case.name)
+    assert "WRONG" not in row
+
+
+def test_temporaries_take_no_more_than_unfused(case: Any) -> None:
+    op = getattr(tc.define((EXAMPLES / case.file).read_text()), case.name)
+    kernel = op.compile(*case.arguments, **case.initial)
+    tensors = kernel.compiled.bound.tensors
+    unfused = sum(t.size * t.dtype.size for t in tensors if t.role is Role.TEMPORARY)
+    assert kernel.resources["temporary_bytes"] <= unfused
+
+
+def test_the_demo_runs_every_example() -> None:
+    defined = {op.__name__ for file in EXAMPLES.glob("*.tc") for op in tc.define(file.read_text())}
+    assert set(CASES) == defined
+
+
+def test_a_wrong_result_is_noticed() -> None:
+    x = torch.randn(4, 5)
+    assert demo.error(x, x) == demo.error((x, x), (x, x)) == 0
+    assert demo.error((x, x), (x, x + 1)) > 1e-4
+    assert demo.error(x, x[:1]) == demo.error(x, x.double()) == float("inf")
