@@ -92,7 +92,7 @@ def translate_subscript(e: tc.Expr, scope: Scope) -> ir.Expr:
                 translate_subscript(then, scope.under(condition)),
                 translate_subscript(otherwise, scope.under(_negated(condition))),
             )
-        case tc.Cast(operand, dtype) if _widens(operand.dtype, dtype):
+        case tc.Cast(operand, dtype) if widens(operand.dtype, dtype):
             return translate_subscript(operand, scope)
         case _:
             return _cast(translate(e, scope), INT64)
@@ -128,7 +128,8 @@ def _negated(condition: tc.Expr) -> tc.Expr:
     return tc.Unary("!", condition, condition.dtype)
 
 
-def _widens(source: DType, target: DType) -> bool:
+def widens(source: DType, target: DType) -> bool:
+    """Does the integer type `target` hold every value of the integer type `source`? Any other cast may wrap."""
     return source.is_integer and target.is_integer and target.is_signed and target.bits > source.bits - source.is_signed
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..tc_lang import function as tc
+from ..translate import widens
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +35,13 @@ def isl_name(index: str) -> str:
 
 
 def affine(e: tc.Expr) -> Affine | None:
-    """`e` as an affine form, or None where it is not one (floor division, products, data)."""
+    """`e` as an affine form, or None where it is not one (floor division, products, casts that may wrap, data)."""
     match e:
         case tc.Const(value):
             return Affine((), int(value))
         case tc.Index(name):
             return Affine(((name, 1),), 0)
-        case tc.Cast(operand, dtype) if dtype.is_integer and operand.dtype.is_integer:
+        case tc.Cast(operand, dtype) if widens(operand.dtype, dtype):
             return affine(operand)
         case tc.Unary("-", operand):
             return _scaled(affine(operand), -1)
@@ -63,7 +64,7 @@ def quasi_affine(e: tc.Expr) -> str | None:
     if form is not None:
         return form.isl()
     match e:
-        case tc.Cast(operand, dtype) if dtype.is_integer and operand.dtype.is_integer:
+        case tc.Cast(operand, dtype) if widens(operand.dtype, dtype):
             return quasi_affine(operand)
         case tc.Binary("/" | "%" as op, left, tc.Const(value)) if int(value) > 0:
             inner = quasi_affine(left)

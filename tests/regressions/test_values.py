@@ -32,3 +32,15 @@ def test_the_reference_reduces_into_a_bool_number() -> None:
     op = tc.define("def f(bool(N) x) -> (y) { y max=! x(i) }").f
     x = torch.tensor([False, True])
     assert op.reference(x).item() is op(x).item() is True
+
+
+@pytest.mark.parametrize("subscript", ["uint8(i)", "int32(uint8(i))", "uint8(i) + 0", "int16(uint8(i))"])
+def test_a_subscript_that_wraps_is_not_taken_for_its_operand(subscript: str) -> None:
+    """Were it, the two statements would share a parallel loop that reads what other iterations write."""
+    op = tc.define(f"""
+    def f(float(N) x) -> (y) {{
+        t(i) = x(i) * 2 where i in 0:512
+        y(i) = t({subscript}) where i in 0:512
+    }}""").f
+    x = torch.arange(512.0)
+    assert torch.equal(op(x), 2 * (x % 256))
