@@ -69,6 +69,7 @@ class Kernels:
         self._bound: OncePerKey[Sizes, BoundFunction] = OncePerKey(LIMIT)
         self.routes: OncePerKey[Hashable, Route] = OncePerKey(LIMIT)
         self._tuned: dict[Hashable, CpuOptions] = {}
+        self._last_key: tuple[object, ...] | None = None
 
     def bind(self, sizes: Sizes) -> BoundFunction:
         """The def with these sizes. Raises ArgumentError or RangeError where they do not fit."""
@@ -88,12 +89,25 @@ class Kernels:
             compiled = compile_function(bound, self.function.source, settled, machine.target)
             return Route(compiled, plain_launcher(compiled))
 
-        route = self.routes.get((sizes, strides, options, machine.target), make)
+        key = (sizes, strides, options, machine.target)
+        route = self.routes.get(key, make)
         if logger("cache").isEnabledFor(DEBUG):
-            what = "found" if found else "compiled"
-            text = f"{sizes}, strides {strides}, {options}"
-            logger("cache").debug("%s: %s for %s", self.function.name, what, text)
+            self._explain(found, key)
+        self._last_key = key
         return route
+
+    def _explain(self, found: bool, key: tuple[object, ...]) -> None:
+        """Log whether a kernel was found, and if not, in what its key differs from the one used before."""
+        parts, before = ("sizes", "strides", "options", "target"), self._last_key
+        if found:
+            what = "found"
+        elif before is None:
+            what = "compiled, the first"
+        else:
+            new = [part for part, a, b in zip(parts, key, before, strict=True) if a != b]
+            what = f"compiled, because of new {' and '.join(new)}" if new else "compiled again: it was dropped"
+        text = ", ".join(f"{part} {value}" for part, value in zip(parts[:-1], key, strict=False))
+        logger("cache").debug("%s: %s: %s", self.function.name, what, text)
 
     def bound_for(self, sizes: Sizes, arguments: Arguments) -> BoundFunction:
         """The def for the layouts of `arguments`."""
