@@ -228,11 +228,29 @@ class Op(Caller):
         route = self._kernels.route(sizes, arguments, (), machine)
         return Kernel(self._kernels, machine, route.compiled)
 
+    @guarded
+    def search(
+        self,
+        /,
+        *tensors: Value,
+        count: int = 16,
+        seconds: float = SECONDS,
+        strategy: object = None,
+        **initial: Value,
+    ) -> Found:
+        """Run up to `count` ways to lower each contraction on these tensors and keep the fastest for calls like this.
+
+        Gives every way with its time, fastest first. Arguments as for `compile`.
+        """
+        machine = Machine(CpuOptions(strategy=frozen(strategy)), host())
+        arguments = gather(self._kernels.interface, tensors, initial)
+        return self._search(sizes_of(self.function, arguments), arguments, machine, count, seconds)
+
     def _search(self, sizes: Sizes, arguments: Arguments, machine: Machine, count: int, seconds: float) -> Found:
         """Search, and forget the kernels that calls like this one have used so far."""
-        for name, value, least in (("search", count, 1), ("search_seconds", seconds, 0)):
+        for name, value, least in (("number of candidates", count, 1), ("time to search", seconds, 0)):
             if not isinstance(value, (int, float)) or value < least:
-                raise ArgumentError(f"{name} is {value!r}", expected=f"a number, at least {least}")
+                raise ArgumentError(f"the {name} is {value!r}", expected=f"a number, at least {least}")
         check_runs_here(self.function.name, machine.target)
         found = search_candidates(self._kernels, sizes, arguments, machine, int(count), float(seconds))
         self._kernels.tune(sizes, arguments, machine, found.options)

@@ -246,3 +246,17 @@ def _bytes(x: Tensor) -> tuple[int, int]:
 def _array(x: Tensor) -> np.ndarray:
     x = x.detach()
     return (x.view(torch.int16) if x.dtype is torch.bfloat16 else x).numpy()
+
+
+def numbers(text: str) -> dict[str, float]:
+    """`M=64,alpha=0.5` as a table."""
+    values: dict[str, float] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, equals, number = part.partition("=")
+        try:
+            values[name.strip()] = int(number) if number.strip().lstrip("+-").isdigit() else float(number)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ArgumentError(f"--sizes has the part {part!r}", expected="NAME=NUMBER, separated by commas")
+    return values

@@ -19,14 +19,16 @@ import llvmlite.binding as llvm
 import torch
 from torch import Tensor
 
+from . import contract
 from .api import Op, define
-from .arguments import TORCH_TYPES
+from .arguments import TORCH_TYPES, numbers
 from .compiler import KINDS
 from .describe import dims, ranges
 from .errors import ArgumentError, TCError
 from .options import CpuOptions
 from .runtime import process
 from .runtime.host import host
+from .structured.pipeline import parse
 from .tc_lang.function import Symbol
 from .tc_lang.ranges import output_shapes
 
@@ -61,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_def(run)
     run.add_argument("--rounds", type=int, default=20, help="how often to run (default 20)")
     run.add_argument("--no-check", action="store_true", help="do not compare with the reference evaluator")
+    contract.add_parser(commands)
     doctor = commands.add_parser("doctor", help="what the machine and the installation offer")
     doctor.set_defaults(command=_doctor)
     return parser
@@ -76,7 +79,10 @@ def _add_def(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how to lower, instead of the choice made from the sizes")
     for f in fields(CpuOptions):
         flag = f"--{f.name.replace('_', '-')}"
-        if isinstance(f.default, bool):
+        if f.name == "strategy":
+            example = "tile(m=8, n=32) >> pack(B='n1')"
+            group.add_argument(flag, default="", metavar="PIPELINE", help=f"of contractions, such as {example!r}")
+        elif isinstance(f.default, bool):
             group.add_argument(flag, dest=f.name, action=argparse.BooleanOptionalAction, default=f.default)
         else:
             group.add_argument(
@@ -96,7 +102,8 @@ def _shown(choice: object) -> str:
 
 
 def _options(arguments: argparse.Namespace) -> CpuOptions:
-    return CpuOptions(**{f.name: getattr(arguments, f.name) for f in fields(CpuOptions)})
+    given = {f.name: getattr(arguments, f.name) for f in fields(CpuOptions)}
+    return CpuOptions(**given | {"strategy": parse(arguments.strategy) if arguments.strategy else None})
 
 
 # --- show and run -----------------------------------------------------------------------------------------------
@@ -104,7 +111,7 @@ def _options(arguments: argparse.Namespace) -> CpuOptions:
 
 def _show(options: argparse.Namespace) -> int:
     op = _op(options)
-    arguments, initial = _arguments(op, _values(options.sizes))
+    arguments, initial = _arguments(op, numbers(options.sizes))
     kernel = op.compile(*arguments, options=_options(options), **initial)
     for kind in options.kind or DEFAULT_KINDS:
         text = ranges(kernel.compiled.bound) if kind == "ranges" else kernel.source(kind)
@@ -114,7 +121,7 @@ def _show(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     op = _op(options)
-    arguments, initial = _arguments(op, _values(options.sizes))
+    arguments, initial = _arguments(op, numbers(options.sizes))
     kernel = op.compile(*arguments, options=_options(options), **initial)
     print(f"compiled in {kernel.compile_seconds * 1e3:.0f} ms")
     times = []
@@ -151,20 +158,6 @@ def _op(options: argparse.Namespace) -> Op:
     if not len(library):
         raise ArgumentError(f"{options.file} has no def")
     return next(iter(library))
-
-
-def _values(text: str) -> dict[str, float]:
-    """`M=64,alpha=0.5` as a table."""
-    values: dict[str, float] = {}
-    for part in filter(None, (p.strip() for p in text.split(","))):
-        name, equals, number = part.partition("=")
-        try:
-            values[name.strip()] = int(number) if number.strip().lstrip("+-").isdigit() else float(number)
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise ArgumentError(f"--sizes has the part {part!r}", expected="NAME=NUMBER, separated by commas")
-    return values
 
 
 def _arguments(op: Op, values: dict[str, float]) -> tuple[list[Tensor | float], dict[str, Any]]:

@@ -10,7 +10,8 @@ expression back. What a piece means for an op is in `apply.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from keyword import iskeyword
@@ -164,6 +165,30 @@ class Pipeline:
         return (self,)
 
 
+def parse(text: str) -> Pipeline:
+    """The pipeline that `text`, written as in Python, describes. Raises ArgumentError; runs nothing."""
+    try:
+        return _evaluated(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"{text!r} is no pipeline: {error}", expected='such as tile(m=8, n=32) >> pack(B="n1")'
+        ) from error
+
+
+def _evaluated(node: ast.expr) -> Pipeline:
+    match node:
+        case ast.BinOp(left=left, op=ast.RShift(), right=right):
+            return _evaluated(left) >> _evaluated(right)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _evaluated(left) | _evaluated(right)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if name in _WRITTEN:
+            named = {k.arg: ast.literal_eval(k.value) for k in keywords if k.arg is not None}
+            for k in keywords:
+                named |= {} if k.arg is not None else ast.literal_eval(k.value)
+            return _WRITTEN[name](*map(ast.literal_eval, args), **named)
+    raise ValueError(f"{ast.unparse(node)} is none of {', '.join(_WRITTEN)}, >> and |")
+
+
 # --- how pieces are written --------------------------------------------------------------------------------------
 
 
@@ -244,3 +269,9 @@ def _keywords(values: Iterable[tuple[str, object]]) -> str:
     if any(iskeyword(name) or not name.isidentifier() for name, _ in parts):
         return f"**{dict(parts)!r}"
     return ", ".join(f"{name}={value!r}" for name, value in parts)
+
+
+_WRITTEN: dict[str, Callable[..., Pipeline]] = {
+    f.__name__: f for f in (tile, interchange, pack, pad, peel, vectorize, unroll, parallel, Pipeline)
+}
+"""What `parse` knows."""

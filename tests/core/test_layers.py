@@ -30,6 +30,7 @@ LAYERS = (
     ("search",),
     ("api",),
     ("einstein",),
+    ("contract",),
     ("cli",),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from tensor_comprehensions import cli
+from tensor_comprehensions.contract import Contraction
+
+NAME = "abc-bda-dc"
+ARGUMENTS = ["contract", NAME, "--sizes", "a=9,b=10,c=11,d=12"]
+
+
+def test_lists_the_candidates(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(ARGUMENTS) == 0
+    text = capsys.readouterr().out
+    assert "90 x 11 x 12 (m x n x k)" in text
+    assert text.count("vectorize('a'") > 2
+    assert "  0 " in text
+
+
+def test_searches_explains_and_emits(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*ARGUMENTS, "--search", "3", "--explain", "--emit", "c"]) == 0
+    text = capsys.readouterr().out
+    for part in ("register tile: ", "domain: S0", f"wrote {NAME}.c"):
+        assert part in text
+    emitted = (tmp_path / f"{NAME}.c").read_text()
+    assert "int contract(" in emitted
+    if compiler := shutil.which("cc"):
+        subprocess.run([compiler, "-std=c99", "-c", f"{NAME}.c"], cwd=tmp_path, check=True)
+
+
+def test_the_leftmost_index_has_stride_one() -> None:
+    contraction = Contraction.parse(NAME, {"a": 3, "b": 4, "c": 5, "d": 6}, "double")
+    source = "def contract(double(Na,Nd,Nb) A, double(Nc,Nd) B) -> (C) { C(c,b,a) +=! A(a,d,b) * B(c,d) }"
+    assert contraction.source == source
+    a, b = contraction.tensors()
+    assert a.shape == (3, 6, 4)
+    assert a.dtype == torch.float64
+    assert b.shape == (5, 6)
+    assert contraction.flops == 2 * 3 * 4 * 5 * 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["abc"], ["'abc'", "C-A-B"]),
+        (["ABC-abd-dc"], ["C-A-B"]),
+        (["aab-ad-db"], ["'a' twice"]),
+        (["abe-ad-db"], ["'e'", "neither"]),
+        (["ab-adx-db"], ["'x'", "one tensor"]),
+        (["ab-ad-db", "--sizes", "a=3,b=4"], ["'d'", "--sizes"]),
+        (["ab-ad-db", "--sizes", "a=3,b=4,d=0"], ["'d'", "is 0"]),
+        (["ab-ad-db", "--sizes", "a=3,b=4,d=5,q=6"], ["'q'", "a, d, b"]),
+        (["ab-ad-db", "--sizes", "a=9,b=9,d=9", "--emit", "c", "--output", "/nowhere/x.c"], ["cannot write"]),
+    ],
+)
+def test_mistakes(arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["contract", *arguments]) == 2
+    error = capsys.readouterr().err
+    for word in words:
+        assert word in error
+
+
+def test_any_command_takes_a_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(Path(__file__).parents[2] / "examples" / "matmul.tc")
+    show = ["show", file, "--sizes", "M=20,K=30,N=40", "--kind", "schedule", "--strategy"]
+    assert cli.main([*show, "tile(m=4, n=16) >> pack(B='n1')"]) == 0
+    assert "tile(m=4, n=16) >> pack(B='n1')" in capsys.readouterr().out
+    assert cli.main([*show, "open('x')"]) == 2
+    assert "no pipeline" in capsys.readouterr().err
