@@ -13,12 +13,15 @@ from math import prod
 
 from ..target import Target
 from .facts import Factor, Facts
+from .op import Iterator
 
 LATENCY = 4.0
 """Cycles until the result of a multiply-add can be added to."""
 TILE_OVERHEAD = 24.0
 """Cycles to start and finish a register tile, beyond its loads and stores."""
 LINE = 64
+LINE_OVERHEAD = 2.0
+"""Cycles to write to another cache line."""
 ROW_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28)
 
 
@@ -95,7 +98,8 @@ def compute_cycles(facts: Facts, tile: RegisterTile) -> float:
         vectors = -(-points[facts.vector] // tile.lanes)
         cells = vectors * prod(n for name, n in points.items() if name != facts.vector)
         cycles = facts.steps * step_cycles(facts, tile.lanes, points)
-        total += count * (cycles + TILE_OVERHEAD + 2 * cells * vector_cost(tile.lanes, facts.bits))
+        written = cells / vectors * (1 + points[facts.vector] * facts.bits / 8 / LINE) * LINE_OVERHEAD
+        total += count * (cycles + TILE_OVERHEAD + 2 * cells * vector_cost(tile.lanes, facts.bits) + written)
     return total
 
 
@@ -162,9 +166,23 @@ def _columns(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
     columns = [i for i in facts.only(facts.moving) if i.name != facts.vector]
     for row in facts.only(facts.still)[:2]:
         for column in columns:
-            for across in _sizes(min(column.extent, 8)):
+            for across in _across(facts, column):
                 for size in _sizes(min(row.extent, 14)):
                     yield ((row.name, size), (column.name, across))
+
+
+def _across(facts: Facts, column: Iterator) -> Generator[int]:
+    """Points of a column of the moving factor in a register tile.
+
+    Where that is the iterator along which the factor is contiguous, only sizes whose copies can be turned, and none
+    unless a sum goes on where the column ends: all of its values had better be copied at once.
+    """
+    moving, contiguous = facts.moving, facts.moving.step(column.name) == 1
+    if contiguous and all(moving.step(name) != column.extent for name in facts.reductions):
+        return
+    for size in _sizes(min(column.extent, 8)):
+        if not contiguous or size >= 4:
+            yield size
 
 
 def _sizes(extent: int) -> Generator[int]:

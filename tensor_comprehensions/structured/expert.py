@@ -111,7 +111,7 @@ class Chooser:
         standing, passing = (known.still, known.moving) if rows_outside else (known.moving, known.still)
         swept = self._swept(standing) if packed else ()
         levels = self._levels(known.shared)
-        levels += self._levels(tuple(i for i in known.only(standing) if i not in swept))
+        levels += self._levels(tuple(i for i in known.only(standing) if i not in swept), standing if packed else None)
         levels += self._sweep_block(swept)
         count = prod(tiles(known.extent(level.iterator), level.size) for level in levels)
         if self.parallel and count < CHUNKS:
@@ -153,10 +153,17 @@ class Chooser:
 
     # --- loops ---
 
-    def _levels(self, iterators: tuple[Iterator, ...]) -> list[Level]:
-        """The register-tile levels of `iterators`: plain loops, then tiled ones, the lanes last."""
+    def _levels(self, iterators: tuple[Iterator, ...], packed: Factor | None = None) -> list[Level]:
+        """The register-tile levels of `iterators`: plain loops, then tiled ones, the lanes last.
+
+        packed: plain loops that move this factor less come inside those that move it more.
+        """
         vector = self.facts.vector
-        ordered = sorted(iterators, key=lambda i: (i.name == vector, self.tile.size(i.name) > 1))
+
+        def order(i: Iterator) -> tuple[bool, bool, int]:
+            return i.name == vector, self.tile.size(i.name) > 1, -abs(packed.step(i.name) or 0) if packed else 0
+
+        ordered = sorted(iterators, key=order)
         return [Level(i.name, self.tile.size(i.name)) for i in ordered]
 
     def _unrolled(self, reductions: tuple[str, ...]) -> int:
