@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
+from .autograd import Gradients, PythonGradient, is_recorded, recorded
 from .calls import (
     Arguments,
     Shape,
@@ -72,12 +73,18 @@ def guarded(call: Callable[P, R]) -> Callable[P, R]:
 
 
 @guarded
-def define(source: str) -> Library:
+def define(source: str, backward: Mapping[str, str | PythonGradient] | None = None) -> Library:
     """Check a TC program and give its defs as operators.
 
     Nothing is compiled before the first call. Raises ParseError, CheckError or RangeError, which show the place.
+
+    Args:
+        backward: gradients of defs by their names, instead of those that are derived. A text is a def that takes inputs
+            `A` and outputs `C` of the def under their names and gradients as `d_C`, and returns `d_A`; the initial
+            value of an in/out output `C` is `C_0`. A Python function takes a tuple of the inputs and initial values,
+            one of the outputs and one of their gradients, and gives a gradient or None for each of the first.
     """
-    return Library(compile_source(source))
+    return Library(compile_source(source), {} if backward is None else backward)
 
 
 class UnknownDef(ArgumentError, AttributeError):
@@ -87,8 +94,10 @@ class UnknownDef(ArgumentError, AttributeError):
 class Library:
     """The operators of a TC program, in order: `library.name`, or `library["name"]`."""
 
-    def __init__(self, functions: Sequence[Function]) -> None:
-        self.__ops = {f.name: Op(f) for f in functions}
+    def __init__(self, functions: Sequence[Function], backward: Mapping[str, str | PythonGradient]) -> None:
+        self.__ops = {f.name: Op(f, backward.get(f.name)) for f in functions}
+        for name in backward:
+            self[name]
         self.__dict__.update(self.__ops)
 
     def __getitem__(self, name: str) -> Op:
@@ -128,9 +137,9 @@ class Caller:
     A call first tries the kernel of the call before, then those of other earlier calls, then the long way.
     """
 
-    def __init__(self, kernels: Kernels, machine: Machine) -> None:
+    def __init__(self, kernels: Kernels, machine: Machine, gradients: Gradients) -> None:
         self.function = kernels.function
-        self._kernels, self._machine = kernels, machine
+        self._kernels, self._machine, self._gradients = kernels, machine, gradients
         self._lanes = Lanes(kernels.interface)
         self._direct: Callable[..., Any] | None = None
         self._out_is_inout = any(p.name == "out" for p in kernels.function.initial)
@@ -146,6 +155,8 @@ class Caller:
                 out, initial = None, {"out": out, **initial}
             result = self._lanes.call(tensors, out, initial)
             if result is MISS:
+                if is_recorded(self.function, (*tensors, *initial.values())):
+                    return recorded(self, self._kernels.interface, self._gradients, tensors, out, initial)
                 result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
             if self._lanes.only_tensors and out is None:
                 launcher = self._lanes.direct()
@@ -169,8 +180,8 @@ class Op(Caller):
         RangeError: a subscript leaves its tensor.
     """
 
-    def __init__(self, function: Function) -> None:
-        super().__init__(Kernels(function), Machine(CpuOptions(), host()))
+    def __init__(self, function: Function, backward: str | PythonGradient | None = None) -> None:
+        super().__init__(Kernels(function), Machine(CpuOptions(), host()), Gradients(function, backward, Op))
         self.__name__ = self.__qualname__ = function.name
         self.__doc__ = documentation(function)
         self.__signature__ = python_signature(function)
@@ -178,9 +189,14 @@ class Op(Caller):
     def __repr__(self) -> str:
         return signature(self.function)
 
-    def __reduce__(self) -> tuple[Callable[[str, str], Op], tuple[str, str]]:
+    def __reduce__(self) -> tuple[Callable[..., Op], tuple[Any, ...]]:
         """An operator is copied and pickled as its text; its kernels are made again where it arrives."""
-        return _defined, (self.function.source, self.function.name)
+        return _defined, (self.function.source, self.function.name, self._gradients.given)
+
+    @guarded
+    def backward_source(self) -> str:
+        """The def that gives the gradients by all floating inputs, as text. Raises CheckError where none is known."""
+        return self._gradients.source()
 
     @guarded
     def infer(self, /, *shapes: Any, **initial: Any) -> Shape | tuple[Shape, ...]:
@@ -226,7 +242,7 @@ class Op(Caller):
         if search:
             self._search(sizes, arguments, machine, search, search_seconds)
         route = self._kernels.route(sizes, arguments, (), machine)
-        return Kernel(self._kernels, machine, route.compiled)
+        return Kernel(self._kernels, machine, self._gradients, route.compiled)
 
     @guarded
     def search(
@@ -275,8 +291,8 @@ class Op(Caller):
         return Picture(compiled.source("schedule"))
 
 
-def _defined(source: str, name: str) -> Op:
-    return define(source)[name]
+def _defined(source: str, name: str, backward: str | PythonGradient | None = None) -> Op:
+    return define(source, None if backward is None else {name: backward})[name]
 
 
 class Kernel(Caller):
@@ -290,8 +306,8 @@ class Kernel(Caller):
         resources: kernels launched, bytes of temporaries, bytes of emitted text.
     """
 
-    def __init__(self, kernels: Kernels, machine: Machine, compiled: Compiled) -> None:
-        super().__init__(kernels, machine)
+    def __init__(self, kernels: Kernels, machine: Machine, gradients: Gradients, compiled: Compiled) -> None:
+        super().__init__(kernels, machine, gradients)
         self.compiled = compiled
 
     def __repr__(self) -> str:

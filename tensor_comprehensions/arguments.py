@@ -85,7 +85,7 @@ def _from_torch(expected: Expected, x: Tensor) -> Tensor:
         raise _wrong_type(expected, str(x.dtype).removeprefix("torch."), x.dtype in TYPES)
     if x.requires_grad and torch.is_grad_enabled():
         raise expected.error(
-            "requires a gradient, which defs do not have yet",
+            "requires a gradient, which is not recorded here",
             suggestion="pass x.detach(), or call under torch.no_grad()",
         )
     if x.is_neg():

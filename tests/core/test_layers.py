@@ -27,6 +27,7 @@ LAYERS = (
     ("calls",),
     ("lanes",),
     ("kernels",),
+    ("autograd",),
     ("search",),
     ("api",),
     ("einstein",),

@@ -1,0 +1,296 @@
+"""What the derivative of an expression is with respect to each tensor element that it reads.
+
+Conventions at the points where a function has no derivative:
+- `min` and `max` of two expressions share a tie equally, `fmin` and `fmax` give it to the first, as torch does;
+- against a constant, as in `relu`, a tie gives nothing: the gradient of `relu` at 0 is 0;
+- `abs` has the gradient 0 at 0, and rounding functions have the gradient 0 everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..dtypes import BOOL, DType
+from .function import Access, Binary, Call, Cast, Const, Expr, Select, Unary, children, rebuild, walk
+from .unparse import sigmoid_argument
+
+Guards = tuple[Expr, ...]
+"""Conditions that all hold where a derivative counts."""
+
+
+class NoDerivative(Exception):
+    """A function has no derivative that the language could say."""
+
+
+@dataclass(slots=True)
+class Derivatives:
+    """The derivatives of one expression by what it reads: access -> guards -> sum of what flows to it.
+
+    root, result: the whole expression, and what holds its value if something does.
+    """
+
+    root: Expr
+    result: Access | None
+    parts: dict[Access, dict[Guards, Expr]] = field(default_factory=dict)
+
+    def add(self, access: Access, guards: Guards, value: Expr) -> None:
+        sums = self.parts.setdefault(access, {})
+        sums[guards] = plus(sums[guards], value) if guards in sums else value
+
+
+def derivatives(e: Expr, seed: Expr, result: Access | None = None) -> dict[Access, Expr]:
+    """For each element that `e` reads, the derivative of `e` by it times `seed`.
+
+    `seed` is of the type that `e` computes in, and so is each derivative of the accumulator type of its tensor. They
+    use `result` where they need the value of `e`. Raises NoDerivative.
+    """
+    out = Derivatives(e, result)
+    _pull(e, seed, (), out)
+    found = {}
+    for access, parts in out.parts.items():
+        total: Expr | None = None
+        for guards, value in parts.items():
+            part = guarded(guards, value)
+            total = part if total is None else plus(total, part)
+        assert total is not None
+        found[access] = total if result is None else _with_result(total, e, result)
+    return found
+
+
+def _with_result(x: Expr, e: Expr, result: Access) -> Expr:
+    """`x` with `result` for every `e` in it."""
+    return result if x == e else rebuild(x, [_with_result(y, e, result) for y in children(x)])
+
+
+def guarded(guards: Guards, value: Expr) -> Expr:
+    """`value` where all guards hold, else 0."""
+    if not guards:
+        return value
+    if isinstance(value, Select) and _is(value.otherwise, 0.0):
+        return guarded((*guards, value.condition), value.then)
+    condition = guards[0]
+    for g in guards[1:]:
+        condition = Binary("&&", condition, g, BOOL)
+    return Select(condition, value, Const(0.0, value.dtype), value.dtype)
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def constant(value: float, like: Expr) -> Const:
+    return Const(value, like.dtype)
+
+
+def _is(e: Expr, value: float) -> bool:
+    return isinstance(e, Const) and e.value == value
+
+
+def plus(a: Expr, b: Expr) -> Expr:
+    if isinstance(b, Unary) and b.op == "-":
+        return Binary("-", a, b.operand, a.dtype)
+    return Binary("+", a, b, a.dtype)
+
+
+def minus(a: Expr, b: Expr) -> Expr:
+    return Binary("-", a, b, a.dtype)
+
+
+def times(a: Expr, b: Expr) -> Expr:
+    if _is(a, 1.0):
+        return b
+    if _is(b, 1.0):
+        return a
+    if isinstance(a, Unary) and a.op == "-":
+        return negative(times(a.operand, b))
+    return Binary("*", a, b, a.dtype)
+
+
+def over(a: Expr, b: Expr) -> Expr:
+    if isinstance(a, Unary) and a.op == "-":
+        return negative(over(a.operand, b))
+    return a if _is(b, 1.0) else Binary("/", a, b, a.dtype)
+
+
+def negative(a: Expr) -> Expr:
+    if isinstance(a, Unary) and a.op == "-":
+        return a.operand
+    return Unary("-", a, a.dtype)
+
+
+def call(name: str, *xs: Expr) -> Expr:
+    return Call(name, xs, xs[0].dtype)
+
+
+def compare(op: str, a: Expr, b: Expr) -> Expr:
+    return Binary(op, a, b, BOOL)
+
+
+def converted(e: Expr, to: DType) -> Expr:
+    return e if e.dtype == to else Cast(e, to)
+
+
+# --- the chain rule ---------------------------------------------------------------------------------------------------
+
+
+def _pull(e: Expr, seed: Expr, guards: Guards, out: Derivatives) -> None:
+    if not e.dtype.is_float or not any(isinstance(x, Access) for x in walk(e)):
+        return
+    if (x := sigmoid_argument(e)) is not None:
+        _pull(x, times(seed, times(e, minus(constant(1.0, e), e))), guards, out)
+        return
+    match e:
+        case Access():
+            out.add(e, guards, seed)
+        case Unary(operand=x):
+            _pull(x, negative(seed), guards, out)
+        case Cast(operand=x):
+            _pull(x, converted(seed, x.dtype.accumulator), guards, out)
+        case Binary():
+            _pull_binary(e, seed, guards, out)
+        case Select(condition=c, then=a, otherwise=b):
+            _pull(a, seed, (*guards, c), out)
+            _pull(b, seed, (*guards, Unary("!", c, BOOL)), out)
+        case Call(function=name, arguments=(x,)):
+            if name in _FLAT:
+                return
+            if name not in _UNARY:
+                raise NoDerivative(f"'{name}' has no derivative among the builtins")
+            _pull(x, _UNARY[name](seed, x, e), guards, out)
+        case Call():
+            _pull_call(e, seed, guards, out)
+
+
+def _pull_binary(e: Binary, seed: Expr, guards: Guards, out: Derivatives) -> None:
+    a, b = e.left, e.right
+    match e.op:
+        case "+":
+            _pull(a, seed, guards, out)
+            _pull(b, seed, guards, out)
+        case "-":
+            _pull(a, seed, guards, out)
+            _pull(b, negative(seed), guards, out)
+        case "*":
+            _pull(a, times(seed, b), guards, out)
+            _pull(b, times(seed, a), guards, out)
+        case "/":
+            _pull(a, over(seed, b), guards, out)
+            _pull(b, negative(over(times(seed, e), b)), guards, out)
+        case "min" | "max":
+            _pull_extremum(e.op, e, seed, guards, out)
+
+
+def _pull_extremum(name: str, e: Binary | Call, seed: Expr, guards: Guards, out: Derivatives) -> None:
+    better, worse = (">", "<") if name.endswith("max") else ("<", ">")
+    a, b = children(e)
+    for x, y in ((a, b), (b, a)):
+        if isinstance(y, Const):  # then the result tells as well as the operand which of them it is
+            shown = e if e is out.root and out.result is not None else x
+            _pull(x, seed, (*guards, compare(better, shown, y)), out)
+            return
+    if name in ("fmin", "fmax"):
+        first = Binary("||", compare(better + "=", a, b), compare("!=", b, b), BOOL)
+        _pull(a, seed, (*guards, first), out)
+        _pull(b, seed, (*guards, Unary("!", first, BOOL)), out)
+        return
+    half = Select(compare("==", a, b), times(constant(0.5, seed), seed), seed, seed.dtype)
+    _pull(a, half, (*guards, Unary("!", compare(worse, a, b), BOOL)), out)
+    _pull(b, half, (*guards, Unary("!", compare(worse, b, a), BOOL)), out)
+
+
+def _pull_call(e: Call, seed: Expr, guards: Guards, out: Derivatives) -> None:
+    a, b, *rest = e.arguments
+    match e.function:
+        case "fmin" | "fmax":
+            _pull_extremum(e.function, e, seed, guards, out)
+        case "pow":
+            _pull_power(e, seed, guards, out)
+        case "atan2":
+            square = plus(times(a, a), times(b, b))
+            _pull(a, over(times(seed, b), square), guards, out)
+            _pull(b, negative(over(times(seed, a), square)), guards, out)
+        case "fmod":
+            _pull(a, seed, guards, out)
+            _pull(b, negative(times(seed, call("trunc", over(a, b)))), guards, out)
+        case "hypot":
+            _pull(a, times(seed, over(a, e)), guards, out)
+            _pull(b, times(seed, over(b, e)), guards, out)
+        case "copysign":
+            signed = Select(compare("==", e, a), seed, negative(seed), seed.dtype)
+            _pull(a, signed, (*guards, compare("!=", a, constant(0.0, a))), out)
+        case "fdim":
+            _pull(a, seed, (*guards, compare(">", a, b)), out)
+            _pull(b, negative(seed), (*guards, compare(">", a, b)), out)
+        case "fma":
+            _pull(a, times(seed, b), guards, out)
+            _pull(b, times(seed, a), guards, out)
+            _pull(rest[0], seed, guards, out)
+        case _:
+            raise NoDerivative(f"'{e.function}' has no derivative among the builtins")
+
+
+def _pull_power(e: Call, seed: Expr, guards: Guards, out: Derivatives) -> None:
+    x, y = e.arguments
+    if isinstance(y, Const):
+        p = float(y.value)
+        if p != 0.0:
+            power = x if p == 2.0 else call("pow", x, constant(p - 1.0, x)) if p != 1.0 else constant(1.0, x)
+            _pull(x, times(times(seed, constant(p, x)), power), guards, out)
+        return
+    slope = times(times(seed, y), call("pow", x, minus(y, constant(1.0, y))))
+    _pull(x, slope, (*guards, compare("!=", y, constant(0.0, y))), out)
+    flat = Binary("&&", compare("==", x, constant(0.0, x)), compare(">=", y, constant(0.0, y)), BOOL)
+    _pull(y, times(seed, times(e, call("log", x))), (*guards, Unary("!", flat, BOOL)), out)
+
+
+def _one_minus(x: Expr) -> Expr:
+    return minus(constant(1.0, x), x)
+
+
+def _one_plus(x: Expr) -> Expr:
+    return plus(constant(1.0, x), x)
+
+
+def _square(x: Expr) -> Expr:
+    return times(x, x)
+
+
+def _bell(factor: float, s: Expr, x: Expr) -> Expr:
+    return times(times(s, constant(factor * 2.0 / math.sqrt(math.pi), x)), call("exp", negative(_square(x))))
+
+
+def _absolute(s: Expr, x: Expr) -> Expr:
+    zero = constant(0.0, x)
+    below = Select(compare("<", x, zero), negative(s), zero, s.dtype)
+    return Select(compare(">", x, zero), s, below, s.dtype)
+
+
+_FLAT = ("floor", "ceil", "trunc", "round", "rint")
+_UNARY: dict[str, Callable[[Expr, Expr, Expr], Expr]] = {
+    "exp": lambda s, x, y: times(s, y),
+    "exp2": lambda s, x, y: times(times(s, constant(math.log(2.0), x)), y),
+    "expm1": lambda s, x, y: times(s, call("exp", x)),
+    "log": lambda s, x, y: over(s, x),
+    "log2": lambda s, x, y: over(s, times(constant(math.log(2.0), x), x)),
+    "log10": lambda s, x, y: over(s, times(constant(math.log(10.0), x), x)),
+    "log1p": lambda s, x, y: over(s, _one_plus(x)),
+    "sqrt": lambda s, x, y: over(s, times(constant(2.0, x), y)),
+    "rsqrt": lambda s, x, y: times(times(s, constant(-0.5, x)), times(y, _square(y))),
+    "cbrt": lambda s, x, y: over(s, times(constant(3.0, x), _square(y))),
+    "sin": lambda s, x, y: times(s, call("cos", x)),
+    "cos": lambda s, x, y: negative(times(s, call("sin", x))),
+    "tan": lambda s, x, y: times(s, _one_plus(_square(y))),
+    "asin": lambda s, x, y: over(s, call("sqrt", _one_minus(_square(x)))),
+    "acos": lambda s, x, y: negative(over(s, call("sqrt", _one_minus(_square(x))))),
+    "atan": lambda s, x, y: over(s, _one_plus(_square(x))),
+    "sinh": lambda s, x, y: times(s, call("cosh", x)),
+    "cosh": lambda s, x, y: times(s, call("sinh", x)),
+    "tanh": lambda s, x, y: times(s, _one_minus(_square(y))),
+    "asinh": lambda s, x, y: over(s, call("sqrt", _one_plus(_square(x)))),
+    "acosh": lambda s, x, y: over(s, call("sqrt", minus(_square(x), constant(1.0, x)))),
+    "atanh": lambda s, x, y: over(s, _one_minus(_square(x))),
+    "erf": lambda s, x, y: _bell(1.0, s, x),
+    "erfc": lambda s, x, y: _bell(-1.0, s, x),
+    "fabs": lambda s, x, y: _absolute(s, x),
+}

@@ -1,0 +1,286 @@
+"""The gradient of a def, as a def: reverse-mode differentiation from text to text.
+
+Statements are taken last to first. Each sends the gradient of what it wrote to the elements that it read: where the
+subscripts can be solved for indices, the gradient of the tensor that was read *gathers* its parts, else they are
+scattered with `+=`. What the derivatives need of the values of the def is computed again; outputs are passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..dtypes import BOOL, INT64, DType
+from .derivatives import NoDerivative, compare, converted, derivatives, guarded, over, times
+from .formula import Formula, Value, number
+from .function import Access, Binary, Cast, Const, Expr, Function, Index, Select, Unary, walk
+from .gradient import Gradient, Key
+from .ranges import Bounds, symbolic_ranges
+from .transposed import gathering, substituted, uses
+from .unparse import of_formula
+from .versions import Step, Steps, extent, refusal
+from .write import Written, write
+
+
+def differentiate(function: Function, wanted: Iterable[Key] | None = None) -> Gradient:
+    """The gradient of `function` by its floating inputs and initial values, or by those that are `wanted`.
+
+    Raises CheckError where the def does something whose gradient cannot be derived.
+    """
+    possible = differentiable(function)
+    chosen = possible if wanted is None else tuple(x for x in possible if x in set(wanted))
+    if not chosen:
+        raise refusal(function, None, "none of its inputs is a floating tensor")
+    if not any(function.tensor(r).dtype.is_float for r in function.returns):
+        raise refusal(function, None, "none of its outputs is a floating tensor")
+    reverse = _Reverse(function, Steps.of(function, symbolic_ranges(function)))
+    reverse.run()
+    targets = {key: reverse.finished(key) for key in chosen}
+    kept = _alive(reverse.written, set(targets.values()))
+    return write(reverse.steps, kept, {key: targets[key] for key in chosen})
+
+
+def differentiable(function: Function) -> tuple[Key, ...]:
+    """What a gradient can be asked for: the floating inputs, then the floating initial values."""
+    inputs = [("input", p.name) for p in function.parameters if p.dtype.is_float]
+    return (*inputs, *(("initial", p.name) for p in function.initial if p.dtype.is_float))
+
+
+def _alive(written: Sequence[Written], needed: set[str]) -> list[Written]:
+    """The statements that the tensors in `needed` depend on."""
+    kept = []
+    for w in reversed(written):
+        if w.target in needed:
+            kept.append(w)
+            needed |= w.reads
+    return kept[::-1]
+
+
+@dataclass(slots=True)
+class _Adjoint:
+    """Where the gradient of a version is: in `name`, which is that of another version while `shared`."""
+
+    name: str
+    shared: bool = False
+
+
+@dataclass(slots=True)
+class _Reverse:
+    """The sweep over the steps. Gradients of versions are called `d T@n`; those of outputs are parameters."""
+
+    function: Function
+    steps: Steps
+    written: list[Written] = field(default_factory=list)
+    adjoints: dict[str, _Adjoint] = field(default_factory=dict)
+    sizes: dict[str, Value] = field(default_factory=dict)
+
+    def run(self) -> None:
+        names = (*self.function.sizes, *self.function.scalars)
+        self.sizes = {name: Formula.name(name) for name in names}
+        for r in self.function.returns:
+            if self.function.tensor(r).dtype.is_float:
+                self.adjoints[self.steps.last[r]] = _Adjoint(f"d {r}", shared=True)
+        for step in reversed(self.steps.steps):
+            if step.target in self.adjoints:
+                try:
+                    self._step(step)
+                except NoDerivative as reason:
+                    raise refusal(self.function, step.source, str(reason)) from None
+
+    def finished(self, key: Key) -> str:
+        """The complete gradient by an input or an initial value, in a tensor of its own and of its type."""
+        kind, name = key
+        version = name if kind == "input" else f"{name}@0"
+        dtype = self.steps.versions[version].dtype
+        mine = self._own(version)
+        if dtype.accumulator == dtype:
+            return mine
+        rounded = f"{mine} rounded"
+        left, box = self._whole(version)
+        subscripts = tuple(left)
+        self.written.append(Written(rounded, subscripts, "=", Cast(self._load(mine, version, subscripts), dtype), box))
+        return rounded
+
+    # --- gradients of versions ---------------------------------------------------------------------------------------
+
+    def _whole(self, version: str) -> tuple[tuple[Expr, ...], dict[str, Bounds]]:
+        """Indices for all elements of a version, counted from 0, and their ranges."""
+        bounds = self.steps.versions[version].bounds
+        box: dict[str, Bounds] = {f"i{d}": (0, extent(b)) for d, b in enumerate(bounds)}
+        return tuple(Index(name, INT64) for name in box), box
+
+    def _load(self, adjoint: str, version: str, subscripts: tuple[Expr, ...]) -> Expr:
+        """An element of a gradient; those that are passed have the type of the output."""
+        dtype = self.steps.versions[version].dtype
+        wide = dtype.accumulator
+        if "@" not in adjoint and wide != dtype:
+            return Cast(Access(adjoint, subscripts, dtype), wide)
+        return Access(adjoint, subscripts, wide)
+
+    def _own(self, version: str) -> str:
+        """The gradient of a version as a tensor that may be added to: a copy, or zeros, where there is none."""
+        adjoint = self.adjoints.get(version)
+        if adjoint is not None and not adjoint.shared:
+            return adjoint.name
+        name = self._name(version)
+        subscripts, box = self._whole(version)
+        zero = Const(0.0, self.steps.versions[version].dtype.accumulator)
+        value = zero if adjoint is None else self._load(adjoint.name, version, subscripts)
+        self.written.append(Written(name, subscripts, "=", value, box))
+        self.adjoints[version] = _Adjoint(name)
+        return name
+
+    def _name(self, version: str) -> str:
+        return f"d {version}" if "@" in version else f"d {version}@"
+
+    def _at_target(self, step: Step) -> Expr:
+        """The gradient of the element that a step writes."""
+        start = [lower for lower, _ in self.steps.versions[step.target].bounds]
+        subscripts = tuple(_less(e, s) for e, s in zip(step.subscripts, start, strict=True))
+        return self._load(self.adjoints[step.target].name, step.target, subscripts)
+
+    # --- one step ----------------------------------------------------------------------------------------------------
+
+    def _step(self, step: Step) -> None:
+        seed = self._at_target(step)
+        if step.before is not None:
+            self._go_on(step)
+        match step.op:
+            case "min=!" | "max=!":
+                self._send_extremum(step, seed)
+            case "*=!":
+                self._send_product(step, seed)
+            case _:
+                seed = converted(seed, step.value.dtype.accumulator)
+                for access, value in derivatives(step.value, seed, self._result(step)).items():
+                    self._send(step, access, value)
+
+    def _result(self, step: Step) -> Access | None:
+        """The element that holds the value of a step, where reading it is better than computing it again."""
+        dtype = self.steps.versions[step.target].dtype
+        if step.op != "=" or dtype != step.value.dtype or isinstance(step.value, Access | Const | Unary):
+            return None
+        return Access(step.target, step.subscripts, dtype)
+
+    def _go_on(self, step: Step) -> None:
+        """What a step leaves of an earlier version gets the gradient of the later one."""
+        assert step.before is not None
+        self.adjoints[step.before] = _Adjoint(self.adjoints[step.target].name, shared=True)
+        if step.op == "+=":
+            return
+        name = self._own(step.before)
+        start = [lower for lower, _ in self.steps.versions[step.target].bounds]
+        subscripts = tuple(_less(e, s) for e, s in zip(step.subscripts, start, strict=True))
+        zero = Const(0.0, self.steps.versions[step.target].dtype.accumulator)
+        ranges = {i: step.ranges[i] for i in step.left}
+        self.written.append(Written(name, subscripts, "=", zero, ranges))
+
+    def _send_extremum(self, step: Step, seed: Expr) -> None:
+        """The elements that are equal to the result share its gradient."""
+        result = Access(step.target, step.subscripts, self.steps.versions[step.target].dtype)
+        term = step.value
+        while isinstance(term, Cast):
+            term = term.operand
+        if not isinstance(term, Access) or not term.dtype.is_float:
+            return
+        chosen = compare("==", _as(term, result), _as(result, result))
+        wide = seed.dtype
+        count = f"count {step.target}"
+        one, zero = Const(1.0, wide), Const(0.0, wide)
+        start = [lower for lower, _ in self.steps.versions[step.target].bounds]
+        place = tuple(_less(e, s) for e, s in zip(step.subscripts, start, strict=True))
+        self.written.append(Written(count, place, "+=!", Select(chosen, one, zero, wide), dict(step.ranges)))
+        share = over(seed, Access(count, place, wide))
+        self._send(step, term, guarded((chosen,), converted(share, term.dtype.accumulator)))
+
+    def _send_product(self, step: Step, seed: Expr) -> None:
+        """Each factor gets the product of the others; zeros need no care then."""
+        term = step.value
+        while isinstance(term, Cast):
+            term = term.operand
+        if not isinstance(term, Access) or not term.dtype.is_float:
+            return
+        reduced = [i for i in step.ranges if i not in step.left]
+        twin = {i: f"{i}_other" for i in reduced}
+        same: Expr | None = None
+        for i in reduced:
+            equal = Binary("==", Index(twin[i], INT64), Index(i, INT64), BOOL)
+            same = equal if same is None else Binary("&&", same, equal, BOOL)
+        others = f"others {step.target}"
+        box = {**step.ranges, **{twin[i]: step.ranges[i] for i in reduced}}
+        factor = substituted(step.value, {i: Index(twin[i], INT64) for i in reduced}, self.sizes)
+        place = tuple(_less(Index(i, INT64), step.ranges[i][0]) for i in step.ranges)
+        if same is not None:
+            factor = Select(same, Const(1.0, factor.dtype), factor, factor.dtype)
+            self.written.append(Written(others, place, "*=!", factor, box))
+            seed = times(seed, Access(others, place, seed.dtype))
+        self._send(step, term, converted(seed, term.dtype.accumulator))
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def _send(self, step: Step, access: Access, value: Expr) -> None:
+        """Add `value`, at every point of the step, to the gradient of what `access` reads there."""
+        version = self.steps.versions[access.tensor]
+        found = gathering(access.subscripts, version.bounds, step.ranges, step.left, self.sizes)
+        if found is None:
+            self._scatter(step, access, value)
+            return
+        rest = {i: b for i, b in step.ranges.items() if i not in found.replaced}
+        value = guarded(found.guards, substituted(value, found.replaced, self.sizes))
+        subscripts = tuple(Index(i, INT64) for i in found.left)
+        value, rest = _without_idle(value, subscripts, rest)
+        box = {**found.left, **rest}
+        adjoint = self.adjoints.get(access.tensor)
+        if adjoint is None and not rest and self._is_copy(step, value, subscripts, version.dtype):
+            self.adjoints[access.tensor] = _Adjoint(self.adjoints[step.target].name, shared=True)
+        elif adjoint is None:
+            name = self._name(access.tensor)
+            self.adjoints[access.tensor] = _Adjoint(name)
+            self.written.append(Written(name, subscripts, "+=!" if rest else "=", value, box))
+        else:
+            self.written.append(Written(self._own(access.tensor), subscripts, "+=", value, box))
+
+    def _is_copy(self, step: Step, value: Expr, subscripts: tuple[Expr, ...], dtype: DType) -> bool:
+        """Whether a gradient is just that of the step's target, element for element."""
+        name = self.adjoints[step.target].name
+        return value == Access(name, subscripts, dtype) and dtype == dtype.accumulator
+
+    def _scatter(self, step: Step, access: Access, value: Expr) -> None:
+        start = [lower for lower, _ in self.steps.versions[access.tensor].bounds]
+        subscripts = tuple(_less(e, s) for e, s in zip(access.subscripts, start, strict=True))
+        guarded_read = any(isinstance(x, Select) for x in walk(step.value))
+        if guarded_read and isinstance(value, Select):  # where the guards do not hold, the subscripts may lead anywhere
+            zero = Const(0, INT64)
+            subscripts = tuple(
+                e if isinstance(e, Index | Const) else Select(value.condition, e, zero, INT64) for e in subscripts
+            )
+        name = self._own(access.tensor)
+        value, box = _without_idle(value, subscripts, dict(step.ranges))
+        self.written.append(Written(name, subscripts, "+=", value, box))
+
+
+def _without_idle(
+    value: Expr, subscripts: Sequence[Expr], ranges: Mapping[str, Bounds]
+) -> tuple[Expr, dict[str, Bounds]]:
+    """The sum over indices that nothing depends on, as a product."""
+    kept = {}
+    for name, bounds in ranges.items():
+        if uses(name, value, *subscripts):
+            kept[name] = bounds
+            continue
+        n = number(extent(bounds))
+        factor = Const(float(n), value.dtype) if n is not None else Cast(of_formula(extent(bounds)), value.dtype)
+        value = times(value, factor)
+    return value, kept
+
+
+def _less(e: Expr, start: Value) -> Expr:
+    """A subscript counted from `start`."""
+    return e if number(start) == 0 else Binary("-", e, of_formula(start), INT64)
+
+
+def _as(e: Expr, like: Expr) -> Expr:
+    """`e` with the precision that `like` is stored in, as an operand of a comparison."""
+    rounded = e if e.dtype == like.dtype else Cast(e, like.dtype)
+    wide = like.dtype.accumulator
+    return rounded if wide == like.dtype else Cast(rounded, wide)

@@ -1,0 +1,210 @@
+"""A def as steps that each make a new version of a tensor: straight-line code in which nothing is overwritten.
+
+Versions of `T` are called `T@0`, `T@1`, ...; inputs keep their names. Reductions are brought to few forms: what is
+multiplied or compared by a reduction is an element of a tensor, and only `+=` goes on from an earlier version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ..dtypes import INT64, DType
+from ..errors import CheckError
+from .formula import Value
+from .function import Access, Binary, Cast, Const, Expr, Function, Index, Role, Size, Statement, children, rebuild, walk
+from .ranges import Bounds, Ranges
+from .unparse import of_formula
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A tensor with one definition.
+
+    tensor: the name of the tensor in the def, or a new one. bounds: of each dimension.
+    """
+
+    tensor: str
+    dtype: DType
+    bounds: tuple[Bounds, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`target(subscripts) op value` for all indices; `target` is a version.
+
+    op: `=`, `+=`, or a reduction with `!`.
+    before: the version that the step goes on from: `+=`, or an `=` that leaves elements as they are.
+    ranges: of the indices, those on the left first. exists: accesses that give other indices a place in the step.
+    """
+
+    target: str
+    subscripts: tuple[Expr, ...]
+    op: str
+    value: Expr
+    left: tuple[str, ...]
+    ranges: Mapping[str, Bounds]
+    before: str | None = None
+    exists: tuple[Access, ...] = ()
+    source: Statement | None = None
+
+    @property
+    def reads(self) -> set[str]:
+        """The versions that the step needs."""
+        read = {
+            x.tensor for e in (self.value, *self.subscripts, *self.exists) for x in walk(e) if isinstance(x, Access)
+        }
+        return read | ({self.before} if self.before is not None else set())
+
+
+@dataclass(slots=True)
+class Steps:
+    """The steps of a def. last: the version that each tensor ends with."""
+
+    function: Function
+    ranges: Ranges
+    steps: list[Step] = field(default_factory=list)
+    versions: dict[str, Version] = field(default_factory=dict)
+    last: dict[str, str] = field(default_factory=dict)
+    _count: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, function: Function, ranges: Ranges) -> Steps:
+        """Raises CheckError for what has no such form."""
+        out = cls(function, ranges)
+        for t in function.tensors:
+            if t.role is Role.INPUT:
+                out.versions[t.name] = Version(t.name, t.dtype, ranges.tensors[t.name])
+                out.last[t.name] = t.name
+            elif t.role is Role.INOUT:
+                out.new(t.name, t.dtype, ranges.tensors[t.name])
+        for n, s in enumerate(function.statements):
+            out._statement(s, dict(ranges.statements[n]))
+        return out
+
+    def new(self, tensor: str, dtype: DType, bounds: tuple[Bounds, ...]) -> str:
+        """The next version of a tensor."""
+        n = self._count[tensor] = self._count.get(tensor, -1) + 1
+        name = f"{tensor}@{n}"
+        self.versions[name] = Version(tensor, dtype, bounds)
+        self.last[tensor] = name
+        return name
+
+    def zero(self, version: str) -> Const:
+        dtype = self.versions[version].dtype
+        return Const(0.0 if dtype.is_float else 0, dtype)
+
+    def constant(self, target: str, value: Expr, source: Statement | None = None) -> Step:
+        """The step that fills a version."""
+        bounds = self.versions[target].bounds
+        indices = tuple(f"i{d}" for d in range(len(bounds)))
+        ranges = dict(zip(indices, bounds, strict=True))
+        return Step(target, tuple(map(_index, indices)), "=", value, indices, ranges, source=source)
+
+    # --- one statement -----------------------------------------------------------------------------------------------
+
+    def _statement(self, s: Statement, ranges: dict[str, Bounds]) -> None:
+        subscripts = tuple(self._current(e) for e in s.subscripts)
+        value = self._current(s.value)
+        exists = tuple(e for x in s.exists if isinstance(e := self._current(x), Access))
+        step = Step("", subscripts, "=", value, s.indices[: s.left], ranges, exists=exists, source=s)
+        plain = is_plain(subscripts)
+        before = self.last.get(s.target)
+        if s.reduction is None:
+            self._add(s.target, replace(step, before=None if plain else before))
+        elif s.reduction == "+":
+            if s.initialise and not plain:
+                symbol = self.function.tensor(s.target)
+                before = self.new(s.target, symbol.dtype, self.ranges.tensors[s.target])
+                self.steps.append(self.constant(before, self.zero(before), s))
+            first = s.initialise and plain
+            self._add(s.target, replace(step, op="+=!" if first else "+=", before=None if first else before))
+        elif not plain:
+            raise refusal(self.function, s, f"'{s.reduction}' reduces into a place that is not a plain index")
+        else:
+            self._extremum(s, step, before)
+
+    def _extremum(self, s: Statement, step: Step, before: str | None) -> None:
+        """A product, minimum or maximum; one that goes on from an earlier value is split in two."""
+        assert s.reduction is not None
+        op = s.reduction if s.reduction in ("min", "max") else "*"
+        goes_on = not s.initialise and before is not None
+        value = step.value
+        if goes_on and len(s.indices) == s.left:
+            assert before is not None
+            self._add(s.target, replace(step, value=self._joined(s, op, before, step, value)))
+            return
+        dtype = self.function.tensor(s.target).dtype
+        if dtype.is_float and not _is_element(value):
+            used = [i for i in step.ranges if any(isinstance(x, Index) and x.name == i for x in walk(value))]
+            subscripts = tuple(map(_index, used))
+            name = self.new(f"{s.target}_term", value.dtype, tuple(step.ranges[i] for i in used))
+            ranges = {i: step.ranges[i] for i in used}
+            self.steps.append(Step(name, subscripts, "=", value, tuple(used), ranges, source=s))
+            value = Access(name, subscripts, value.dtype)
+        reduced = replace(step, op=f"{op}=!", value=value)
+        if not goes_on:
+            self._add(s.target, reduced)
+            return
+        assert before is not None
+        partial = self.new(f"{s.target}_part", value.dtype, self.ranges.tensors[s.target])
+        self.steps.append(replace(reduced, target=partial))
+        ranges = {i: step.ranges[i] for i in step.left}
+        joined = self._joined(s, op, before, step, Access(partial, step.subscripts, value.dtype))
+        self._add(s.target, replace(step, value=joined, ranges=ranges, exists=()))
+
+    def _joined(self, s: Statement, op: str, before: str, step: Step, value: Expr) -> Expr:
+        """`before op value`, as the target stores it."""
+        dtype = self.function.tensor(s.target).dtype
+        old: Expr = Access(before, step.subscripts, dtype)
+        old = old if dtype == value.dtype else Cast(old, value.dtype)
+        new: Expr = Binary(op, old, value, value.dtype)
+        return new if dtype == value.dtype else Cast(new, dtype)
+
+    def _add(self, tensor: str, step: Step) -> None:
+        name = self.new(tensor, self.function.tensor(tensor).dtype, self.ranges.tensors[tensor])
+        self.steps.append(replace(step, target=name))
+
+    def _current(self, e: Expr) -> Expr:
+        """`e` reading the versions that are current, and with sizes of the signature only."""
+        if isinstance(e, Size) and "." in e.name:
+            return _typed(of_formula(self.ranges.sizes[e.name]), e.dtype)
+        e = rebuild(e, [self._current(x) for x in children(e)])
+        return replace(e, tensor=self.last[e.tensor]) if isinstance(e, Access) else e
+
+
+def refusal(function: Function, s: Statement | None, reason: str) -> CheckError:
+    """That a def cannot be differentiated, with the statement that is why."""
+    return CheckError(
+        f"'{function.name}' cannot be differentiated: {reason}",
+        source=function.source if s is not None else None,
+        span=s.span if s is not None else None,
+        suggestion="give its gradient yourself: tc.define(source, backward={...})",
+    )
+
+
+def is_plain(subscripts: tuple[Expr, ...]) -> bool:
+    """Whether subscripts are distinct index variables and nothing else."""
+    names = [e.name for e in subscripts if isinstance(e, Index)]
+    return len(names) == len(subscripts) == len(set(names))
+
+
+def extent(bounds: Bounds) -> Value:
+    return bounds[1] - bounds[0]
+
+
+def _index(name: str) -> Expr:
+    return Index(name, INT64)
+
+
+def _is_element(e: Expr) -> bool:
+    match e:
+        case Access() | Cast(operand=Access()):
+            return True
+    return False
+
+
+def _typed(e: Expr, dtype: DType) -> Expr:
+    """An int64 expression over sizes as one of another integer type."""
+    e = rebuild(e, [_typed(x, dtype) for x in children(e)])
+    return replace(e, dtype=dtype)

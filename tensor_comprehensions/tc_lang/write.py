@@ -1,0 +1,269 @@
+"""The text of a gradient: names for everything, the values that must be computed again, and no clause too many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..dtypes import DType
+from ..errors import InternalError, TCError
+from . import syntax as s
+from .check import compile_source
+from .formula import Formula, Name, Value, number
+from .function import Access, Binary, Expr, Function, Index, Role, children, rebuild, walk
+from .gradient import Gradient, Key
+from .library import CONSTANTS, is_builtin
+from .ranges import Bounds, infer_ranges
+from .show import show
+from .unparse import of_formula, tree
+from .versions import Step, Steps, extent
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A statement of a gradient. Its target is a gradient, counted from 0; it reads gradients and versions."""
+
+    target: str
+    subscripts: tuple[Expr, ...]
+    op: str
+    value: Expr
+    ranges: Mapping[str, Bounds]
+    exists: tuple[Access, ...] = ()
+
+    @property
+    def reads(self) -> set[str]:
+        """The tensors that the statement reads."""
+        expressions = (self.value, *self.subscripts, *self.exists)
+        return {x.tensor for e in expressions for x in walk(e) if isinstance(x, Access)}
+
+
+def write(steps: Steps, written: Sequence[Written], targets: Mapping[Key, str]) -> Gradient:
+    """The gradient whose statements are `written`.
+
+    targets: where the gradient by each thing that is asked for ends up.
+    """
+    writer = _Writer(steps)
+    takes = writer.parameters(written)
+    gives = tuple(writer.gradient_name(key, name) for key, name in targets.items())
+    statements = [*writer.recomputed(written), *written]
+    body = tuple(writer.statement(w) for w in statements)
+    parameters = tuple(writer.declarations[key] for key in takes)
+    returns = tuple(s.Declaration(name, None) for name in gives)
+    d = s.Def(f"{steps.function.name}_backward", parameters, returns, body)
+    text, function = _shortest(d)
+    return Gradient(text, function, takes, tuple(targets))
+
+
+@dataclass(slots=True)
+class _Writer:
+    """names: of every version and gradient. shifted: those of them that are passed, and so are counted from 0."""
+
+    steps: Steps
+    names: dict[str, str] = field(default_factory=dict)
+    shifted: set[str] = field(default_factory=set)
+    taken: set[str] = field(default_factory=set)
+    declarations: dict[Key, s.Declaration] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+
+    # --- parameters --------------------------------------------------------------------------------------------------
+
+    def parameters(self, written: Sequence[Written]) -> tuple[Key, ...]:
+        """Declare what the gradient takes: inputs, initial values, outputs that it reads, gradients of outputs."""
+        function = self.steps.function
+        self.used = {name for w in written for name in w.reads}
+        self.taken = {*function.sizes, *function.scalars}
+        for t in function.tensors:
+            if t.role is Role.INPUT:
+                self._declare(("input", t.name), t.name, t.name, t.dtype)
+        for t in function.initial:
+            self._declare(("initial", t.name), f"{t.name}@0", f"{t.name}_0", t.dtype)
+        for r in function.returns:
+            if self.steps.last[r] in self.used:
+                self._declare(("output", r), self.steps.last[r], r, function.tensor(r).dtype)
+        for r in function.returns:
+            if function.tensor(r).dtype.is_float:
+                self.names[f"d {r}"] = self.steps.last[r]  # only for the bounds
+                self._declare(("gradient", r), f"d {r}", f"d_{r}", function.tensor(r).dtype)
+        return tuple(self.declarations)
+
+    def _declare(self, key: Key, tensor: str, name: str, dtype: DType) -> None:
+        kind = key[0]
+        version = self.steps.last[key[1]] if kind in ("output", "gradient") else tensor
+        name = self._fresh(name, input=kind == "input")
+        self.names[tensor] = name
+        if kind != "gradient":
+            self.shifted.add(tensor)
+        dims = [self._dimension(extent(b), f"{name}_{d}") for d, b in enumerate(self.steps.versions[version].bounds)]
+        type_ = s.Type(dtype, tuple(s.Dimension(x) for x in dims) if dims else None)
+        self.declarations[key] = s.Declaration(name, type_)
+
+    def _dimension(self, x: Value, otherwise: str) -> str | int:
+        """The size name or number that an extent is; a new size name where it is neither."""
+        n = number(x)
+        if n is not None:
+            return n
+        if isinstance(x, Formula) and len(x.terms) == 1 and x.terms[0][1] == 1:
+            monomial = x.terms[0][0]
+            if len(monomial) == 1 and isinstance(monomial[0], Name) and monomial[0].name in self.steps.function.sizes:
+                return monomial[0].name
+        return self._fresh(otherwise)
+
+    def _fresh(self, name: str, input: bool = False) -> str:
+        """`name`, or something like it that is free."""
+        base, n = (f"{name}_" if is_builtin(name) or name in CONSTANTS else name), 0
+        candidate = base
+        while candidate in self.taken and not (input and n == 0 and candidate == name):
+            n += 1
+            candidate = f"{base}_{n}"
+        self.taken.add(candidate)
+        return candidate
+
+    def gradient_name(self, key: Key, tensor: str) -> str:
+        """The name of the gradient by an input or an initial value, which ends up in `tensor`."""
+        kind, name = key
+        self.names[tensor] = self._fresh(f"d_{name}" if kind == "input" else f"d_{name}_0")
+        return self.names[tensor]
+
+    # --- values computed again ---------------------------------------------------------------------------------------
+
+    def recomputed(self, written: Sequence[Written]) -> list[Written]:
+        """The steps whose values the statements read, as far as they are not passed. Names their versions."""
+        needed = {name for name in self.used if name in self.steps.versions} - self.shifted
+        kept: list[Step] = []
+        for step in reversed(self.steps.steps):
+            if step.target in needed:
+                step = replace(step, exists=self._useful(step))
+                kept.append(step)
+                needed |= step.reads - self.shifted
+        return [w for step in reversed(kept) for w in self._again(step)]
+
+    def _useful(self, step: Step) -> tuple[Access, ...]:
+        """The `exists` clauses without which an index would not occur."""
+        found = {x.name for e in (step.value, *step.subscripts) for x in walk(e) if isinstance(x, Index)}
+        out = []
+        for e in step.exists:
+            names = {x.name for x in walk(e) if isinstance(x, Index)}
+            if names - found:
+                out.append(e)
+                found |= names
+        return tuple(out)
+
+    def _again(self, step: Step) -> list[Written]:
+        """A step as statements; it overwrites an earlier version that nothing needs any more."""
+        version = self.steps.versions[step.target]
+        earlier = [v for v, x in self.steps.versions.items() if x.tensor == version.tensor and v in self.names]
+        earlier = [v for v in earlier if v not in self.shifted and v != step.target]
+        before = step.before
+        reusable = earlier and earlier[-1] not in self.used and (before is None or before == earlier[-1])
+        copies = []
+        if reusable:
+            self.names[step.target] = self.names[earlier[-1]]
+        else:
+            self.names[step.target] = self._fresh(version.tensor)
+            if before is not None:
+                box = {f"i{d}": b for d, b in enumerate(version.bounds)}
+                subscripts = tuple(Index(name, of_formula(0).dtype) for name in box)
+                old = Access(before, subscripts, version.dtype)
+                copies.append(Written(step.target, subscripts, "=", old, box))
+        mine = Written(step.target, step.subscripts, step.op, step.value, step.ranges, step.exists)
+        return [*copies, mine]
+
+    # --- statements --------------------------------------------------------------------------------------------------
+
+    def statement(self, w: Written) -> s.Statement:
+        """The statement as a syntax tree that gives each index its range."""
+        renamed = self._index_names(w)
+        target = self._named(w.target)
+        subscripts = tuple(tree(self._final(e, renamed), True) for e in w.subscripts)
+        value = tree(self._final(w.value, renamed))
+        ranges = [s.Range(renamed[i], self._bound(b[0]), self._bound(b[1])) for i, b in w.ranges.items()]
+        exists = [s.Exists(tree(self._final(e, renamed))) for e in w.exists]
+        return s.Statement(target, subscripts or None, w.op, value, (*ranges, *exists))
+
+    def _named(self, tensor: str) -> str:
+        if tensor not in self.names:
+            self.names[tensor] = self._fresh(self._proposal(tensor))
+        return self.names[tensor]
+
+    def _proposal(self, tensor: str) -> str:
+        kind, _, version = tensor.partition(" ")
+        if not version:
+            return self.steps.versions[tensor].tensor
+        return f"{'d' if kind == 'd' else kind}_{version.partition('@')[0]}"
+
+    def _bound(self, x: Value) -> s.Expression:
+        return tree(of_formula(x), True)
+
+    def _index_names(self, w: Written) -> dict[str, str]:
+        names: dict[str, str] = {}
+        for i in w.ranges:
+            name, n = i.replace("'", ""), 0
+            base = name
+            while name in names.values() or name in self.taken or name in CONSTANTS:
+                n += 1
+                name = f"{base}{n}"
+            names[i] = name
+        return names
+
+    def _final(self, e: Expr, renamed: Mapping[str, str]) -> Expr:
+        """`e` with the names of the text."""
+        if isinstance(e, Index):
+            return replace(e, name=renamed[e.name])
+        e = rebuild(e, [self._final(x, renamed) for x in children(e)])
+        if not isinstance(e, Access):
+            return e
+        if e.tensor in self.shifted:
+            starts = [lower for lower, _ in self.steps.versions[e.tensor].bounds]
+            shifted = tuple(_shifted(x, b) for x, b in zip(e.subscripts, starts, strict=True))
+            e = replace(e, subscripts=shifted)
+        return replace(e, tensor=self._named(e.tensor))
+
+
+def _shifted(e: Expr, start: Value) -> Expr:
+    if number(start) == 0:
+        return e
+    return Binary("-", e, of_formula(start), of_formula(0).dtype)
+
+
+# --- clauses ---------------------------------------------------------------------------------------------------------
+
+
+def _shortest(d: s.Def) -> tuple[str, Function]:
+    """The text of a def without the ranges that follow from the accesses anyway."""
+    function = _checked(show(d))
+    sizes = {name: Formula.name(name) for name in (*function.sizes, *function.scalars)}
+    wanted = infer_ranges(function, sizes).statements
+    for n in range(len(function.statements)):
+        for clause in function.statements[n].ranges:
+            fewer = tuple(r for r in function.statements[n].ranges if r.index != clause.index)
+            attempt = _with_ranges(function, n, fewer)
+            try:
+                same = infer_ranges(attempt, sizes).statements == wanted
+            except TCError:
+                same = False
+            if same:
+                function = attempt
+    body = tuple(
+        replace(x, clauses=_kept(x, {r.index for r in function.statements[n].ranges}))
+        for n, x in enumerate(d.body)
+        if isinstance(x, s.Statement)
+    )
+    text = show(replace(d, body=body))
+    return text, _checked(text)
+
+
+def _with_ranges(function: Function, n: int, ranges: tuple[object, ...]) -> Function:
+    statements = list(function.statements)
+    statements[n] = replace(statements[n], ranges=ranges)  # type: ignore[arg-type]
+    return replace(function, statements=tuple(statements))
+
+
+def _kept(x: s.Statement, indices: set[str]) -> tuple[s.Clause, ...]:
+    return tuple(c for c in x.clauses if not isinstance(c, s.Range) or c.index in indices)
+
+
+def _checked(text: str) -> Function:
+    try:
+        return compile_source(text)[-1]
+    except TCError as error:
+        raise InternalError(f"the gradient that was derived is no program: {error}\n{text}") from error

@@ -1,0 +1,288 @@
+"""Gradients of operators, against finite differences and against torch."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+import tensor_comprehensions as tc
+from tests import differentiable as defs
+from tests.programs import Program, programs
+
+Shape = tuple[int, ...]
+
+
+def doubled(source: str) -> tc.Op:
+    """The def of a text in double precision."""
+    return list(tc.define(source.replace("float(", "double(").replace("float ", "double ")))[-1]
+
+
+def leaf(shape: Shape) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def check(op: tc.Op, *values: Any, second: bool = False, **initial: Shape) -> None:
+    """gradcheck, on random values for those that are given as shapes."""
+    torch.manual_seed(0)
+    inputs = [leaf(x) if isinstance(x, tuple) else x for x in values]
+    starts = {name: leaf(shape) for name, shape in initial.items()}
+
+    def call(*everything: Any) -> Any:
+        n = len(inputs)
+        return op(*everything[:n], **dict(zip(starts, everything[n:], strict=True)))
+
+    assert torch.autograd.gradcheck(call, (*inputs, *starts.values()))
+    if second:
+        assert torch.autograd.gradgradcheck(call, (*inputs, *starts.values()))
+
+
+CASES: dict[str, tuple[Any, ...]] = {
+    "MATMUL": ((3, 4), (4, 5)),
+    "SOFTMAX": ((3, 5),),
+    "LAYERNORM": ((3, 5), (5,), (5,)),
+    "SWIGLU": ((3, 4), (4,), (5, 4), (5, 4)),
+    "FCRELU": ((3, 4), (5, 4), (5,)),
+    "CONV1D": ((7,), (3,)),
+    "CONV2D": ((1, 2, 5, 5), (2, 2, 3, 2)),
+    "STRIDED": ((8,), (3,)),
+    "MAXPOOL": ((2, 4, 5),),
+    "POOL": ((9,), 3, 2),
+    "GATHER": ((5, 3), torch.tensor([1, 4, 1])),
+    "PRODUCT": ((3, 4),),
+    "BLUR": ((7,),),
+    "PADDED": ((5,),),
+    "DIAGONAL": ((4, 4),),
+    "GUARDED": ((4,), torch.tensor([2, -1, 2, 0])),
+    "CHAIN": ((3, 4), ()),
+    "PARTS": ((3,), (3,)),
+    "TRANSPOSE": ((3, 3),),
+    "SCATTER": ((4,), torch.tensor([1, 4, 1, 0])),
+    "EXTREMA": ((5,), (5,)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_agree_with_finite_differences(name: str) -> None:
+    check(doubled(getattr(defs, name)), *CASES[name])
+
+
+def test_initial_values_have_gradients() -> None:
+    check(doubled(defs.GEMM), (3, 4), (4, 2), (), (), C=(3, 2))
+    check(doubled(defs.SHIFTED), (5,), b=(5,))
+    check(doubled(defs.GOES_ON), (3, 4), p=(3,))
+
+
+def test_gradients_have_gradients() -> None:
+    check(doubled(defs.MATMUL), (2, 3), (3, 2), second=True)
+    check(doubled("def f(float(N) x, float(N) y) -> (z) { z(i) = tanh(x(i)) * y(i) / (1 + x(i) * x(i)) }"), (3,), (3,),
+          second=True)  # fmt: skip
+
+
+UNARY = (
+    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt cbrt sin cos tan asin acos atan sinh cosh tanh asinh atanh erf "
+    "erfc abs relu sigmoid floor rint"
+)
+BINARY = "pow atan2 hypot fmin fmax copysign fdim min max"
+
+
+def test_builtins_have_gradients() -> None:
+    unary = "\n".join(f"y{n}(i) = {f}(x(i))" for n, f in enumerate(UNARY.split()))
+    returns = ", ".join(f"y{n}" for n in range(len(UNARY.split())))
+    op = doubled(f"def f(double(N) x) -> ({returns}) {{ {unary} }}")
+    x = torch.tensor([0.2, 0.45, 0.8], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(op, (x,))
+    binary = "\n".join(f"y{n}(i) = {f}(x(i), z(i))" for n, f in enumerate(BINARY.split()))
+    returns = ", ".join(f"y{n}" for n in range(len(BINARY.split()))) + ", u"
+    op = doubled(
+        f"def f(double(N) x, double(N) z) -> ({returns}) {{ {binary}\n"
+        "u(i) = fma(x(i), z(i), x(i)) + acosh(1 + x(i)) + pow(x(i), 3) + pow(2, z(i)) + fmod(x(i), z(i)) }"
+    )
+    assert torch.autograd.gradcheck(
+        op, (x, torch.tensor([0.5, -0.3, 0.7], dtype=torch.float64, requires_grad=True).abs())
+    )
+
+
+# --- ties ----------------------------------------------------------------------------------------------------------
+
+
+def gradient(f: Callable[..., torch.Tensor], *values: list[float]) -> list[list[float]]:
+    xs = [torch.tensor(v, requires_grad=True) for v in values]
+    f(*xs).sum().backward()  # type: ignore[no-untyped-call]
+    return [x.grad.tolist() for x in xs if x.grad is not None]
+
+
+def test_ties_are_shared_as_torch_does() -> None:
+    ops = tc.define("""
+def largest(float(N,K) x) -> (y) { y(i) max=! x(i,k) }
+def smaller(float(N) x, float(N) z) -> (y) { y(i) = min(x(i), z(i)) }
+def second(float(N) x, float(N) z) -> (y) { y(i) = fmax(x(i), z(i)) }
+def rectified(float(N) x) -> (y) { y(i) = relu(x(i)) }
+def factors(float(N) x) -> (y) { y *=! x(i) }
+""")
+    tied: Any = [[1.0, 3.0, 3.0], [2.0, 1.0, 0.0]]
+    assert gradient(ops.largest, tied) == gradient(lambda x: x.amax(1), tied)
+    pair = [1.0, 2.0, 3.0], [1.0, 5.0, 2.0]
+    assert gradient(ops.smaller, *pair) == gradient(torch.minimum, *pair)
+    assert gradient(ops.second, *pair) == gradient(torch.fmax, *pair)
+    assert gradient(ops.rectified, [-1.0, 0.0, 2.0]) == gradient(torch.relu, [-1.0, 0.0, 2.0])
+    for zeros in ([2.0, 0.0, 3.0], [0.0, 4.0, 0.0]):
+        assert gradient(ops.factors, zeros) == gradient(torch.prod, zeros)
+
+
+# --- how a call behaves --------------------------------------------------------------------------------------------
+
+
+def test_only_what_requires_a_gradient_gets_one() -> None:
+    op = tc.define(defs.MATMUL).matmul
+    A, B = torch.randn(3, 4), torch.randn(4, 5, requires_grad=True)
+    C = op(A, B)
+    assert C.requires_grad
+    (C * 2).sum().backward()
+    assert A.grad is None
+    assert B.grad is not None
+    assert torch.allclose(B.grad, 2 * A.t() @ torch.ones(3, 5))
+    assert not op(A, B.detach()).requires_grad
+    with torch.no_grad():
+        assert not op(A, B).requires_grad
+
+
+def test_a_call_is_recorded_whatever_came_before() -> None:
+    op = tc.define(defs.MATMUL).matmul
+    A, B = torch.randn(3, 4), torch.randn(4, 5)
+    for requires in (False, True, False, True):
+        assert op(A.clone().requires_grad_(requires), B).requires_grad is requires
+
+
+def test_a_kernel_is_recorded_too() -> None:
+    A, B = torch.randn(3, 4), torch.randn(4, 5)
+    kernel = tc.define(defs.MATMUL).matmul.compile(A, B)
+    assert kernel(A.requires_grad_(), B).requires_grad
+
+
+def test_a_layer_learns() -> None:
+    torch.manual_seed(0)
+    op = tc.define(defs.FCRELU).fcrelu
+    x, truth = torch.randn(64, 4), torch.randn(3, 4)
+    target = torch.relu(x @ truth.t() + 0.5)
+    W, b = torch.nn.Parameter(truth + 0.3 * torch.randn(3, 4)), torch.nn.Parameter(torch.zeros(3))
+    optimiser = torch.optim.Adam([W, b], lr=0.05)
+    losses = []
+    for _ in range(60):
+        optimiser.zero_grad()
+        loss = (op(x, W, b) - target).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.02 * losses[0]
+
+
+def test_half_floats_have_gradients_of_their_type() -> None:
+    op = tc.define("def f(half(N,K) a, float(K) w) -> (half(N) y) { y(i) +=! float16(a(i,k) * w(k)) }").f
+    a = torch.randn(3, 4, dtype=torch.float16, requires_grad=True)
+    w = torch.randn(4, requires_grad=True)
+    op(a, w).float().sum().backward()
+    assert a.grad is not None
+    assert w.grad is not None
+    assert a.grad.dtype == torch.float16
+    assert w.grad.dtype == torch.float32
+    assert torch.allclose(a.grad.float(), w.detach().expand(3, 4), atol=1e-2)
+    assert torch.allclose(w.grad, a.detach().float().sum(0), atol=1e-2)
+
+
+def test_integer_outputs_have_no_gradient() -> None:
+    op = tc.define("def f(float(N) x) -> (n, y) { n(i) = int32(x(i))\n y(i) = x(i) * n(i) }").f
+    x = torch.tensor([1.5, 2.5], requires_grad=True)
+    n, y = op(x)
+    assert not n.requires_grad
+    y.sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [1.0, 2.0]
+
+
+def test_a_changed_input_is_noticed_where_its_values_count() -> None:
+    op = tc.define("def f(float(N) x, float(N) y) -> (z) { z(i) = x(i) * 2 + y(i) * y(i) }").f
+    x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    u, v = x * 1, y * 1
+    z = op(u, v)
+    u += 1
+    z.sum().backward(retain_graph=True)
+    v += 1
+    with pytest.raises(RuntimeError, match="inplace"):
+        z.sum().backward()
+
+
+# --- gradients of one's own ----------------------------------------------------------------------------------------
+
+SQUARE = "def square(float(N) x) -> (y) { y(i) = x(i) * x(i) }"
+
+
+def test_a_gradient_can_be_given_as_text() -> None:
+    tripled = "def b(float(N) x, float(N) d_y) -> (d_x) { d_x(i) = 3 * d_y(i) * x(i) }"
+    op = tc.define(SQUARE, backward={"square": tripled}).square
+    assert op.backward_source() == tripled
+    for each in (op, copy.deepcopy(op), pickle.loads(pickle.dumps(op))):
+        assert gradient(each, [1.0, 2.0]) == [[3.0, 6.0]]
+    own = tc.define(SQUARE, backward={"square": tc.define(SQUARE).square.backward_source()}).square
+    assert gradient(own, [1.0, 2.0]) == [[2.0, 4.0]]
+
+
+def test_a_gradient_can_be_given_as_a_function() -> None:
+    def backward(inputs: Any, outputs: Any, gradients: Any) -> Any:
+        return [gradients[0] * inputs[0] * 5 + 0 * outputs[0]]
+
+    op = tc.define(SQUARE, backward={"square": backward}).square
+    assert gradient(op, [1.0, 2.0]) == [[5.0, 10.0]]
+    with pytest.raises(tc.ArgumentError, match="Python function"):
+        op.backward_source()
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "no such def": (lambda: tc.define(SQUARE, backward={"sqare": ""}), "did you mean 'square'"),
+    "no text": (lambda: tc.define(SQUARE, backward={"square": 3}), "text of a def"),  # type: ignore[dict-item]
+    "unknown parameter": (
+        lambda: tc.define(SQUARE, backward={"square": "def b(float(N) w) -> (d_x) { d_x(i) = w(i) }"}), "'w'",
+    ),
+    "unknown return": (
+        lambda: tc.define(SQUARE, backward={"square": "def b(float(N) x) -> (d_w) { d_w(i) = x(i) }"}), "'d_w'",
+    ),
+    "function of the wrong length": (
+        lambda: gradient(tc.define(SQUARE, backward={"square": lambda *_: (None, None)}).square, [1.0]), "2 values",
+    ),
+    "out": (
+        lambda: tc.define(SQUARE).square(torch.ones(2, requires_grad=True), out=torch.ones(2)), "'out'",
+    ),
+    "lgamma": (
+        lambda: gradient(tc.define("def f(float(N) x) -> (y) { y(i) = lgamma(x(i)) }").f, [1.0]), "backward=",
+    ),
+    "a maximum that scatters": (
+        lambda: tc.define("def f(float(N) x, long(N) I) -> (float(3) y) { y(I(i)) max=! x(i) }").f.backward_source(),
+        "backward=",
+    ),
+    "integers only": (lambda: tc.define("def f(int(N) x) -> (y) { y(i) = x(i) }").f.backward_source(), "floating"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes(name: str) -> None:
+    call, message = WRONG[name]
+    with pytest.raises(tc.TCError, match=message.replace("(", r"\(")):
+        call()
+
+
+# --- random programs -----------------------------------------------------------------------------------------------
+
+
+@given(programs(most_statements=4))
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_random_programs(program: Program) -> None:
+    sizes = {name: n % 4 + 1 for name, n in program.sizes}
+    op = doubled(program.source)
+    check(op, *(tuple(sizes[d] for d in dims) for _, dims in program.inputs))

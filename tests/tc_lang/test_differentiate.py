@@ -1,0 +1,59 @@
+"""The text of derived gradients."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import compiled
+
+from tensor_comprehensions.errors import CheckError
+from tensor_comprehensions.tc_lang.differentiate import differentiate
+from tests import differentiable as defs
+from tests.conftest import Golden
+
+SHOWN = ("MATMUL", "SOFTMAX", "LAYERNORM", "CONV1D", "GATHER", "FCRELU", "GEMM", "PARTS", "POOL")
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_texts(name: str, golden: Golden) -> None:
+    golden.check(f"{name.lower()}_backward.tc", differentiate(compiled(getattr(defs, name))).source + "\n")
+
+
+def test_a_gradient_takes_what_it_reads_and_gives_what_is_wanted() -> None:
+    function = compiled(defs.FCRELU)
+    gradient = differentiate(function, [("input", "W")])
+    assert gradient.gives == (("input", "W"),)
+    assert gradient.takes == (
+        ("input", "I"), ("input", "W"), ("input", "b"), ("output", "O"), ("gradient", "O"),
+    )  # fmt: skip
+    assert gradient.reads == {("input", "I"), ("output", "O"), ("gradient", "O")}
+
+
+def test_names_of_the_def_may_be_anything() -> None:
+    text = differentiate(
+        compiled(
+            "def f(float(d_x) d_y, float(d_x) exp, float i0) -> (max) {"
+            " t(inf1) = d_y(inf1) * exp(inf1)\n max +=! t(j) * t(j) * i0 }"
+        )
+    ).source
+    assert compiled(text).returns == ("d_d_y", "d_exp", "d_i0")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(float(N) x) -> (y) { y(i) = tgamma(x(i)) }",
+        "def f(float(N) x, long(N) I) -> (float(3) y) { y(I(i)) *=! x(i) }",
+        "def f(int(N) x) -> (y) { y(i) = x(i) * 2 }",
+        "def f(float(N) x) -> (y) { y(i) = int32(x(i)) }",
+    ],
+)
+def test_what_has_no_gradient_is_refused(source: str) -> None:
+    with pytest.raises(CheckError, match="cannot be differentiated") as caught:
+        differentiate(compiled(source))
+    assert "backward=" in str(caught.value)
+
+
+def test_the_place_of_the_refusal_is_shown() -> None:
+    with pytest.raises(CheckError) as caught:
+        differentiate(compiled("def f(float(N) x) -> (y) {\n    t(i) = x(i)\n    y(i) = lgamma(t(i))\n}"))
+    assert caught.value.line == 3
