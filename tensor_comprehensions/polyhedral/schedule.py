@@ -18,10 +18,14 @@ from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, walk
 from .affine import isl_name
-from .scop import Node, Scop, check_reads, instance, union_map
+from .scop import CONTEXT, Node, Scop, check_reads, instance, union_map
 
 # A kernel with fewer independent iterations than this does not feed the threads of a usual machine.
 ENOUGH_PARALLELISM = 32
+
+# Most schedules take isl a third of this. A few, for the sake of reads that remainders and quotients share, would take
+# it hours; they are not worth fusing.
+OPERATIONS_PER_NODE = 6000
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,10 @@ def _connected(nodes: Sequence[Node]) -> bool:
 
 def _outer_band(scop: Scop, nodes: Sequence[Node]) -> Iterator[dict[str, isl.Aff]]:
     """The leading coincident rows of isl's schedule of `nodes`, each as one affine function per node."""
-    band = scop.constraints_among(nodes).compute_schedule().get_root().child(0)
+    found = _bounded_schedule(scop.constraints_among(nodes), OPERATIONS_PER_NODE * len(nodes))
+    if found is None:
+        return
+    band = found.get_root().child(0)
     if str(band.get_type()) != str(isl.schedule_node_type.band):
         return
     partial = band.band_get_partial_schedule()
@@ -143,6 +150,20 @@ def _outer_band(scop: Scop, nodes: Sequence[Node]) -> Iterator[dict[str, isl.Aff
                 return
             pieces[piece.domain().get_tuple_name()] = piece.as_aff()
         yield pieces
+
+
+def _bounded_schedule(constraints: isl.ScheduleConstraints, operations: int) -> isl.Schedule | None:
+    """isl's schedule, or None where finding it takes more than so many of isl's operations, the same everywhere."""
+    CONTEXT.reset_operations()
+    CONTEXT.set_max_operations(operations)
+    try:
+        return constraints.compute_schedule()
+    except isl.Error as error:
+        if "number of operations" not in str(error):
+            raise
+        return None
+    finally:
+        CONTEXT.set_max_operations(0)
 
 
 def _pw_affs(row: isl.UnionPwAff) -> list[isl.PwAff]:

@@ -99,14 +99,17 @@ class Scop:
     def dependences(self) -> isl.UnionMap:
         """Memory-based dependences between instances of nodes: flow, anti and output, by program order.
 
-        Members of a reduction commute, so they are one instance and have no dependence among themselves.
+        Members of a reduction commute, so they are one instance and have no dependence among themselves. A write that
+        is certain hides those before it: what depends on them depends on it, and it on them.
         """
-        writes, reads = self._accesses(writes=True), self._accesses(writes=False)
+        certain, possible = self._writes()
+        reads = self._accesses(writes=False)
         order = self._program_order()
         result = union_map("{ }")
-        for source, sink in ((writes, reads), (writes, writes), (reads, writes)):
-            flow = isl.UnionAccessInfo.from_sink(sink).set_may_source(source).set_schedule_map(order).compute_flow()
-            result = result.union(flow.get_may_dependence())
+        for source, sink in ((possible, reads), (reads.union(possible), certain.union(possible))):
+            info = isl.UnionAccessInfo.from_sink(sink).set_must_source(certain).set_may_source(source)
+            flow = info.set_schedule_map(order).compute_flow()
+            result = result.union(flow.get_may_dependence()).union(flow.get_must_dependence())
         return result.coalesce()
 
     @cached_property
@@ -121,6 +124,16 @@ class Scop:
             self._access(node, access) for node in self.nodes for access in (node.writes if writes else node.reads)
         ]
         return union_map("{ " + "; ".join(pieces) + " }")
+
+    def _writes(self) -> tuple[isl.UnionMap, isl.UnionMap]:
+        """The elements that instances write for certain, and those that they may write, as data decides."""
+        pieces: tuple[list[str], list[str]] = ([], [])
+        for node in self.nodes:
+            for access in node.writes:
+                exact = all(quasi_affine(e) is not None for e in access.subscripts)
+                pieces[0 if exact else 1].append(self._access(node, access))
+        certain, possible = (union_map("{ " + "; ".join(p) + " }") for p in pieces)
+        return certain, possible
 
     def _access(self, node: Node, access: tc.Access) -> str:
         tensor = self.function.tensor(access.tensor)

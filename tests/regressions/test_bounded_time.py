@@ -1,0 +1,31 @@
+"""Programs that once took the compiler minutes, or for ever."""
+
+from __future__ import annotations
+
+from time import process_time
+
+import torch
+
+import tensor_comprehensions as tc
+
+
+def test_reads_shared_through_quotients_do_not_keep_isl_busy() -> None:
+    op = tc.define("""
+    def f(float(N,N) x, float(N) z) -> (a, b) {
+        a(k,i,l) = z(k) - x(l/4, 0) where k in 0:5, i in 1:17, l in 0:16
+        b(l,k,i,j) = z(k) - x(k%4, i) where l in 2:7, k in 0:4, i in 0:4, j in 0:7
+    }""").f
+    x, z = torch.randn(8, 8), torch.randn(8)
+    start = process_time()
+    for result, expected in zip(op(x, z), op.reference(x, z), strict=True):
+        torch.testing.assert_close(result, expected)
+    assert process_time() - start < 20
+
+
+def test_forty_updates_of_one_tensor() -> None:
+    updates = " ".join(f"y(i) = y(i) * 0.5 + {k}" for k in range(40))
+    op = tc.define(f"def f(float(N) x) -> (y) {{ y(i) = x(i) {updates} }}").f
+    x = torch.ones(8)
+    start = process_time()
+    assert torch.allclose(op(x), op.reference(x))
+    assert process_time() - start < 10
