@@ -18,7 +18,7 @@ LAYERS = (
     ("loop_ir",),
     ("layouts", "translate"),
     ("structured",),
-    ("options",),
+    ("options", "strategies"),
     ("polyhedral",),
     ("codegen",),
     ("runtime",),
