@@ -62,8 +62,8 @@ def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Modu
         before = checks
         for s in (s for n in scheduled.group.nodes for s in n.statements):
             checks += check_loops(function, s, buffers, len(checks.sites), options, target)
-        if nests := checks.loops[len(before.loops) :]:
-            kernels.append(Kernel(f"{function.name}_check{len(kernels)}", build.block(*nests)))
+        for nest in checks.loops[len(before.loops) :]:  # apart: one may read through what the one before verifies
+            kernels.append(Kernel(f"{function.name}_check{len(kernels)}", nest))
         local = local_temporaries(function, groups, scheduled.group) if options.contract else ()
         contracted |= {t.name for t in local}
         body = emit(function, scheduled, local, buffers, options, target)

@@ -44,3 +44,13 @@ def test_a_subscript_that_wraps_is_not_taken_for_its_operand(subscript: str) -> 
     }}""").f
     x = torch.arange(512.0)
     assert torch.equal(op(x), 2 * (x % 256))
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("n", [5, 100, 100_000])
+def test_no_subscript_is_read_through_one_that_is_out_of_bounds(depth: int, n: int) -> None:
+    """Every subscript is verified before the next is read by it; otherwise this reads far outside."""
+    op = tc.define(f"def f(float(N) x, int(N) I) -> (y) {{ y(i) = x({'I(' * depth}i{')' * depth}) }}").f
+    indices = torch.full((n,), 2**30, dtype=torch.int32)
+    with pytest.raises(tc.RangeError, match=str(2**30)):
+        op(torch.ones(n), indices)
