@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from .runner import Result
 
 COLOURS = ("#4477aa", "#ccbb44", "#228833", "#ee6677")
-TICKS = (0.125, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 16, 32)
+TICKS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32)
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
@@ -21,7 +21,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
     shown = [r for r in results if r.ratio is not None]
     names = list(dict.fromkeys(r.name for r in shown))
     threads = sorted({r.threads for r in shown})
-    figure = Figure(figsize=(8, 1.2 + 0.26 * len(names)), layout="constrained")
+    figure = Figure(figsize=(8, 1.2 + 0.2 * len(names)), layout="constrained")
     axes = figure.subplots()
     height = 0.8 / max(1, len(threads))
     for place, count in enumerate(threads):
