@@ -102,9 +102,7 @@ class _Recorded(torch.autograd.Function):
     """One call. Old style, with the context in `forward`: the new one costs three times as much per call."""
 
     @staticmethod
-    def forward(
-        ctx: Any, run: Run, gradients: Gradients, count: int, names: Sequence[str], *values: Any
-    ) -> Any:
+    def forward(ctx: Any, run: Run, gradients: Gradients, count: int, names: Sequence[str], *values: Any) -> Any:
         keys = gradients.keys()
         possible = set(differentiable(gradients.function))
         wanted = tuple(k for k, needed in zip(keys, ctx.needs_input_grad[4:], strict=True) if needed and k in possible)

@@ -70,3 +70,8 @@ EXTREMA = """def extrema(float(N) x, float(N) y) -> (a, b, c) {
     c(i) = max(x(i), y(i), a)
 }"""
 GOES_ON = "def goes_on(float(N,M) x) -> (p) { p(i) *= x(i,j) + 2\n p(i) max= x(i,j) }"
+IDLE = """def idle(float(N,M) x, float(N) z) -> (y, p, s) {
+    y(i) max=! z(i) * z(i) where exists x(i,j)
+    p(i) *=! z(i) where exists x(i,j)
+    s +=! z(i) where exists x(i,j)
+}"""

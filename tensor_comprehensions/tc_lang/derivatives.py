@@ -11,10 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from ..dtypes import BOOL, DType
 from .function import Access, Binary, Call, Cast, Const, Expr, Select, Unary, children, rebuild, walk
 from .unparse import sigmoid_argument
+
+MOST = 5000
+"""How many nodes the derivative by one access may have."""
 
 Guards = tuple[Expr, ...]
 """Conditions that all hold where a derivative counts."""
@@ -55,6 +59,8 @@ def derivatives(e: Expr, seed: Expr, result: Access | None = None) -> dict[Acces
             part = guarded(guards, value)
             total = part if total is None else plus(total, part)
         assert total is not None
+        if sum(1 for _ in islice(walk(total), MOST)) == MOST:
+            raise NoDerivative("the derivative of this expression is too large")
         found[access] = total if result is None else _with_result(total, e, result)
     return found
 

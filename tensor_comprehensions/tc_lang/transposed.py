@@ -50,8 +50,7 @@ def gathering(
     chosen = _choose(forms, free)
     if chosen is None:
         return None
-    left: dict[str, Bounds] = {name: (0, upper - lower) for name, (lower, upper) in zip(chosen.values(), bounds, strict=True)}
-    left = {chosen[d]: left[chosen[d]] for d in range(len(forms))}
+    left: dict[str, Bounds] = {chosen[d]: (0, upper - lower) for d, (lower, upper) in enumerate(bounds)}
     renamed = {name: f"{name}'" for name in left}
     box = {**ranges, **{f"{name}'": b for name, b in left.items()}}
     replaced: dict[str, Expr] = {}

@@ -135,23 +135,33 @@ class Steps:
             self._add(s.target, replace(step, value=self._joined(s, op, before, step, value)))
             return
         dtype = self.function.tensor(s.target).dtype
+        used = [i for i in step.ranges if any(isinstance(x, Index) and x.name == i for x in walk(value))]
+        if op != "*":  # a minimum over an index that nothing depends on is a minimum over the others
+            step = replace(
+                step, ranges={i: b for i, b in step.ranges.items() if i in used or i in step.left}, exists=()
+            )
         if dtype.is_float and not _is_element(value):
-            used = [i for i in step.ranges if any(isinstance(x, Index) and x.name == i for x in walk(value))]
             subscripts = tuple(map(_index, used))
             name = self.new(f"{s.target}_term", value.dtype, tuple(step.ranges[i] for i in used))
             ranges = {i: step.ranges[i] for i in used}
             self.steps.append(Step(name, subscripts, "=", value, tuple(used), ranges, source=s))
             value = Access(name, subscripts, value.dtype)
         reduced = replace(step, op=f"{op}=!", value=value)
-        if not goes_on:
+        if not goes_on and (op == "*" or not dtype.is_float or _is_given(value)):
             self._add(s.target, reduced)
             return
-        assert before is not None
+        # Which of several computed terms is the least shows against the least of them, not against an output: what
+        # another kernel has computed may differ in its last bit.
         partial = self.new(f"{s.target}_part", value.dtype, self.ranges.tensors[s.target])
         self.steps.append(replace(reduced, target=partial))
+        whole: Expr = Access(partial, step.subscripts, value.dtype)
+        if goes_on:
+            assert before is not None
+            whole = self._joined(s, op, before, step, whole)
+        elif dtype != value.dtype:
+            whole = Cast(whole, dtype)
         ranges = {i: step.ranges[i] for i in step.left}
-        joined = self._joined(s, op, before, step, Access(partial, step.subscripts, value.dtype))
-        self._add(s.target, replace(step, value=joined, ranges=ranges, exists=()))
+        self._add(s.target, replace(step, value=whole, ranges=ranges, exists=()))
 
     def _joined(self, s: Statement, op: str, before: str, step: Step, value: Expr) -> Expr:
         """`before op value`, as the target stores it."""
@@ -202,6 +212,13 @@ def _is_element(e: Expr) -> bool:
         case Access() | Cast(operand=Access()):
             return True
     return False
+
+
+def _is_given(element: Expr) -> bool:
+    """Whether this is an element of an input."""
+    while isinstance(element, Cast):
+        element = element.operand
+    return isinstance(element, Access) and "@" not in element.tensor
 
 
 def _typed(e: Expr, dtype: DType) -> Expr:

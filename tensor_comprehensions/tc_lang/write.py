@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..dtypes import DType
-from ..errors import InternalError, TCError
+from ..errors import CheckError, InternalError, TCError
 from . import syntax as s
 from .check import compile_source
 from .formula import Formula, Name, Value, number
@@ -17,6 +17,9 @@ from .ranges import Bounds, infer_ranges
 from .show import show
 from .unparse import of_formula, tree
 from .versions import Step, Steps, extent
+
+MOST = 100
+"""Texts of more statements keep all their ranges: to find out which of them are needed takes too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +236,7 @@ def _shortest(d: s.Def) -> tuple[str, Function]:
     function = _checked(show(d))
     sizes = {name: Formula.name(name) for name in (*function.sizes, *function.scalars)}
     wanted = infer_ranges(function, sizes).statements
-    for n in range(len(function.statements)):
+    for n in range(len(function.statements) if len(function.statements) <= MOST else 0):
         for clause in function.statements[n].ranges:
             fewer = tuple(r for r in function.statements[n].ranges if r.index != clause.index)
             attempt = _with_ranges(function, n, fewer)
@@ -266,4 +269,9 @@ def _checked(text: str) -> Function:
     try:
         return compile_source(text)[-1]
     except TCError as error:
+        if "too large" in error.message or "deep" in error.message:
+            raise CheckError(
+                "this def cannot be differentiated: its gradient is too large",
+                suggestion="give its gradient yourself: tc.define(source, backward={...})",
+            ) from error
         raise InternalError(f"the gradient that was derived is no program: {error}\n{text}") from error

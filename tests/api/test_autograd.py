@@ -64,6 +64,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "TRANSPOSE": ((3, 3),),
     "SCATTER": ((4,), torch.tensor([1, 4, 1, 0])),
     "EXTREMA": ((5,), (5,)),
+    "IDLE": ((3, 2), (3,)),
 }
 
 
@@ -136,6 +137,20 @@ def factors(float(N) x) -> (y) { y *=! x(i) }
 
 
 # --- how a call behaves --------------------------------------------------------------------------------------------
+
+
+def test_empty_tensors_have_gradients() -> None:
+    for name in ("MATMUL", "SOFTMAX", "PRODUCT"):
+        op = doubled(getattr(defs, name))
+        inputs = [leaf((2, 0)), leaf((0, 3))][: len(op.function.parameters)]
+        torch.as_tensor(op(*inputs)).sum().backward()  # type: ignore[no-untyped-call]
+        assert [x.grad.shape for x in inputs if x.grad is not None] == [x.shape for x in inputs]
+
+
+def test_a_gradient_that_is_too_large_is_refused() -> None:
+    op = tc.define(f"def f(float(N) x) -> (y) {{ y(i) = {' * '.join(['sin(x(i))'] * 100)} }}").f
+    with pytest.raises(tc.CheckError, match="too large"):
+        op(torch.ones(3, requires_grad=True))
 
 
 def test_only_what_requires_a_gradient_gets_one() -> None:

@@ -57,3 +57,9 @@ def test_the_place_of_the_refusal_is_shown() -> None:
     with pytest.raises(CheckError) as caught:
         differentiate(compiled("def f(float(N) x) -> (y) {\n    t(i) = x(i)\n    y(i) = lgamma(t(i))\n}"))
     assert caught.value.line == 3
+
+
+def test_extrema_of_computed_values_are_found_among_values_of_the_same_kernel() -> None:
+    text = differentiate(compiled("def f(float(N,K) a) -> (m) { t(i,k) = exp(a(i,k))\n m(i) max=! t(i,k) }")).source
+    assert "m_part(i) max=! t(i, k)" in text
+    assert "t(i, k) == m_part(i)" in text
