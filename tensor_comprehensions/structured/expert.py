@@ -25,7 +25,7 @@ PACKED_USES, TURNED_USES = 96, 192
 """Uses of an element that pay for each time it is copied, straight or turned across."""
 BLOCK_USES = 512
 """The same where every block of the other factor packs all of this one anew."""
-PACKED_STEPS = 512
+PACKED_STEPS = 768
 """Reduction steps in a packed block that many panels meet."""
 SHORT_RUN = 4096
 """Bytes of contiguous memory below which prefetching does not get going."""
@@ -143,6 +143,8 @@ class Chooser:
         """A packed block of the still factor in the second cache, for all panels of the moving one."""
         known = self.facts
         levels = [*self._levels(known.shared), self._packed_block(pack_moving)]
+        if self.parallel and prod(tiles(known.extent(level.iterator), level.size) for level in levels) < 2:
+            levels += self._share(known.only(known.moving), CHUNKS, BLOCK_USES)
         outer = len(levels)
         levels += self._reduction_block(reductions, PACKED_STEPS)
         packs = [Pack(known.still.side, len(levels))]
@@ -288,8 +290,9 @@ class Chooser:
         room = self.target.cache[-1] // 8 // (steps * others * self.facts.op.dtype.size)
         block = room
         if self.parallel:
-            uses = BLOCK_USES if pack_moving else 64
-            parts = min(CHUNKS, longest.extent * others // uses)
+            rows = longest.extent * others
+            parts = max(rows // (2 * BLOCK_USES), min(4, rows // BLOCK_USES)) if pack_moving else rows // 64
+            parts = min(CHUNKS, parts)
             block = min(room, tiles(longest.extent, 1 << max(0, parts.bit_length() - 1)))
         return Level(longest.name, size * _balanced(tiles(longest.extent, size), max(1, block // size)))
 
