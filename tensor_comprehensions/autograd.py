@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +25,22 @@ LIMIT = 64
 """How many gradients, each by other inputs, are kept for one def."""
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How calls are recorded of which the same arguments require gradients.
+
+    keys: all that a call passes, in order. wanted: those of them that get a gradient. takes, reads: what the gradient
+    takes, and what of that it reads. gradient, op: as a def and as an operator; None for a Python function.
+    """
+
+    keys: tuple[Key, ...]
+    wanted: frozenset[Key]
+    takes: frozenset[Key]
+    reads: frozenset[Key]
+    gradient: Gradient | None
+    op: Run | None
+
+
 class Gradients:
     """The gradients of a def: derived from it, or given as the text of a def or as a Python function.
 
@@ -40,6 +57,7 @@ class Gradients:
         self.function, self.given = function, given
         self.written = given_gradient(function, given) if isinstance(given, str) else None
         self._make = make
+        self._plans: dict[tuple[bool, ...], Plan] = {}
         self._known: OncePerKey[tuple[Key, ...], tuple[Gradient, Run]] = OncePerKey(LIMIT)
 
     def source(self) -> str:
@@ -50,18 +68,31 @@ class Gradients:
             raise ArgumentError(f"the gradient of '{self.function.name}' is a Python function, which has no TC text")
         return differentiate(self.function).source
 
-    def by(self, wanted: tuple[Key, ...]) -> tuple[Gradient, Run]:
-        """The gradient by some inputs and initial values, and its operator. Raises CheckError where there is none."""
-        return self._known.get(wanted if self.written is None else (), lambda: self._new(wanted))
+    def plan(self, required: tuple[bool, ...]) -> Plan:
+        """How to record a call; `required` tells of each argument whether it requires a gradient.
 
-    def _new(self, wanted: tuple[Key, ...]) -> tuple[Gradient, Run]:
-        gradient = differentiate(self.function, wanted) if self.written is None else self.written
-        return gradient, self._make(gradient.function)
+        Raises CheckError where there is no gradient by one of them.
+        """
+        return self._plans.get(required) or self._new(required)
 
-    def keys(self) -> list[Key]:
-        """What a call passes: the inputs, then the initial values."""
+    def _new(self, required: tuple[bool, ...]) -> Plan:
         f = self.function
-        return [*(("input", p.name) for p in f.parameters), *(("initial", p.name) for p in f.initial)]
+        keys = (*(("input", p.name) for p in f.parameters), *(("initial", p.name) for p in f.initial))
+        possible = differentiable(f)
+        wanted = tuple(k for k, needed in zip(keys, required, strict=True) if needed and k in possible)
+        if callable(self.given):
+            everything = frozenset((*keys, *(("output", r) for r in f.returns)))
+            plan = Plan(keys, frozenset(wanted), everything, everything, None, None)
+        else:
+            gradient, op = self._known.get(() if self.written else wanted, lambda: self._made(wanted))
+            _check_gives(gradient, wanted)
+            plan = Plan(keys, frozenset(wanted), frozenset(gradient.takes), gradient.reads, gradient, op)
+        self._plans[required] = plan
+        return plan
+
+    def _made(self, wanted: tuple[Key, ...]) -> tuple[Gradient, Run]:
+        gradient = self.written or differentiate(self.function, wanted)
+        return gradient, self._make(gradient.function)
 
 
 def is_recorded(function: Function, values: Sequence[object]) -> bool:
@@ -103,50 +134,42 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: Run, gradients: Gradients, count: int, names: Sequence[str], *values: Any) -> Any:
-        keys = gradients.keys()
-        possible = set(differentiable(gradients.function))
-        wanted = tuple(k for k, needed in zip(keys, ctx.needs_input_grad[4:], strict=True) if needed and k in possible)
-        if not callable(gradients.given):
-            _check_gives(gradients.by(wanted)[0], wanted)
+        plan = gradients.plan(ctx.needs_input_grad[4:])
         result = run(*values[:count], **dict(zip(names, values[count:], strict=True)))
         outputs = result if isinstance(result, tuple) else (result,)
-        ctx.gradients, ctx.wanted, ctx.keys = gradients, wanted, keys
+        ctx.gradients, ctx.plan = gradients, plan
         _save(ctx, values, outputs)
-        function = gradients.function
-        ctx.mark_non_differentiable(
-            *(x for r, x in zip(function.returns, outputs, strict=True) if not function.tensor(r).dtype.is_float)
-        )
+        integers = [x for x in outputs if not x.is_floating_point()]
+        if integers:
+            ctx.mark_non_differentiable(*integers)
         return result
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        gradients: Gradients = ctx.gradients
+        gradients, plan = cast("Gradients", ctx.gradients), cast("Plan", ctx.plan)
         known = {**ctx.others, **dict(zip(ctx.saved_keys, ctx.saved_tensors, strict=True))}
         for r, x in zip(gradients.function.returns, upstream, strict=True):
             known["gradient", r] = x.contiguous()
-        if callable(gradients.given):
-            results = _python(gradients, ctx.keys, known)
+        if plan.gradient is None or plan.op is None:
+            results = _python(gradients, plan.keys, known)
         else:
-            gradient, op = gradients.by(ctx.wanted)
-            found = op(*(known[key] for key in gradient.takes))
-            results = dict(zip(gradient.gives, found if isinstance(found, tuple) else (found,), strict=True))
-        return (None, None, None, None, *(results.get(k) if k in ctx.wanted else None for k in ctx.keys))
+            found = plan.op(*[known[key] for key in plan.gradient.takes])
+            results = dict(zip(plan.gradient.gives, found if isinstance(found, tuple) else (found,), strict=True))
+        return (None, None, None, None, *[results.get(k) if k in plan.wanted else None for k in plan.keys])
 
 
 def _save(ctx: Any, values: Sequence[Any], outputs: Sequence[Tensor]) -> None:
     """Keep what the backward takes; of tensors whose sizes alone it needs, it does not matter whether they change."""
-    gradients: Gradients = ctx.gradients
-    parts: dict[Key, Any] = dict(zip(ctx.keys, values, strict=True))
-    parts |= {("output", r): x for r, x in zip(gradients.function.returns, outputs, strict=True)}
-    read = frozenset(parts)
-    if not callable(gradients.given):
-        gradient = gradients.by(ctx.wanted)[0]
-        read, takes = gradient.reads, set(gradient.takes)
-        parts = {key: x for key, x in parts.items() if key in takes}
-    saved = {key: x for key, x in parts.items() if isinstance(x, Tensor) and key in read}
-    ctx.saved_keys = tuple(saved)
+    plan = cast("Plan", ctx.plan)
+    saved, others = {}, {}
+    outputs_of = [("output", r) for r in ctx.gradients.function.returns]
+    for key, x in (*zip(plan.keys, values, strict=True), *zip(outputs_of, outputs, strict=True)):
+        if key in plan.reads and isinstance(x, Tensor):
+            saved[key] = x
+        elif key in plan.takes:
+            others[key] = x.detach() if isinstance(x, Tensor) else x
+    ctx.saved_keys, ctx.others = tuple(saved), others
     ctx.save_for_backward(*saved.values())
-    ctx.others = {k: x.detach() if isinstance(x, Tensor) else x for k, x in parts.items() if k not in saved}
 
 
 def _check_gives(gradient: Gradient, wanted: Sequence[Key]) -> None:
