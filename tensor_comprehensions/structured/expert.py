@@ -290,8 +290,8 @@ class Chooser:
         room = self.target.cache[-1] // 8 // (steps * others * self.facts.op.dtype.size)
         block = room
         if self.parallel:
-            rows = longest.extent * others
-            parts = max(rows // (2 * BLOCK_USES), min(4, rows // BLOCK_USES)) if pack_moving else rows // 64
+            uses = longest.extent * others
+            parts = max(uses // (2 * BLOCK_USES), min(4, uses // BLOCK_USES)) if pack_moving else uses // 64
             parts = min(CHUNKS, parts)
             block = min(room, tiles(longest.extent, 1 << max(0, parts.bit_length() - 1)))
         return Level(longest.name, size * _balanced(tiles(longest.extent, size), max(1, block // size)))

@@ -1,0 +1,82 @@
+"""What the cost model decides for contractions whose memory decides their speed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensor_comprehensions.structured.contraction import lower
+from tensor_comprehensions.structured.expert import choose
+from tensor_comprehensions.structured.facts import facts
+from tensor_comprehensions.structured.plan import Plan, Side
+from tensor_comprehensions.target import AVX512
+
+LARGE = {"a": 48, "b": 46, "c": 46, "d": 48, "e": 46, "f": 46}
+
+
+def packed(plan: Plan) -> set[Side]:
+    return {p.side for p in plan.packs}
+
+
+def chunks(plan: Plan, sizes: dict[str, int]) -> int:
+    """Iterations of the parallel loop."""
+    return prod(-(-sizes[level.iterator] // level.size) for level in plan.levels[: plan.collapsed])
+
+
+@pytest.mark.parametrize("right", ["B:e,c,f,d", "B:e,c,d,f"])
+def test_scalars_in_short_runs_from_afar_are_packed(ops: Any, right: str) -> None:
+    op = ops.op(f"C:d,c,b,a = A:f,b,e,a x {right}", LARGE)
+    plan = choose(op, AVX512, parallel=True)
+    assert packed(plan) == {Side.LEFT, Side.RIGHT}
+    assert chunks(plan, LARGE) >= 2
+
+
+def test_scalars_in_long_runs_are_read_in_place(ops: Any) -> None:
+    sizes = {"m": 1024, "n": 1024, "k": 1024}
+    assert packed(choose(ops.op("C:m,n = A:m,k x B:n,k", sizes), AVX512, parallel=True)) == {Side.RIGHT}
+
+
+def test_rows_of_a_tile_share_cache_lines(ops: Any) -> None:
+    op = ops.op("C:c,b,a = A:d,a x B:c,d,b", {"a": 168, "b": 168, "c": 162, "d": 162})
+    plan = choose(op, AVX512, parallel=True)
+    assert plan.tile("b") > 1
+    assert plan.tile("c") == 1
+
+
+def test_columns_are_shared_where_rows_make_one_block(ops: Any) -> None:
+    sizes = {"c": 108, "b": 60, "a": 40, "d": 72, "e": 60}
+    op = ops.op("C:c,b,a = A:c,e,d,a x B:d,b,e", sizes)
+    assert chunks(choose(op, AVX512, parallel=True), sizes) > 1
+
+
+def test_short_sums_write_wide_rows(ops: Any) -> None:
+    op = ops.op("C:m,n = A:m,k x B:k,n", {"m": 4096, "n": 4096, "k": 16})
+    long = ops.op("C:m,n = A:m,k x B:k,n", {"m": 4096, "n": 4096, "k": 4096})
+    assert choose(op, AVX512, parallel=True).tile("n") > choose(long, AVX512, parallel=True).tile("n")
+
+
+def test_reductions_that_move_the_scalars_least_are_innermost(ops: Any) -> None:
+    sizes = {"a": 8, "b": 64, "c": 5, "d": 7}
+    assert facts(ops.op("C:a,b = A:d,c,a x B:b,c,d", sizes)).reductions == ("d", "c")
+    assert facts(ops.op("C:a,b = A:c,a,d x B:b,d,c", sizes)).reductions == ("c", "d")
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "einsum"),
+    [
+        ("C:d,c,b,a = A:f,b,e,a x B:e,c,d,f", {"a": 20, "b": 6, "c": 3, "d": 5, "e": 3, "f": 4}, "fbea,ecdf->dcba"),
+        ("C:b,a = A:d,c,a x B:c,b,d", {"a": 104, "b": 9, "c": 6, "d": 5}, "dca,cbd->ba"),
+        ("C:e,d,c,b,a = A:a,f,b,c,e x B:d,f", dict(zip("abcdef", (9, 2, 3, 7, 6, 5), strict=True)), "afbce,df->edcba"),
+    ],
+)
+def test_what_large_operands_get_is_right_for_small_ones(
+    ops: Any, text: str, sizes: dict[str, int], einsum: str
+) -> None:
+    op = ops.op(text, sizes)
+    small = replace(AVX512, cache=(256, 512, 8192))
+    arrays = ops.run(op, lower(op, small, parallel=False))
+    assert np.array_equal(arrays["result"], np.einsum(einsum, arrays["A"], arrays["B"]))
