@@ -270,14 +270,13 @@ def _vectorize(piece: written.Vectorize, nest: Nest) -> Nest:
         lane_iterator = nest.iterator(piece.iterator)
         if not lane_iterator.is_parallel:
             raise CannotLower(f"{piece}: {piece.iterator} is summed")
-        if lane_iterator not in contiguous:
-            names = ", ".join(nest.shown(i.name) for i in contiguous)
-            raise CannotLower(f"{piece}: the output is not contiguous along {piece.iterator}, but along {names}")
+    shown = nest.shown(lane_iterator.name)
     if lane_iterator.extent < 2:
-        raise CannotLower(f"{piece}: {nest.shown(lane_iterator.name)} has one value")
-    return replace(nest, vector=lane_iterator.name, lanes=piece.lanes).say(
-        f"lanes along {nest.shown(lane_iterator.name)}"
-    )
+        raise CannotLower(f"{piece}: {shown} has one value")
+    if all(lane_iterator.name not in names(factor) for factor in nest.op.factors):
+        raise CannotLower(f"{piece}: no factor depends on {shown}")
+    across = "" if lane_iterator in contiguous else "; sums are turned to be stored"
+    return replace(nest, vector=lane_iterator.name, lanes=piece.lanes).say(f"lanes along {shown}{across}")
 
 
 def _contiguous(op: StructuredOp) -> list[Dimension]:
@@ -408,6 +407,8 @@ def _check(nest: Nest, plan: Plan) -> None:
         shown = nest.shown(partial[0].iterator)
         if op.output.buffer.type.dtype != op.dtype:
             raise CannotLower(f"tile({shown}=...): the output is too narrow for partial sums of {op.dtype}")
+        if plan.vector not in {i.name for i in _contiguous(op)}:
+            raise CannotLower(f"tile({shown}=...): sums that are turned to be stored must be complete")
         if op.epilogue is not None and any(a.buffer.name == op.output.buffer.name for a in loads(op.epilogue)):
             raise CannotLower(
                 f"tile({shown}=...): what is stored in the end depends on the old output, "

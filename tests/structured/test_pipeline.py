@@ -176,7 +176,6 @@ def test_unknown_names_are_mistakes(ops: Any, p: Pipeline, unknown: str, known: 
         (tile(m=4, n=16) >> pad("A"), "not packed"),
         (peel("m"), "not tiled"),
         (vectorize("k"), "summed"),
-        (vectorize("m"), "along n"),
         (tile(n=1), "one point"),
         (unroll(m=2), "unrolled anyway"),
         (tile(m=14, n=37) >> vectorize("n", lanes=4), "140 vectors"),
@@ -196,6 +195,17 @@ def test_the_output_must_hold_partial_sums(ops: Any) -> None:
     op = ops.op(MATMUL, SIZES, epilogue=build.add(accumulator(FLOAT32), op.output))
     with pytest.raises(CannotLower, match="depends on the old output"):
         plan_of(tile(k=4), op, AVX512)
+
+
+def test_lanes_across_the_output(ops: Any) -> None:
+    across = tile(n=4, m=14) >> pack(A="n1") >> vectorize("m")
+    assert computes(ops, across)
+    assert computes(ops, tile(m=14) >> vectorize("m"))
+    assert "turned to be stored" in explain(across, ops.op(MATMUL, SIZES), AVX512)
+    with pytest.raises(CannotLower, match="must be complete"):
+        plan_of(tile(k=4, m=14) >> vectorize("m"), ops.op(MATMUL, SIZES), AVX512)
+    with pytest.raises(CannotLower, match="no factor depends on m"):
+        plan_of(vectorize("m"), ops.op("C:m,n = A:k,n x B:k", SIZES), AVX512)
 
 
 def test_unrolling_two_reductions(ops: Any) -> None:
