@@ -155,7 +155,7 @@ class Caller:
                 out, initial = None, {"out": out, **initial}
             result = self._lanes.call(tensors, out, initial)
             if result is MISS:
-                if is_recorded(self.function, (*tensors, *initial.values())):
+                if is_recorded((*tensors, *initial.values())):
                     return recorded(self, self._kernels.interface, self._gradients, tensors, out, initial)
                 result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
             if self._lanes.only_tensors and out is None:

@@ -95,14 +95,12 @@ class Gradients:
         return gradient, self._make(gradient.function)
 
 
-def is_recorded(function: Function, values: Sequence[object]) -> bool:
+def is_recorded(values: Sequence[object]) -> bool:
     """Does torch record a call on `values` for autograd, in the plain way that is offered here?"""
     if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return False
     tensors = [x for x in values if isinstance(x, Tensor)]
-    if not any(x.requires_grad for x in tensors) or any(type(x) not in PLAIN for x in tensors):
-        return False
-    return any(function.tensor(r).dtype.is_float for r in function.returns)
+    return any(x.requires_grad for x in tensors) and all(type(x) in PLAIN for x in tensors)
 
 
 def recorded(
@@ -119,6 +117,9 @@ def recorded(
     """
     function = interface.function
     check_names(interface, tensors, initial)
+    if not any(function.tensor(r).dtype.is_float for r in function.returns):
+        with torch.no_grad():
+            return run(*tensors, out=out, **initial)
     if out is not None:
         raise ArgumentError(
             f"an argument of {function.name} requires a gradient, and a call with 'out' does not record one",

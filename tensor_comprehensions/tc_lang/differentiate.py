@@ -255,6 +255,8 @@ class _Reverse:
                 e if isinstance(e, Index | Const) else Select(value.condition, e, zero, INT64) for e in subscripts
             )
         name = self._own(access.tensor)
+        bounds = self.steps.versions[access.tensor].bounds
+        subscripts = tuple(_part(e, step.ranges, extent(b)) for e, b in zip(subscripts, bounds, strict=True))
         value, box = _without_idle(value, subscripts, dict(step.ranges))
         self.written.append(Written(name, subscripts, "+=", value, box))
 
@@ -272,6 +274,13 @@ def _without_idle(
         factor = Const(float(n), value.dtype) if n is not None else Cast(of_formula(extent(bounds)), value.dtype)
         value = times(value, factor)
     return value, kept
+
+
+def _part(e: Expr, ranges: Mapping[str, Bounds], size: Value) -> Expr:
+    """A subscript on the left; a bare index would say that it takes all the places of the dimension."""
+    if isinstance(e, Index) and ranges[e.name] != (0, size):
+        return Binary("+", e, Const(0, INT64), INT64)
+    return e
 
 
 def _less(e: Expr, start: Value) -> Expr:

@@ -220,6 +220,17 @@ def test_integer_outputs_have_no_gradient() -> None:
     assert x.grad.tolist() == [1.0, 2.0]
 
 
+def test_a_call_without_floating_outputs_is_not_recorded() -> None:
+    op = tc.define("def f(float(N) x) -> (n) { n(i) = int32(x(i)) }").f
+    assert op(torch.tensor([1.5, 2.5], requires_grad=True)).tolist() == [1, 2]
+
+
+def test_the_diagonal_of_a_rectangle_has_a_gradient() -> None:
+    op = doubled("def f(float(N,M) a) -> (b) { b(i) = a(i,i) * a(i,i) }")
+    check(op, (3, 4))
+    check(op, (4, 3))
+
+
 def test_a_changed_input_is_noticed_where_its_values_count() -> None:
     op = tc.define("def f(float(N) x, float(N) y) -> (z) { z(i) = x(i) * 2 + y(i) * y(i) }").f
     x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
