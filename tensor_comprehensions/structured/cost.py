@@ -19,6 +19,10 @@ LATENCY = 4.0
 """Cycles until the result of a multiply-add can be added to."""
 TILE_OVERHEAD = 24.0
 """Cycles to start and finish a register tile, beyond its loads and stores."""
+TURN_OVERHEAD, TURN = 30.0, 0.4
+"""Cycles to store a register tile across: for each one, and for each element."""
+PANEL_VECTOR = 0.1
+"""Cycles that a vector of a panel costs because it comes from the second cache."""
 LINE = 64
 LINE_OVERHEAD = 2.0
 """Cycles to write to another cache line."""
@@ -56,7 +60,8 @@ def step_cycles(facts: Facts, lanes: int, sizes: dict[str, int]) -> float:
     for factor in facts.factors:
         rows = prod(n for name, n in sizes.items() if name != facts.vector and name in factor.used)
         loads += rows * (vectors * cost if facts.vector in factor.used else 0.5)
-    return max(cells * cost, loads, LATENCY) + 0.05 * loads + 0.1 * lines
+    panel = PANEL_VECTOR * vectors if facts.turned else 0.0
+    return max(cells * cost, loads, LATENCY) + 0.05 * loads + 0.1 * lines + panel
 
 
 def _lines(factor: Factor, reduction: str, sizes: dict[str, int]) -> float:
@@ -99,6 +104,8 @@ def compute_cycles(facts: Facts, tile: RegisterTile) -> float:
         cells = vectors * prod(n for name, n in points.items() if name != facts.vector)
         cycles = facts.steps * step_cycles(facts, tile.lanes, points)
         written = cells / vectors * (1 + points[facts.vector] * facts.bits / 8 / LINE) * LINE_OVERHEAD
+        if facts.turned:
+            written += TURN_OVERHEAD + TURN * cells * tile.lanes
         total += count * (cycles + TILE_OVERHEAD + 2 * cells * vector_cost(tile.lanes, facts.bits) + written)
     return total
 
@@ -131,7 +138,7 @@ def _tiles(facts: Facts, target: Target) -> Generator[RegisterTile]:
             across = min(vectors, -(-extent // lanes)) * lanes
             if across < vectors * lanes:
                 break
-            for rows in _rows(facts):
+            for rows in _turned_rows(facts) if facts.turned else _rows(facts):
                 sizes = {facts.vector: min(across, extent), **dict(rows)}
                 if registers(facts, lanes, {**sizes, facts.vector: across}) <= target.vector_registers - 1:
                     yield RegisterTile(lanes, ((facts.vector, across), *rows))
@@ -159,6 +166,21 @@ def _rows(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
                     yield ((name, facts.extent(name)), (other, size))
     if facts.extent(facts.vector) < 32:
         yield from _columns(facts)
+
+
+def _turned_rows(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
+    """Rows of tiles that are stored across: along the output's runs, by one more iterator where those are short."""
+    extent = facts.extent(facts.unit)
+    sizes = [n for n in sorted({-(-extent // parts) for parts in range(1, extent)}) if 4 <= n <= ROW_SIZES[-1]]
+    rows = [i for i in facts.row_candidates if i.name != facts.unit]
+    for size in sizes:
+        if extent <= ROW_SIZES[-1]:
+            for row in sorted(rows, key=lambda i: abs(facts.still.step(i.name) or 0)):
+                for other in _sizes(min(row.extent, ROW_SIZES[-1] // size)):
+                    yield ((facts.unit, size), (row.name, other))
+        yield ((facts.unit, size),)
+    if extent < 4:
+        yield ((facts.unit, extent),)
 
 
 def _columns(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
@@ -28,21 +28,12 @@ COPY, TURN, ELEMENT = 0.6, 1.2, 2.5
 
 def estimate(op: StructuredOp, plan: Plan, target: Target) -> float:
     """Cycles of one core for a normalised op. Raises CannotLower for an op that has no facts."""
-    known = _facts(op, plan.vector)
+    known = facts(op, plan.vector)
     sizes = tuple((i.name, plan.tile(i.name)) for i in op.parallel)
     padded = tuple((name, tiles(n, plan.lanes) * plan.lanes if name == plan.vector else n) for name, n in sizes)
     model = _Model(known, plan, target)
     compute = compute_cycles(known, RegisterTile(plan.lanes, padded)) + model.gathering()
     return compute + model.copying() + model.moving()
-
-
-def _facts(op: StructuredOp, vector: str) -> Facts:
-    known = facts(op)
-    if vector == known.vector:
-        return known
-    left, right = known.factors
-    moving, still = (left, right) if vector in left.used else (right, left)
-    return replace(known, vector=vector, moving=moving, still=still)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from math import gcd, prod
 from ..errors import CannotLower
 from ..target import Target
 from .cost import LINE, RegisterTile, best_tile, stream_cycles
+from .estimate import estimate
 from .facts import Factor, Facts, facts
 from .op import Iterator, StructuredOp, loads
 from .plan import Level, Pack, Plan
@@ -31,6 +32,12 @@ SHORT_RUN = 4096
 """Bytes of contiguous memory below which prefetching does not get going."""
 SETS = 64
 """Sets of the first cache: lines a multiple of this many lines apart compete."""
+ACROSS_USES, FEW_CHUNKS = 1024, 4
+"""Uses that pay for turning across what register tiles read; iterations that the parallel loop needs for balance."""
+TURNED_STEPS = 128
+"""Reduction steps that pay for storing across what memory is slow to take."""
+SHORT_UNIT = 128
+"""Points of a contiguous run of the output below which lanes across such runs may be the better ones."""
 UNROLL = 4
 """Innermost reductions up to this long are unrolled."""
 
@@ -42,7 +49,22 @@ def choose(op: StructuredOp, target: Target, *, parallel: bool) -> Plan:
         CannotLower: the op has no contiguous output iterator that moves a factor.
     """
     known = facts(op)
-    return Chooser(known, target, best_tile(known, target), parallel).plan()
+    plan = Chooser(known, target, best_tile(known, target), parallel).plan()
+    across = _turned(known, target, parallel)
+    if across is not None and estimate(op, across, target) < estimate(op, plan, target):
+        return across
+    return plan
+
+
+def _turned(known: Facts, target: Target, parallel: bool) -> Plan | None:
+    """The best plan with the lanes along an iterator that only moves the factor that stands still by default."""
+    rows = [i for i in known.only(known.still) if i.extent >= target.lanes(known.bits) // 2]
+    if not rows or known.vector in known.still.used or not known.still.plain:
+        return None
+    if known.steps < TURNED_STEPS or not 4 <= known.extent(known.unit) < SHORT_UNIT:
+        return None
+    turned = facts(known.op, max(rows, key=lambda i: i.extent).name)
+    return Chooser(turned, target, best_tile(turned, target), parallel).plan()
 
 
 def objection(op: StructuredOp, target: Target) -> str | None:
@@ -86,6 +108,8 @@ class Chooser:
     def plan(self) -> Plan:
         """Shared iterators outside, then those of one factor, whose panel stands still, then the other's."""
         reductions = self.facts.reductions
+        if self.facts.turned:
+            return self._finished(self._across(), reductions)
         pack_moving = self.packs_moving()
         rows_outside = not pack_moving and self.rows_outside()
         pack_still = self.packs_still(rows_outside)
@@ -93,6 +117,9 @@ class Chooser:
             nest = self._blocked_rows(reductions, pack_moving)
         else:
             nest = self._standing_panel(reductions, rows_outside, pack_still if rows_outside else pack_moving)
+        return self._finished(nest, reductions)
+
+    def _finished(self, nest: _Nest, reductions: tuple[str, ...]) -> Plan:
         collapsed, grain = self._parallel(nest.levels[: nest.outer])
         return Plan(
             self.facts.vector,
@@ -122,6 +149,34 @@ class Chooser:
         levels += self._reduction_block(reductions, self.facts.steps)
         packs = [Pack(standing.side, len(levels))] if packed else []
         return _Nest([*levels, *self._levels(swept), *self._levels(known.only(passing))], outer, packs)
+
+    def _across(self) -> _Nest:
+        """Panels of the moving factor, all that the second cache holds, for a large part of the still factor.
+
+        The rows of the register tile walk along the output; all panels meet one stretch of them before the next.
+        """
+        known, tile = self.facts, self.tile
+        levels = self._levels(known.shared)
+        count = prod(i.extent for i in known.shared)
+        rows = [i for i in known.only(known.still) if i.name != known.unit]
+        left = prod(i.extent for i in known.only(known.still)) // ACROSS_USES
+        for i in rows:
+            parts = min(i.extent, left, -(-CHUNKS // count)) if self.parallel else 1
+            block = tiles(tiles(i.extent, max(1, parts)), tile.size(i.name)) * tile.size(i.name)
+            if block < i.extent:
+                levels.append(Level(i.name, block))
+                count, left = count * tiles(i.extent, block), left // tiles(i.extent, block)
+        panel = known.steps * self._panel_width() * known.moving.bytes
+        extent = known.extent(known.vector)
+        room = max(1, self.target.cache[1] * 5 // 8 // panel)
+        if self.parallel:
+            room = min(room, max(1, tiles(extent, self._panel_width()) * count // FEW_CHUNKS))
+        if room * self._panel_width() < extent:
+            levels.append(Level(known.vector, room * self._panel_width()))
+        outer = len(levels)
+        inner = [*rows, *(i for i in known.only(known.moving)), known.op.iterator(known.unit)]
+        levels += [Level(i.name, tile.size(i.name)) for i in inner]
+        return _Nest(levels, outer, [Pack(known.moving.side, outer)])
 
     def _swept(self, factor: Factor) -> tuple[Iterator, ...]:
         """The iterator along which a factor is contiguous, where that is neither summed nor in the register tile.
@@ -169,7 +224,8 @@ class Chooser:
         return [Level(i.name, self.tile.size(i.name)) for i in ordered]
 
     def _unrolled(self, reductions: tuple[str, ...]) -> int:
-        return int(bool(reductions) and self.facts.extent(reductions[-1]) <= UNROLL)
+        # The rows of neighbouring taps share scalars, which would be kept in registers that the tile needs.
+        return int(bool(reductions) and not self.facts.turned and self.facts.extent(reductions[-1]) <= UNROLL)
 
     def rows_outside(self) -> bool:
         """Whether the still factor's panels had better stand still while the moving factor passes by."""
@@ -213,7 +269,7 @@ class Chooser:
         stands: a panel of them is met by all of the moving factor in turn, and so is read once.
         """
         known, still = self.facts, self.facts.still
-        if known.vector in still.used or not known.only(still):
+        if known.turned or known.vector in still.used or not known.only(still):
             return False
         width = prod(i.extent for i in known.only(known.moving))
         if not stands and width >= PACKED_USES and self._scattered(still):
@@ -298,8 +354,8 @@ class Chooser:
 
     def _reduction_block(self, reductions: tuple[str, ...], most: int) -> list[Level]:
         """A block of the outermost reduction of at most `most` steps whose panel fits the second cache."""
-        op, steps = self.facts.op, self.facts.steps
-        if not reductions or op.output.buffer.type.dtype != op.dtype or self._reads_output():
+        op, known, steps = self.facts.op, self.facts, self.facts.steps
+        if not reductions or known.turned or op.output.buffer.type.dtype != op.dtype or self._reads_output():
             return []
         width = self._panel_width() * op.dtype.size
         most = min(most, self.target.cache[1] // 2 // width)

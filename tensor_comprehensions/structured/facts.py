@@ -43,6 +43,7 @@ class Facts:
 
     Attributes:
         vector: the iterator along the lanes.
+        unit: the iterator along which the output is contiguous; another one where register tiles are stored across.
         moving, still: the factor that depends on the lanes (one, if both do), and the other.
         bits: of the accumulator's type.
         steps: multiply-adds per output element.
@@ -50,6 +51,7 @@ class Facts:
 
     op: StructuredOp
     vector: str
+    unit: str
     factors: tuple[Factor, Factor]
     moving: Factor
     still: Factor
@@ -62,6 +64,11 @@ class Facts:
 
     def extent(self, name: str) -> int:
         return self.op.extent(name)
+
+    @property
+    def turned(self) -> bool:
+        """Whether the lanes run across the output's contiguous runs."""
+        return self.vector != self.unit
 
     @property
     def shared(self) -> tuple[Iterator, ...]:
@@ -86,15 +93,15 @@ class Facts:
     @property
     def row_candidates(self) -> tuple[Iterator, ...]:
         """Iterators that may make the rows of the register tile: those that leave the vectors alone come first."""
-        reusing = sorted(self.only(self.still), key=lambda i: -i.extent)
+        reusing = sorted(self.only(self.still), key=lambda i: (self.turned and i.name != self.unit, -i.extent))
         chosen = [i for i in reusing if i.name != self.vector]
         if sum(i.extent > 3 for i in chosen) == 0:
             chosen += [i for i in self.only(self.moving) if i.name != self.vector]
         return tuple(chosen[:4])
 
 
-def facts(op: StructuredOp) -> Facts:
-    """The facts about `op`.
+def facts(op: StructuredOp, vector: str | None = None) -> Facts:
+    """The facts about `op` with lanes along `vector`; None is the longest iterator that walks the output.
 
     Raises:
         CannotLower: it has no output iterator to run the lanes along.
@@ -107,12 +114,22 @@ def facts(op: StructuredOp) -> Facts:
     if not unit:
         raise CannotLower(f"{op.name}: no iterator walks the output with unit stride")
     left, right = _factor(op, Side.LEFT, op.left, iterators), _factor(op, Side.RIGHT, op.right, iterators)
-    vector = max(unit, key=lambda i: i.extent).name
+    longest = max(unit, key=lambda i: i.extent).name
+    vector = vector or longest
     if vector not in left.used | right.used:
         raise CannotLower(f"{op.name}: no factor depends on {vector}, along which the output is contiguous")
     moving, still = (left, right) if vector in left.used else (right, left)
     steps_per_element = prod(i.extent for i in op.reductions)
-    return Facts(op, vector, (left, right), moving, still, op.dtype.bits, steps_per_element)
+    return Facts(
+        op,
+        vector,
+        vector if written.get(vector) == 1 else longest,
+        (left, right),
+        moving,
+        still,
+        op.dtype.bits,
+        steps_per_element,
+    )
 
 
 def _factor(op: StructuredOp, side: Side, value: Expr, iterators: list[str]) -> Factor:

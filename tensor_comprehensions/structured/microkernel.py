@@ -12,6 +12,7 @@ from ..loop_ir.rewrite import walk_expr
 from .op import ACCUMULATOR, StructuredOp, names
 from .plan import Plan
 from .tile import Region, local, number, point
+from .turned import along, store_turned
 from .vector import evaluate, first_lanes, multiply_add
 
 CHEAP_CALLS = ("fma", "fmin", "fmax", "fabs", "sqrt", "floor", "ceil", "trunc", "rint")
@@ -210,7 +211,11 @@ def _finish(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell],
     last = _conjunction([region[i.name].last for i in op.reductions])
     if op.epilogue is None:
         last = build.TRUE
-    complete = _staged(op, plan, region, cells, registers) if _calls(op.stored) else _direct(op, cells, registers)
+    if along(op, plan, region):
+        sums = [_get(registers, c) for c in cells]
+        complete = store_turned(op, plan, region, _row_order(op, plan), sums, point(region))
+    else:
+        complete = _staged(op, plan, region, cells, registers) if _calls(op.stored) else _direct(op, cells, registers)
     if build.is_true(last):
         return complete
     partial = _each(cells, lambda c: _put(op, c, _get(registers, c)))

@@ -12,7 +12,9 @@ from tensor_comprehensions.errors import CannotLower
 from tensor_comprehensions.loop_ir import build
 from tensor_comprehensions.loop_ir.nodes import Load, Var
 from tensor_comprehensions.structured.contraction import generate, lower
-from tensor_comprehensions.structured.expert import objection
+from tensor_comprehensions.structured.cost import best_tile
+from tensor_comprehensions.structured.expert import Chooser, choose, objection
+from tensor_comprehensions.structured.facts import facts
 from tensor_comprehensions.structured.op import accumulator
 from tensor_comprehensions.structured.plan import Level, Pack, Plan, Side
 from tensor_comprehensions.target import AVX2, AVX512
@@ -169,3 +171,31 @@ def test_refuses_what_it_cannot_do(ops: Any, text: str) -> None:
     assert objection(op, AVX512) is not None
     with pytest.raises(CannotLower):
         lower(op, AVX512, parallel=False)
+
+
+@pytest.mark.parametrize("sizes", [(1, 33, 3, 12, 2), (2, 19, 2, 7, 2)])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("target", [AVX512, AVX2], ids=lambda t: t.name)
+def test_lanes_across_the_output(ops: Any, sizes: tuple[int, ...], stride: int, target: Any) -> None:
+    """Narrow images: the lanes run along the channels, and the sums are turned to be stored."""
+    extents = {**dict(zip("nohwc", sizes, strict=True)), "y": 3, "x": 2}
+    scale = build.load(build.buffer("S", FLOAT32, (extents["o"],)), Var("o"))
+    text = f"C:n,o,h,w = A:n,c,{stride}*h+y,{stride}*w+x x B:o,c,y,x"
+    op = ops.op(text, extents, epilogue=build.add(accumulator(FLOAT32), scale))
+    known = facts(op, "o")
+    tile = best_tile(known, target)
+    for parallel in (False, True):
+        arrays = ops.run(op, generate(op, Chooser(known, target, tile, parallel).plan()))
+        assert np.array_equal(arrays["result"], _convolved(arrays, stride) + arrays["S"][None, :, None, None])
+
+
+def _convolved(arrays: Any, stride: int) -> Any:
+    windows = np.lib.stride_tricks.sliding_window_view(arrays["A"], (3, 2), axis=(2, 3))[:, :, ::stride, ::stride]
+    return np.einsum("nchwyx,ocyx->nohw", windows, arrays["B"])
+
+
+def test_narrow_images_have_lanes_along_the_channels(ops: Any) -> None:
+    extents = {"n": 4, "o": 128, "h": 12, "w": 12, "c": 128, "y": 3, "x": 3}
+    op = ops.op("C:n,o,h,w = A:n,c,h+y,w+x x B:o,c,y,x", extents)
+    assert choose(op, AVX512, parallel=True).vector == "o"
+    assert choose(ops.op("C:i,j = A:i,k x B:k,j", {"i": 512, "j": 512, "k": 512}), AVX512, parallel=True).vector == "j"

@@ -1,0 +1,132 @@
+"""Storing a register tile across: its lanes run along one iterator, the output is contiguous along another.
+
+Where the output is contiguous along few points, as the rows of a small image, lanes along its channels leave none
+idle. The sums take one way through a scratch buffer in the first cache and come back turned in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..loop_ir import build
+from ..loop_ir.nodes import Allocate, Buffer, Expr, Let, Loop, Space, Stmt, Var
+from .affine import steps
+from .op import ACCUMULATOR, StructuredOp
+from .plan import Plan
+from .tile import Region, local
+from .transpose import transpose
+from .vector import evaluate, first_lanes
+
+BLOCK_BITS = 256
+"""Width of the vectors that are turned: square blocks of them fit any register file."""
+
+
+def along(op: StructuredOp, plan: Plan, region: Region) -> str | None:
+    """The iterator of a register tile along which the output is contiguous; None where those are the lanes."""
+    found = steps(op.output, [i.name for i in op.iterators]) or {}
+    if found.get(plan.vector) == 1:
+        return None
+    return next((i.name for i in op.parallel if found.get(i.name) == 1 and region[i.name].size > 1), None)
+
+
+def store_turned(
+    op: StructuredOp, plan: Plan, region: Region, rows: Sequence[str], sums: Sequence[Expr], at: Mapping[str, Expr]
+) -> Stmt:
+    """Store a register tile through the epilogue, in vectors along `along(op, plan, region)`.
+
+    rows: the iterators other than the lanes', the last varying fastest from row to row. sums: the accumulators,
+    vectors of one row next to each other. at: the first point of the tile.
+    """
+    unit = along(op, plan, region)
+    assert unit is not None
+    vectors = -(-region[plan.vector].size // plan.lanes)
+    buffer = build.buffer(f"{op.name}_sums", op.dtype, (len(sums) // vectors, vectors * plan.lanes), Space.SCRATCH)
+    spill = [
+        build.store(buffer, (k // vectors, build.ramp(k % vectors * plan.lanes, 1, plan.lanes)), value)
+        for k, value in enumerate(sums)
+    ]
+    tile = _Tile(op, region, buffer, unit, plan.vector, dict(at), tuple(n for n in rows if region[n].size > 1))
+    return Allocate(buffer, build.block(*spill, tile.rows_loop(tile.columns)))
+
+
+Point = dict[str, Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """A register tile in `buffer`, a row per point of `rows`, to be stored in vectors along `unit`."""
+
+    op: StructuredOp
+    region: Region
+    buffer: Buffer
+    unit: str
+    across: str
+    at: Point
+    rows: tuple[str, ...]
+
+    @property
+    def side(self) -> int:
+        """Rows and columns that are turned at once."""
+        return max(2, BLOCK_BITS // self.op.dtype.bits)
+
+    def _row(self, offsets: Mapping[str, Expr]) -> Expr:
+        """The row of the buffer for a point of the tile."""
+        flat: Expr = build.const(0)
+        for name in self.rows:
+            flat = build.add(build.mul(flat, self.region[name].size), offsets[name])
+        return flat
+
+    def rows_loop(self, body: Callable[[Point], Stmt]) -> Stmt:
+        """Loops over the rows' iterators other than `unit`; `body` gets their offsets in the tile."""
+        others = [name for name in self.rows if name != self.unit]
+        result = body({name: Var(f"{name}_row") for name in others})
+        for name in reversed(others):
+            result = Loop(f"{name}_row", build.const(0), build.const(self.region[name].size), result)
+        return result
+
+    def columns(self, offsets: Point) -> Stmt:
+        """All columns, `side` at a time."""
+        full, rest = divmod(self.region[self.across].size, self.side)
+        group = Var(f"{self.across}_group")
+        parts: list[Stmt] = []
+        if full:
+            body = self._blocks(offsets, build.mul(group, self.side), self.side)
+            parts.append(Loop(group.name, build.const(0), build.const(full), body))
+        if rest:
+            parts.append(self._blocks(offsets, build.const(full * self.side), rest))
+        return build.block(*parts)
+
+    def _blocks(self, offsets: Point, first: Expr, count: int) -> Stmt:
+        starts = range(0, self.region[self.unit].size, self.side)
+        return build.block(*(self._block(offsets, start, first, count) for start in starts))
+
+    def _block(self, offsets: Point, start: int, first: Expr, count: int) -> Stmt:
+        """The square block of `side` rows from `start` and `count` columns from `first` on."""
+        rows = min(self.side, self.region[self.unit].size - start)
+        bound: list[tuple[Var, Expr]] = []
+
+        def bind(value: Expr) -> Expr:
+            bound.append((Var(f"{self.op.name}_s{start}_{len(bound)}", value.type), value))
+            return bound[-1][0]
+
+        lines: list[Expr] = [build.const(0, self.op.dtype, self.side)] * self.side
+        for k in range(rows):
+            row = self._row({**offsets, self.unit: build.const(start + k)})
+            lines[k] = bind(build.load(self.buffer, row, build.ramp(first, 1, self.side)))
+        turned = transpose(lines, lambda a, b, order: bind(build.shuffle(a, b, order)))
+        body = build.block(*(self._put(offsets, start, build.add(first, k), turned[k]) for k in range(count)))
+        for name, value in reversed(bound):
+            body = Let(name.name, value, body)
+        return body
+
+    def _put(self, offsets: Point, start: int, column: Expr, total: Expr) -> Stmt:
+        """Store the vector `total` of one column."""
+        here = {**self.at, ACCUMULATOR: total}
+        along_unit = build.ramp(start, 1, self.side)
+        for name, offset in {**offsets, self.unit: along_unit, self.across: column}.items():
+            here |= {name: build.add(offset, self.region[name].origin), local(name): offset}
+        mask = first_lanes(self.region[self.unit].size - start, self.side)
+        value = build.broadcast(evaluate(self.op.stored, here, mask), self.side)
+        where = tuple(evaluate(i, here) for i in self.op.output.indices)
+        return build.store(self.op.output.buffer, where, value, mask=mask)
