@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
+from ..errors import CannotLower
 from ..knobs import current
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Kernel, Module, Type
@@ -27,6 +30,8 @@ from .show import show
 from .storage import local_temporaries
 from .tiling import row_tiles
 
+R = TypeVar("R")
+
 
 def lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
     """The module of `function` (legalised): one kernel per fused group, in order.
@@ -34,17 +39,30 @@ def lower(function: BoundFunction, options: CpuOptions, target: Target) -> Modul
     Raises:
         CannotLower: the function is outside what this strategy can express.
     """
-    with LOCK:
-        return _lower(function, options, target)
+    return _with_or_without_clusters(options, lambda o: _lower(function, o, target))
 
 
 def explain(function: BoundFunction, options: CpuOptions, target: Target) -> str:
     """The schedule tree of `function` (legalised) as indented text."""
+    return _with_or_without_clusters(options, lambda o: _explain(function, o, target))
+
+
+def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R]) -> R:
+    """`run` with `options`; without `structured` where it refuses the tile that fusion leaves of a contraction."""
     with LOCK:
-        function = rfactor(collapse(function))
-        plan = plan_schedule(Scop(function, nodes(function, options, target)), options, target)
-        buffers = {t.name: _buffer(t) for t in function.tensors}
-        return "\n".join(show(plan, lambda s, node: repr(pipeline(s, node, buffers, options, target))))
+        try:
+            return run(options)
+        except CannotLower:
+            if not options.structured or options.strategy is not None:
+                raise
+            return run(replace(options, structured=False))
+
+
+def _explain(function: BoundFunction, options: CpuOptions, target: Target) -> str:
+    function = rfactor(collapse(function))
+    plan = plan_schedule(Scop(function, nodes(function, options, target)), options, target)
+    buffers = {t.name: _buffer(t) for t in function.tensors}
+    return "\n".join(show(plan, lambda s, node: repr(pipeline(s, node, buffers, options, target))))
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:

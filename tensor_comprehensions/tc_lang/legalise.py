@@ -1,15 +1,18 @@
 """`BoundFunction` -> `BoundFunction` without what strategies need not know.
 
-After it no statement is staged, and no reduction combines in another type than its target stores. Both are had by
-temporaries: a copy of the tensor as it was before the statement, or an accumulator of the wider type.
+After it no statement is staged, no reduction combines in another type than its target stores, and none is over
+nothing. The first two are had by temporaries: a copy of the tensor as it was before the statement, or an accumulator of
+the wider type. A reduction over nothing is the identity everywhere, or no statement at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
+from operator import is_
 
 from ..dtypes import INT64, UINT8, DType
+from .bind import identity
 from .function import (
     Access,
     BoundFunction,
@@ -17,6 +20,7 @@ from .function import (
     BoundsCheck,
     BoundStatement,
     Cast,
+    Const,
     Expr,
     Index,
     Role,
@@ -28,10 +32,10 @@ from .function import (
 
 
 def legalise(bound: BoundFunction) -> BoundFunction:
-    """An equivalent function in which no statement is staged and every reduction's value has its target's type."""
+    """An equivalent function in which every statement is of the forms above."""
     work = _Work({t.name: t for t in bound.tensors}, {s.name for s in bound.statements})
     statements = tuple(new for s in bound.statements for new in work.statement(s))
-    if len(statements) == len(bound.statements):  # every rewrite adds a statement
+    if len(statements) == len(bound.statements) and all(map(is_, statements, bound.statements)):
         return bound
     return replace(bound, tensors=tuple(work.tensors.values()), statements=statements)
 
@@ -47,6 +51,10 @@ class _Work:
     names: set[str]
 
     def statement(self, s: BoundStatement) -> Iterator[BoundStatement]:
+        if s.reduction is not None and any(i.extent == 0 for i in s.indices):
+            if s.initialise:
+                yield _filled(s, self.tensors[s.target])
+            return
         if s.staged:
             copy = self._temporary(f"{s.target}_before", self.tensors[s.target], self.tensors[s.target].dtype)
             yield self._copy(f"{s.name}_copy", s, s.target, copy)
@@ -88,6 +96,15 @@ class _Work:
         return BoundStatement(
             name, destination.name, subscripts, None, False, value, indices, len(indices), span=s.span
         )
+
+
+def _filled(s: BoundStatement, target: Tensor) -> BoundStatement:
+    """`s` without its reduction: every element of its target is the identity."""
+    assert s.reduction is not None
+    indices = tuple(BoundIndex(f"i{d}", 0, extent) for d, extent in enumerate(target.shape))
+    subscripts = tuple(Index(i.name, INT64) for i in indices)
+    value = Const(identity(s.reduction, target.dtype), target.dtype)
+    return BoundStatement(s.name, s.target, subscripts, None, False, value, indices, len(indices), span=s.span)
 
 
 def _reading(s: BoundStatement, copy: str) -> BoundStatement:

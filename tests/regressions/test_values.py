@@ -54,3 +54,39 @@ def test_no_subscript_is_read_through_one_that_is_out_of_bounds(depth: int, n: i
     indices = torch.full((n,), 2**30, dtype=torch.int32)
     with pytest.raises(tc.RangeError, match=str(2**30)):
         op(torch.ones(n), indices)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
+@pytest.mark.parametrize("op", ["+=!", "*=!", "max=!", "min=!"])
+def test_reductions_over_nothing(op: str, dtype: str) -> None:
+    """Nothing in them is evaluated: no access of theirs is verified, masked or prefetched."""
+    if dtype == "bool" and op[0] in "+*":
+        return
+    def_ = tc.define(f"""
+    def f({dtype}(N,K) x, {dtype}(M) z, int(K) I) -> (y, s, {dtype}(4) h, t) {{
+        y(i) {op} 2*i - 1 >= 0 && 2*i - 1 < M ? z(2*i - 1) : x(i,k)
+        s {op} 2*j - 1 >= 0 && 2*j - 1 < M ? z(2*j - 1) : x(0,k) where j in 0:16
+        h(I(k)) {op} x(0,k)
+        t(i) = z(0) where i in 0:N
+        t(i) {op.replace("!", "")} x(i,k)
+    }}""").f
+    kind = getattr(torch, dtype)
+    arguments = torch.ones(9, 0, dtype=kind), torch.ones(3, dtype=kind), torch.ones(0, dtype=torch.int32)
+    for found, expected in zip(def_(*arguments), def_.reference(*arguments), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_a_contraction_whose_tile_is_too_narrow_for_a_kernel_of_its_own() -> None:
+    op = tc.define("""
+    def f(float(K,M) a, float(P,N) b, float(N) z) -> (C) {
+        C(n) = z(n)
+        C(n) += a(k,m) * b(2*k + m, n) where m in 0:33, k in 0:15, n in 0:9
+        C(n) = max(C(n), z(n))
+    }""").f
+    arguments = torch.ones(15, 33), torch.ones(61, 9), torch.ones(9)
+    for tile in (), (1,), (4,), (8, 3):
+        for fusion in "min", "preserve3", "max":
+            for contract in False, True:
+                options = tc.CpuOptions(fusion=fusion, tile=tile, contract=contract, grain=64)
+                kernel = op.compile(*arguments, options=options)
+                assert torch.equal(kernel(*arguments), op.reference(*arguments))
