@@ -80,13 +80,13 @@ class _Model:
         """Bytes in whole cache lines of a factor's tensor that a region reads."""
         size = self.facts.factors[side.value].bytes
         steps = self.steps[side.value]
-        run, gap = size, 1
+        run = 1
         for name in sorted((n for n in region if steps.get(n)), key=lambda n: abs(steps[n])):
-            if abs(steps[name]) > gap:
+            if abs(steps[name]) > run:
                 break
-            gap = abs(steps[name]) * region[name]
-            run = gap * size
-        return self.elements(side, region) * size * max(1.0, LINE / run)
+            # Windows overlap: neighbouring positions and taps share elements.
+            run += abs(steps[name]) * (region[name] - 1)
+        return self.elements(side, region) * size * max(1.0, LINE / (run * size))
 
     def footprint(self, side: Side, depth: int) -> float:
         """Bytes of a factor, or of its panel, that the code inside the first levels reads."""
