@@ -185,26 +185,24 @@ def _turned_rows(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
 
 def _columns(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
     """Rows together with another iterator of the moving factor, where its runs along the lanes are short."""
-    columns = [i for i in facts.only(facts.moving) if i.name != facts.vector]
     for row in facts.only(facts.still)[:2]:
-        for column in columns:
-            for across in _across(facts, column):
-                for size in _sizes(min(row.extent, 14)):
-                    yield ((row.name, size), (column.name, across))
+        for column in _column_candidates(facts):
+            for across in _sizes(min(column.extent, 8)):
+                if across >= 4 or facts.moving.step(column.name) != 1:  # smaller copies cannot be turned
+                    for size in _sizes(min(row.extent, 14)):
+                        yield ((row.name, size), (column.name, across))
 
 
-def _across(facts: Facts, column: Iterator) -> Generator[int]:
-    """Points of a column of the moving factor in a register tile.
+def _column_candidates(facts: Facts) -> list[Iterator]:
+    """The iterators of the moving factor for columns: the one it is contiguous along if a sum goes on where that ends.
 
-    Where that is the iterator along which the factor is contiguous, only sizes whose copies can be turned, and none
-    unless a sum goes on where the column ends: all of its values had better be copied at once.
+    Otherwise not that one: all of its values had better be copied at once.
     """
-    moving, contiguous = facts.moving, facts.moving.step(column.name) == 1
-    if contiguous and all(moving.step(name) != column.extent for name in facts.reductions):
-        return
-    for size in _sizes(min(column.extent, 8)):
-        if not contiguous or size >= 4:
-            yield size
+    moving = facts.moving
+    candidates = [i for i in facts.only(moving) if i.name != facts.vector]
+    contiguous = [i for i in candidates if moving.step(i.name) == 1]
+    continued = [i for i in contiguous if any(moving.step(name) == i.extent for name in facts.reductions)]
+    return continued or [i for i in candidates if i not in contiguous]
 
 
 def _sizes(extent: int) -> Generator[int]:
