@@ -12,7 +12,7 @@ from .apply import pipeline_of, plan_of
 from .cost import RegisterTile, register_tiles
 from .estimate import estimate
 from .expert import Chooser, choose
-from .facts import facts
+from .facts import Facts, facts
 from .normalise import normalise
 from .op import StructuredOp
 from .pipeline import Pipeline
@@ -67,15 +67,24 @@ def _possible(op: StructuredOp, plan: Plan, target: Target) -> bool:
 
 def _variants(op: StructuredOp, target: Target, parallel: bool) -> Iterator[tuple[RegisterTile, Plan]]:
     """Plans that differ in the register tile, in what is packed, and in which factor's panel stands still."""
-    known = facts(op)
     answers = (None, True, False)
-    for tile in register_tiles(known, target, TILES):
-        for moving, still, outside in product(answers, answers, answers):
-            chooser = Insistent(known, target, tile, parallel, moving, still, outside)
-            try:
-                yield tile, chooser.plan()
-            except (ValueError, ZeroDivisionError):  # there is nothing to pack or to turn round
-                continue
+    for known in _lanes(op, target):
+        for tile in register_tiles(known, target, TILES):
+            for moving, still, outside in product(answers, answers, answers):
+                chooser = Insistent(known, target, tile, parallel, moving, still, outside)
+                try:
+                    yield tile, chooser.plan()
+                except ValueError:  # there is no iterator to pack a block of
+                    continue
+
+
+def _lanes(op: StructuredOp, target: Target) -> Iterator[Facts]:
+    """Lanes along the output's contiguous iterator, and along the longest of the other factor."""
+    known = facts(op)
+    yield known
+    rows = [i for i in known.only(known.still) if 2 * i.extent >= target.lanes(known.bits)]
+    if rows and known.vector not in known.still.used:
+        yield facts(op, max(rows, key=lambda i: i.extent).name)
 
 
 @dataclass(frozen=True, slots=True)

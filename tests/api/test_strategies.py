@@ -141,6 +141,14 @@ def test_a_def_without_a_contraction_takes_no_strategy() -> None:
         OPS.matmul.compile(A, B, options=tc.CpuOptions(structured=False), strategy=Pipeline())
 
 
+def test_the_log_tells_what_every_piece_did(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", logger="tensor_comprehensions.schedule"):
+        OPS.matmul.compile(A, B, strategy=ISSUE >> Pipeline())
+        OPS.matmul.compile(A, B, strategy=tile(m=7, n=32) >> pack(A="m1"))
+    for part in ("C:\n", "pack(A='m1'): A is copied in every iteration of m1", "register tile: m 7 x n 32"):
+        assert part in caplog.text
+
+
 # --- searches ----------------------------------------------------------------------------------------------------
 
 
