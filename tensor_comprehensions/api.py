@@ -235,8 +235,9 @@ class Op(Caller):
         chosen = CpuOptions() if options is None else options
         machine = Machine(chosen, host() if target is None else target)
         check_machine(machine.options, machine.target)
-        if strategy is not None:
-            machine = replace(machine, options=replace(chosen, strategy=frozen(strategy)))
+        asked = chosen.strategy if strategy is None else strategy
+        if asked is not None:
+            machine = replace(machine, options=replace(chosen, strategy=frozen(asked)))
         arguments = gather(self._kernels.interface, tensors, initial)
         sizes = sizes_of(self.function, arguments)
         if search:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,6 +94,8 @@ def test_each_contraction_may_have_its_own_strategy() -> None:
         hidden, out = kernel(A, B, W)
         assert torch.equal(hidden, torch.relu(A @ B))
         assert torch.equal(out, hidden @ W)
+        same = OPS.mlp.compile(A, B, W, options=replace(options, strategy={"H": tile(m=3, n=32), "O": experts.gett}))
+        assert same.compiled is kernel.compiled
         assert "tile(m=3, n=32)" in kernel.source("schedule")
     with pytest.raises(tc.ArgumentError, match="defines 'Q'") as caught:
         OPS.mlp.compile(A, B, W, strategy={"Q": tile(m=3)})
