@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("TC_VERIFY", "1")
 
@@ -30,6 +31,13 @@ class Golden:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="rewrite the golden files with what the tests now produce")
+    parser.addoption("--long", action="store_true", help="run a hundred times as many random programs, for hours")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.register_profile("long", max_examples=100 * settings.default.max_examples)
+    if config.getoption("--long"):
+        settings.load_profile("long")
 
 
 @pytest.fixture
