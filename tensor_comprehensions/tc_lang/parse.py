@@ -16,6 +16,7 @@ MAX_DEPTH = 150
 """How deep an expression may nest: every later stage may recurse over expressions without fear."""
 
 _MAX_DIGITS = 40
+_MAX_NAME = 200
 
 _SPELLING = {
     "ID": "a name", "INT": "an integer", "HEX": "an integer", "FLOAT": "a number", "SCALAR": "a type",
@@ -67,7 +68,10 @@ def _parser() -> Any:
     import lark
 
     grammar = files(__package__).joinpath("tc.lark").read_text(encoding="utf-8")
-    return lark.Lark(grammar, parser="lalr", start="program", transformer=_Builder(), maybe_placeholders=False)
+    names = {"ID": _name}
+    return lark.Lark(
+        grammar, parser="lalr", start="program", transformer=_Builder(), maybe_placeholders=False, lexer_callbacks=names
+    )
 
 
 def _unexpected_token(text: str, e: Any) -> ParseError:
@@ -137,6 +141,13 @@ def _start(x: Any) -> int:
 def _end(x: Any) -> int:
     span = getattr(x, "span", None)
     return int(span.end if span is not None else x.end_pos)
+
+
+def _name(token: Any) -> Any:
+    """`token` itself. LLVM cuts names of more than a thousand characters, and then takes two of them for one."""
+    if len(token) > _MAX_NAME:
+        raise ParseError("this name is too long", span=_around(token, token), expected=f"up to {_MAX_NAME} characters")
+    return token
 
 
 def _integer(token: Any) -> int:
