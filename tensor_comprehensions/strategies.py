@@ -1,6 +1,6 @@
 """What a strategy for contractions is written with: the pieces of pipelines, and the experts that return them.
 
-    from tensor_comprehensions.strategies import pack, tile, vectorize
+from tensor_comprehensions.strategies import pack, tile, vectorize
 """
 
 from .structured.apply import explain, pipeline_of, plan_of
