@@ -64,7 +64,8 @@ def schedule(scop: Scop, options: CpuOptions, target: Target) -> tuple[Group, ..
         joined = None
         if groups and options.fusion != "min":
             joined = _fused(scop, (*groups[-1].nodes, node))
-        if joined is not None and _worth(scop.function, groups[-1], alone, joined, target):
+        wanted = options.fusion == "max" or (joined and _worth(scop.function, groups[-1], alone, joined, target))
+        if joined is not None and wanted:
             groups[-1] = joined
         else:
             groups.append(alone)

@@ -102,6 +102,14 @@ def test_layers_fuse_over_the_batch_when_their_weights_stay_in_cache() -> None:
     assert len(module(MLP, B=256, N=1024, O=2048, P=1024).kernels) == 2
 
 
+def test_maximal_fusion_gives_up_parallelism_and_cached_weights() -> None:
+    layers = {"B": 256, "N": 1024, "O": 2048, "P": 1024}
+    mirrored = "def f(float(N,D) X) -> (O) { T(n,d) = X(n,d) * 2.0  O(n,d) = T(n, D - 1 - d) }"
+    for source, sizes in ((MLP, layers), (mirrored, {"N": 4, "D": 4096})):
+        assert len(module(source, CpuOptions(fusion="preserve3"), **sizes).kernels) == 2
+        assert len(module(source, CpuOptions(fusion="max"), **sizes).kernels) == 1
+
+
 def test_dimensions_always_walked_together_become_one() -> None:
     collapsed = collapse(bound(POINTWISE, A=3, B=5, C=7))
     assert [t.shape for t in collapsed.tensors] == [(105,)] * 4
