@@ -293,9 +293,8 @@ def emit(
     def body(tiles: tuple[Tile, ...]) -> ir.Stmt:
         return _body(function, scheduled, tiles, local, buffers, options, target)
 
-    inside = body(tiles)
-    if any(n.cluster is not None for n in group.nodes):
-        inside = _with_remainder(tiles, inside, body)
+    static = any(n.cluster is not None for n in group.nodes)
+    inside = _with_remainders(tiles, body) if static else body(tiles)
     order = tile_order(function, group, scheduled.leaves, target)
     walked = [tiles[k] for k in order], [counts[k] for k in order]
     return _tile_loops(*walked, inside, _work(function, scheduled.leaves), options)
@@ -320,15 +319,21 @@ def _body(
     return build.allocate([v.buffer for n, v in views.items() if n not in registers], build.block(*nests))
 
 
-def _with_remainder(tiles: tuple[Tile, ...], full: ir.Stmt, body: Callable[[tuple[Tile, ...]], ir.Stmt]) -> ir.Stmt:
-    """`full` where every tile is whole; contractions have static extents, so shorter tiles are code of their own."""
-    for position, tile in enumerate(tiles):
+def _with_remainders(
+    tiles: tuple[Tile, ...], body: Callable[[tuple[Tile, ...]], ir.Stmt], position: int = 0
+) -> ir.Stmt:
+    """`body` for whole tiles and, as code of its own, for every mix of whole and shorter ones from `position` on.
+
+    Contractions have static extents, so a shorter tile cannot be a loop bound.
+    """
+    for k in range(position, len(tiles)):
+        tile = tiles[k]
         rest = tile.row.extent % tile.size
         if rest:
-            shorter = (*tiles[:position], replace(tile, size=rest), *tiles[position + 1 :])
+            shorter = (*tiles[:k], replace(tile, size=rest), *tiles[k + 1 :])
             whole = build.le(build.add(tile.start, tile.size), tile.row.upper)
-            return build.when(whole, full, _with_remainder(shorter, body(shorter), body))
-    return full
+            return build.when(whole, _with_remainders(tiles, body, k + 1), _with_remainders(shorter, body, k + 1))
+    return body(tiles)
 
 
 def _work(function: BoundFunction, leaves: Sequence[Leaf]) -> int:
