@@ -1,4 +1,4 @@
-"""`BoundFunction` in, loop program out, by way of isl schedule trees. The only importer of isl.
+"""`BoundFunction` in, loop program out, scheduled and proved with isl, whose only importer this is.
 
-Always holds: after every transform the dependences of the original program are respected, and a checker can prove it.
+Always holds: the order that is emitted respects the dependences of the program, and `legality` can prove it.
 """
