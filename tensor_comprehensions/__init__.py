@@ -18,7 +18,9 @@ from .errors import ArgumentError, CheckError, InternalError, ParseError, RangeE
 
 if TYPE_CHECKING:
     from .api import Kernel, Library, Op, define
+    from .definitions import from_expression, op
     from .einstein import einsum
+    from .module import Module
     from .options import CpuOptions
     from .target import Target
 
@@ -30,6 +32,7 @@ __all__ = [
     "InternalError",
     "Kernel",
     "Library",
+    "Module",
     "Op",
     "ParseError",
     "RangeError",
@@ -37,14 +40,19 @@ __all__ = [
     "Target",
     "define",
     "einsum",
+    "from_expression",
+    "op",
 ]
 
 _HOMES = {
     "Kernel": "api",
     "Library": "api",
+    "Module": "module",
     "Op": "api",
     "define": "api",
     "einsum": "einstein",
+    "from_expression": "definitions",
+    "op": "definitions",
     "CpuOptions": "options",
     "Target": "target",
 }

@@ -30,7 +30,7 @@ LAYERS = (
     ("autograd",),
     ("search",),
     ("api",),
-    ("einstein",),
+    ("einstein", "definitions", "module"),
     ("contract",),
     ("cli",),
 )
