@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .errors import ArgumentError
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A machine to compile for.
 
     Attributes:
-        kind: "cpu" (later "cuda", "opencl").
+        kind: "cpu".
         name: the processor, as LLVM names it.
         features: LLVM's feature string, "+avx2,+fma,...".
         vector_bits: width of the widest vector register that pays.
@@ -34,3 +36,77 @@ AVX512 = Target(
     "cpu", "znver4", "+avx512f,+avx512vl,+avx512bw,+avx512dq,+avx2,+fma", 512, 32, (32768, 1048576, 33554432)
 )
 AVX2 = Target("cpu", "haswell", "+avx2,+fma", 256, 16, (32768, 262144, 8388608))
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTarget:
+    """A graphics processor to compile for.
+
+    Attributes:
+        kind: "cuda".
+        name: the architecture, as NVRTC names it.
+        processors: streaming multiprocessors of the typical card.
+        l2: bytes of the cache that they share.
+        bandwidth: of its memory, in bytes per second.
+        clock: cycles per second under load.
+        float32_lanes: float32 operations that a processor starts in a cycle.
+        shared_optin: most bytes of shared memory that a block may ask for.
+        shared_per_processor: bytes that the blocks on one processor share.
+        threads_per_processor, blocks_per_processor: most that are there at once.
+        shared: bytes of shared memory that a block may have without asking.
+        warp: threads that run in step.
+        threads: most threads of a block.
+        block, grid: most threads of a block, and blocks, along x, y, z.
+        registers: most registers of a thread.
+        registers_per_processor: registers that the threads on one processor, and those of one block, share.
+        async_copies: whether there are copies from global to shared memory past the registers.
+    """
+
+    kind: str
+    name: str
+    processors: int
+    l2: int
+    bandwidth: float
+    clock: float
+    float32_lanes: int
+    shared_optin: int
+    shared_per_processor: int
+    threads_per_processor: int
+    blocks_per_processor: int
+    shared: int = 48 << 10
+    warp: int = 32
+    threads: int = 1024
+    block: tuple[int, int, int] = (1024, 1024, 64)
+    grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
+    registers: int = 255
+    registers_per_processor: int = 65536
+    async_copies: bool = True
+
+    @property
+    def capability(self) -> int:
+        """The number in the name: 90 for sm_90."""
+        return int(self.name.removeprefix("sm_"))
+
+
+_K, _M = 1 << 10, 1 << 20
+
+# Per architecture a typical card: T4, A100, RTX 3090, RTX 4090, H200, B200, RTX 5090.
+_GPUS = (
+    GpuTarget("cuda", "sm_75", 40, 4 * _M, 320e9, 1.4e9, 64, 64 * _K, 64 * _K, 1024, 16, async_copies=False),
+    GpuTarget("cuda", "sm_80", 108, 40 * _M, 1.94e12, 1.41e9, 64, 163 * _K, 164 * _K, 2048, 32),
+    GpuTarget("cuda", "sm_86", 82, 6 * _M, 936e9, 1.7e9, 128, 99 * _K, 100 * _K, 1536, 16),
+    GpuTarget("cuda", "sm_89", 128, 72 * _M, 1.01e12, 2.5e9, 128, 99 * _K, 100 * _K, 1536, 24),
+    GpuTarget("cuda", "sm_90", 132, 50 * _M, 4.8e12, 1.75e9, 128, 227 * _K, 228 * _K, 2048, 32),
+    GpuTarget("cuda", "sm_100", 148, 126 * _M, 8e12, 1.85e9, 128, 227 * _K, 228 * _K, 2048, 32),
+    GpuTarget("cuda", "sm_120", 170, 96 * _M, 1.79e12, 2.4e9, 128, 99 * _K, 100 * _K, 1536, 24),
+)
+
+GPUS = {f"{g.kind}:{g.name}": g for g in _GPUS}
+"""The graphics processors that are known, by the text that names them: "cuda:sm_90"."""
+
+
+def target(text: str) -> GpuTarget:
+    """The target that `text` names, one of `GPUS`. Raises ArgumentError."""
+    if text not in GPUS:
+        raise ArgumentError(f"there is no target {text!r}", expected=f"a Target, or one of {', '.join(GPUS)}")
+    return GPUS[text]

@@ -7,6 +7,7 @@ their `repr` evaluates back to them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -30,6 +31,7 @@ class Space(Enum):
     GLOBAL = "global"  # an argument of the module or one of its temporaries: visible to every thread
     SCRATCH = "scratch"  # memory private to the thread that allocates it: packed panels, contracted temporaries
     REGISTER = "register"  # elements are registers: every index is a constant once loops are unrolled
+    SHARED = "shared"  # one copy for all threads of a block: only in kernels with a launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +235,7 @@ class Store:
     op: str | None = None
     mask: Expr | None = None
     streaming: bool = False  # bypass the caches (non-temporal); only a hint
+    atomic: bool = False  # with `op`: several threads may update one element at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +276,11 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """A SCRATCH or REGISTER buffer that exists during `body`, with undefined contents at first."""
+    """A buffer that exists during `body`, with undefined contents at first.
+
+    SCRATCH and REGISTER buffers belong to the thread that allocates them. All threads of a block allocate a SHARED
+    buffer together.
+    """
 
     buffer: Buffer
     body: Stmt
@@ -312,12 +319,36 @@ Stmt = Store | Loop | If | Let | Allocate | Check | Invoke | Block
 # --- programs ----------------------------------------------------------------------------------------------------
 
 
+BLOCK = ("block.x", "block.y", "block.z")
+"""The int64 variables that say which block of the grid a thread is in."""
+THREAD = ("thread.x", "thread.y", "thread.z")
+"""The int64 variables that say which thread of its block a thread is; x runs fastest through warps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How many blocks run a kernel, and how many threads are in each: along x, y, z."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+
+    def ranges(self) -> Iterator[tuple[str, int]]:
+        """Each of the variables of `BLOCK` and `THREAD` with the number of values that it takes, from 0."""
+        yield from zip((*BLOCK, *THREAD), (*self.grid, *self.block), strict=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One launch: `body` over the module's buffers."""
+    """One launch: `body` over the module's buffers.
+
+    With a `launch`, every thread of every block runs `body`, where the variables of `BLOCK` and `THREAD` are defined.
+    Threads of one block meet at the collective intrinsics; blocks run in any order. The kernels of a module run one
+    after another.
+    """
 
     name: str
     body: Stmt
+    launch: Launch | None = None
 
 
 @dataclass(frozen=True, slots=True)

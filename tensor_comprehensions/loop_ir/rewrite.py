@@ -80,11 +80,11 @@ def map_expr(e: Expr, f: OnExpr) -> Expr:
 def map_stmt(s: Stmt, on_expr: OnExpr, on_stmt: OnStmt) -> Stmt:
     """`s` with `on_expr` applied to its expressions and `on_stmt` to its direct sub-statements."""
     match s:
-        case Store(buffer, indices, value, op, mask, streaming):
+        case Store(buffer, indices, value, op, mask):
             where, v = map_tuple(indices, on_expr), on_expr(value)
             guard = on_expr(mask) if mask is not None else None
             same = where is indices and v is value and guard is mask
-            return s if same else Store(buffer, where, v, op, guard, streaming)
+            return s if same else Store(buffer, where, v, op, guard, s.streaming, s.atomic)
         case Block(body):
             new = tuple([on_stmt(c) for c in body])
             return s if all(map(is_, body, new)) else Block(new)
@@ -158,8 +158,8 @@ def replace_buffer(s: Stmt, old: Buffer, new: Buffer) -> Stmt:
     def on_stmt(c: Stmt) -> Stmt:
         c = map_stmt(c, on_expr, on_stmt)
         match c:
-            case Store(b, indices, value, op, mask, streaming) if b.name == old.name:
-                return Store(new, indices, value, op, mask, streaming)
+            case Store(b, indices, value, op, mask) if b.name == old.name:
+                return Store(new, indices, value, op, mask, c.streaming, c.atomic)
             case Invoke(name, operands, attributes):
                 return Invoke(name, tuple((new if b.name == old.name else b, w) for b, w in operands), attributes)
         return c

@@ -142,7 +142,7 @@ class _Simplifier:
         if build.is_false(new.mask):
             return self.remove(s)
         if build.is_true(new.mask):
-            return Store(new.buffer, new.indices, new.value, new.op, None, new.streaming)
+            return Store(new.buffer, new.indices, new.value, new.op, None, new.streaming, new.atomic)
         return new
 
     def block(self, s: Block, body: tuple[Stmt, ...]) -> Stmt:
