@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -55,11 +56,23 @@ def cases() -> Iterator[Case]:
         "norms.tc", "rmsnorm_swiglu", (r(4096, 1024), r(4096, 1024), r(1024)),
         lambda x, gate, w: F.rms_norm(x, (1024,), w, 1e-6) * F.silu(gate),
     )  # fmt: skip
+    yield Case(
+        "norms.tc", "groupnorm", (r(8, 8, 4, 32, 32), r(8, 4), r(8, 4)),
+        lambda x, w, b: F.group_norm(x.flatten(1, 2), 8, w.flatten(), b.flatten()).view_as(x),
+    )  # fmt: skip
     yield Case("norms.tc", "moments", (r(128, 36864),), lambda x: (x.mean(1), x.square().mean(1)))
     yield Case("convolution.tc", "conv2d", (r(8, 16, 34, 34), r(32, 16, 3, 3), r(32)), F.conv2d)
+    yield Case(
+        "convolution.tc", "group_convolution", (r(8, 4, 16, 30, 30), r(4, 16, 16, 3, 3), r(4, 16)),
+        lambda x, w, b: F.conv2d(x.flatten(1, 2), w.flatten(0, 1), b.flatten(), groups=4).unflatten(1, (4, 16)),
+    )  # fmt: skip
     yield Case("convolution.tc", "maxpool", (r(8, 16, 64, 64), 3, 2), F.max_pool2d)
     words = torch.randint(10000, (256, 20))
     yield Case("lookup.tc", "embedding_sum", (r(10000, 64), words), lambda t, w: F.embedding_bag(w, t, mode="sum"))
+    yield Case(
+        "lookup.tc", "weighted_bag", (r(10000, 64), words, r(256, 20)),
+        lambda t, w, scale: F.embedding_bag(w, t, mode="sum", per_sample_weights=scale),
+    )  # fmt: skip
     yield Case(
         "lookup.tc", "histogram", (torch.randint(100, (100000,), dtype=torch.int32),),
         lambda v: torch.bincount(v, minlength=100).int(), {"count": torch.zeros(100, dtype=torch.int32)},
@@ -68,6 +81,14 @@ def cases() -> Iterator[Case]:
         "kronecker.tc", "kronecker3", (r(16, 16), r(16, 16), r(16, 16), r(64, 16, 16, 16)),
         lambda a, b, c, x: torch.einsum("xn,yo,zp,mnop->mxyz", a, b, c, x),
     )  # fmt: skip
+    heads = (r(2, 8, 128, 64), r(2, 8, 128, 64), r(2, 8, 128, 64))
+    yield Case("attention.tc", "attention", heads, F.scaled_dot_product_attention)
+    machine = (r(256, 200), 0.5, r(200), r(200, 16))
+    yield Case("factorisation.tc", "factorisation_machine", machine, _factorisation_machine)
+    taps = (r(32, 32, 2), r(32), r(32, 32, 2), r(32), r(32, 32), r(32), r(64, 32), r(64))
+    yield Case("wavenet.tc", "wavenet", (r(4, 32, 2000), *taps, 4), _wavenet)
+    cell = (r(64, 128), r(64, 256), r(64, 256), 0.1 * r(4, 256, 128), 0.1 * r(4, 256, 256), r(4, 256))
+    yield Case("lstm.tc", "lstm_cell", cell, _lstm_cell)
     yield Case("movement.tc", "transpose", (r(2048, 2048),), lambda x: x.t().contiguous())
     yield Case("movement.tc", "gelu_residual", (r(2048, 2048), r(2048, 2048)), lambda x, residual: residual + F.gelu(x))
 
@@ -76,6 +97,24 @@ def _mlp3(x: Tensor, *layers: Tensor) -> Tensor:
     for weight, bias in zip(layers[::2], layers[1::2], strict=True):
         x = F.relu(F.linear(x, weight, bias))
     return x
+
+
+def _factorisation_machine(x: Tensor, bias: float, weight: Tensor, factor: Tensor) -> Tensor:
+    pairs = (x @ factor).square() - x.square() @ factor.square()
+    return bias + x @ weight + 0.5 * pairs.sum(1)
+
+
+def _wavenet(x: Tensor, f: Tensor, fb: Tensor, g: Tensor, gb: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    residual, residual_bias, skip, skip_bias, dilation = rest
+    z = torch.tanh(F.conv1d(x, f, fb, dilation=dilation)) * torch.sigmoid(F.conv1d(x, g, gb, dilation=dilation))
+    carried = F.conv1d(z, residual.unsqueeze(-1), residual_bias) + x[:, :, dilation:]
+    return carried, F.conv1d(z, skip.unsqueeze(-1), skip_bias)
+
+
+def _lstm_cell(x: Tensor, h: Tensor, c: Tensor, wx: Tensor, wh: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.lstm_cell(
+        x, (h, c), wx.flatten(0, 1), wh.flatten(0, 1), bias.flatten(), torch.zeros_like(bias.flatten())
+    )
 
 
 def error(ours: Result, theirs: Result) -> float:
@@ -111,7 +150,7 @@ def run(case: Case, rounds: int) -> bool:
     mine, torchs = seconds([lambda: op(*case.arguments, **case.initial), lambda: case.torch(*case.arguments)], rounds)
     good = wrong < 1e-4
     print(
-        f"{case.name:<16}{first * 1e3:>10.0f} ms{mine * 1e3:>10.3f} ms{torchs * 1e3:>10.3f} ms"
+        f"{case.name:<22}{first * 1e3:>10.0f} ms{mine * 1e3:>10.3f} ms{torchs * 1e3:>10.3f} ms"
         f"{torchs / mine:>8.2f} x   {wrong:.1e}{'' if good else '   WRONG'}",
         flush=True,
     )
@@ -126,7 +165,7 @@ def main() -> int:
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
     print(f"{torch.get_num_threads()} threads, medians of {options.rounds} runs in turns")
-    print(f"{'op':<16}{'first call':>13}{'ours':>13}{'torch':>13}{'speed-up':>10}   error")
+    print(f"{'op':<22}{'first call':>13}{'ours':>13}{'torch':>13}{'speed-up':>10}   error")
     good = [run(case, options.rounds) for case in cases() if not options.names or case.name in options.names]
     print(f"{sum(good)} of {len(good)} agree with torch")
     return 0 if good and all(good) else 1

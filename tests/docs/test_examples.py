@@ -17,16 +17,16 @@ from tensor_comprehensions.tc_lang.function import Role
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def load_demo() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("demo", EXAMPLES / "demo.py")
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules["demo"] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-demo = load_demo()
+demo = load("demo")
 CASES = {case.name: case for case in demo.cases()}
 
 
@@ -60,3 +60,16 @@ def test_a_wrong_result_is_noticed() -> None:
     assert demo.error(x, x) == demo.error((x, x), (x, x)) == 0
     assert demo.error((x, x), (x, x + 1)) > 1e-4
     assert demo.error(x, x[:1]) == demo.error(x, x.double()) == float("inf")
+
+
+def test_the_page_of_operators_shows_every_def() -> None:
+    page = (EXAMPLES.parent / "docs" / "operators.md").read_text()
+    for file in EXAMPLES.glob("*.tc"):
+        assert file.read_text().strip() in page, file.name
+
+
+def test_the_recommender_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    train = load("train")
+    first, last = train.train(epochs=5)
+    assert train.NOISE < last < 0.3 * first
+    assert capsys.readouterr().out.count("error") == 5
