@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_FLAGS ?=
 
-.PHONY: demo test lint
+.PHONY: demo test lint docs
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+docs: $(VENV)/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
