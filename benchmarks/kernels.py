@@ -34,11 +34,16 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One way to write the kernel in torch. `compiled`: `torch.compile` of it is a peer as well."""
+    """One way to write the kernel in torch.
+
+    compiled: `torch.compile` of it is a peer as well. prepare: makes the arguments as this one likes them best, outside
+    of what is timed.
+    """
 
     name: str
     function: Callable[..., Outputs]
     compiled: bool = False
+    prepare: Callable[..., tuple[Tensor, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,9 @@ class Benchmark:
         goal: the ratio (time of the best peer over ours) that counts as met.
         tolerance: largest error allowed, relative to the largest element of the reference.
         note: how it differs from where it was taken from.
+        flops: floating-point operations, where multiply-adds bound it.
+        moved: bytes that it reads and writes at least, where those do.
+        operands: bytes of its arguments and results.
     """
 
     name: str
@@ -64,6 +72,9 @@ class Benchmark:
     goal: float | None = None
     tolerance: float = 1e-4
     note: str = ""
+    flops: int = 0
+    moved: int = 0
+    operands: int = 0
 
     def arguments(self, seed: int = 0) -> tuple[Tensor, ...]:
         """Fresh arguments, the same for the same seed."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .runner import OURS, Result
+from .runner import OURS, Limit, Result
 from .timing import Quartiles
 
 # Of the rounds: those that nothing disturbed, of all.
@@ -102,7 +102,13 @@ def read_json(path: Path) -> list[Result]:
 
 def _result(entry: dict[str, Any]) -> Result:
     quartiles = {key: {name: Quartiles(**q) for name, q in entry[key].items()} for key in ("times", "ratios")}
-    return Result(**{**entry, **quartiles})
+    return Result(**{**entry, **quartiles, "limit": _read_limit(entry.get("limit"))})
+
+
+def _read_limit(entry: dict[str, Any] | None) -> Limit | None:
+    if entry is None:
+        return None
+    return Limit(**{**entry, **{key: Quartiles(**entry[key]) for key in ("seconds", "share")}})
 
 
 def write_json(path: Path, results: Sequence[Result], settings: dict[str, Any]) -> None:

@@ -4,20 +4,46 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 
 import torch
 from torch import Tensor
 
 import tensor_comprehensions
+from tensor_comprehensions.compiler import Compiled
 
+from . import limits
 from .kernels import Benchmark, outputs
 from .timing import Quartiles, interleave, ratios
 
 OURS = "ours"
 Call = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Our kernel, without the cost of a call, beside what the machine does at most.
+
+    Attributes:
+        bound: what that is: multiply-adds, or the better of the copies of as many bytes.
+        unit: what the work is counted in, "FLOP" or "B".
+        seconds: time of our kernel.
+        speed: work per second of our kernel.
+        most: the same of the machine.
+        share: the one relative to the other, round by round.
+        intensity: floating-point operations per byte of the operands.
+    """
+
+    bound: str
+    unit: str
+    seconds: Quartiles
+    speed: float
+    most: float
+    share: Quartiles
+    intensity: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +58,7 @@ class Result:
         failures: why a contender has no times.
         rounds, quiet: how many rounds there were, and how many of them nothing disturbed.
         warm_up: seconds from the text to our first result.
+        limit: our kernel beside what the machine does at most; None where that is not known, or for several threads.
     """
 
     name: str
@@ -47,6 +74,7 @@ class Result:
     rounds: int
     quiet: int
     warm_up: float | None = None
+    limit: Limit | None = None
 
     @property
     def ratio(self) -> Quartiles | None:
@@ -78,6 +106,7 @@ class _Field:
     calls: dict[str, Call] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    kernel: Compiled | None = None
 
 
 def run(benchmark: Benchmark, threads: int, settings: Settings) -> Result:
@@ -91,15 +120,43 @@ def run(benchmark: Benchmark, threads: int, settings: Settings) -> Result:
             _admit(name, prepare, reference, benchmark.tolerance, contenders)
         # One thread: time of the thread, so that what neighbours take from the machine does not count.
         clock = time.thread_time if threads == 1 else time.perf_counter
-        samples = interleave(contenders.calls, seconds=settings.seconds, clock=clock, seed=settings.seed)
-    seconds = samples.seconds
+        extremes = _extremes(benchmark, arguments, contenders) if threads == 1 else {}
+        calls = {**contenders.calls, **{name: call for name, (call, _) in extremes.items()}}
+        samples = interleave(calls, seconds=settings.seconds, clock=clock, seed=settings.seed)
+    limit = _limit(benchmark, {name: work for name, (_, work) in extremes.items()}, samples.seconds)
+    seconds = {name: samples.seconds[name] for name in contenders.calls}
     times = {name: Quartiles.of(values) for name, values in seconds.items()}
     peers = [name for name in times if name != OURS]
     return Result(
         benchmark.name, benchmark.family, threads, benchmark.goal, benchmark.note, times,
         {name: ratios(seconds[name], seconds[OURS]) for name in peers} if OURS in seconds else {},
         min(peers, key=lambda name: times[name].median, default=None),
-        contenders.errors, contenders.failures, samples.rounds, samples.quiet, warm_up,
+        contenders.errors, contenders.failures, samples.rounds, samples.quiet, warm_up, limit,
+    )  # fmt: skip
+
+
+def _extremes(
+    benchmark: Benchmark, arguments: tuple[Tensor, ...], contenders: _Field
+) -> dict[str, tuple[Callable[[], None], float]]:
+    """Our kernel by itself and what bounds it, with the work that one call of each does."""
+    work = benchmark.flops or benchmark.moved
+    if contenders.kernel is None or OURS not in contenders.calls or not work:
+        return {}
+    call, times = limits.kernel(contenders.kernel, arguments, outputs(contenders.calls[OURS]()))
+    most = {limits.FMA: limits.multiply_adds(arguments[0].dtype)} if benchmark.flops else limits.copies(work)
+    return {limits.KERNEL: (call, float(times * work)), **most}
+
+
+def _limit(benchmark: Benchmark, work: Mapping[str, float], seconds: Mapping[str, Sequence[float]]) -> Limit | None:
+    if not work:
+        return None
+    speeds = {name: [amount / s for s in seconds[name]] for name, amount in work.items()}
+    ours = speeds.pop(limits.KERNEL)
+    bound = max(speeds, key=lambda name: median(speeds[name]))
+    amount = benchmark.flops or benchmark.moved
+    return Limit(
+        bound, "FLOP" if benchmark.flops else "B", Quartiles.of([amount / v for v in ours]), median(ours),
+        median(speeds[bound]), ratios(ours, speeds[bound]), benchmark.flops / max(1, benchmark.operands),
     )  # fmt: skip
 
 
@@ -115,6 +172,7 @@ def _admit_ours(
         operator = getattr(library, def_name(benchmark.source))
         operator(*arguments)
         taken.append(time.perf_counter() - start)
+        contenders.kernel = operator.compile(*arguments).compiled
         return lambda: operator(*arguments)
 
     _admit(OURS, prepare, reference, benchmark.tolerance, contenders)
@@ -125,9 +183,10 @@ def _peers(
     benchmark: Benchmark, arguments: tuple[Tensor, ...], settings: Settings
 ) -> Iterator[tuple[str, Callable[[], Call]]]:
     for peer in benchmark.peers:
-        yield peer.name, lambda f=peer.function: lambda: f(*arguments)  # type: ignore[misc]
+        ready = arguments if peer.prepare is None else peer.prepare(*arguments)
+        yield peer.name, lambda f=peer.function, a=ready: lambda: f(*a)  # type: ignore[misc]
         if peer.compiled and settings.compiled:
-            yield f"{peer.name} compiled", lambda f=peer.function: _compile(f, arguments)  # type: ignore[misc]
+            yield f"{peer.name} compiled", lambda f=peer.function, a=ready: _compile(f, a)  # type: ignore[misc]
 
 
 def _compile(function: Callable[..., object], arguments: tuple[Tensor, ...]) -> Call:
@@ -158,8 +217,9 @@ def _admit(
 
 
 def _reference(benchmark: Benchmark, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    wide = (a.double() if a.is_floating_point() else a for a in arguments)
-    return outputs(benchmark.peers[0].function(*wide))
+    wide = tuple(a.double() if a.is_floating_point() else a for a in arguments)
+    first = benchmark.peers[0]
+    return outputs(first.function(*(wide if first.prepare is None else first.prepare(*wide))))
 
 
 def _error(actual: tuple[Tensor, ...], reference: tuple[Tensor, ...]) -> float:
