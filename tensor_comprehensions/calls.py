@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .arguments import TORCH_TYPES, Expected, article, check_apart, check_destination, to_tensor
+from .arguments import (
+    TORCH_TYPES,
+    Convert,
+    Expected,
+    article,
+    check_apart,
+    check_destination,
+    conversion,
+    to_numpy,
+    to_tensor,
+)
 from .describe import dims, signature, sizes_of_returns
 from .dtypes import BFLOAT16, DType
 from .errors import ArgumentError, InternalError, RangeError
 from .loop_ir.nodes import CheckSite
-from .options import CpuOptions
+from .options import CpuOptions, check_fields
 from .runtime.host import host
-from .structured.strategy import frozen
 from .target import Target
 from .tc_lang import reference
 from .tc_lang.arguments import TensorType
@@ -29,7 +39,6 @@ from .tc_lang.bind import bind
 from .tc_lang.function import BoundFunction, Function, Role, contiguous_strides
 
 Shape = tuple[int, ...]
-Result = Tensor | np.ndarray | tuple[Tensor, ...] | tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +46,12 @@ class Arguments:
     """The tensors of one call.
 
     inputs: of the parameters, in order. initial: of the in/out outputs, in order.
-    numpy: whether the caller passed arrays, and so gets arrays.
+    convert: makes arrays of the caller's library of the outputs; None for a caller who passed tensors.
     """
 
     inputs: tuple[Tensor, ...]
     initial: tuple[Tensor, ...]
-    numpy: bool
+    convert: Convert | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +76,13 @@ def gather(interface: Interface, values: Sequence[object], initial: Mapping[str,
     """The arguments of a call as plain tensors. Raises ArgumentError that names the first that is wrong."""
     function = interface.function
     check_names(interface, values, initial)
-    everything = (*values, *initial.values())
-    numpy = any(isinstance(v, np.ndarray) for v in everything) and not any(isinstance(v, Tensor) for v in everything)
-    if numpy and (narrow := [r for r in function.returns if function.tensor(r).dtype == BFLOAT16]):
+    convert = conversion((*values, *initial.values()))
+    if convert is to_numpy and (narrow := [r for r in function.returns if function.tensor(r).dtype == BFLOAT16]):
         raise ArgumentError(f"NumPy has no type for '{narrow[0]}' of {function.name}", suggestion="pass torch tensors")
     return Arguments(
         tuple([to_tensor(p, v) for p, v in zip(interface.parameters, values, strict=True)]),
         tuple([to_tensor(p, initial[p.name]) for p in interface.initial]),
-        numpy,
+        convert,
     )
 
 
@@ -264,12 +272,10 @@ def copy(source: Tensor, destination: Tensor) -> None:
         destination.copy_(source)
 
 
-def hand_back(outputs: Sequence[Tensor], numpy: bool) -> Result:
+def hand_back(outputs: Sequence[Tensor], convert: Convert | None) -> Any:
     """One output as it is, several as a tuple; arrays for a caller who passed arrays."""
-    if numpy:
-        arrays = tuple(x.numpy() for x in outputs)
-        return arrays[0] if len(arrays) == 1 else arrays
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+    values = tuple(outputs) if convert is None else tuple(convert(x) for x in outputs)
+    return values[0] if len(values) == 1 else values
 
 
 def deliver(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
@@ -288,24 +294,9 @@ def check_machine(options: object, target: object) -> None:
     """Are these options and a target that the compiler takes? Raises ArgumentError."""
     if not isinstance(options, CpuOptions):
         raise ArgumentError(f"options is {article(type(options).__name__)}", expected="CpuOptions(...)")
-    frozen(options.strategy)
     if not isinstance(target, Target):
         raise ArgumentError(f"target is {article(type(target).__name__)}", expected="a Target")
-    for f in fields(options):
-        if "choices" not in f.metadata:
-            continue
-        value, choices = getattr(options, f.name), f.metadata["choices"]
-        numbers = value if isinstance(value, tuple) else (value,)
-        if type(value) is not type(f.default):
-            wrong = True
-        elif isinstance(value, str):
-            wrong = value not in choices
-        else:
-            wrong = not all(isinstance(n, int) and 0 <= n < 1 << 31 for n in numbers)
-        if wrong:
-            raise ArgumentError(
-                f"the option {f.name} is {value!r}", expected=f"such as {', '.join(map(repr, choices))}"
-            )
+    check_fields(options)
 
 
 def check_runs_here(op: str, target: Target) -> None:

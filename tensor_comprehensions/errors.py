@@ -88,6 +88,10 @@ class ArgumentError(TCError):
     """A call passes tensors or options that the def, the target or the machine does not accept."""
 
 
+class CacheError(TCError):
+    """The cache cannot be used as it was asked to be; without `TC_CACHE_STRICT`, only a command on it says so."""
+
+
 class InternalError(AssertionError):
     """A bug of this package, never the user's mistake. Please report it with the program that shows it."""
 

@@ -40,6 +40,31 @@ class Knobs:
     verify: bool = field(
         default=False, metadata={"variable": "TC_VERIFY", "help": "1: prove every transform and check after every pass"}
     )
+    cache: str = field(
+        default="write",
+        metadata={
+            "variable": "TC_CACHE",
+            "help": "off, read or write: whether kernels and tuned options of earlier processes are used and kept",
+            "choices": ("off", "read", "write"),
+        },
+    )
+    cache_dir: str = field(
+        default="", metadata={"variable": "TC_CACHE_DIR", "help": "folder of the cache, instead of the user's own"}
+    )
+    cache_strict: bool = field(
+        default=False, metadata={"variable": "TC_CACHE_STRICT", "help": "1: raise CacheError for a fault of the cache"}
+    )
+    cache_size: int = field(
+        default=1 << 31,
+        metadata={"variable": "TC_CACHE_SIZE", "help": "bytes that the cache may have: 500M, 2G"},
+    )
+    cache_key: str = field(
+        default="",
+        metadata={
+            "variable": "TC_CACHE_KEY",
+            "help": "file with a secret that signs compiled code, which may then move",
+        },
+    )
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Knobs:
@@ -51,12 +76,16 @@ class Knobs:
         for f in fields(cls):
             variable = f.metadata["variable"]
             if variable in environment:
-                values[f.name] = _parse(variable, environment[variable], type(f.default))
+                values[f.name] = _parse(variable, environment[variable], type(f.default), f.metadata.get("choices", ()))
         return cls(**values)
 
 
-def _parse(variable: str, text: str, kind: type) -> Any:
+def _parse(variable: str, text: str, kind: type, choices: tuple[str, ...]) -> Any:
     text = text.strip()
+    if choices and text not in choices:
+        raise ArgumentError(f"{variable} is {text!r}", expected=", ".join(choices))
+    if kind is int:
+        return _bytes(variable, text)
     if kind is bool:
         if text.lower() not in ("", "0", "1", "false", "true"):
             raise ArgumentError(f"{variable} is {text!r}", expected="0 or 1")
@@ -67,6 +96,13 @@ def _parse(variable: str, text: str, kind: type) -> Any:
             raise ArgumentError(f"{variable} has no topic {unknown[0]!r}", expected="all or " + ", ".join(TOPICS))
         return tuple(TOPICS) if "all" in topics else topics
     return text
+
+
+def _bytes(variable: str, text: str) -> int:
+    digits, unit = text.rstrip("KMGkmg"), text[len(text.rstrip("KMGkmg")) :].upper()
+    if not digits.isascii() or not digits.isdigit() or len(unit) > 1:
+        raise ArgumentError(f"{variable} is {text!r}", expected="a number of bytes, such as 500M or 2G")
+    return int(digits) << {"": 0, "K": 10, "M": 20, "G": 30}[unit]
 
 
 _current = Knobs.read(os.environ)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from .structured.strategy import Strategies
+from .errors import ArgumentError
+from .structured.strategy import Strategies, frozen
 
 FUSION_STRATEGIES = ("max", "preserve3", "min")
 
@@ -32,3 +34,24 @@ class CpuOptions:
     structured: bool = field(default=True, metadata={"choices": (False, True)})
     contract: bool = field(default=True, metadata={"choices": (False, True)})
     strategy: Strategies = None
+
+
+def check_fields(options: Any) -> None:
+    """Has every field of a record of options a value that means something? Raises ArgumentError."""
+    for f in fields(options):
+        value = getattr(options, f.name)
+        if f.name == "strategy":
+            frozen(value)
+        if "choices" not in f.metadata:
+            continue
+        choices, numbers = f.metadata["choices"], value if isinstance(value, tuple) else (value,)
+        if type(value) is not type(f.default):
+            wrong = True
+        elif isinstance(value, str):
+            wrong = value not in choices
+        else:
+            wrong = not all(isinstance(n, int) and 0 <= n < 1 << 31 for n in numbers)
+        if wrong:
+            raise ArgumentError(
+                f"the option {f.name} is {value!r}", expected=f"such as {', '.join(map(repr, choices))}"
+            )

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 os.environ.setdefault("TC_VERIFY", "1")
+os.environ.setdefault("TC_CACHE", "off")
 
 
 @dataclass(frozen=True)

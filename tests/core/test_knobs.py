@@ -18,7 +18,11 @@ def test_nothing_set_gives_the_defaults() -> None:
 
 def test_every_field_is_read_from_its_variable() -> None:
     environment = {"TC_INTERPRET": "1", "TC_DUMP": "there", "TC_LOGS": "code, cache,code", "TC_VERIFY": "true"}
-    assert Knobs.read(environment) == Knobs(True, "there", ("code", "cache"), True)
+    environment |= {"TC_CACHE": "read", "TC_CACHE_DIR": "here", "TC_CACHE_STRICT": "1", "TC_CACHE_SIZE": "3M"}
+    environment["TC_CACHE_KEY"] = "secret"
+    expected = Knobs(True, "there", ("code", "cache"), True, "read", "here", True, 3 << 20, "secret")
+    assert Knobs.read(environment) == expected
+    assert set(environment) == {f.metadata["variable"] for f in fields(Knobs)}
 
 
 def test_all_topics() -> None:
@@ -26,7 +30,14 @@ def test_all_topics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "part"), [("TC_VERIFY", "yes", "0 or 1"), ("TC_LOGS", "shedule", "no topic 'shedule'")]
+    ("variable", "text", "part"),
+    [
+        ("TC_VERIFY", "yes", "0 or 1"),
+        ("TC_LOGS", "shedule", "no topic 'shedule'"),
+        ("TC_CACHE", "on", "off, read, write"),
+        ("TC_CACHE_SIZE", "2T", "such as 500M"),
+        ("TC_CACHE_SIZE", "M", "such as 500M"),
+    ],
 )
 def test_a_meaningless_value_is_told_with_its_variable(variable: str, text: str, part: str) -> None:
     with pytest.raises(ArgumentError, match=variable) as caught:

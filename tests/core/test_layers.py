@@ -14,15 +14,17 @@ PACKAGE = Path(tensor_comprehensions.__file__).parent
 LAYERS = (
     ("errors", "dtypes", "once"),
     ("math_functions", "target", "knobs"),
+    ("inspection",),
     ("tc_lang",),
     ("loop_ir",),
     ("layouts", "translate"),
     ("structured",),
     ("options", "strategies"),
+    ("cache",),
     ("polyhedral",),
     ("codegen",),
     ("runtime",),
-    ("inspection", "arguments", "describe"),
+    ("arguments", "describe"),
     ("compiler",),
     ("calls",),
     ("lanes",),
@@ -37,7 +39,7 @@ LAYERS = (
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 APART = {("loop_ir", "tc_lang"), ("codegen", "tc_lang"), ("runtime", "tc_lang")}
 """Pairs that the order would allow and the design does not."""
-OWNERS = {"islpy": {"polyhedral"}, "llvmlite": {"codegen", "runtime"}, "lark": {"tc_lang"}}
+OWNERS = {"islpy": {"polyhedral"}, "llvmlite": {"codegen", "runtime"}, "lark": {"tc_lang"}, "google": {"cache"}}
 """Third-party modules that only some rooms may import."""
 
 

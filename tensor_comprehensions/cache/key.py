@@ -1,0 +1,234 @@
+"""The key: everything that can change a result, as named texts in a fixed order.
+
+There is one function, `make_key`; a field that is added to a record of options or to a target becomes a part of the
+key by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ..errors import InternalError
+from ..tc_lang import function as f
+from ..tc_lang.function import BoundFunction, Function
+
+PACKAGES = ("tensor-comprehensions", "islpy", "llvmlite", "torch", "numpy")
+"""Whose versions are recorded."""
+FAMILY = ("kind", "def", "dtypes", "target.", "threads")
+"""The parts that keys share which differ in sizes only; a name that ends in a dot stands for all below it."""
+
+
+class NotAKey(Exception):
+    """A value whose text does not say all that it means: a function, say. What depends on it is not cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Named parts. Two keys are for the same thing exactly where all parts are equal."""
+
+    parts: tuple[tuple[str, str], ...]
+
+    @property
+    def digest(self) -> str:
+        """64 hexadecimal digits, the name of the entry."""
+        return _digest(self.parts)
+
+    @property
+    def family(self) -> str:
+        """16 hexadecimal digits that keys have in common which differ only in sizes, strides and numbers."""
+        return _digest(tuple(part for part in self.parts if _in_family(part[0])))[:16]
+
+    def __getitem__(self, name: str) -> str:
+        """The text of a part; empty where the key has none of this name."""
+        return dict(self.parts).get(name, "")
+
+    def difference(self, other: Key) -> tuple[str, ...]:
+        """The names of the parts in which two keys differ, in order."""
+        mine, theirs = dict(self.parts), dict(other.parts)
+        return tuple(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name))
+
+
+def make_key(
+    function: Function,
+    bound: BoundFunction,
+    target: object,
+    *,
+    options: object = None,
+    threads: int = 0,
+    alignment: int = 0,
+    flags: Mapping[str, str] | None = None,
+) -> Key:
+    """The key of a kernel, or without `options` the key under which measurements of all options are kept.
+
+    A kernel depends on the text of this package and of its compilers, so these are parts of its key. A measurement
+    records them instead: options that were good for an earlier version are still the ones to start from.
+
+    Args:
+        function, bound: the def, and the def with its sizes, strides and numbers.
+        target: what the kernel is for, a frozen dataclass.
+        options: how it is lowered, a frozen dataclass.
+        threads: on how many it is measured; kernels work on any number.
+        alignment: bytes to which the addresses of tensors are multiples; 0: those of an element.
+        flags: what else the emitted code depends on.
+
+    Raises NotAKey where the options hold a function.
+    """
+    tensors = [t for t in bound.tensors if t.role is not f.Role.TEMPORARY]
+    parts = [
+        ("kind", "tuning" if options is None else "kernel"),
+        ("def", function.canonical),
+        ("dtypes", " ".join(str(t.dtype) for t in tensors)),
+        ("shapes", " ".join(_dimensions(t.shape) for t in tensors)),
+        ("strides", " ".join(_dimensions(t.strides) for t in tensors)),
+        ("alignment", str(alignment or "element")),
+        ("bound", sha256(repr(renamed(bound)).encode()).hexdigest()),
+        *_fields("target", target),
+    ]
+    if options is None:
+        parts.append(("threads", str(threads)))
+        return Key(tuple(parts))
+    parts += _fields("options", options)
+    if refers_to_names(options):
+        parts.append(("spelling", spelling(bound)))
+    parts += [(f"version.{name}", text) for name, text in versions()]
+    parts.append(("source", source_digest()))
+    parts += [(f"flag.{name}", text) for name, text in sorted((flags or {}).items())]
+    return Key(tuple(parts))
+
+
+def spelling(bound: BoundFunction) -> str:
+    """A digest of the names in a def, for options that use them."""
+    names = [t.name for t in bound.tensors]
+    names += [name for s in bound.statements for name in (s.name, *(index.name for index in s.indices))]
+    return _digest((("names", " ".join(names)),))[:16]
+
+
+def refers_to_names(options: object) -> bool:
+    """Do options name loops or tensors of the def?"""
+    return getattr(options, "strategy", None) is not None
+
+
+# --- parts -------------------------------------------------------------------------------------------------------
+
+
+def written(value: object) -> str:
+    """A value of an option or a target as a text that means the same in every process. Raises NotAKey."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, tuple):
+        return f"({', '.join(map(written, value))})"
+    if type(value).__name__ == "Pipeline":
+        return repr(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return f"{type(value).__name__}({', '.join(f'{name}={text}' for name, text in _fields('', value))})"
+    raise NotAKey(f"{value!r} has no text that could be part of a key")
+
+
+def _fields(prefix: str, record: object) -> Iterator[tuple[str, str]]:
+    """Every field of a dataclass by its name; the name of its class stands for the whole."""
+    if not is_dataclass(record):
+        raise InternalError(f"{record!r} is no record")
+    if prefix:
+        yield prefix, type(record).__name__
+    for x in fields(record):
+        yield f"{prefix}.{x.name}" if prefix else x.name, written(getattr(record, x.name))
+
+
+def _dimensions(numbers: tuple[int, ...]) -> str:
+    return f"({','.join(map(str, numbers))})"
+
+
+def _digest(parts: tuple[tuple[str, str], ...]) -> str:
+    """Of the parts with their lengths, so that no two lists of parts run together to the same bytes."""
+    total = sha256()
+    for part in parts:
+        for text in part:
+            data = text.encode()
+            total.update(b"%d:" % len(data) + data)
+    return total.hexdigest()
+
+
+def _in_family(name: str) -> bool:
+    return any(name == member or (member[-1] == "." and name.startswith(member)) for member in FAMILY)
+
+
+# --- versions ----------------------------------------------------------------------------------------------------
+
+
+@cache
+def versions() -> tuple[tuple[str, str], ...]:
+    """The installed versions of the package and of what it compiles with."""
+    return tuple((name, _version(name)) for name in PACKAGES)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@cache
+def source_digest() -> str:
+    """Of the text of this package, so that an edited checkout never finds what it made before.
+
+    Raises NotAKey where the text cannot be read.
+    """
+    package = Path(__file__).parents[1]
+    total = sha256()
+    try:
+        for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".lark")):
+            data = path.read_bytes()
+            total.update(f"{path.relative_to(package).as_posix()}:{len(data)}:".encode() + data)
+    except OSError as error:
+        raise NotAKey(f"the package's own text cannot be read: {error}") from error
+    return total.hexdigest()
+
+
+# --- names -------------------------------------------------------------------------------------------------------
+
+
+def renamed(bound: BoundFunction) -> BoundFunction:
+    """`bound` with its names replaced by their places, so that defs which differ in names only become equal."""
+    tensors = {t.name: f"t{n}" for n, t in enumerate(bound.tensors)}
+    return replace(
+        bound,
+        name="f",
+        tensors=tuple(replace(t, name=tensors[t.name]) for t in bound.tensors),
+        statements=tuple(_statement(s, f"s{n}", tensors) for n, s in enumerate(bound.statements)),
+        returns=tuple(tensors[name] for name in bound.returns),
+    )
+
+
+def _statement(s: f.BoundStatement, name: str, tensors: Mapping[str, str]) -> f.BoundStatement:
+    indices = {index.name: f"i{n}" for n, index in enumerate(s.indices)}
+
+    def expression(e: f.Expr) -> f.Expr:
+        match e:
+            case f.Index(name=index):
+                return replace(e, name=indices.get(index, index))
+            case f.Access(tensor=tensor):
+                e = replace(e, tensor=tensors[tensor])
+        return f.rebuild(e, tuple(map(expression, f.children(e))))
+
+    def check(c: f.BoundsCheck) -> f.BoundsCheck:
+        guard = None if c.guard is None else expression(c.guard)
+        return replace(c, tensor=tensors[c.tensor], subscript=expression(c.subscript), guard=guard)
+
+    return replace(
+        s,
+        name=name,
+        target=tensors[s.target],
+        subscripts=tuple(map(expression, s.subscripts)),
+        value=expression(s.value),
+        indices=tuple(replace(index, name=indices[index.name]) for index in s.indices),
+        checks=tuple(map(check, s.checks)),
+    )

@@ -1,0 +1,224 @@
+"""The store: payloads by name in a private folder, shared by processes without locks.
+
+Always holds: an entry is written whole or not at all; what is read was verified; and a fault of the disk makes an entry
+unknown or unkept, never a call fail, unless `TC_CACHE_STRICT` says so.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+from .. import knobs
+from ..errors import CacheError
+from ..inspection import logger
+from . import entry, files
+from .entry import Damaged
+from .files import SYSTEM, System
+
+T = TypeVar("T")
+SUFFIX = ".tc"
+TUNING, KERNEL = "tuning", "kernel"
+FOLDER = f"v{entry.VERSION}"
+PASSING = (errno.ESTALE, errno.EBUSY, errno.EINTR, errno.EAGAIN, errno.ENOENT)
+"""What may be over when one tries again: network folders, and folders that somebody removes meanwhile."""
+PAUSE = 60.0
+"""Seconds without writing after a write has failed."""
+TOUCH = 3600.0
+"""Seconds after which a use of an entry is noted in its time of modification."""
+
+Name = tuple[str, ...]
+"""Of an entry: folders, the first of which is a layer, and the file without its suffix."""
+
+
+class Store:
+    """Entries below a folder.
+
+    Attributes:
+        root: the folder. mode: "off", "read" or "write". limit: bytes that eviction leaves.
+        secret: the key that signs compiled code.
+    """
+
+    def __init__(
+        self,
+        root: Path | None,
+        mode: str = "write",
+        *,
+        strict: bool = False,
+        limit: int = 1 << 31,
+        secret: bytes | None = None,
+        system: System = SYSTEM,
+    ) -> None:
+        self.root = root
+        self.mode = "off" if root is None else mode
+        self.strict, self.limit, self.secret, self.system = strict, limit, secret, system
+        self.written = 0
+        self._told: set[str] = set()
+        self._paused_until = float("-inf")
+
+    def path(self, name: Name) -> Path:
+        assert self.root is not None
+        return Path(self.root, FOLDER, *name[:-1], name[-1] + SUFFIX)
+
+    def folder(self, name: Name = ()) -> Path:
+        assert self.root is not None
+        return Path(self.root, FOLDER, *name)
+
+    # --- entries -------------------------------------------------------------------------------------------------
+
+    def read(self, name: Name) -> bytes | None:
+        """The payload of an entry; None where there is none that can be trusted."""
+        if not self._trusted():
+            return None
+        path = self.path(name)
+        data = self._tried(lambda: files.read(self.system, path, entry.LARGEST + entry.HEADER), path, "read")
+        if data is None:
+            return None
+        try:
+            payload = entry.unpack(data, self._secret(name))
+        except Damaged as reason:
+            self.tell(f"the entry {path} is passed over: {reason}", key=str(path))
+            return None
+        self._touch(path)
+        return payload
+
+    def write(self, name: Name, payload: bytes) -> bool:
+        """Keep a payload; False where that was not possible."""
+        if self.mode != "write" or self.system.clock() < self._paused_until or not self._trusted():
+            return False
+        path = self.path(name)
+        try:
+            data = entry.pack(payload, self._secret(name))
+        except Damaged as reason:
+            self.tell(f"an entry is not kept: {reason}")
+            return False
+
+        def put() -> bool:
+            try:
+                files.write(self.system, path, data)
+            except FileNotFoundError:
+                files.make_folders(self.system, path.parent)
+                files.write(self.system, path, data)
+            return True
+
+        if not self._tried(put, path, "written"):
+            self._paused_until = self.system.clock() + PAUSE
+            return False
+        self.written += len(data)
+        return True
+
+    def names(self, folder: Name) -> tuple[str, ...]:
+        """What there is in a folder, entries without their suffix, in order; nothing where there is no folder."""
+        if not self._trusted():
+            return ()
+        path = self.folder(folder)
+        found = self._tried(lambda: self.system.listdir(path), path, "listed")
+        return tuple(sorted(name.removesuffix(SUFFIX) for name in found or () if not name.startswith(".")))
+
+    def remove(self, name: Name) -> bool:
+        """Forget an entry; False where it was not there or cannot be removed."""
+        return self.mode == "write" and self._trusted() and files.discard(self.system, self.path(name))
+
+    # --- faults --------------------------------------------------------------------------------------------------
+
+    def tell(self, message: str, key: str = "") -> None:
+        """Warn once about a fault; with `TC_CACHE_STRICT`, raise CacheError."""
+        if self.strict:
+            raise CacheError(message, suggestion="unset TC_CACHE_STRICT to go on without the cache")
+        if (key or message) not in self._told:
+            self._told.add(key or message)
+            logger("cache").warning("%s", message)
+
+    def _trusted(self) -> bool:
+        """Is there a folder that only this user may write? One is made where entries may be written."""
+        if self.mode == "off":
+            return False
+        assert self.root is not None
+        try:
+            if self.mode == "read":
+                self.system.stat(self.root)
+            reason = files.private_folder(self.system, self.root)
+        except FileNotFoundError:
+            if self.mode == "read":
+                return False
+            reason = "it cannot be made"
+        except OSError as error:
+            reason = str(error)
+        if reason:
+            self.tell(f"the cache {self.root} is not used: {reason}", key="folder")
+        return not reason
+
+    def _tried(self, action: Callable[[], T], path: Path, what: str) -> T | None:
+        """The result of `action`, tried a second time after a fault that may pass; None where it fails."""
+        for last in (False, True):
+            try:
+                return action()
+            except OSError as error:
+                if error.errno == errno.ENOENT and what != "written":
+                    return None
+                if last or error.errno not in PASSING:
+                    self.tell(f"{path} is not {what}: {error}", key=f"{what} {error.errno}")
+                    return None
+        return None
+
+    def _touch(self, path: Path) -> None:
+        """Note, once in a while, that an entry is in use."""
+        if self.mode != "write":
+            return
+        now = self.system.clock()
+        try:
+            if abs(now - self.system.stat(path).st_mtime) > TOUCH:
+                self.system.utime(path, (now, now))
+        except OSError:
+            pass
+
+    def _secret(self, name: Name) -> bytes | None:
+        """Measurements are never signed: they are data, and are checked as such."""
+        return self.secret if name[0] == KERNEL else None
+
+
+# --- the store of this process -----------------------------------------------------------------------------------
+
+
+def current() -> Store:
+    """The store that the knobs name."""
+    k = knobs.current()
+    return _store(k.cache, k.cache_dir, k.cache_strict, k.cache_size, k.cache_key)
+
+
+@lru_cache(maxsize=8)
+def _store(mode: str, folder: str, strict: bool, limit: int, key_file: str) -> Store:
+    if mode == "off":
+        return Store(None, "off")
+    return Store(_root(folder), mode, strict=strict, limit=limit, secret=_secret(key_file))
+
+
+def _root(folder: str) -> Path | None:
+    if folder:
+        return Path(folder).expanduser()
+    import platformdirs
+
+    try:
+        return platformdirs.user_cache_path("tensor-comprehensions", appauthor=False)
+    except (OSError, RuntimeError):  # there is no home
+        return None
+
+
+def _secret(key_file: str) -> bytes | None:
+    """The secret key: the content of a file that only this user can read. Raises CacheError."""
+    if not key_file:
+        return None
+    path = Path(key_file).expanduser()
+    try:
+        if os.name == "posix" and path.stat().st_mode & 0o077:
+            raise CacheError(f"others may read the key {path}", suggestion=f"chmod 600 {path}")
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise CacheError(f"the file that TC_CACHE_KEY names cannot be read: {error}") from error
+    if len(secret) < 32:
+        raise CacheError(f"the key in {path} has {len(secret)} bytes", expected="32 or more")
+    return secret
