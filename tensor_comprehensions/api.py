@@ -172,8 +172,9 @@ class Op(Caller):
     """A def as a function of tensors; `help(op)` tells what this one takes and gives.
 
     Tensors go in by position, in the order of the def; numbers where the def has numbers. In/out outputs take their
-    initial value by keyword and are not changed. One output comes back as a tensor, several as a tuple; NumPy arrays in
-    give NumPy arrays out. `out` is a tensor, or a tuple of them, to write to instead of fresh memory.
+    initial value by keyword and are not changed. One output comes back as a tensor, several as a tuple; arrays of NumPy
+    and of libraries that speak DLPack come back as they went in. `out` is a tensor, or a tuple of them, to write to
+    instead of fresh memory.
 
     Raises:
         ArgumentError: an argument has another type, rank, size or device than the def says.
@@ -279,7 +280,7 @@ class Op(Caller):
         """What a call gives, computed by the reference evaluator: by the definition of the language, and slowly."""
         arguments = gather(self._kernels.interface, tensors, initial)
         bound = self._kernels.bind(sizes_of(self.function, arguments))
-        return hand_back(evaluate(bound, arguments), arguments.numpy)
+        return hand_back(evaluate(bound, arguments), arguments.convert)
 
     @guarded
     def show(self, /, *tensors: Value, **initial: Value) -> Picture:

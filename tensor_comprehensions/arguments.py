@@ -6,7 +6,7 @@ copied that a kernel can read where it lies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from reprlib import repr as short_repr
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from .dtypes import DTYPES, DType
 from .errors import ArgumentError
@@ -22,6 +23,8 @@ TORCH_TYPES: dict[DType, torch.dtype] = {t: getattr(torch, name) for name, t in 
 TYPES = {theirs: ours for ours, theirs in TORCH_TYPES.items()}
 PLAIN = (Tensor, torch.nn.Parameter)
 """The classes whose memory is what it seems; any other subclass may stand for something else."""
+Convert = Callable[[Tensor], Any]
+"""Makes an array of another library of a tensor, in the same memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,8 @@ class Expected:
 def to_tensor(expected: Expected, value: object) -> Tensor:
     """`value` as a plain tensor of the expected dtype and rank.
 
-    Raises ArgumentError for anything else than a dense CPU tensor, a NumPy array or, where the def expects a number,
-    a Python number.
+    Raises ArgumentError for anything else than a dense CPU tensor, a NumPy array, an array that speaks DLPack or, where
+    the def expects a number, a Python number.
     """
     if isinstance(value, Tensor):
         tensor = _from_torch(expected, value)
@@ -58,6 +61,8 @@ def to_tensor(expected: Expected, value: object) -> Tensor:
         tensor = _from_numpy(expected, value)
     elif isinstance(value, bool | int | float | np.generic) and not expected.dims:
         return _from_number(expected, value)
+    elif hasattr(value, "__dlpack__"):
+        tensor = _from_torch(expected, _from_dlpack(expected, value))
     else:
         raise expected.error(
             f"is {article(type(value).__name__)}",
@@ -126,6 +131,44 @@ def _from_numpy(expected: Expected, array: np.ndarray) -> Tensor:
         raise expected.error(
             f"is an array that torch cannot read: {error}", suggestion="pass a torch tensor"
         ) from error
+
+
+def _from_dlpack(expected: Expected, array: object) -> Tensor:
+    try:
+        return from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # what libraries say of what they cannot share
+        raise expected.error(
+            f"is an array that torch cannot read: {error}", suggestion="pass a torch tensor or a NumPy array"
+        ) from error
+
+
+def conversion(values: Iterable[object]) -> Convert | None:
+    """What a caller who passed `values` gets: tensors (None) if one is a tensor, else arrays like the first.
+
+    A library that the array API standard cannot name gets tensors, which it reads through DLPack.
+    """
+    found: Convert | None = None
+    for value in values:
+        if isinstance(value, Tensor):
+            return None
+        if found is None:
+            found = _library(value)
+    return found
+
+
+def _library(value: object) -> Convert | None:
+    if isinstance(value, np.ndarray):
+        return to_numpy
+    namespace = getattr(value, "__array_namespace__", None)
+    if namespace is None or not hasattr(value, "__dlpack__") or isinstance(value, np.generic):
+        return None
+    convert: Convert = namespace().from_dlpack
+    return convert
+
+
+def to_numpy(x: Tensor) -> np.ndarray:
+    """The array in the memory of `x`."""
+    return x.numpy()
 
 
 class _Memory:

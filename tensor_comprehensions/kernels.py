@@ -127,11 +127,11 @@ class Kernels:
         Raises ArgumentError or RangeError.
         """
         arguments = gather(self.interface, tensors, initial)
-        if arguments.numpy and out is None:
+        if arguments.convert is not None and out is None:
             values = dict(zip([p.name for p in self.interface.initial], arguments.initial, strict=True))
             known = lanes.call(arguments.inputs, None, values)
             if known is not MISS:
-                return hand_back(known if isinstance(known, tuple) else (known,), numpy=True)
+                return hand_back(known if isinstance(known, tuple) else (known,), arguments.convert)
         sizes = sizes_of(self.function, arguments)
         bound = self.bind(sizes)
         wanted = () if out is None else destinations(bound, arguments, out)
@@ -140,7 +140,7 @@ class Kernels:
         else:
             outputs = self._compute(bound, sizes, arguments, wanted, machine, lanes)
         if out is None:
-            return hand_back(outputs, arguments.numpy)
+            return hand_back(outputs, arguments.convert)
         deliver(outputs, wanted)
         return out
 

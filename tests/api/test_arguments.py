@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import tensor_comprehensions as tc
 from tensor_comprehensions import arguments, dtypes
 from tensor_comprehensions.arguments import Expected
 from tensor_comprehensions.errors import ArgumentError
@@ -214,3 +217,44 @@ def test_share_memory(
 ) -> None:
     base = torch.zeros(8, 8, dtype=dtype)
     assert arguments.share_memory(x(base), y(base)) is shared
+
+
+class Elsewhere:
+    """An array of another library, as the array API standard describes them."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self.array.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+    def __array_namespace__(self) -> Any:
+        return SimpleNamespace(from_dlpack=lambda x: Elsewhere(np.from_dlpack(x)))
+
+
+class Nameless(Elsewhere):
+    __array_namespace__ = None
+
+
+def test_arrays_of_other_libraries_go_in_and_come_out() -> None:
+    add = tc.from_expression("y(i) = a(i) + b(i)")
+    a, b = np.arange(4, dtype=np.float32), np.ones(4, dtype=np.float32)
+    for _ in range(3):
+        result = add(Elsewhere(a), Elsewhere(b))
+        assert isinstance(result, Elsewhere)
+        np.testing.assert_array_equal(result.array, a + b)
+    assert isinstance(add(Elsewhere(a), b), Elsewhere)
+    assert isinstance(add(a, Elsewhere(b)), np.ndarray)
+    assert isinstance(add(torch.from_numpy(a), Elsewhere(b)), torch.Tensor)
+    assert isinstance(add(Nameless(a), Nameless(b)), torch.Tensor)
+
+
+def test_arrays_of_other_libraries_that_torch_cannot_read() -> None:
+    add = tc.from_expression("y(i) = a(i) + b(i)")
+    with pytest.raises(tc.ArgumentError, match="'a' of expression has elements of type"):
+        add(Elsewhere(np.zeros(3)), Elsewhere(np.zeros(3)))
+    with pytest.raises(tc.ArgumentError, match="'a' of expression is an array that torch cannot read"):
+        add(Elsewhere(np.zeros(3, dtype="M8[s]")), Elsewhere(np.zeros(3)))
