@@ -105,12 +105,22 @@ class Launcher:
 def _allocator(o: Operand) -> Callable[[], torch.Tensor]:
     """What makes a new tensor, by the quickest way there is: like one of these sizes whose memory is one element."""
     dtype, cpu = getattr(torch, o.dtype.name), torch.device("cpu")
-    if (
-        math.prod(o.sizes) > 1
-        and torch.empty_like(torch.empty((), device="meta").expand(o.sizes)).stride() == o.strides
-    ):
-        return functools.partial(torch.empty_like, torch.empty((), dtype=dtype, device=cpu).expand(o.sizes))
+    if math.prod(o.sizes) > 1:
+        model = torch.empty((), dtype=dtype, device=cpu).expand(o.sizes)
+        if _strides_like(model) == o.strides:
+            return functools.partial(torch.empty_like, model)
     return functools.partial(torch.empty_strided, o.sizes, o.strides, dtype=dtype, device=cpu)
+
+
+def _strides_like(model: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides of `torch.empty_like(model)`; None where there is no memory for it.
+
+    Tensors on torch's "meta" device would tell without memory, but the first of them imports sympy.
+    """
+    try:
+        return torch.empty_like(model).stride()
+    except RuntimeError:
+        return None
 
 
 def _offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
