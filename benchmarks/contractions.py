@@ -1,7 +1,9 @@
 """The 48 contractions of the GETT paper: `python -m benchmarks.contractions --help`.
 
-Ours beside `torch.einsum`, `numpy.einsum(optimize=True)`, and `torch.mm` of the equally sized matrix product, which
-moves no data around and is the paper's upper bound. Only the first two compute the same thing and are peers.
+Ours, as the cost model chooses and (`--search`) after a search of so many candidates, beside `torch.einsum`,
+`numpy.einsum(optimize=True)`, and `torch.mm` of the equally sized matrix product, which moves no data around and is
+the paper's upper bound. Only einsum computes the same thing and is a peer. The regret of the model is what its choice
+takes longer than the best candidate that the search found.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -29,9 +31,12 @@ from .runner import OURS, using_threads
 from .timing import Quartiles, interleave, keep_memory, ratios
 
 BOUND, EINSUM, NUMPY = "torch.mm", "torch.einsum", "numpy.einsum"
+SEARCHED = "searched"
 SIZES = ("odd", "ci", "bench", "full", "full_float64")
 TYPES = {torch.float32: "float", torch.float64: "double"}
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12}
+LEAST = 3
+"""Rounds of turns, even where one takes longer than the time for all."""
 SAMPLED = 512
 """Elements of a result that are compared with sums in float64."""
 
@@ -98,7 +103,7 @@ class Measured:
         ratios: time of each other contender over ours, round by round; above 1 ours is faster.
         errors: of each contender, relative to the largest element.
         failures: why a contender has no times.
-        schedule: how ours was lowered.
+        schedule: how ours was lowered. searched: the pipeline that the search found, where there was one.
     """
 
     id: str
@@ -113,10 +118,42 @@ class Measured:
     errors: Mapping[str, float]
     failures: Mapping[str, str] = field(default_factory=dict)
     schedule: str = ""
+    searched: str = ""
 
     def speed(self, who: str) -> float | None:
         """Median GFLOP/s of a contender."""
         return 2e-9 * math.prod(self.product) / self.times[who].median if who in self.times else None
+
+    def over(self, who: str, ours: str = OURS) -> float:
+        """How many times as fast `ours`, which is the model's choice or `SEARCHED`, is as `who`."""
+        return self.ratios[who].median / (1 if ours == OURS else self.ratios[ours].median)
+
+    @property
+    def regret(self) -> float | None:
+        """What the model's choice takes longer than the searched kernel, as a share of the latter; 0 if it is that."""
+        over = self.ratios.get(SEARCHED)
+        return None if over is None else max(0.0, 1 / over.median - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to measure.
+
+    Attributes:
+        threads: of every contender.
+        seconds: about how long to time a contraction.
+        search: how many candidates are measured; 0: no search.
+        search_seconds: what the search of one contraction may take.
+        left_out: contenders that do not run.
+        seed: of the inputs and of the order of turns.
+    """
+
+    threads: int = 1
+    seconds: float = 1.5
+    search: int = 0
+    search_seconds: float = 20.0
+    left_out: tuple[str, ...] = ()
+    seed: int = 0
 
 
 def contractions(size: str) -> list[Contraction]:
@@ -126,8 +163,9 @@ def contractions(size: str) -> list[Contraction]:
     return [Contraction(e["id"], e["name"], e["group"], e["sizes"][size], dtype) for e in entries]
 
 
-def measure(case: Contraction, size: str, threads: int, seconds: float, seed: int = 0) -> Measured:
+def measure(case: Contraction, size: str, settings: Settings) -> Measured:
     """Check and time one contraction in this process."""
+    threads, seed = settings.threads, settings.seed
     with using_threads(threads), torch.no_grad():
         limit_numpy(threads)
         generator = torch.Generator().manual_seed(seed)
@@ -135,26 +173,37 @@ def measure(case: Contraction, size: str, threads: int, seconds: float, seed: in
         rows, columns, inner = case.product
         shapes = (*map(case.shape, factors), (rows, inner), (inner, columns))
         a, b, x, y = (torch.empty(shape, dtype=case.dtype).normal_(generator=generator) for shape in shapes)
-        calls, errors, failures, schedule = _contenders(case, a, b, seed)
-        calls[BOUND] = lambda: torch.mm(x, y)
+        found = _contenders(case, a, b, settings)
+        if BOUND not in settings.left_out:
+            found.calls[BOUND] = lambda: torch.mm(x, y)
         clock = time.thread_time if threads == 1 else time.perf_counter
-        samples = interleave(calls, seconds=seconds, clock=clock, seed=seed, least=5).seconds
+        samples = interleave(found.calls, seconds=settings.seconds, clock=clock, seed=seed, least=LEAST).seconds
+    if found.searched and SEARCHED not in samples and OURS in samples:
+        samples = {**samples, SEARCHED: samples[OURS]}  # the search found what the model had chosen
     others = [name for name in samples if name != OURS and OURS in samples]
     return Measured(
         case.id, case.name, case.group, case.equation, size, case.product, threads,
         {name: Quartiles.of(values) for name, values in samples.items()},
         {name: ratios(samples[name], samples[OURS]) for name in others},
-        errors, failures, schedule,
+        found.errors, found.failures, found.schedule, found.searched,
     )  # fmt: skip
 
 
 Call = Callable[[], object]
 
 
-def _contenders(
-    case: Contraction, a: Tensor, b: Tensor, seed: int
-) -> tuple[dict[str, Call], dict[str, float], dict[str, str], str]:
-    """Those whose result is right, the errors of all, why others are out, and the schedule of ours."""
+@dataclass(slots=True)
+class _Field:
+    """Those whose result is right, the errors of all, why others are out, and how ours was lowered."""
+
+    calls: dict[str, Call] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    schedule: str = ""
+    searched: str = ""
+
+
+def _contenders(case: Contraction, a: Tensor, b: Tensor, settings: Settings) -> _Field:
     operator = tensor_comprehensions.define(case.source).contract
     x, y = a.numpy(), b.numpy()
     everyone: dict[str, Callable[[], Any]] = {
@@ -163,22 +212,34 @@ def _contenders(
         NUMPY: lambda: np.einsum(case.equation, x, y, optimize=True),
     }
     expected = everyone[EINSUM]()
-    sampled = sampled_error(case, a, b, expected, seed)
-    calls: dict[str, Call] = {}
-    errors, failures = {}, {}
-    for name, call in everyone.items():
+    sampled = sampled_error(case, a, b, expected, settings.seed)
+    admitted = _Field()
+
+    def admit(name: str, call: Callable[[], Any]) -> None:
         try:
             result = torch.as_tensor(call())
-            errors[name] = max(sampled, ((result - expected).abs().max() / expected.abs().max()).item())
+            error = max(sampled, ((result - expected).abs().max() / expected.abs().max()).item())
         except Exception as failure:  # one contender's failure must not end the others' measurement
-            failures[name] = f"{type(failure).__name__}: {failure}".splitlines()[0][:200]
-            continue
-        if errors[name] <= TOLERANCE[case.dtype]:
-            calls[name] = call
+            admitted.failures[name] = f"{type(failure).__name__}: {failure}".splitlines()[0][:200]
+            return
+        admitted.errors[name] = error
+        if error <= TOLERANCE[case.dtype]:
+            admitted.calls[name] = call
         else:
-            failures[name] = f"wrong result: relative error {errors[name]:.2g}"
-    schedule = operator.compile(a, b).source("schedule") if OURS in calls else ""
-    return calls, errors, failures, schedule
+            admitted.failures[name] = f"wrong result: relative error {error:.2g}"
+
+    for name, call in everyone.items():
+        if name not in settings.left_out:
+            admit(name, call)
+    if OURS in admitted.calls:
+        admitted.schedule = operator.compile(a, b).source("schedule")
+        if settings.search:
+            tuned = tensor_comprehensions.define(case.source).contract
+            found = tuned.search(a, b, count=settings.search, seconds=settings.search_seconds)
+            admitted.searched = str(dict(found.options.strategy or ())) if found.measured else ""
+            if tuned.compile(a, b).source("schedule") != admitted.schedule:
+                admit(SEARCHED, lambda: tuned(a, b))
+    return admitted
 
 
 def sampled_error(case: Contraction, a: Tensor, b: Tensor, result: Tensor, seed: int) -> float:
@@ -210,9 +271,10 @@ def limit_numpy(threads: int) -> None:
 
 # --- reports -----------------------------------------------------------------------------------------------------
 
-HEAD = ("contraction", "rows x columns x inner", "ours", BOUND, EINSUM, NUMPY, "/mm", "/torch", "/numpy")
-WIDTHS = (24, 22, 7, 8, 12, 12, 6, 6, 6)
-CONTENDERS = (OURS, BOUND, EINSUM, NUMPY)
+CONTENDERS = (OURS, SEARCHED, BOUND, EINSUM, NUMPY)
+OTHERS = (BOUND, EINSUM, NUMPY)
+HEAD = ("contraction", "rows x columns x inner", *CONTENDERS, "/mm", "/torch", "/numpy", "regret")
+WIDTHS = (24, 22, 7, 8, 8, 12, 12, 6, 6, 6, 6)
 
 
 def line(cells: Sequence[str]) -> str:
@@ -222,23 +284,34 @@ def line(cells: Sequence[str]) -> str:
 def row(m: Measured) -> tuple[str, ...]:
     """The cells of one line under `HEAD`: GFLOP/s, and how many times as fast ours is."""
     speeds = (m.speed(who) for who in CONTENDERS)
-    over = (m.ratios.get(who) for who in CONTENDERS[1:])
+    over = (m.ratios.get(who) for who in OTHERS)
     return (
         m.name,
         "x".join(map(str, m.product)),
         *("-" if s is None else f"{s:.1f}" for s in speeds),
         *("-" if r is None else f"{r.median:.2f}" for r in over),
+        "-" if m.regret is None else f"{m.regret:.2f}",
     )
 
 
 def means(results: Sequence[Measured]) -> Iterator[str]:
-    """Geometric mean and the worst of ours against each other contender."""
-    for who in CONTENDERS[1:]:
-        known = sorted((m.ratios[who].median, m.name) for m in results if who in m.ratios)
-        if known:
-            mean = math.exp(sum(math.log(value) for value, _ in known) / len(known))
-            worst = ", ".join(f"{value:.2f} {name}" for value, name in known[:3])
-            yield f"ours / {who}: geometric mean {mean:.3f} of {len(known)}; least {worst}"
+    """Geometric mean and the worst of the model's choice and of the searched kernels against each other contender."""
+    for ours in (OURS, SEARCHED):
+        for who in OTHERS:
+            known = sorted((m.over(who, ours), m.name) for m in results if {who, ours} <= set(m.times))
+            if known:
+                worst = ", ".join(f"{value:.2f} {name}" for value, name in known[:3])
+                yield f"{ours} / {who}: geometric mean {_mean(v for v, _ in known):.3f} of {len(known)}; least {worst}"
+    regrets = sorted(((m.regret, m.name) for m in results if m.regret is not None), reverse=True)
+    if regrets:
+        worst = ", ".join(f"{value:.2f} {name}" for value, name in regrets[:3])
+        yield f"regret of the model: mean {_mean(1 + r for r, _ in regrets) - 1:.3f} of {len(regrets)}; most {worst}"
+
+
+def _mean(values: Iterable[float]) -> float:
+    """Geometric."""
+    logarithms = [math.log(value) for value in values]
+    return math.exp(sum(logarithms) / len(logarithms))
 
 
 def write_json(path: Path, results: Sequence[Measured], settings: Mapping[str, Any]) -> None:
@@ -258,10 +331,12 @@ def read_json(path: Path) -> list[Measured]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    chosen = select(contractions(options.size), options.kernels)
+    chosen = part(select(contractions(options.size), options.kernels), options.shard)
     if options.list:
         print("\n".join(f"{c.name:24} {c.group:10} {c.equation}" for c in chosen))
         return 0
+    settings = Settings(options.threads, options.seconds, options.search, options.search_seconds,
+                        tuple(options.without), options.seed)  # fmt: skip
     results: list[Measured] = []
     print(line(HEAD))
     if options.load:
@@ -271,11 +346,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         kept = not options.fresh_pages and keep_memory()
         for case in chosen:
-            results.append(measure(case, options.size, options.threads, options.seconds, options.seed))
+            results.append(measure(case, options.size, settings))
             print(line(row(results[-1])), flush=True)
-        if options.json:
-            settings = {"seconds": options.seconds, "seed": options.seed, "memory reused": kept}
-            write_json(options.json, results, settings)
+            if options.json:
+                write_json(options.json, results, {**asdict(settings), "memory reused": kept})
     print(*means(results), *(f"{m.name}: {who}: {why}" for m in results for who, why in m.failures.items()), sep="\n")
     if options.plot:
         from .bars import draw  # matplotlib is an extra
@@ -290,6 +364,14 @@ def select(cases: Sequence[Contraction], patterns: Sequence[str] | None) -> list
     return [c for c in cases if any(fnmatch(text, p) for p in wanted for text in (c.id, c.name, c.group))]
 
 
+def part(cases: Sequence[Contraction], shard: str) -> list[Contraction]:
+    """Every N-th of `cases` from the K-th on, for a shard "K/N" counted from 1."""
+    number, _, count = shard.partition("/")
+    if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+        raise SystemExit(f"--shard {shard}: expected K/N with K from 1 to N")
+    return list(cases)[int(number) - 1 :: int(count)]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.contractions", description=__doc__)
     add = parser.add_argument
@@ -298,6 +380,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=int, default=1, metavar="N", help="default 1")
     add("--fresh-pages", action="store_true", help="let every call pay for the page faults of its outputs")
     add("--seconds", type=float, default=1.5, help="time per contraction (default 1.5)")
+    add("--search", type=int, default=0, metavar="N", help="also search among up to N candidates")
+    add("--search-seconds", type=float, default=20.0, metavar="S", help="for one search (default 20)")
+    add("--without", nargs="+", default=[], choices=OTHERS, help="contenders that do not run")
+    add("--shard", default="1/1", metavar="K/N", help="only every N-th contraction, from the K-th on")
     add("--seed", type=int, default=0, help="of the inputs and of the order of turns")
     add("--json", type=Path, metavar="PATH", help="write everything measured")
     add("--plot", type=Path, metavar="PATH", help="write bars of the speeds (.svg or .png)")

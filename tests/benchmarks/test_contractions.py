@@ -13,12 +13,15 @@ from benchmarks.contractions import (
     BOUND,
     EINSUM,
     NUMPY,
+    SEARCHED,
     SIZES,
     Contraction,
+    Settings,
     contractions,
     main,
     means,
     measure,
+    part,
     read_json,
     sampled_error,
     select,
@@ -57,7 +60,7 @@ def test_the_list(size: str) -> None:
 
 
 def test_measured_and_reported(small: Contraction, tmp_path: Path) -> None:
-    result = measure(small, "odd", 1, 0.01)
+    result = measure(small, "odd", Settings(seconds=0.01))
     assert set(result.times) == {OURS, BOUND, EINSUM, NUMPY}
     assert not result.failures
     assert max(result.errors.values()) < 1e-4
@@ -70,6 +73,26 @@ def test_measured_and_reported(small: Contraction, tmp_path: Path) -> None:
     assert "torch.mm of equal size" in (tmp_path / "r.svg").read_text()
 
 
+def test_search_and_regret(small: Contraction) -> None:
+    result = measure(small, "odd", Settings(seconds=0.01, search=3, left_out=(NUMPY,)))
+    assert set(result.times) == {OURS, SEARCHED, BOUND, EINSUM}
+    assert "tile(" in result.searched
+    assert result.regret is not None
+    assert result.regret >= 0
+    assert result.over(BOUND, SEARCHED) > 0
+    *_, last = means([result])
+    assert last.startswith("regret of the model: mean")
+    assert small.name in last
+
+
+def test_shards_are_a_partition() -> None:
+    cases = contractions("odd")
+    parts = [part(cases, f"{k}/5") for k in range(1, 6)]
+    assert sorted(c.name for p in parts for c in p) == sorted(c.name for c in cases)
+    with pytest.raises(SystemExit, match="K from 1 to N"):
+        part(cases, "6/5")
+
+
 def test_a_wrong_element_is_found(small: Contraction) -> None:
     a, b = (torch.randn(small.shape(t)) for t in small.tensors[1:])
     right = torch.einsum(small.equation, a, b)
@@ -80,6 +103,6 @@ def test_a_wrong_element_is_found(small: Contraction) -> None:
 def test_command_line_lists_and_loads(small: Contraction, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list", "--kernels", "ccsd9"]) == 0
     assert capsys.readouterr().out.split() == ["abcd-aebf-fdec", "ccsd", "fbea,cedf->dcba"]
-    write_json(tmp_path / "r.json", [measure(small, "odd", 1, 0.01)], {})
+    write_json(tmp_path / "r.json", [measure(small, "odd", Settings(seconds=0.01))], {})
     assert main(["--load", str(tmp_path / "r.json")]) == 0
     assert "geometric mean" in capsys.readouterr().out
