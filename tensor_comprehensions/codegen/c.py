@@ -7,19 +7,14 @@ back into vectors.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
-from ..dtypes import BFLOAT16, BOOL, INT64, DType
-from ..errors import CannotLower, InternalError
 from ..loop_ir import nodes as ir
-from ..loop_ir.build import combiner
-from ..loop_ir.intrinsics import is_hint
-from ..loop_ir.rewrite import children, expressions, mentions, walk, walk_expr
+from ..loop_ir.rewrite import walk
 from .c_dialect import C99, CDialect
-from .c_expressions import SUM, Scope, Text, combine, element, is_array, spell
-
-OUT_OF_MEMORY = -1
+from .c_expressions import Scope, array_shape
+from .c_statements import braced, indented, on_stack, statement
 
 
 def emit(module: ir.Module, *, header: str = "", dialect: CDialect = C99) -> str:
@@ -36,9 +31,9 @@ def emit(module: ir.Module, *, header: str = "", dialect: CDialect = C99) -> str
         CannotLower: the module invokes an intrinsic, which C cannot spell.
     """
     body = list(_function(module, dialect))
-    helpers = _used_helpers("\n".join(body), dialect)
+    helpers = used_helpers("\n".join(body), dialect)
     text = "\n".join((*helpers, *body))
-    lines = [*_comment(module, header), *_includes(text, dialect), ""]
+    lines = [*_comment(module, header), *includes(text, dialect), ""]
     for helper in helpers:
         lines += [helper, ""]
     return "\n".join([*lines, *body, ""])
@@ -63,12 +58,12 @@ def _comment(module: ir.Module, header: str) -> Iterator[str]:
     yield " */"
 
 
-def _includes(text: str, dialect: CDialect) -> list[str]:
+def includes(text: str, dialect: CDialect) -> list[str]:
     words = set(re.findall(r"[A-Za-z_]\w*", text))
     return [f"#include <{name}>" for name, asked_by in dialect.includes if not words.isdisjoint(asked_by)]
 
 
-def _used_helpers(text: str, dialect: CDialect) -> list[str]:
+def used_helpers(text: str, dialect: CDialect) -> list[str]:
     words = set(re.findall(r"[A-Za-z_]\w*", text))
     used: list[str] = []
     for name, definition in reversed(list(dialect.helpers.items())):  # a helper may use those before it
@@ -88,10 +83,10 @@ def _function(module: ir.Module, dialect: CDialect) -> Iterator[str]:
         constant = buffer in module.arguments and buffer.name not in module.written
         parameters.append(("const " if constant else "") + _parameter(buffer, identifier, dialect))
     yield f"int {name}("
-    yield from _indented(f"{p}," for p in parameters[:-1])
-    yield from _indented(parameters[-1:] or ["void"])
+    yield from indented(f"{p}," for p in parameters[:-1])
+    yield from indented(parameters[-1:] or ["void"])
     yield ") {"
-    yield from _indented(_kernels(module, scope))
+    yield from indented(_kernels(module, scope))
     yield "}"
 
 
@@ -102,7 +97,7 @@ def _kernels(module: ir.Module, scope: Scope) -> Iterator[str]:
     for position, kernel in enumerate(module.kernels):
         if len(module.kernels) > 1:
             yield f"/* {kernel.name} */"
-        yield from _braced(kernel.body, scope) if len(module.kernels) > 1 else statement(kernel.body, scope)
+        yield from braced(kernel.body, scope) if len(module.kernels) > 1 else statement(kernel.body, scope)
         if position + 1 < len(module.kernels) and _can_fail(kernel.body, scope.dialect):
             yield "if (status) return status;"
     yield "return status;" if fails else "return 0;"
@@ -110,386 +105,14 @@ def _kernels(module: ir.Module, scope: Scope) -> Iterator[str]:
 
 def _can_fail(s: ir.Stmt, dialect: CDialect) -> bool:
     return any(
-        isinstance(x, ir.Check) or (isinstance(x, ir.Allocate) and not _on_stack(x.buffer, dialect)) for x in walk(s)
+        isinstance(x, ir.Check) or (isinstance(x, ir.Allocate) and not on_stack(x.buffer, dialect)) for x in walk(s)
     )
 
 
 def _parameter(buffer: ir.Buffer, identifier: str, dialect: CDialect) -> str:
     spelling = dialect.type(buffer.type.dtype)
-    if not buffer.shape or not is_array(buffer):
+    shape = array_shape(buffer)
+    if not shape:
         return f"{spelling} *{dialect.restrict} {identifier}"
-    first, *rest = buffer.shape
+    first, *rest = shape
     return f"{spelling} {identifier}[{dialect.restrict} {first}]" + "".join(f"[{n}]" for n in rest)
-
-
-# --- statements --------------------------------------------------------------------------------------------------
-
-
-def statement(s: ir.Stmt, scope: Scope) -> Iterator[str]:
-    """The lines of `s`."""
-    match s:
-        case ir.Block(body):
-            for position, child in enumerate(body):
-                yield from _braced(child, scope) if position + 1 < len(body) else statement(child, scope)
-        case ir.Store():
-            yield from _store(s, scope)
-        case ir.Loop():
-            yield from _loop(s, scope)
-        case ir.If():
-            yield from _if(s, scope)
-        case ir.Let():
-            yield from _let(s, scope)
-        case ir.Allocate():
-            yield from _allocate(s, scope)
-        case ir.Check():
-            yield from _check(s, scope)
-        case ir.Invoke():
-            yield from _invoke(s, scope)
-        case _:
-            raise InternalError(f"not a statement: {s!r}")
-
-
-def _braced(s: ir.Stmt, scope: Scope) -> Iterator[str]:
-    """The lines of `s`, in braces where they declare a name that what follows might declare again."""
-    if not _declares(s):
-        yield from statement(s, scope)
-        return
-    yield "{"
-    yield from _indented(statement(s, scope))
-    yield "}"
-
-
-def _declares(s: ir.Stmt) -> bool:
-    match s:
-        case ir.Let() | ir.Allocate():
-            return True
-        case ir.Block(body):
-            return bool(body) and _declares(body[-1])
-        case ir.Store() if not _lane_by_lane(s):
-            return True
-    return bool(_lifted(expressions(s), False))
-
-
-def _if(s: ir.If, scope: Scope) -> Iterator[str]:
-    lines, inner = _lift((s.condition,), scope)
-    yield from lines
-    yield f"if ({spell(s.condition, inner).text}) {{"
-    yield from _indented(statement(s.then, scope))
-    if s.otherwise is not None:
-        yield "} else {"
-        yield from _indented(statement(s.otherwise, scope))
-    yield "}"
-
-
-def _let(s: ir.Let, scope: Scope) -> Iterator[str]:
-    lines, around = _lift((s.value,), scope, by_lane=isinstance(s.value, ir.Shuffle))
-    identifier, inner = around.bind(s.name)
-    body = list(statement(s.body, replace(inner, sums=scope.sums)))
-    used = re.compile(rf"\b{identifier}\b")
-    if any(used.search(line) for line in body):  # compilers warn of names that nothing uses
-        spelling, lanes = scope.dialect.type(s.value.type.dtype), s.value.type.lanes
-        yield from lines
-        if lanes == 1:
-            yield f"const {spelling} {identifier} = {spell(s.value, around).text};"
-        elif isinstance(s.value, ir.Shuffle):
-            yield _shuffled(s.value, identifier, around)
-        else:
-            lane, _ = inner.bind("l")
-            value = spell(s.value, replace(around, lane=lane)).text
-            yield f"{spelling} {identifier}[{lanes}];"
-            yield from _lanes(lane, lanes, [f"{identifier}[{lane}] = {value};"], scope)
-    yield from body
-
-
-def _invoke(s: ir.Invoke, scope: Scope) -> Iterator[str]:
-    spelling = scope.dialect.intrinsics.get(s.name)
-    if spelling is None:
-        raise CannotLower(f"C has no spelling of the intrinsic {s.name}")
-    if scope.simd and is_hint(s):  # once for every element would be too often
-        return
-    lines, inner = _lift(expressions(s), scope)
-    yield from lines
-    views = [f"&{element(b, where, inner).text}" for b, where in s.operands]
-    yield spelling.format(*views, *s.attributes)
-
-
-def _check(s: ir.Check, scope: Scope) -> Iterator[str]:
-    lines, inner = _lift((s.condition,), scope)
-    yield from lines
-    if not scope.parallel:
-        yield f"if (status == 0 && !({spell(s.condition, inner).text})) status = {s.site + 1};"
-        return
-    yield f"if (!({spell(s.condition, inner).text})) {{"
-    yield f"    {scope.dialect.critical}"
-    yield f"    status = {s.site + 1};"
-    yield "}"
-
-
-# --- stores and vectors ------------------------------------------------------------------------------------------
-
-
-def _store(s: ir.Store, scope: Scope) -> Iterator[str]:
-    parts = expressions(s)
-    lanes = max(s.buffer.type.lanes, *(e.type.lanes for e in parts))
-    if lanes > 1 and not _lane_by_lane(s):
-        yield from statement(_staged(s), scope)
-        return
-    lines, scope = _lift(parts, scope)
-    yield from lines
-    if lanes == 1:
-        yield from _assignment(s, scope)
-        return
-    lane, laned = _with_lane(scope)
-    injective = _injective(s)
-    yield from _lanes(lane, lanes, _assignment(s, laned), scope if injective else replace(scope, simd=True))
-
-
-def _assignment(s: ir.Store, scope: Scope) -> Iterator[str]:
-    inner = scope if s.mask is None else scope.under(s.mask)
-    place, value = element(s.buffer, s.indices, inner), spell(s.value, inner)
-    line = _update(place, s.op, value, s.buffer.type.dtype, scope.dialect)
-    yield line if s.mask is None else f"if ({spell(s.mask, scope).text}) {line}"
-
-
-def _update(place: Text, op: str | None, value: Text, dtype: DType, dialect: CDialect) -> str:
-    if op in ("+", "*") and dtype not in (BFLOAT16, BOOL):
-        return f"{place.text} {op}= {value.text};"
-    if op is not None:
-        value = combine(combiner(op, dtype), place, value, dtype, dialect)
-    return f"{place.text} = {value.text};"
-
-
-def _lane_by_lane(s: ir.Store) -> bool:
-    """Does writing one lane leave what the later lanes read as it was?"""
-    loads = [
-        x for e in expressions(s) for x in walk_expr(e) if isinstance(x, ir.Load) and x.buffer.name == s.buffer.name
-    ]
-    return not loads or (_injective(s) and all(x.indices == s.indices for x in loads))
-
-
-def _injective(s: ir.Store) -> bool:
-    """Do the lanes certainly write different elements?"""
-    if s.buffer.type.lanes > 1:
-        return True
-    vectors = [i for i in s.indices if i.type.lanes > 1]
-    return len(vectors) == 1 and isinstance(vectors[0], ir.Ramp) and vectors[0].stride != 0
-
-
-def _staged(s: ir.Store) -> ir.Stmt:
-    """The same store of a value (and through a mask and indices) computed in all lanes before the first is written."""
-    names = [f"index{n}" for n in range(len(s.indices))]
-    indices = tuple(ir.Var(n, i.type) for n, i in zip(names, s.indices, strict=True))
-    mask = None if s.mask is None else ir.Var("mask", s.mask.type)
-    staged: ir.Stmt = replace(s, indices=indices, value=ir.Var("value", s.value.type), mask=mask)
-    bindings = [*zip(names, s.indices, strict=True), ("value", s.value)]
-    if s.mask is not None:
-        bindings.append(("mask", s.mask))
-    outer = [(f"staged {name}", value) for name, value in bindings]
-    for name, value in bindings:  # from the outer names, so that no value sees a name bound here
-        staged = ir.Let(name, ir.Var(f"staged {name}", value.type), staged)
-    for name, value in outer:
-        staged = ir.Let(name, value, staged)
-    return staged
-
-
-def _with_lane(scope: Scope) -> tuple[str, Scope]:
-    lane, inner = scope.bind("l")
-    return lane, replace(inner, lane=lane)
-
-
-def _lanes(lane: str, count: int, body: Iterable[str], scope: Scope, clauses: str = "") -> Iterator[str]:
-    """A loop over the lanes; with the pragma only outside of loops that carry one already."""
-    if not scope.simd:
-        yield scope.dialect.simd.format(clauses)
-    yield f"for (int {lane} = 0; {lane} < {count}; ++{lane})"
-    yield from _indented(body)
-
-
-def _lift(parts: tuple[ir.Expr, ...], scope: Scope, *, by_lane: bool = False) -> tuple[list[str], Scope]:
-    """Statements that compute the reductions over lanes and shuffles in `parts`, and the scope that has their names."""
-    lines: list[str] = []
-    for e in _lifted(parts, by_lane):
-        identifier, named = scope.bind_sum(e)
-        if isinstance(e, ir.ReduceLanes):
-            lines += _reduction(e, identifier, scope)
-        else:
-            lines.append(_shuffled(e, identifier, scope))
-        scope = named
-    return lines, scope
-
-
-def _lifted(parts: Iterable[ir.Expr], by_lane: bool) -> list[ir.ReduceLanes | ir.Shuffle]:
-    """What statements of its own compute, inner ones first. A shuffle in a shuffle is printed lane by lane there."""
-    found: dict[ir.ReduceLanes | ir.Shuffle, None] = {}
-
-    def visit(e: ir.Expr, by_lane: bool) -> None:
-        shuffles = isinstance(e, ir.Shuffle)
-        for child in children(e):
-            visit(child, shuffles or (by_lane and not isinstance(e, ir.ReduceLanes)))
-        if isinstance(e, ir.ReduceLanes) or (isinstance(e, ir.Shuffle) and not by_lane):
-            found[e] = None
-
-    for part in parts:
-        visit(part, by_lane)
-    return list(found)
-
-
-def _shuffled(e: ir.Shuffle, identifier: str, scope: Scope) -> str:
-    values = ", ".join(spell(e, replace(scope, lane=str(lane))).text for lane in range(len(e.lanes)))
-    return f"const {scope.dialect.type(e.type.dtype)} {identifier}[{len(e.lanes)}] = {{{values}}};"
-
-
-def _reduction(e: ir.ReduceLanes, identifier: str, scope: Scope) -> Iterator[str]:
-    dtype, dialect = e.type.dtype, scope.dialect
-    first = spell(e.operand, replace(scope, lane="0"))
-    lane, laned = _with_lane(scope)
-    yield f"{dialect.type(dtype)} {identifier} = {first.text};"
-    yield f"for (int {lane} = 1; {lane} < {e.operand.type.lanes}; ++{lane})"
-    yield f"    {_update(Text(identifier), e.op, spell(e.operand, laned), dtype, dialect)}"
-
-
-# --- loops -------------------------------------------------------------------------------------------------------
-
-
-def _loop(s: ir.Loop, scope: Scope) -> Iterator[str]:
-    lines, outer = _lift((s.start, s.stop), scope)
-    yield from lines
-    variable, inner = outer.bind(s.var)
-    start, stop = spell(s.start, outer), spell(s.stop, outer)
-    step = f"++{variable}" if s.step == 1 else f"{variable} += {s.step}"
-    pragma: str | None = None
-    if s.kind is ir.LoopKind.PARALLEL and not (scope.parallel or scope.simd or _one_chunk(s)):
-        inner = replace(inner, parallel=True)
-        pragma = scope.dialect.parallel.format(_if_worthwhile(s, outer))
-    elif s.kind is ir.LoopKind.VECTOR and not scope.simd:
-        if (reduction := _scalar_reduction(s)) is not None:
-            yield from _reducing_loop(s, reduction, outer)
-            return
-        if _is_simd(s):
-            inner = replace(inner, simd=True)
-            pragma = scope.dialect.simd.format("")
-    if pragma is not None:
-        yield pragma
-    yield f"for (int64_t {variable} = {start.text}; {variable} < {stop.text}; {step}) {{"
-    yield from _indented(statement(s.body, inner))
-    yield "}"
-
-
-def _one_chunk(s: ir.Loop) -> bool:
-    """Is the loop known to be too short to be shared?"""
-    match s.start, s.stop:
-        case ir.Const(start), ir.Const(stop):
-            return stop - start <= s.grain * s.step
-    return False
-
-
-def _if_worthwhile(s: ir.Loop, scope: Scope) -> str:
-    """The clause that keeps a loop of unknown length on the thread it is on when it is one chunk."""
-    if s.grain <= 1 or (isinstance(s.start, ir.Const) and isinstance(s.stop, ir.Const)):
-        return ""
-    trip = ir.Binary("sub", s.stop, s.start) if s.start != ir.Const(0, ir.Type(INT64)) else s.stop
-    return f" if ({spell(trip, scope).at(SUM)} > {s.grain * s.step})"
-
-
-def _scalar_reduction(s: ir.Loop) -> ir.Store | None:
-    """The only statement of a vector loop, where it reduces the whole loop into one element."""
-    store = s.body
-    if not isinstance(store, ir.Store) or store.op is None:
-        return None
-    reads = [x for e in (*store.indices, store.value) for x in walk_expr(e)]
-    if store.mask is not None or store.value.type.lanes > 1 or _lifted((*store.indices, store.value), False):
-        return None
-    if any(isinstance(x, ir.Load) and x.buffer.name == store.buffer.name for x in reads):
-        return None
-    if any(ir.Var(s.var) in walk_expr(i) for i in store.indices) or store.buffer.type.dtype.bits < 32:
-        return None
-    return store
-
-
-def _reducing_loop(s: ir.Loop, store: ir.Store, scope: Scope) -> Iterator[str]:
-    """The loop with its element in a local variable, so that lanes may hold partial results of it."""
-    dtype, dialect = store.buffer.type.dtype, scope.dialect
-    total, named = scope.bind("%total")
-    variable, inner = named.bind(s.var)
-    place = element(store.buffer, store.indices, named)
-    step = f"++{variable}" if s.step == 1 else f"{variable} += {s.step}"
-    yield "{"
-    yield f"    {dialect.type(dtype)} {total} = {place.text};"
-    yield f"    {dialect.simd.format(f' reduction({store.op}:{total})')}"
-    start, stop = spell(s.start, scope), spell(s.stop, scope)
-    yield f"    for (int64_t {variable} = {start.text}; {variable} < {stop.text}; {step})"
-    yield f"        {_update(Text(total), store.op, spell(store.value, inner), dtype, dialect)}"
-    yield f"    {place.text} = {total};"
-    yield "}"
-
-
-def _is_simd(s: ir.Loop) -> bool:
-    """May the pragma say that the iterations need no order? Not over a reduction, nor over what it must not enclose."""
-    tainted = {s.var}
-    own: set[str] = set()
-    for x in walk(s.body):
-        match x:
-            case ir.Check():
-                return False
-            case ir.Invoke() if not is_hint(x):
-                return False
-            case ir.Loop(kind=ir.LoopKind.PARALLEL):
-                return False
-            case ir.Allocate(buffer):
-                own.add(buffer.name)
-            case ir.Let(name, value) if mentions(value, tainted):
-                tainted.add(name)
-            case ir.Store(buffer, indices) if buffer.name not in own:
-                if not any(mentions(i, tainted) for i in indices):
-                    return False
-    return True
-
-
-# --- memory ------------------------------------------------------------------------------------------------------
-
-
-def _on_stack(buffer: ir.Buffer, dialect: CDialect) -> bool:
-    return buffer.space is ir.Space.REGISTER or _elements(buffer) * buffer.type.dtype.size <= dialect.stack
-
-
-def _elements(buffer: ir.Buffer) -> int:
-    """How many scalars the memory of `buffer` spans."""
-    if 0 in buffer.shape:
-        return 0
-    span = 1 + sum((n - 1) * stride for n, stride in zip(buffer.shape, buffer.strides, strict=True))
-    return span * buffer.type.lanes
-
-
-def _allocate(s: ir.Allocate, scope: Scope) -> Iterator[str]:
-    identifier, inner = scope.bind(f"@{s.buffer.name}")
-    spelling = scope.dialect.type(s.buffer.type.dtype)
-    first, *rest = _dimensions(s.buffer)
-    shape = "".join(f"[{n}]" for n in rest)
-    if _on_stack(s.buffer, scope.dialect):
-        yield f"{spelling} {identifier}[{first}]{shape};"
-        yield from statement(s.body, inner)
-        return
-    pointer = f"*{scope.dialect.restrict} {identifier}"
-    yield f"{spelling} {f'({pointer})' if rest else pointer}{shape} = malloc({first} * sizeof *{identifier});"
-    yield f"if ({identifier} != NULL) {{"
-    yield from _indented(statement(s.body, inner))
-    yield f"    free({identifier});"
-    yield "} else {"
-    if scope.parallel:
-        yield f"    {scope.dialect.critical}"
-    yield f"    status = {OUT_OF_MEMORY};"
-    yield "}"
-
-
-def _dimensions(buffer: ir.Buffer) -> tuple[int, ...]:
-    vector = (buffer.type.lanes,) if buffer.type.lanes > 1 else ()
-    if is_array(buffer) and buffer.shape:
-        return (*buffer.shape, *vector)
-    return (max(1, _elements(buffer) // buffer.type.lanes), *vector)
-
-
-# --- small tools -------------------------------------------------------------------------------------------------
-
-
-def _indented(lines: Iterable[str]) -> Iterator[str]:
-    return (f"    {line}" if line else line for line in lines)

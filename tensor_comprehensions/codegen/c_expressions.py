@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, DType
+from ..dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT32, INT64, DType
 from ..errors import InternalError
 from ..loop_ir import nodes as ir
+from ..loop_ir.affine import Interval
 from .c_dialect import CDialect
+from .c_integers import LIMIT, small
 
 TERNARY, OR, AND, EQUALITY, RELATION, SUM, PRODUCT, UNARY, ATOM = 2, 3, 4, 8, 9, 11, 12, 14, 15
 
@@ -42,7 +44,12 @@ class Scope:
     names: the identifier of a variable by its name, of a buffer by `@` and its name.
     lane: which lane of vectors is printed: an identifier, a number, or None where there are no vectors.
     sums: the identifiers that hold reductions over lanes and shuffled vectors, computed before the statement.
+    wholes: the text of each lane of vectors that were read at once before the statement.
     given: conditions that hold wherever the expression is evaluated.
+    small: where the variables lie that are declared with the dialect's small type.
+    multiples: a power of two of which a variable is a multiple, where that is more than 1.
+    aligned: whether the memory of arguments starts where vectors may.
+    dynamic: where shared buffers lie in memory whose size the launch tells, in bytes.
     parallel, simd: whether a parallel loop or a loop of one vector instruction stream encloses.
     """
 
@@ -50,7 +57,12 @@ class Scope:
     names: Mapping[str, str]
     lane: str | None = None
     sums: Mapping[ir.ReduceLanes | ir.Shuffle, str] = field(default_factory=dict)
+    wholes: Mapping[ir.Load, tuple[str, ...]] = field(default_factory=dict)
     given: tuple[ir.Expr, ...] = ()
+    small: Mapping[str, Interval] = field(default_factory=dict)
+    multiples: Mapping[str, int] = field(default_factory=dict)
+    aligned: bool = True
+    dynamic: Mapping[str, int] = field(default_factory=dict)
     parallel: bool = False
     simd: bool = False
 
@@ -58,6 +70,19 @@ class Scope:
         """An identifier for `name` that nothing enclosing uses, and the scope in which it means it."""
         identifier = self.fresh(name.lstrip("@%"))
         return identifier, replace(self, names={**self.names, name: identifier})
+
+    def bind_integer(self, name: str, where: Interval | None, wanted: str = "") -> tuple[str, Scope]:
+        """As `bind`, for an int64 variable that lies in `where`, if that is known to fit into 32 bits."""
+        identifier = self.fresh(wanted or name)
+        inner = replace(self, names={**self.names, name: identifier})
+        if not self.dialect.small:
+            return identifier, inner
+        kept = {n: i for n, i in self.small.items() if n != name}
+        return identifier, replace(inner, small=kept if where is None else {**kept, name: where})
+
+    def integer(self, where: Interval | None) -> str:
+        """The type of an int64 variable that lies in `where`."""
+        return self.dialect.small if self.dialect.small and where is not None else self.dialect.type(INT64)
 
     def bind_sum(self, e: ir.ReduceLanes | ir.Shuffle) -> tuple[str, Scope]:
         """An identifier for the value of `e`."""
@@ -132,7 +157,9 @@ def element(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: Scope) -> Te
     name = scope.names.get(f"@{buffer.name}")
     if name is None:
         raise InternalError(f"buffer {buffer.name} is used outside its allocation")
-    if is_array(buffer):
+    if is_scalar(buffer, scope.dialect):
+        return Text(name)
+    if array_shape(buffer) is not None:
         subscripts = [spell(i, scope).text for i in indices] or ["0"]
     else:
         subscripts = [_offset(buffer, indices, scope)]
@@ -141,14 +168,27 @@ def element(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: Scope) -> Te
     return Text(name + "".join(f"[{s}]" for s in subscripts))
 
 
-def is_array(buffer: ir.Buffer) -> bool:
-    """Does C's own order of elements give the strides of `buffer`, so that it can be declared with its shape?"""
-    step = 1
-    for extent, stride in zip(reversed(buffer.shape), reversed(buffer.strides), strict=True):
-        if extent == 0 or (extent > 1 and stride != step):
-            return False
-        step *= extent
-    return True
+def is_scalar(buffer: ir.Buffer, dialect: CDialect) -> bool:
+    """Is `buffer` declared as a variable?"""
+    return dialect.scalars and buffer.space is ir.Space.REGISTER and not buffer.shape and buffer.type.lanes == 1
+
+
+def array_shape(buffer: ir.Buffer) -> tuple[int, ...] | None:
+    """The sizes of the array that C's own order of elements gives the strides of `buffer`, rows perhaps being longer.
+
+    None where there is no such array.
+    """
+    step, widths = 1, []
+    for position in reversed(range(len(buffer.shape))):
+        extent = buffer.shape[position]
+        outer = buffer.strides[position - 1] if position and buffer.shape[position - 1] > 1 else step * extent
+        if extent == 0 or (extent > 1 and buffer.strides[position] != step):
+            return None
+        if outer % step or outer < step * extent:
+            return None
+        widths.append(outer // step)
+        step = outer
+    return tuple(reversed(widths))
 
 
 def _offset(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: Scope) -> str:
@@ -163,7 +203,16 @@ def _offset(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: Scope) -> st
             terms.append(f"{spell(index, scope).at(PRODUCT)} * {stride}")
     if constant or not terms:
         terms.append(str(constant))
+    if scope.dialect.small and span(buffer) >= LIMIT:
+        terms[0] = f"({scope.dialect.type(INT64)})" + (terms[0] if len(terms) > 1 else f"({terms[0]})")
     return " + ".join(terms)
+
+
+def span(buffer: ir.Buffer) -> int:
+    """How many scalars the memory of `buffer` spans."""
+    if 0 in buffer.shape:
+        return 0
+    return (1 + sum((n - 1) * s for n, s in zip(buffer.shape, buffer.strides, strict=True))) * buffer.type.lanes
 
 
 def literal(value: float | bool, dtype: DType, dialect: CDialect) -> Text:
@@ -172,8 +221,9 @@ def literal(value: float | bool, dtype: DType, dialect: CDialect) -> Text:
         return Text("true" if value else "false")
     if dtype.is_integer:
         return _integer(int(value), dtype, dialect)
-    if dtype == BFLOAT16:
-        return Text(f"bfloat16_from_float({_float(float(value), FLOAT32, dialect).text})")
+    if dialect.stores_only(dtype):
+        exact = float(value) if dtype == BFLOAT16 else float(np.float16(value))
+        return cast(_float(exact, dtype.accumulator, dialect), dtype.accumulator, dtype, dialect)
     if dtype == FLOAT16:
         return Text(f"({dialect.type(dtype)}){_float(float(value), dtype, dialect).at(UNARY)}", UNARY)
     return _float(float(value), dtype, dialect)
@@ -182,7 +232,7 @@ def literal(value: float | bool, dtype: DType, dialect: CDialect) -> Text:
 def _integer(value: int, dtype: DType, dialect: CDialect) -> Text:
     if dtype.is_signed and value == -(1 << (dtype.bits - 1)) and dtype.bits >= 32:
         return Text(f"{_integer(value + 1, dtype, dialect).text} - 1", SUM)  # C has no negative literals
-    suffix = dialect.suffixes.get(dtype.name, "") or ("ll" if abs(value) >= 1 << 31 else "")
+    suffix = dialect.suffixes.get(dtype.name, "") or (dialect.wide if abs(value) >= LIMIT else "")
     return Text(f"{value}{suffix}", UNARY if value < 0 else ATOM)
 
 
@@ -208,12 +258,16 @@ def cast(x: Text, source: DType, target: DType, dialect: CDialect) -> Text:
     """`x` of type `source`, converted to `target`."""
     if source == target:
         return x
-    if source == BFLOAT16:
-        return cast(Text(f"bfloat16_to_float({x.text})"), FLOAT32, target, dialect)
-    if target == BFLOAT16 and source == FLOAT64:
-        return Text(f"bfloat16_from_double({x.text})")
-    if target == BFLOAT16:
-        return Text(f"bfloat16_from_float({cast(x, source, FLOAT32, dialect).text})")
+    if dialect.stores_only(source):
+        return cast(Text(dialect.widening[source.name].format(x.text)), source.accumulator, target, dialect)
+    if dialect.stores_only(target):
+        wide = target.accumulator
+        direct = dialect.narrowing.get((source.name, target.name))
+        return Text(
+            direct.format(x.text)
+            if direct is not None
+            else dialect.narrowing[wide.name, target.name].format(cast(x, source, wide, dialect).text)
+        )
     if source.is_float and target.is_integer:
         return Text(f"{target.name}_from_float({x.text})")
     if target.is_bool:
@@ -223,12 +277,14 @@ def cast(x: Text, source: DType, target: DType, dialect: CDialect) -> Text:
 
 def combine(op: str, left: Text, right: Text, dtype: DType, dialect: CDialect) -> Text:
     """`left op right` for operands of type `dtype`, op an operator of `Binary`; the result has the operator's type."""
-    if dtype == BFLOAT16:
-        left, right = (cast(x, dtype, FLOAT32, dialect) for x in (left, right))
-        wide = combine(op, left, right, FLOAT32, dialect)
-        return wide if op in ir.COMPARISONS else cast(wide, FLOAT32, dtype, dialect)
+    if dialect.stores_only(dtype):
+        wide = dtype.accumulator
+        left, right = (cast(x, dtype, wide, dialect) for x in (left, right))
+        result = combine(op, left, right, wide, dialect)
+        return result if op in ir.COMPARISONS else cast(result, wide, dtype, dialect)
     if op in ("min", "max"):
-        return Text(f"{op}_{dtype.name}({left.text}, {right.text})")
+        name = op if dtype.name in dialect.extrema else f"{op}_{dtype.name}"
+        return Text(f"{name}({left.text}, {right.text})")
     if op in ("div", "mod") and dtype.is_integer:
         return Text(f"floor_{op}_{dtype.name}({left.text}, {right.text})")
     if op == "mod":
@@ -269,20 +325,23 @@ def _lane(scope: Scope) -> str:
 
 
 def _load(e: ir.Load, scope: Scope) -> Text:
+    if e in scope.wholes and _lane(scope).isdigit():
+        return Text(scope.wholes[e][int(_lane(scope))])
     mask = e.mask
     if mask is None or all(c in scope.given for c in _conjuncts(mask)):
         return element(e.buffer, e.indices, scope)
     place = element(e.buffer, e.indices, scope.under(mask))
-    return Text(f"{spell(mask, scope).at(OR)} ? {place.text} : 0", TERNARY)
+    zero = literal(0, e.type.dtype, scope.dialect) if scope.dialect.stores_only(e.type.dtype) else Text("0")
+    return Text(f"{spell(mask, scope).at(OR)} ? {place.text} : {zero.text}", TERNARY)
 
 
 def _unary(e: ir.Unary, scope: Scope) -> Text:
     operand, dtype = spell(e.operand, scope), e.type.dtype
     if e.op == "not":
         return Text(f"!{operand.at(UNARY)}", UNARY)
-    if dtype == BFLOAT16:
-        wide = Text(f"-{cast(operand, dtype, FLOAT32, scope.dialect).at(ATOM)}", UNARY)
-        return cast(wide, FLOAT32, dtype, scope.dialect)
+    if scope.dialect.stores_only(dtype):
+        wide = Text(f"-{cast(operand, dtype, dtype.accumulator, scope.dialect).at(ATOM)}", UNARY)
+        return cast(wide, dtype.accumulator, dtype, scope.dialect)
     text = Text(f"-{operand.at(ATOM)}", UNARY)
     return Text(f"({scope.dialect.type(dtype)})({text.text})", UNARY) if _promotes(dtype) else text
 
@@ -297,7 +356,28 @@ def _binary(e: ir.Binary, scope: Scope) -> Text:
         left = Text(f"({scope.dialect.type(dtype)}){left.at(UNARY)}", UNARY)
     if e.op == "or":  # `a && b || c` needs no parentheses, but readers do
         left, right = (Text(f"({x.text})") if x.level == AND else x for x in (left, right))
+    if scope.dialect.small and dtype == INT64 and e.op in ir.ARITHMETIC:
+        return _integers(e, left, right, scope)
     return combine(e.op, left, right, dtype, scope.dialect)
+
+
+def _integers(e: ir.Binary, left: Text, right: Text, scope: Scope) -> Text:
+    """Index arithmetic: in the small type where it fits, else in 64 bits from here on."""
+    low, high = small(e.left, scope.small), small(e.right, scope.small)
+    if low is None or high is None:
+        if e.op in ("min", "max"):  # which have no conversions of their own
+            wide = scope.dialect.type(INT64)
+            left, right = (
+                x if r is None else Text(f"({wide}){x.at(UNARY)}", UNARY) for x, r in ((left, low), (right, high))
+            )
+        return combine(e.op, left, right, INT64, scope.dialect)
+    if small(e, scope.small) is None:
+        left = Text(f"({scope.dialect.type(INT64)}){left.at(UNARY)}", UNARY)
+        return combine(e.op, left, right, INT64, scope.dialect)
+    if e.op in ("div", "mod") and (low.low or 0) >= 0 and low.low is not None and (high.low or 0) > 0:
+        sign, level = _INFIX[e.op]  # rounds as it should, as nothing is negative
+        return Text(f"{left.at(level)} {sign} {right.at(level + 1)}", level)
+    return combine(e.op, left, right, INT32, scope.dialect)
 
 
 def _call(e: ir.Call, scope: Scope) -> Text:

@@ -1,0 +1,467 @@
+"""Statements of the loop program as text of the C family.
+
+Explicit vectors print as short loops over their lanes, except where the dialect has a type for what memory holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from ..dtypes import BOOL, INT64, DType
+from ..errors import CannotLower, InternalError
+from ..loop_ir import nodes as ir
+from ..loop_ir.affine import Interval
+from ..loop_ir.build import combiner
+from ..loop_ir.intrinsics import INTRINSICS, is_hint
+from ..loop_ir.rewrite import children, expressions, mentions, walk, walk_expr
+from .c_dialect import CDialect
+from .c_expressions import SUM, Scope, Text, array_shape, combine, element, span, spell
+from .c_integers import loop_range, small
+from .c_vectors import lanes_of, multiple, place, whole, whole_loads
+
+OUT_OF_MEMORY = -1
+
+
+def statement(s: ir.Stmt, scope: Scope) -> Iterator[str]:
+    """The lines of `s`."""
+    match s:
+        case ir.Block(body):
+            for position, child in enumerate(body):
+                yield from braced(child, scope) if position + 1 < len(body) else statement(child, scope)
+        case ir.Store():
+            yield from _store(s, scope)
+        case ir.Loop():
+            yield from _loop(s, scope)
+        case ir.If():
+            yield from _if(s, scope)
+        case ir.Let():
+            yield from _let(s, scope)
+        case ir.Allocate():
+            yield from _allocate(s, scope)
+        case ir.Check():
+            yield from _check(s, scope)
+        case ir.Invoke():
+            yield from _invoke(s, scope)
+        case _:
+            raise InternalError(f"not a statement: {s!r}")
+
+
+def braced(s: ir.Stmt, scope: Scope) -> Iterator[str]:
+    """The lines of `s`, in braces where they declare a name that what follows might declare again."""
+    if not _declares(s):
+        yield from statement(s, scope)
+        return
+    yield "{"
+    yield from indented(statement(s, scope))
+    yield "}"
+
+
+def _declares(s: ir.Stmt) -> bool:
+    match s:
+        case ir.Let() | ir.Allocate():
+            return True
+        case ir.Block(body):
+            return bool(body) and _declares(body[-1])
+        case ir.Store() if not _lane_by_lane(s):
+            return True
+    return bool(_lifted(expressions(s), False))
+
+
+def _if(s: ir.If, scope: Scope) -> Iterator[str]:
+    lines, inner = _lift((s.condition,), scope)
+    yield from lines
+    yield f"if ({spell(s.condition, inner).text}) {{"
+    yield from indented(statement(s.then, scope))
+    if s.otherwise is not None:
+        yield "} else {"
+        yield from indented(statement(s.otherwise, scope))
+    yield "}"
+
+
+def _let(s: ir.Let, scope: Scope) -> Iterator[str]:
+    lines, around = _lift((s.value,), scope, by_lane=isinstance(s.value, ir.Shuffle))
+    identifier, inner = around.bind_integer(s.name, range := _small(s.value, scope))
+    inner = replace(inner, multiples=_multiples(s.name, multiple(s.value, scope), scope))
+    body = list(statement(s.body, replace(inner, sums=scope.sums)))
+    used = re.compile(rf"\b{identifier}\b")
+    if any(used.search(line) for line in body):  # compilers warn of names that nothing uses
+        spelling, lanes = scope.dialect.type(s.value.type.dtype), s.value.type.lanes
+        if s.value.type == ir.Type(INT64):
+            spelling = scope.integer(range)
+        yield from lines
+        if lanes == 1:
+            yield f"const {spelling} {identifier} = {spell(s.value, around).text};"
+        elif isinstance(s.value, ir.Shuffle):
+            yield _shuffled(s.value, identifier, around)
+        else:
+            lane, _ = inner.bind("l")
+            value = spell(s.value, replace(around, lane=lane)).text
+            yield f"{spelling} {identifier}[{lanes}];"
+            yield from _lanes(lane, lanes, [f"{identifier}[{lane}] = {value};"], scope)
+    yield from body
+
+
+def _small(e: ir.Expr, scope: Scope) -> Interval | None:
+    return small(e, scope.small) if e.type == ir.Type(INT64) else None
+
+
+def _multiples(name: str, n: int, scope: Scope) -> dict[str, int]:
+    """What is known once `name` is a multiple of `n`."""
+    return {**scope.multiples, name: n}
+
+
+def _invoke(s: ir.Invoke, scope: Scope) -> Iterator[str]:
+    spelling = scope.dialect.intrinsics.get(s.name)
+    if spelling is None:
+        raise CannotLower(f"{scope.dialect.name} has no spelling of the intrinsic {s.name}")
+    if is_hint(s) and (scope.simd or not spelling):  # once for every element would be too often
+        return
+    lines, inner = _lift(expressions(s), scope)
+    yield from lines
+    sign = "" if INTRINSICS[s.name].registers else "&"
+    views = [f"{sign}{element(b, where, inner).text}" for b, where in s.operands]
+    yield spelling.format(*views, *s.attributes)
+
+
+def _check(s: ir.Check, scope: Scope) -> Iterator[str]:
+    lines, inner = _lift((s.condition, s.value) if scope.dialect.check else (s.condition,), scope)
+    yield from lines
+    if scope.dialect.check:
+        failed = scope.dialect.check.format(scope.names["%status"], s.site + 1, spell(s.value, inner).text)
+        yield f"if (!({spell(s.condition, inner).text})) {failed}"
+        return
+    if not scope.parallel:
+        yield f"if (status == 0 && !({spell(s.condition, inner).text})) status = {s.site + 1};"
+        return
+    yield f"if (!({spell(s.condition, inner).text})) {{"
+    yield f"    {scope.dialect.critical}"
+    yield f"    status = {s.site + 1};"
+    yield "}"
+
+
+# --- stores and vectors ------------------------------------------------------------------------------------------
+
+
+def _store(s: ir.Store, scope: Scope) -> Iterator[str]:
+    parts = expressions(s)
+    lanes = max(s.buffer.type.lanes, *(e.type.lanes for e in parts))
+    if lanes > 1 and not _lane_by_lane(s):
+        yield from statement(_staged(s), scope)
+        return
+    lines, scope = _lift(parts, scope)
+    yield from lines
+    if lanes == 1:
+        yield from _assignment(s, scope)
+        return
+    if scope.dialect.vectors and (text := _wholes(s, lanes, scope)) is not None:
+        yield from text
+        return
+    lane, laned = _with_lane(scope)
+    injective = _injective(s)
+    yield from _lanes(lane, lanes, _assignment(s, laned), scope if injective else replace(scope, simd=True))
+
+
+def _assignment(s: ir.Store, scope: Scope) -> Iterator[str]:
+    inner = scope if s.mask is None else scope.under(s.mask)
+    target, value = element(s.buffer, s.indices, inner), spell(s.value, inner)
+    if s.atomic and s.op is not None:
+        line = _atomic(target, s.op, value, s.buffer.type.dtype, scope.dialect)
+    else:
+        line = _update(target, s.op, value, s.buffer.type.dtype, scope.dialect)
+    yield line if s.mask is None else f"if ({spell(s.mask, scope).text}) {line}"
+
+
+def _wholes(s: ir.Store, lanes: int, scope: Scope) -> list[str] | None:
+    """The store of a vector with one access to memory for all lanes, where that is possible anywhere in it."""
+    if s.mask is not None:
+        return None
+    target = whole(s.buffer, s.indices, scope) if s.op is None else None
+    loads = whole_loads((*s.indices, s.value), scope)
+    if target is not None and isinstance(s.value, ir.Load) and loads.get(s.value) == target:
+        source = place(s.value.buffer, s.value.indices, target, scope, written=False)
+        return [f"{place(s.buffer, s.indices, target, scope, written=True)} = {source};"]
+    if target is None and not loads:
+        return None
+    lines = []
+    for load, type in loads.items():
+        name, scope = scope.bind("%" + load.buffer.name)
+        lines.append(f"const {type.name} {name} = {place(load.buffer, load.indices, type, scope, written=False)};")
+        scope = replace(scope, wholes={**scope.wholes, load: lanes_of(name, type)})
+    each = [replace(scope, lane=str(lane)) for lane in range(lanes)]
+    if target is not None:
+        parts = ", ".join(spell(s.value, laned).text for laned in each)
+        lines.append(f"{place(s.buffer, s.indices, target, scope, written=True)} = {target.make.format(parts)};")
+    else:
+        lines += [line for laned in each for line in _assignment(s, laned)]
+    return ["{", *indented(lines), "}"] if loads else lines
+
+
+def _update(place: Text, op: str | None, value: Text, dtype: DType, dialect: CDialect) -> str:
+    if op in ("+", "*") and not dialect.stores_only(dtype) and dtype != BOOL:
+        return f"{place.text} {op}= {value.text};"
+    if op is not None:
+        value = combine(combiner(op, dtype), place, value, dtype, dialect)
+    return f"{place.text} = {value.text};"
+
+
+def _atomic(place: Text, op: str, value: Text, dtype: DType, dialect: CDialect) -> str:
+    spelling = dialect.atomics.get((op, dtype.name))
+    if spelling is None:
+        raise CannotLower(f"{dialect.name} has no atomic '{op}=' on {dtype}")
+    return spelling.format(f"&{place.text}", value.text)
+
+
+def _lane_by_lane(s: ir.Store) -> bool:
+    """Does writing one lane leave what the later lanes read as it was?"""
+    loads = [
+        x for e in expressions(s) for x in walk_expr(e) if isinstance(x, ir.Load) and x.buffer.name == s.buffer.name
+    ]
+    return not loads or (_injective(s) and all(x.indices == s.indices for x in loads))
+
+
+def _injective(s: ir.Store) -> bool:
+    """Do the lanes certainly write different elements?"""
+    if s.buffer.type.lanes > 1:
+        return True
+    vectors = [i for i in s.indices if i.type.lanes > 1]
+    return len(vectors) == 1 and isinstance(vectors[0], ir.Ramp) and vectors[0].stride != 0
+
+
+def _staged(s: ir.Store) -> ir.Stmt:
+    """The same store of a value (and through a mask and indices) computed in all lanes before the first is written."""
+    names = [f"index{n}" for n in range(len(s.indices))]
+    indices = tuple(ir.Var(n, i.type) for n, i in zip(names, s.indices, strict=True))
+    mask = None if s.mask is None else ir.Var("mask", s.mask.type)
+    staged: ir.Stmt = replace(s, indices=indices, value=ir.Var("value", s.value.type), mask=mask)
+    bindings = [*zip(names, s.indices, strict=True), ("value", s.value)]
+    if s.mask is not None:
+        bindings.append(("mask", s.mask))
+    outer = [(f"staged {name}", value) for name, value in bindings]
+    for name, value in bindings:  # from the outer names, so that no value sees a name bound here
+        staged = ir.Let(name, ir.Var(f"staged {name}", value.type), staged)
+    for name, value in outer:
+        staged = ir.Let(name, value, staged)
+    return staged
+
+
+def _with_lane(scope: Scope) -> tuple[str, Scope]:
+    lane, inner = scope.bind("l")
+    return lane, replace(inner, lane=lane)
+
+
+def _lanes(lane: str, count: int, body: Iterable[str], scope: Scope, clauses: str = "") -> Iterator[str]:
+    """A loop over the lanes; with the pragma only outside of loops that carry one already."""
+    if scope.dialect.unroll:
+        yield scope.dialect.unroll
+    elif not scope.simd:
+        yield scope.dialect.simd.format(clauses)
+    yield f"for (int {lane} = 0; {lane} < {count}; ++{lane})"
+    yield from indented(body)
+
+
+def _lift(parts: tuple[ir.Expr, ...], scope: Scope, *, by_lane: bool = False) -> tuple[list[str], Scope]:
+    """Statements that compute the reductions over lanes and shuffles in `parts`, and the scope that has their names."""
+    lines: list[str] = []
+    for e in _lifted(parts, by_lane):
+        identifier, named = scope.bind_sum(e)
+        if isinstance(e, ir.ReduceLanes):
+            lines += _reduction(e, identifier, scope)
+        else:
+            lines.append(_shuffled(e, identifier, scope))
+        scope = named
+    return lines, scope
+
+
+def _lifted(parts: Iterable[ir.Expr], by_lane: bool) -> list[ir.ReduceLanes | ir.Shuffle]:
+    """What statements of its own compute, inner ones first. A shuffle in a shuffle is printed lane by lane there."""
+    found: dict[ir.ReduceLanes | ir.Shuffle, None] = {}
+
+    def visit(e: ir.Expr, by_lane: bool) -> None:
+        shuffles = isinstance(e, ir.Shuffle)
+        for child in children(e):
+            visit(child, shuffles or (by_lane and not isinstance(e, ir.ReduceLanes)))
+        if isinstance(e, ir.ReduceLanes) or (isinstance(e, ir.Shuffle) and not by_lane):
+            found[e] = None
+
+    for part in parts:
+        visit(part, by_lane)
+    return list(found)
+
+
+def _shuffled(e: ir.Shuffle, identifier: str, scope: Scope) -> str:
+    values = ", ".join(spell(e, replace(scope, lane=str(lane))).text for lane in range(len(e.lanes)))
+    return f"const {scope.dialect.type(e.type.dtype)} {identifier}[{len(e.lanes)}] = {{{values}}};"
+
+
+def _reduction(e: ir.ReduceLanes, identifier: str, scope: Scope) -> Iterator[str]:
+    dtype, dialect = e.type.dtype, scope.dialect
+    first = spell(e.operand, replace(scope, lane="0"))
+    lane, laned = _with_lane(scope)
+    yield f"{dialect.type(dtype)} {identifier} = {first.text};"
+    yield f"for (int {lane} = 1; {lane} < {e.operand.type.lanes}; ++{lane})"
+    yield f"    {_update(Text(identifier), e.op, spell(e.operand, laned), dtype, dialect)}"
+
+
+# --- loops -------------------------------------------------------------------------------------------------------
+
+
+def _loop(s: ir.Loop, scope: Scope) -> Iterator[str]:
+    lines, outer = _lift((s.start, s.stop), scope)
+    yield from lines
+    range = loop_range(s, scope.small)
+    variable, inner = outer.bind_integer(s.var, range)
+    inner = replace(inner, multiples=_multiples(s.var, min(_power(s.step), multiple(s.start, scope)), scope))
+    start, stop = spell(s.start, outer), spell(s.stop, outer)
+    step = f"++{variable}" if s.step == 1 else f"{variable} += {s.step}"
+    pragma: str | None = None
+    if scope.dialect.unroll:
+        pragma = scope.dialect.unroll if s.kind is ir.LoopKind.UNROLLED else None
+    elif s.kind is ir.LoopKind.PARALLEL and not (scope.parallel or scope.simd or _one_chunk(s)):
+        inner = replace(inner, parallel=True)
+        pragma = scope.dialect.parallel.format(_if_worthwhile(s, outer))
+    elif s.kind is ir.LoopKind.VECTOR and not scope.simd:
+        if (reduction := _scalar_reduction(s)) is not None:
+            yield from _reducing_loop(s, reduction, outer)
+            return
+        if _is_simd(s):
+            inner = replace(inner, simd=True)
+            pragma = scope.dialect.simd.format("")
+    if pragma is not None:
+        yield pragma
+    yield f"for ({scope.integer(range)} {variable} = {start.text}; {variable} < {stop.text}; {step}) {{"
+    yield from indented(statement(s.body, inner))
+    yield "}"
+
+
+def _power(n: int) -> int:
+    """The largest power of two, up to 8, that divides `n`."""
+    return next(p for p in (8, 4, 2, 1) if n % p == 0)
+
+
+def _one_chunk(s: ir.Loop) -> bool:
+    """Is the loop known to be too short to be shared?"""
+    match s.start, s.stop:
+        case ir.Const(start), ir.Const(stop):
+            return stop - start <= s.grain * s.step
+    return False
+
+
+def _if_worthwhile(s: ir.Loop, scope: Scope) -> str:
+    """The clause that keeps a loop of unknown length on the thread it is on when it is one chunk."""
+    if s.grain <= 1 or (isinstance(s.start, ir.Const) and isinstance(s.stop, ir.Const)):
+        return ""
+    trip = ir.Binary("sub", s.stop, s.start) if s.start != ir.Const(0, ir.Type(INT64)) else s.stop
+    return f" if ({spell(trip, scope).at(SUM)} > {s.grain * s.step})"
+
+
+def _scalar_reduction(s: ir.Loop) -> ir.Store | None:
+    """The only statement of a vector loop, where it reduces the whole loop into one element."""
+    store = s.body
+    if not isinstance(store, ir.Store) or store.op is None:
+        return None
+    reads = [x for e in (*store.indices, store.value) for x in walk_expr(e)]
+    if store.mask is not None or store.value.type.lanes > 1 or _lifted((*store.indices, store.value), False):
+        return None
+    if any(isinstance(x, ir.Load) and x.buffer.name == store.buffer.name for x in reads):
+        return None
+    if any(ir.Var(s.var) in walk_expr(i) for i in store.indices) or store.buffer.type.dtype.bits < 32:
+        return None
+    return store
+
+
+def _reducing_loop(s: ir.Loop, store: ir.Store, scope: Scope) -> Iterator[str]:
+    """The loop with its element in a local variable, so that lanes may hold partial results of it."""
+    dtype, dialect = store.buffer.type.dtype, scope.dialect
+    total, named = scope.bind("%total")
+    variable, inner = named.bind(s.var)
+    place = element(store.buffer, store.indices, named)
+    step = f"++{variable}" if s.step == 1 else f"{variable} += {s.step}"
+    yield "{"
+    yield f"    {dialect.type(dtype)} {total} = {place.text};"
+    yield f"    {dialect.simd.format(f' reduction({store.op}:{total})')}"
+    start, stop = spell(s.start, scope), spell(s.stop, scope)
+    yield f"    for (int64_t {variable} = {start.text}; {variable} < {stop.text}; {step})"
+    yield f"        {_update(Text(total), store.op, spell(store.value, inner), dtype, dialect)}"
+    yield f"    {place.text} = {total};"
+    yield "}"
+
+
+def _is_simd(s: ir.Loop) -> bool:
+    """May the pragma say that the iterations need no order? Not over a reduction, nor over what it must not enclose."""
+    tainted = {s.var}
+    own: set[str] = set()
+    for x in walk(s.body):
+        match x:
+            case ir.Check():
+                return False
+            case ir.Invoke() if not is_hint(x):
+                return False
+            case ir.Loop(kind=ir.LoopKind.PARALLEL):
+                return False
+            case ir.Allocate(buffer):
+                own.add(buffer.name)
+            case ir.Let(name, value) if mentions(value, tainted):
+                tainted.add(name)
+            case ir.Store(buffer, indices) if buffer.name not in own:
+                if not any(mentions(i, tainted) for i in indices):
+                    return False
+    return True
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+
+def on_stack(buffer: ir.Buffer, dialect: CDialect) -> bool:
+    return buffer.space is ir.Space.REGISTER or span(buffer) * buffer.type.dtype.size <= dialect.stack
+
+
+def _allocate(s: ir.Allocate, scope: Scope) -> Iterator[str]:
+    identifier, inner = scope.bind(f"@{s.buffer.name}")
+    spelling = scope.dialect.type(s.buffer.type.dtype)
+    if is_scalar(s.buffer, scope.dialect):
+        yield f"{spelling} {identifier};"
+        yield from statement(s.body, inner)
+        return
+    first, *rest = _dimensions(s.buffer)
+    shape = "".join(f"[{n}]" for n in rest)
+    if s.buffer.space is ir.Space.SHARED:
+        yield _shared(s.buffer, f"{identifier}[{first}]{shape}", f"(*{{}}){shape}" if rest else "*{}", inner)
+        yield from statement(s.body, inner)
+        return
+    if on_stack(s.buffer, scope.dialect):
+        yield f"{spelling} {identifier}[{first}]{shape};"
+        yield from statement(s.body, inner)
+        return
+    pointer = f"*{scope.dialect.restrict} {identifier}"
+    yield f"{spelling} {f'({pointer})' if rest else pointer}{shape} = malloc({first} * sizeof *{identifier});"
+    yield f"if ({identifier} != NULL) {{"
+    yield from indented(statement(s.body, inner))
+    yield f"    free({identifier});"
+    yield "} else {"
+    if scope.parallel:
+        yield f"    {scope.dialect.critical}"
+    yield f"    status = {OUT_OF_MEMORY};"
+    yield "}"
+
+
+def _shared(buffer: ir.Buffer, array: str, pointer: str, scope: Scope) -> str:
+    """The declaration of memory that threads share: an array, or a pointer into what the launch provides."""
+    spelling = scope.dialect.type(buffer.type.dtype)
+    if buffer.name not in scope.dynamic:
+        return f"{scope.dialect.shared} {spelling} {array};"
+    declared = f"{spelling} {pointer.format(scope.names[f'@{buffer.name}'])}"
+    return scope.dialect.dynamic.format(declared, f"{spelling} {pointer.format('')}", scope.dynamic[buffer.name])
+
+
+def _dimensions(buffer: ir.Buffer) -> tuple[int, ...]:
+    vector = (buffer.type.lanes,) if buffer.type.lanes > 1 else ()
+    if shape := array_shape(buffer):
+        return (*shape, *vector)
+    return (max(1, span(buffer) // buffer.type.lanes), *vector)
+
+
+def indented(lines: Iterable[str]) -> Iterator[str]:
+    """The lines one level deeper."""
+    return (f"    {line}" if line else line for line in lines)
