@@ -17,7 +17,7 @@ from ..loop_ir.build import combiner
 from ..loop_ir.intrinsics import INTRINSICS, is_hint
 from ..loop_ir.rewrite import children, expressions, mentions, walk, walk_expr
 from .c_dialect import CDialect
-from .c_expressions import SUM, Scope, Text, array_shape, combine, element, span, spell
+from .c_expressions import SUM, Scope, Text, array_shape, combine, element, is_scalar, span, spell
 from .c_integers import loop_range, small
 from .c_vectors import lanes_of, multiple, place, whole, whole_loads
 
