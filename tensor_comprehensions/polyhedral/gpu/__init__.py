@@ -1,0 +1,1 @@
+"""The polyhedral strategy for graphics processors: blocks, threads, promotion to shared memory and registers."""

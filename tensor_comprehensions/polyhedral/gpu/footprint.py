@@ -1,0 +1,282 @@
+"""What the instances of a scope touch of a tensor: references, the boxes around them, and groups that share a box.
+
+A scope is a relation `S[i] -> [c]`: the instances below a node of the schedule tree, each with the values of the
+schedule's dimensions above that node. Identifiers of blocks and threads may be parameters of it. What one `c` touches
+is a set of elements, and its box is where a copy of them fits: per dimension `first + stride * p` with
+`0 <= p < extent`, where `first` is affine in `c` and the parameters, and stride and extent are numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import islpy as isl
+
+IN, OUT, PARAM, SET, DIV = isl.dim_type.in_, isl.dim_type.out, isl.dim_type.param, isl.dim_type.set, isl.dim_type.div
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """One occurrence of a tensor in a statement.
+
+    tag: names the occurrence in the whole program. relation: `S[i] -> T[x]`, the elements it may touch.
+    affine: whether the relation is exact; where it is not, data or a condition decides.
+    """
+
+    tag: str
+    tensor: str
+    relation: isl.Map
+    reads: bool
+    writes: bool
+    affine: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """One dimension of a box: the elements `first + stride * p` for `0 <= p < extent`."""
+
+    first: isl.Aff
+    stride: int
+    extent: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Box:
+    """For each point `[c]` of a scope, a box of elements of a tensor of that rank."""
+
+    sides: tuple[Side, ...]
+    space: isl.Space
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(s.extent for s in self.sides)
+
+    @property
+    def size(self) -> int:
+        """Elements in the box."""
+        return prod(self.shape)
+
+    def relation(self) -> isl.Map:
+        """`[c] -> T[x]`: the elements of the box."""
+        sides = range(len(self.sides))
+        result = isl.Map.universe(self.space)
+        for d, side in zip(sides, self.sides, strict=True):
+            element = isl.Aff.var_on_domain(isl.LocalSpace.from_space(self.space.range()), SET, d)
+            offset = _difference(element, side.first, self.space)
+            result = result.intersect(_between(offset, 0, side.stride * (side.extent - 1)))
+            if side.stride > 1:
+                zero = offset.mod_val(isl.Val(side.stride, offset.get_ctx()))
+                result = result.intersect(_between(zero, 0, 0))
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """References to one tensor that see one copy of it. footprint: `[c] -> T[x]`, all that they may touch."""
+
+    references: tuple[Reference, ...]
+    footprint: isl.Map
+    box: Box
+
+    @property
+    def tensor(self) -> str:
+        return self.references[0].tensor
+
+    @property
+    def reads(self) -> bool:
+        return any(r.reads for r in self.references)
+
+    @property
+    def writes(self) -> bool:
+        return any(r.writes for r in self.references)
+
+
+def groups(references: Sequence[Reference], scope: isl.UnionMap) -> Mapping[str, tuple[Group, ...]]:
+    """Per tensor the groups of the references below `scope`, in order of appearance; () where it may not be copied.
+
+    Two references share a group where their boxes overlap and one of them writes, or where one box for both is no
+    larger than two. A reference that is not affine may mean any element: with a write beside it no copy of the tensor
+    is safe; among reads only, it goes on reading the tensor itself.
+    """
+    live = [(r, footprint) for r in references if (footprint := _footprint(r, scope)) is not None]
+    found: dict[str, tuple[Group, ...]] = {}
+    for tensor in dict.fromkeys(r.tensor for r, _ in live):
+        mine = [(r, f) for r, f in live if r.tensor == tensor]
+        exact = [(r, f) for r, f in mine if r.affine]
+        unsafe = len(exact) < len(mine) and any(r.writes for r, _ in mine)
+        found[tensor] = () if unsafe else _joined(exact)
+    return found
+
+
+def _footprint(reference: Reference, scope: isl.UnionMap) -> isl.Map | None:
+    """`[c] -> T[x]` of what `reference` touches below `scope`; None where it has no instance there."""
+    mine = scope.intersect_domain(isl.UnionSet.from_set(reference.relation.domain()))
+    if mine.is_empty():
+        return None
+    touched = mine.reverse().apply_range(isl.UnionMap.from_map(reference.relation))
+    return isl.Map.from_union_map(touched).coalesce()
+
+
+def _joined(items: Sequence[tuple[Reference, isl.Map]]) -> tuple[Group, ...]:
+    """The groups of the references to one tensor, to a fixpoint; () where a write has no box."""
+    found: list[Group] = []
+    for reference, footprint in items:
+        side = box(footprint)
+        if side is None:
+            if any(r.writes for r, _ in items):
+                return ()
+            continue
+        found.append(Group((reference,), footprint, side))
+    while (pair := _first_pair(found)) is not None:
+        i, j, joined = pair
+        if joined is None:
+            return ()
+        found[i] = joined
+        del found[j]
+    return tuple(found)
+
+
+def _first_pair(found: Sequence[Group]) -> tuple[int, int, Group | None] | None:
+    """The first two groups that belong together, and their union (None where that has no box)."""
+    for i, a in enumerate(found):
+        for j in range(i + 1, len(found)):
+            b = found[j]
+            if a.box.relation().is_disjoint(b.box.relation()):
+                continue
+            footprint = a.footprint.union(b.footprint).coalesce()
+            around = box(footprint)
+            must = a.writes or b.writes
+            if must or (around is not None and around.size <= a.box.size + b.box.size):
+                both = (*a.references, *b.references)
+                return i, j, None if around is None else Group(both, footprint, around)
+    return None
+
+
+# --- boxes -------------------------------------------------------------------------------------------------------
+
+
+def box(footprint: isl.Map) -> Box | None:
+    """The box around `[c] -> T[x]`; None where no constant extent bounds some dimension."""
+    sides: list[Side] = []
+    for d in range(footprint.dim(OUT)):
+        side = _side(footprint, d)
+        if side is None:
+            return None
+        sides.append(side)
+    return Box(tuple(sides), footprint.get_space())
+
+
+def _side(footprint: isl.Map, d: int) -> Side | None:
+    info = footprint.get_range_stride_info(d)
+    stride = info.get_stride().to_python()
+    outside = footprint.dim(IN)
+    line = footprint.project_out(OUT, d + 1, footprint.dim(OUT) - d - 1).project_out(OUT, 0, d)
+    points = line.set_tuple_name(OUT, "x").wrap().flatten()
+    element = isl.Aff.var_on_domain(isl.LocalSpace.from_space(points.get_space()), SET, outside)
+    if stride > 1:
+        offset = _on_points(info.get_offset(), points)
+        points, element = _quotient(points, element, offset, stride)
+    else:
+        offset = None
+    narrowest = _narrowest(points, outside)
+    if narrowest is None:
+        return None
+    low, extent = narrowest
+    if offset is not None:
+        low = low.scale_val(isl.Val(stride, low.get_ctx())).add(_drop_last(offset))
+    return Side(simplified(low, points.project_out(SET, outside, 1)), stride if extent > 1 else 1, extent)
+
+
+def _quotient(points: isl.Set, element: isl.Aff, offset: isl.Aff, stride: int) -> tuple[isl.Set, isl.Aff]:
+    """`points [c, x]` as `[c, y]` with `x = stride * y + offset`."""
+    quotient = element.sub(offset).scale_down_val(isl.Val(stride, points.get_ctx())).floor()
+    outside = points.dim(SET) - 1
+    local = isl.LocalSpace.from_space(points.get_space())
+    kept = [isl.Aff.var_on_domain(local, SET, k) for k in range(outside)]
+    change = isl.Map.from_multi_aff(_multi([*kept, quotient]))
+    moved = points.apply(change)
+    return moved, isl.Aff.var_on_domain(isl.LocalSpace.from_space(moved.get_space()), SET, outside)
+
+
+def _multi(parts: Sequence[isl.Aff]) -> isl.MultiAff:
+    space = parts[0].get_domain_space()
+    items = isl.AffList.alloc(space.get_ctx(), len(parts))
+    for p in parts:
+        items = items.add(p)
+    return isl.MultiAff.from_aff_list(
+        space.map_from_set().drop_dims(OUT, 0, space.dim(SET)).add_dims(OUT, len(parts)), items
+    )
+
+
+def _narrowest(points: isl.Set, outside: int) -> tuple[isl.Aff, int] | None:
+    """Of the lower bounds of the last dimension of `points [c, x]` the nearest, and the extent from there on."""
+    best: tuple[tuple[int, ...], isl.Aff, int] | None = None
+    for low in _lower_bounds(points, outside):
+        here = isl.Aff.var_on_domain(isl.LocalSpace.from_space(points.get_space()), SET, outside)
+        most = points.max_val(here.sub(low))
+        if not most.is_int():
+            continue
+        bound = simplified(_drop_last(low), points.project_out(SET, outside, 1))
+        rank = (most.to_python(), *_complexity(bound))
+        if best is None or rank < best[0]:
+            best = rank, bound, most.to_python() + 1
+    return None if best is None else best[1:]
+
+
+def _lower_bounds(points: isl.Set, outside: int) -> Iterator[isl.Aff]:
+    """Integer lower bounds of the last dimension, each over the space of `points` but free of that dimension."""
+    for constraint in points.remove_unknown_divs().simple_hull().get_constraints():
+        if any(not constraint.get_coefficient_val(DIV, k).is_zero() for k in range(constraint.dim(DIV))):
+            continue
+        equality = constraint.is_equality() and constraint.involves_dims(SET, outside, 1)
+        if equality or constraint.is_lower_bound(SET, outside):
+            yield constraint.get_bound(SET, outside).ceil()
+
+
+def simplified(aff: isl.Aff, domain: isl.Set) -> isl.Aff:
+    """`aff` with those of its floors that are one number all over `domain` replaced by it."""
+    for k in reversed(range(aff.dim(DIV))):
+        weight = aff.get_coefficient_val(DIV, k)
+        if weight.is_zero():
+            continue
+        whole = aff.get_div(k).floor()
+        low, high = domain.min_val(whole), domain.max_val(whole)
+        if low.is_int() and low.eq(high):
+            aff = aff.set_coefficient_val(DIV, k, isl.Val(0, aff.get_ctx())).add_constant_val(weight.mul(low))
+    return aff
+
+
+def _complexity(aff: isl.Aff) -> tuple[int, ...]:
+    """Fewer floors, then fewer terms."""
+    terms = (
+        sum(not aff.get_coefficient_val(kind, k).is_zero() for k in range(aff.dim(kind))) for kind in (DIV, IN, PARAM)
+    )
+    return tuple(terms)
+
+
+# --- spaces ------------------------------------------------------------------------------------------------------
+
+
+def _on_points(aff: isl.Aff, points: isl.Set) -> isl.Aff:
+    """An affine function of `[c]` as one of `[c, x]`."""
+    return aff.insert_dims(IN, aff.dim(IN), 1).align_params(points.get_space().params())
+
+
+def _drop_last(aff: isl.Aff) -> isl.Aff:
+    """An affine function of `[c, x]` that does not depend on x as one of `[c]`."""
+    return aff.drop_dims(IN, aff.dim(IN) - 1, 1)
+
+
+def _difference(element: isl.Aff, first: isl.Aff, space: isl.Space) -> isl.Aff:
+    """`x_d - first(c)` on the wrapped `[c] -> T[x]`."""
+    where = element.pullback_multi_aff(isl.MultiAff.range_map(space))
+    return where.sub(first.pullback_multi_aff(isl.MultiAff.domain_map(space)))
+
+
+def _between(aff: isl.Aff, low: int, high: int) -> isl.Map:
+    """The pairs of a wrapped space at which `low <= aff <= high`."""
+    local = aff.get_domain_local_space()
+    least, most = (isl.Aff.val_on_domain(local, isl.Val(v, aff.get_ctx())) for v in (low, high))
+    return aff.ge_set(least).intersect(aff.le_set(most)).unwrap()
