@@ -17,6 +17,8 @@ try:
 except ImportError:  # not a Unix
     resource = None  # type: ignore[assignment]
 
+WARM = 5e-3
+"""Seconds up to which a contender is called once before a sample, for what the one before left in the caches."""
 SAMPLE = 300e-6
 """Seconds that one sample should take at least; fast contenders are called several times in it."""
 
@@ -63,7 +65,7 @@ def interleave(
         seconds: about how long the whole measurement may take; at least `least` rounds are run.
         clock: what time is; `time.thread_time` leaves out what other processes took from a single thread.
     """
-    calls = {name: _calls_per_sample(f) for name, f in contenders.items()}
+    plans = {name: _calls_per_sample(f) for name, f in contenders.items()}
     order = list(contenders)
     shuffle = random.Random(seed).shuffle
     rounds: list[tuple[int, dict[str, float]]] = []
@@ -72,7 +74,7 @@ def interleave(
         while len(rounds) < most and (len(rounds) < least or time.perf_counter() < end):
             shuffle(order)
             before = _interruptions()
-            taken = {name: _sample(contenders[name], calls[name], clock) for name in order}
+            taken = {name: _sample(contenders[name], *plans[name], clock) for name in order}
             rounds.append((_interruptions() - before, taken))
     quiet = sum(disturbed == 0 for disturbed, _ in rounds)
     kept = sorted(rounds, key=lambda r: r[0])[: max(quiet, least)]
@@ -84,15 +86,16 @@ def _interruptions() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
 
 
-def _calls_per_sample(f: Callable[[], object]) -> int:
+def _calls_per_sample(f: Callable[[], object]) -> tuple[int, bool]:
+    """How many calls a sample has, and whether there is another one before it."""
     f()
-    taken = min(_sample(f, 1, time.perf_counter) for _ in range(3))
-    return max(1, min(10_000, round(SAMPLE / max(taken, 1e-9))))
+    taken = min(_sample(f, 1, False, time.perf_counter) for _ in range(3))
+    return max(1, min(10_000, round(SAMPLE / max(taken, 1e-9)))), taken < WARM
 
 
-def _sample(f: Callable[[], object], calls: int, clock: Callable[[], float]) -> float:
-    if calls > 1:
-        f()  # what the contender before left in the caches is not this one's to pay for
+def _sample(f: Callable[[], object], calls: int, warm: bool, clock: Callable[[], float]) -> float:
+    if warm:
+        f()
     start = clock()
     for _ in range(calls):
         f()

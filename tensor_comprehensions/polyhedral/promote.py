@@ -16,6 +16,9 @@ from .locality import INTERLEAVED
 
 # Lanes beyond these need more registers for a square block than there are.
 LARGEST_SIDE = 16
+# Blocks of half the widest vectors take fewer shuffles, each of fewer micro-operations; only memory that is written past
+# the caches wants whole lines at once.
+BLOCK_BITS = 256
 # Rows, and bytes of each, that a buffer holds: together half of a usual first-level cache.
 STAGED_ROWS, STAGED_BYTES = 32, 512
 
@@ -36,7 +39,8 @@ def promotable(stores: Sequence[Store], row: str, lane: str) -> tuple[Load, ...]
 def side(stores: Sequence[Store], reads: Sequence[Load], extents: Sequence[int], target: Target) -> int:
     """Rows and columns of the square blocks in which `reads` are transposed for `stores`."""
     bits = max(b.type.dtype.bits for b in (*(s.buffer for s in stores), *(r.buffer for r in reads)))
-    most = min(LARGEST_SIDE, target.lanes(max(bits, 8)))
+    lanes = target.lanes(max(bits, 8))
+    most = min(LARGEST_SIDE, lanes if any(s.streaming for s in stores) else min(lanes, BLOCK_BITS // max(bits, 8)))
     return max(2, min(most, 1 << (min(extents) - 1).bit_length()))
 
 

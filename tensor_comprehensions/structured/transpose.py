@@ -37,10 +37,20 @@ class Axis:
         """`stop`, by a name where it is more than a constant."""
         return self.stop if isinstance(self.stop, Const) else build.var(f"{self.name}.stop")
 
+    @property
+    def length(self) -> int | None:
+        """How many values there are, where that is known."""
+        return affine.difference(self.stop, self.start)
+
     def splits(self, side: int) -> bool:
         """Is the range known to be whole blocks of `side`?"""
-        length = affine.difference(self.stop, self.start)
-        return length is not None and length % side == 0
+        return self.length is not None and self.length % side == 0
+
+    def cut(self, side: int) -> tuple[Axis, Axis]:
+        """The whole blocks of `side`, and the rest; the length must be known."""
+        assert self.length is not None
+        middle = build.add(self.start, self.length // side * side)
+        return replace(self, stop=middle), replace(self, start=middle)
 
 
 def transpose(vectors: Sequence[Expr], pair: Pair = build.shuffle) -> list[Expr]:
@@ -94,7 +104,11 @@ def transposed(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: 
         lane: the axis of the vectors that are stored.
         side: rows and columns of a block, a power of two.
     """
+    if side == 1:
+        return _point_by_point(stores, row, lane)
     partial = [a for a in (row, lane) if not a.splits(side)]
+    if partial and row.length is not None and lane.length is not None:
+        return _in_pieces(stores, reads, row, lane, side)
     block = _Block(tuple(stores), tuple(dict.fromkeys(reads)), row, lane, side)
     body = block.emit(build.TRUE, build.TRUE)
     if partial:
@@ -109,6 +123,19 @@ def transposed(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: 
         if isinstance(axis.end, Var):
             body = Let(axis.end.name, axis.stop, body)
     return body
+
+
+def _in_pieces(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int) -> Stmt:
+    """The whole blocks of `side`, then smaller ones for what is left along either axis: nothing has to be masked."""
+    (rows, last_rows), (lanes, last_lanes) = row.cut(side), lane.cut(side)
+    pieces = ((rows, lanes, side), (row, last_lanes, side // 2), (last_rows, lanes, side // 2))
+    return build.block(*(transposed(stores, reads, r, c, s) for r, c, s in pieces if r.length and c.length))
+
+
+def _point_by_point(stores: Sequence[Store], row: Axis, lane: Axis) -> Stmt:
+    registers = [s.buffer for s in stores if s.buffer.space is Space.REGISTER]
+    point = build.allocate(registers, build.block(*stores))
+    return Loop(row.name, row.start, row.stop, Loop(lane.name, lane.start, lane.stop, point))
 
 
 def _loops(row: Axis, lane: Axis, side: int, line: int, body: Stmt) -> Stmt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -135,7 +136,9 @@ def test_side_of_blocks(target: Target) -> None:
     stores = [build.store(out, (i, j), read)]
     assert promotable(stores, "i", "j") == (read,)
     assert promotable(stores, "j", "i") == ()
-    assert side(stores, [read], (64, 64), target) == target.lanes(32)
+    assert side(stores, [read], (64, 64), target) == min(8, target.lanes(32))
+    past = [replace(s, streaming=True) for s in stores]
+    assert side(past, [read], (64, 64), target) == target.lanes(32)
     assert side(stores, [read], (64, 3), target) == 4
 
 
