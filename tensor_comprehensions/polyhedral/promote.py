@@ -16,8 +16,8 @@ from .locality import INTERLEAVED
 
 # Lanes beyond these need more registers for a square block than there are.
 LARGEST_SIDE = 16
-# Blocks of half the widest vectors take fewer shuffles, each of fewer micro-operations; only memory that is written past
-# the caches wants whole lines at once.
+# Blocks of half the widest vectors take fewer shuffles, each of fewer operations; only memory that is written past the
+# caches wants whole lines at once.
 BLOCK_BITS = 256
 # Rows, and bytes of each, that a buffer holds: together half of a usual first-level cache.
 STAGED_ROWS, STAGED_BYTES = 32, 512
