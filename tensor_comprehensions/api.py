@@ -305,7 +305,7 @@ class Kernel(Caller):
     Attributes:
         compiled: the kernel with everything that the compiler knows of it.
         compile_seconds: what making it took.
-        resources: kernels launched, bytes of temporaries, bytes of emitted text.
+        resources: kernels launched, bytes of temporaries, bytes of machine code.
     """
 
     def __init__(self, kernels: Kernels, machine: Machine, gradients: Gradients, compiled: Compiled) -> None:

@@ -25,9 +25,8 @@ from .loop_ir.unroll import unroll
 from .loop_ir.vectorize import vectorize
 from .loop_ir.verify import verify
 from .options import CpuOptions
-from .polyhedral import strategy as polyhedral
 from .runtime import cpu, process
-from .runtime.cpu import Executable
+from .runtime.cpu import Executable, ObjectCode
 from .structured.apply import explain
 from .structured.op import StructuredOp
 from .structured.strategy import meant_for, settled
@@ -55,17 +54,32 @@ class Strategy:
     lower: Callable[[BoundFunction, CpuOptions, Target], Module]
 
 
-STRATEGIES = (Strategy("polyhedral", polyhedral.lower),)
+def _polyhedral() -> Any:
+    """The strategy's module, imported when something is lowered: a kernel that is found in the cache needs no isl."""
+    from .polyhedral import strategy
+
+    return strategy
+
+
+def _lower_polyhedral(bound: BoundFunction, options: CpuOptions, target: Target) -> Module:
+    module: Module = _polyhedral().lower(bound, options, target)
+    return module
+
+
+STRATEGIES = (Strategy("polyhedral", _lower_polyhedral),)
 """In order of preference: the first that does not refuse lowers the def."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One step: what it does to the value that travels, how its result reads, and the log topic it belongs to."""
+    """One step: what it does to the value that travels, how its result reads, and the log topic it belongs to.
+
+    show: None where the result is not for reading.
+    """
 
     name: str
     run: Callable[[Any, Job], Any]
-    show: Callable[[Any], str] = show
+    show: Callable[[Any], str] | None = show
     suffix: str = "txt"
     topic: str = ""
 
@@ -102,7 +116,8 @@ PASSES = (
     Pass("hoist", _bodies(hoist_accumulators)),
     Pass("simplify_again", _bodies(simplify)),
     Pass("emit", lambda module, job: llvm.emit(module, job.target, process.mathematics()), str, "ll", "code"),
-    Pass("load", lambda text, job: cpu.load(text, job.target), lambda executable: executable.assembly, "s"),
+    Pass("assemble", lambda text, job: cpu.assemble(text, job.target), None),
+    Pass("load", lambda code, job: cpu.load_object(code), None),
 )
 
 
@@ -113,17 +128,19 @@ class Compiled:
     Attributes:
         bound: the def with its sizes; `text` is the def as written.
         options, target: what it was compiled with and for.
+        code: the machine code, as the cache keeps it.
         executable: callable on raw addresses of arguments and temporaries.
         temporaries: bytes of each temporary that a launch must provide.
         sites: what the number of a failed check means.
         kernels: how many kernels a launch runs.
-        seconds: the time of each pass, in order.
+        seconds: the time of each pass, in order; of finding it, if the cache had it.
     """
 
     bound: BoundFunction
     text: str
     options: CpuOptions
     target: Target
+    code: ObjectCode
     executable: Executable
     temporaries: tuple[int, ...]
     sites: tuple[CheckSite, ...]
@@ -136,11 +153,11 @@ class Compiled:
 
     @property
     def resources(self) -> dict[str, int]:
-        """Kernels that a call launches, bytes of temporaries that it allocates, bytes of emitted text."""
+        """Kernels that a call launches, bytes of temporaries that it allocates, bytes of machine code."""
         return {
             "kernels": self.kernels,
             "temporary_bytes": sum(self.temporaries),
-            "source_bytes": len(self.executable.source),
+            "code_bytes": len(self.code.data),
         }
 
     def stage(self, name: str) -> Any:
@@ -164,11 +181,11 @@ class Compiled:
 
 KINDS: dict[str, Callable[[Compiled], str]] = {
     "tc": lambda k: k.text,
-    "schedule": lambda k: polyhedral.explain(k.stage("legalise"), k.options, k.target),
+    "schedule": lambda k: _polyhedral().explain(k.stage("legalise"), k.options, k.target),
     "loops": lambda k: show(k.stage("simplify")),
     "c": lambda k: c.emit(k.stage("simplify"), header=k.text),
-    "llvm": lambda k: k.executable.source,
-    "asm": lambda k: k.executable.assembly,
+    "llvm": lambda k: k.stage("emit"),
+    "asm": lambda k: cpu.assembly(k.stage("emit"), k.target),
 }
 """What `Compiled.source` can show."""
 
@@ -189,8 +206,9 @@ def compile_function(bound: BoundFunction, text: str, options: CpuOptions, targe
         _observe(bound.name, step, value, number, dump)
     module: Module = results["simplify_again"]
     compiled = Compiled(
-        bound, text, options, target, value, temporary_bytes(module), module.sites, len(module.kernels), tuple(seconds)
-    )
+        bound, text, options, target, results["assemble"], value,
+        temporary_bytes(module), module.sites, len(module.kernels), tuple(seconds),
+    )  # fmt: skip
     _explain(compiled, dump)
     return compiled
 
@@ -199,7 +217,8 @@ def contractions(
     bound: BoundFunction, options: CpuOptions, target: Target
 ) -> tuple[tuple[str, str, StructuredOp], ...]:
     """The contractions that strategies are for: the name in the schedule, the tensor that it defines, and the op."""
-    return polyhedral.contractions(legalise(bound), options, target)
+    found: tuple[tuple[str, str, StructuredOp], ...] = _polyhedral().contractions(legalise(bound), options, target)
+    return found
 
 
 def settle(bound: BoundFunction, options: CpuOptions, target: Target) -> CpuOptions:
@@ -248,9 +267,9 @@ def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 
 def _observe(name: str, step: Pass, value: Any, number: int, dump: Dump | None) -> None:
-    if dump is not None:
+    if dump is not None and step.show is not None:
         dump.write(number, step.name, step.show(value), step.suffix)
-    if step.topic and logger(step.topic).isEnabledFor(DEBUG):
+    if step.topic and step.show is not None and logger(step.topic).isEnabledFor(DEBUG):
         logger(step.topic).debug("%s: after %s:\n%s", name, step.name, step.show(value))
     if isinstance(value, Module) and knobs.current().verify:
         try:
@@ -264,6 +283,7 @@ def _explain(compiled: Compiled, dump: Dump | None) -> None:
     name = compiled.bound.name
     if dump is not None:
         dump.write(3, "schedule", compiled.source("schedule"))
+        dump.write(2 + len(PASSES), "assembly", compiled.source("asm"), "s")
     if logger("schedule").isEnabledFor(DEBUG):
         logger("schedule").debug("%s: schedule:\n%s", name, compiled.source("schedule"))
     times = ", ".join(f"{step} {seconds * 1e3:.1f}" for step, seconds in compiled.seconds)

@@ -1,10 +1,11 @@
-"""LLVM assembly to machine code in this process."""
+"""LLVM assembly to object code, and object code to functions of this process."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 
@@ -16,18 +17,23 @@ _ENTRY = "tc_entry"
 _Entry = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectCode:
+    """A module as machine code that is not yet in its place: the bytes, and the vector mathematics that they call."""
+
+    data: bytes
+    symbols: tuple[str, ...]
+
+
 class Executable:
     """A loaded module: callable on raw addresses from any thread; its code is freed with the last reference.
 
     Attributes:
-        source: the LLVM assembly it was made from.
         address: of `i64 tc_entry(ptr arguments)`, see `codegen.llvm`.
         function: that entry as a ctypes function; releases the GIL while it runs.
     """
 
-    def __init__(self, source: str, target: Target, engine: llvm.ExecutionEngine) -> None:
-        self.source = source
-        self._target = target
+    def __init__(self, engine: llvm.ExecutionEngine) -> None:
         self._engine = engine
         self.address: int = engine.get_function_address(_ENTRY)
         self.function = _Entry(self.address)
@@ -39,19 +45,34 @@ class Executable:
         code = self.function(ctypes.addressof(slots))
         return (code, status[1]) if code else (0, 0)
 
-    @functools.cached_property
-    def assembly(self) -> str:
-        """The machine code as text."""
-        return str(_machine(self._target).emit_assembly(_optimised(self.source, self._target)))
+
+def assemble(text: str, target: Target) -> ObjectCode:
+    """Compile LLVM assembly, as `codegen.llvm.emit` prints it for `target`."""
+    process.link()
+    module = _optimised(text, target)
+    known = set(process.mathematics().values())
+    symbols = tuple(sorted(f.name for f in module.functions if f.is_declaration and f.name in known))
+    return ObjectCode(_machine(target).emit_object(module), symbols)
+
+
+def load_object(code: ObjectCode) -> Executable:
+    """Put object code in its place in this process. It is trusted: damaged bytes would end the process.
+
+    Raises CannotLower where this process lacks a function that the code calls.
+    """
+    process.link()
+    process.provide(code.symbols)
+    return Executable(process.loaded(code.data))
 
 
 def load(text: str, target: Target) -> Executable:
-    """Compile LLVM assembly, as `codegen.llvm.emit` prints it for `target`, into this process."""
-    process.link()
-    process.mathematics()
-    engine = llvm.create_mcjit_compiler(_optimised(text, target), _machine(target))
-    engine.finalize_object()
-    return Executable(text, target, engine)
+    """`assemble` and `load_object` in one."""
+    return load_object(assemble(text, target))
+
+
+def assembly(text: str, target: Target) -> str:
+    """The machine code of LLVM assembly as text."""
+    return str(_machine(target).emit_assembly(_optimised(text, target)))
 
 
 def _machine(target: Target) -> llvm.TargetMachine:

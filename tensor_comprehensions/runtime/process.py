@@ -9,7 +9,7 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,6 +18,7 @@ import torch
 
 from ..codegen.llvm_math import key
 from ..dtypes import FLOAT32, FLOAT64
+from ..errors import CannotLower
 from ..loop_ir.nodes import Type
 from ..math_functions import FUNCTIONS
 from ..once import OncePerKey
@@ -117,6 +118,15 @@ class _Linked:
 _linked: OncePerKey[str, _Linked] = OncePerKey(1)
 
 
+def loaded(data: bytes) -> llvm.ExecutionEngine:
+    """Object code in its place in this process, which it keeps until the engine is freed."""
+    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+    engine.finalize_object()
+    return engine
+
+
 def link() -> ThreadPool:
     """Start LLVM and make the functions that emitted modules call known to its linker; once per process."""
     return _linked.get("", _Linked).pool
@@ -138,6 +148,15 @@ def mathematics() -> Mapping[str, str]:
                 if symbol is not None:
                     found[key(function.name, Type(dtype, lanes))] = symbol
     return MappingProxyType(found)
+
+
+def provide(symbols: Iterable[str]) -> None:
+    """Make vector functions known to the linker. Raises CannotLower where this process does not have one."""
+    for symbol in symbols:
+        address = _address(torch_library(), symbol)
+        if address is None:
+            raise CannotLower(f"torch's library has no {symbol}")
+        llvm.add_symbol(symbol, address)
 
 
 def _sleef(name: str, letter: str, lanes: int) -> str | None:

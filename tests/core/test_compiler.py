@@ -58,7 +58,8 @@ def test_the_kernel_as_llvm(target: tc.Target, golden: Any) -> None:
 
 def test_a_stage_made_again_is_the_same() -> None:
     kernel = compiled("softmax", host())
-    assert kernel.stage("emit") == kernel.executable.source
+    assert kernel.stage("emit") == kernel.source("llvm")
+    assert kernel.stage("assemble") == kernel.code
     assert kernel.stage("lower") == kernel.stage("lower")
     with pytest.raises(InternalError, match="no pass 'nothing'"):
         kernel.stage("nothing")

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,14 @@ import torch
 
 from tensor_comprehensions.codegen.llvm import emit
 from tensor_comprehensions.dtypes import FLOAT32, INT64
-from tensor_comprehensions.errors import InternalError
+from tensor_comprehensions.errors import CannotLower, InternalError
 from tensor_comprehensions.loop_ir import build as ir
 from tensor_comprehensions.loop_ir.nodes import Allocate, Kernel, Loop, LoopKind, Module, Space
+from tensor_comprehensions.loop_ir.vectorize import vectorize
 from tensor_comprehensions.runtime import process
-from tensor_comprehensions.runtime.cpu import Executable, load
+from tensor_comprehensions.runtime.cpu import Executable, assemble, assembly, load, load_object
 from tensor_comprehensions.runtime.host import host
+from tests.runtime.conftest import addition
 
 Add = Callable[[int], Executable]
 
@@ -164,10 +167,42 @@ def test_what_llvm_refuses_is_our_bug() -> None:
         load("define i64 @tc_entry(ptr %a) { ret i32 0 }", host())
 
 
-def test_assembly_is_text(add: Add) -> None:
-    executable = add(64)
-    assert "tc_entry" in executable.assembly
-    assert executable.source.startswith("; addition")
+def test_assembly_is_text() -> None:
+    assert "tc_entry" in assembly(addition(64), host())
+
+
+def test_object_code_is_the_same_each_time_and_can_be_loaded_twice() -> None:
+    code = assemble(addition(64), host())
+    assert code == assemble(addition(64), host())
+    a, b = torch.ones(64), torch.ones(64)
+    for executable in (load_object(code), load_object(code)):
+        c = torch.zeros(64)
+        assert executable([a.data_ptr(), b.data_ptr(), c.data_ptr()]) == (0, 0)
+        assert c.eq(2).all()
+
+
+def test_object_code_names_the_vector_functions_that_it_calls() -> None:
+    x, y = ir.buffer("x", FLOAT32, (64,)), ir.buffer("y", FLOAT32, (64,))
+    i = ir.var("i")
+    body = vectorize(
+        Loop(
+            "i",
+            ir.const(0),
+            ir.const(64),
+            ir.store(y, (i,), ir.call("asin", ir.load(x, i))),
+            LoopKind.VECTOR,
+            factor=(8, 1),
+        )
+    )
+    text = emit(Module("m", (x, y), (), (Kernel("k", body),)), host(), process.mathematics())
+    code = assemble(text, host())
+    assert all(name.startswith("Sleef_asin") for name in code.symbols)
+    assert bool(code.symbols) == any("asin" in key for key in process.mathematics())
+    with pytest.raises(CannotLower, match="no Sleef_nothing"):
+        load_object(replace(code, symbols=("Sleef_nothing",)))
+
+
+def test_there_is_one_library_of_torch() -> None:
     assert process.torch_library() is process.torch_library()
 
 
