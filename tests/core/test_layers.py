@@ -26,11 +26,12 @@ LAYERS = (
     ("runtime",),
     ("arguments", "describe"),
     ("compiler",),
+    ("recall",),
     ("calls",),
     ("lanes",),
     ("kernels",),
     ("autograd",),
-    ("search",),
+    ("autotuner", "search"),
     ("api",),
     ("einstein", "definitions", "module"),
     ("contract",),
@@ -39,7 +40,13 @@ LAYERS = (
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 APART = {("loop_ir", "tc_lang"), ("codegen", "tc_lang"), ("runtime", "tc_lang")}
 """Pairs that the order would allow and the design does not."""
-OWNERS = {"islpy": {"polyhedral"}, "llvmlite": {"codegen", "runtime"}, "lark": {"tc_lang"}, "google": {"cache"}}
+OWNERS = {
+    "islpy": {"polyhedral"},
+    "llvmlite": {"codegen", "runtime"},
+    "lark": {"tc_lang"},
+    "google": {"autotuner", "cache"},
+    "deap": {"autotuner"},
+}
 """Third-party modules that only some rooms may import."""
 
 

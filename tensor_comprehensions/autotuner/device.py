@@ -1,0 +1,71 @@
+"""Devices that candidates are measured on, as a user names them and as a worker recognises itself."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+import torch
+
+from ..errors import ArgumentError
+from ..runtime.host import host
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A set of processors. name: as given, "cpu" or "cpu:0-3"."""
+
+    name: str
+    cpus: tuple[int, ...]
+    threads: int
+
+
+def device(name: object) -> Device:
+    """The device that "cpu" (all processors and torch's threads) or "cpu:0,2-3" means. Raises ArgumentError."""
+    if not isinstance(name, str) or not (match := re.fullmatch(r"cpu(?::(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?", name)):
+        raise ArgumentError(f"the device is {name!r}", expected="cpu, or processors such as cpu:0-3 or cpu:0,2")
+    here = available()
+    if match[1] is None:
+        return Device(name, here, torch.get_num_threads())
+    cpus: list[int] = []
+    for part in match[1].split(","):
+        first, _, last = part.partition("-")
+        cpus += range(int(first), int(last or first) + 1)
+    if not cpus or (missing := sorted(set(cpus) - set(here))):
+        raise ArgumentError(
+            f"there is no processor {missing[0] if cpus else name}", expected=f"one of {', '.join(map(str, here))}"
+        )
+    return Device(name, tuple(sorted(set(cpus))), len(set(cpus)))
+
+
+def devices(names: Sequence[object]) -> tuple[Device, ...]:
+    """Devices that have no processor in common, and equally many. Raises ArgumentError."""
+    found = tuple(map(device, names))
+    every = [cpu for d in found for cpu in d.cpus]
+    if not found or len(set(every)) < len(every):
+        raise ArgumentError(f"the devices are {list(names)!r}", expected="one or more that share no processor")
+    if len({d.threads for d in found}) > 1:
+        raise ArgumentError(
+            f"the devices {list(names)!r} differ", suggestion="times can only be compared on devices that are alike"
+        )
+    return found
+
+
+def available() -> tuple[int, ...]:
+    """The processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def fingerprint(threads: int | None = None) -> str:
+    """Of the device of this process: its processor and how many threads run kernels.
+
+    Workers with one fingerprint give times that can be compared.
+    """
+    target = host()
+    facts = repr((target, torch.get_num_threads() if threads is None else threads))
+    return f"{target.name}-{sha256(facts.encode()).hexdigest()[:16]}"

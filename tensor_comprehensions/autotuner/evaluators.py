@@ -1,0 +1,182 @@
+"""Where candidates are evaluated: on this machine, or wherever an executor runs `evaluate`.
+
+Always holds: a request goes in as a message and a reply comes out, whatever happened to whoever worked on it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Executor, Future
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from . import tuner_pb2 as pb
+from .device import Device, available, fingerprint
+from .processes import SERVICE, Group, Settings, WorkerDied, Zygote
+from .service import CHECK, COMPILE, VERSION, limits
+
+
+class Evaluator(Protocol):
+    """What a tuner needs.
+
+    Attributes:
+        separate: whether compiling is a request of its own.
+        width: how many requests are sent at once.
+        fingerprint: of the devices that must answer.
+    """
+
+    separate: bool
+    width: int
+    fingerprint: str
+
+    def submit(self, request: pb.Request) -> Future[bytes]: ...
+
+    def close(self) -> None: ...
+
+
+def answer(future: Future[bytes], asked: str) -> pb.Reply:
+    """The reply of a future, or one that tells what happened instead.
+
+    asked: the fingerprint of the device that must have answered; empty: any. The status is UNKNOWN where nobody
+        tells what happened, as when an executor lost the worker.
+    """
+    try:
+        raw = future.result()
+        reply = pb.Reply.FromString(raw)
+    except WorkerDied as death:
+        return _died(death)
+    except (DecodeError, TypeError) as error:
+        return pb.Reply(status=pb.CRASH, message=f"an answer that is none: {error}")
+    except CancelledError:
+        return pb.Reply(status=pb.REFUSED, message="cancelled")
+    except Exception as error:  # of an executor
+        return pb.Reply(status=pb.UNKNOWN, message=f"{type(error).__name__}: {error}")
+    if reply.version != VERSION:
+        return pb.Reply(status=pb.REFUSED, message=f"an answer of version {reply.version}, not {VERSION}")
+    if asked and reply.fingerprint != asked:
+        return pb.Reply(status=pb.REFUSED, message=f"the device is {reply.fingerprint}, not {asked}")
+    return reply
+
+
+def _died(death: WorkerDied) -> pb.Reply:
+    if death.kind != "timeout":
+        return pb.Reply(status=pb.CRASH, message=f"{death.kind}: {death.detail}")
+    status = pb.COMPILE_TIMEOUT if death.phase == COMPILE else pb.RUN_TIMEOUT
+    what = "the right results" if death.phase == CHECK else "it"
+    return pb.Reply(status=status, message=death.detail.replace("it", what, 1))
+
+
+class Local:
+    """Worker processes of this machine: some that compile, and one for each device that runs.
+
+    Usage: `with Local(devices) as evaluator: ...`; afterwards no process is left.
+    """
+
+    separate = True
+
+    def __init__(
+        self, devices: Sequence[Device], *, memory: int = 0, service: str = SERVICE, path: tuple[str, ...] = ()
+    ) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="tensorc-tune-"))
+        self._zygote = Zygote()
+        compilers = len(available())
+        self._compilers = Group(self._zygote, [Settings(service, path, (), 1, memory)] * compilers)
+        runners = [Settings(service, path, d.cpus, d.threads, memory) for d in devices]
+        self._runners = Group(self._zygote, runners)
+        self.width = 4 * max(compilers, len(devices))
+        self.fingerprint = fingerprint(devices[0].threads)
+
+    def submit(self, request: pb.Request) -> Future[bytes]:
+        """Compile on any processor, or run on a device that is free."""
+        request.folder = str(self._folder)
+        if request.stage == pb.COMPILE:
+            request.fingerprint = ""  # compiling is the same on any number of threads
+            return self._compilers.submit(request.SerializeToString(), limits(request))
+        return self._runners.submit(request.SerializeToString(), limits(request))
+
+    def close(self) -> None:
+        """End every process."""
+        self._compilers.close()
+        self._runners.close()
+        self._zygote.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Local:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+# --- elsewhere ---------------------------------------------------------------------------------------------------
+
+
+class Elsewhere:
+    """Workers behind anything that has the interface of `concurrent.futures.Executor`."""
+
+    separate = False
+
+    def __init__(self, executor: Executor, device: Device, *, width: int = 16) -> None:
+        self._executor, self.width = executor, width
+        self._threads = device.threads
+        self.fingerprint = fingerprint(device.threads)
+
+    def submit(self, request: pb.Request) -> Future[bytes]:
+        """Send a request away as bytes."""
+        request.threads = self._threads
+        return self._executor.submit(evaluate, request.SerializeToString())
+
+    def close(self) -> None:
+        """The executor is the caller's."""
+
+
+def evaluate(raw: bytes) -> bytes:
+    """Answer a request on the machine that this is called on, in a process that may die.
+
+    Never raises and always returns within the limits of the request; fit for `Executor.submit`. Calls of one process
+    take turns: a device that is timed does one thing at a time.
+    """
+    try:
+        request = pb.Request.FromString(raw)
+        with _site_lock:
+            future = _site(request.threads).submit(raw, limits(request))
+            reply = answer(future, fingerprint(request.threads or None))
+    except Exception as error:
+        reply = pb.Reply(status=pb.REFUSED, message=f"{type(error).__name__}: {error}")
+    reply.version = VERSION
+    reply.fingerprint = reply.fingerprint or fingerprint(request.threads or None)
+    return reply.SerializeToString()
+
+
+_site_lock = threading.Lock()
+_sites: dict[tuple[int, int], tuple[Zygote, Group]] = {}
+
+
+def _site(threads: int) -> Group:
+    """The worker of this process, with so many threads."""
+    key = (os.getpid(), threads)
+    if key not in _sites:
+        close_site()
+        zygote = Zygote()
+        _sites[key] = zygote, Group(zygote, [Settings(threads=threads or 1)])
+        atexit.register(close_site)
+    return _sites[key][1]
+
+
+def close_site() -> None:
+    """End the worker that `evaluate` keeps in this process."""
+    while _sites:
+        (pid, _), (zygote, group) = _sites.popitem()
+        if pid == os.getpid():
+            group.close()
+            zygote.close()

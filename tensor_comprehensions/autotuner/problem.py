@@ -1,0 +1,180 @@
+"""What is tuned: a def with the layouts of its arguments, as a message, and how a worker makes it real again.
+
+Always holds: the same message gives the same inputs in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..arguments import TORCH_TYPES
+from ..calls import Arguments, Interface, Sizes, bind_sizes, normal_strides, with_strides
+from ..errors import ArgumentError
+from ..tc_lang import compile_source
+from ..tc_lang.function import BoundFunction, Function
+from . import tuner_pb2 as pb
+
+LARGEST_VALUES = 1 << 27
+"""Bytes of subscripts that travel with a problem."""
+
+
+def describe(function: Function, arguments: Arguments, seed: int) -> pb.Problem:
+    """The message for a call with `arguments`. Integers and numbers travel with their values, other tensors without.
+
+    Raises ArgumentError where there are too many values.
+    """
+    return pb.Problem(
+        source=function.source,
+        name=function.name,
+        inputs=[_described(x) for x in arguments.inputs],
+        initial=[_described(x) for x in arguments.initial],
+        seed=seed,
+    )
+
+
+def _described(x: Tensor) -> pb.Tensor:
+    message = pb.Tensor(dtype=_name(x.dtype), shape=x.shape, strides=normal_strides(x))
+    if not x.dtype.is_floating_point or not x.ndim:
+        size = x.numel() * x.element_size()
+        if size > LARGEST_VALUES:
+            raise ArgumentError(f"an argument has {size} bytes of subscripts", expected=f"at most {LARGEST_VALUES}")
+        message.values = _raw(x.detach().contiguous()).numpy().tobytes()
+    return message
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _raw(x: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor."""
+    return x.reshape(-1).view(torch.uint8) if x.dtype is not torch.bool else x.reshape(-1).to(torch.uint8)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem as a worker sees it."""
+
+    message: pb.Problem
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the problem, with its values and its seed."""
+        return sha256(self.message.SerializeToString(deterministic=True)).hexdigest()[:24]
+
+    @cached_property
+    def function(self) -> Function:
+        """Raises TCError, and ArgumentError where the program has no def of this name."""
+        found = [f for f in compile_source(self.message.source) if f.name == self.message.name]
+        if not found:
+            raise ArgumentError(f"the program has no def {self.message.name!r}")
+        return found[0]
+
+    @property
+    def tensors(self) -> tuple[pb.Tensor, ...]:
+        """Inputs and then initial values."""
+        return (*self.message.inputs, *self.message.initial)
+
+    @cached_property
+    def bound(self) -> BoundFunction:
+        """The def for these layouts. Raises TCError."""
+        sizes = Sizes(
+            tuple(tuple(t.shape) for t in self.message.inputs),
+            tuple(tuple(t.shape) for t in self.message.initial),
+            tuple(
+                (p.name, int(_values(t)[()]))
+                for p, t in zip(self.function.parameters, self.message.inputs, strict=True)
+                if p.specialised
+            ),
+        )
+        self._check_types()
+        bound = bind_sizes(Interface.of(self.function), sizes)
+        return with_strides(bound, [tuple(t.strides) for t in self.message.inputs])
+
+    def _check_types(self) -> None:
+        symbols = (*self.function.parameters, *self.function.initial)
+        if len(symbols) != len(self.tensors):
+            raise ArgumentError(f"{self.function.name} takes {len(symbols)} tensors, not {len(self.tensors)}")
+        for symbol, t in zip(symbols, self.tensors, strict=True):
+            bad = len(t.shape) != symbol.rank or len(t.strides) != symbol.rank
+            if bad or t.dtype != symbol.dtype.name or any(n < 0 for n in (*t.shape, *t.strides)):
+                raise ArgumentError(f"'{symbol.name}' of {self.function.name} is described wrongly", found=str(t))
+
+    @property
+    def points(self) -> int:
+        """How many values the statements compute in all: what the reference evaluator has to do."""
+        return sum(prod(i.extent for i in s.indices) for s in self.bound.statements)
+
+    @property
+    def longest_sum(self) -> int:
+        """The most terms that one element of a tensor has."""
+        return max((prod(i.extent for i in s.reduced) for s in self.bound.statements), default=1) or 1
+
+
+# --- inputs ------------------------------------------------------------------------------------------------------
+
+KINDS = ("whole", "normal")
+"""Inputs for every candidate: small whole numbers, whose sums are exact in any order, and normally distributed ones."""
+MORE_KINDS = (*KINDS, "wide")
+"""And what a winner must also do right: magnitudes from a thousandth to a thousand."""
+
+
+def fill(memory: Sequence[Tensor], problem: Problem, kind: str, seed: int) -> None:
+    """Put the inputs of a kind into `memory`: the inputs' and then the initial values' own tensors, strided.
+
+    Holes between elements get values, too.
+    """
+    for number, (x, t) in enumerate(zip(memory, problem.tensors, strict=True)):
+        if t.HasField("values"):
+            _place(x, _values(t))
+            continue
+        generator = torch.Generator().manual_seed((problem.message.seed * 1000003 + seed * 101 + number) & (2**63 - 1))
+        flat = x.as_strided((span(x),), (1,))
+        flat.copy_(_random(kind, flat.numel(), generator))
+
+
+def span(x: Tensor) -> int:
+    """Elements from the first to the last."""
+    return 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+
+
+def _random(kind: str, count: int, generator: torch.Generator) -> Tensor:
+    if kind == "whole":
+        return torch.randint(-4, 5, (count,), generator=generator, dtype=torch.int8)
+    values = torch.randn(count, generator=generator)
+    if kind == "wide":
+        values *= torch.pow(10.0, torch.rand(count, generator=generator) * 6 - 3)
+    return values
+
+
+def _place(x: Tensor, values: np.ndarray) -> None:
+    """Write values into a tensor whose elements may share memory."""
+    source = torch.from_numpy(np.array(values))
+    if x.dtype is torch.bfloat16:
+        x.copy_(source.view(torch.bfloat16))
+    else:
+        x.numpy()[...] = source.to(x.dtype).numpy()
+
+
+def _values(t: pb.Tensor) -> np.ndarray:
+    """The values that travelled; those of bfloat16 as 16-bit integers. Raises ArgumentError."""
+    dtype = np.dtype({"bfloat16": "int16", "bool": "uint8"}.get(t.dtype, t.dtype)).newbyteorder("<")
+    if len(t.values) != prod(t.shape) * dtype.itemsize:
+        raise ArgumentError("an argument has another number of values than elements")
+    return np.frombuffer(t.values, dtype).reshape(tuple(t.shape))
+
+
+def torch_type(name: str) -> torch.dtype:
+    """torch's type of a name. Raises ArgumentError."""
+    for dtype in TORCH_TYPES.values():
+        if _name(dtype) == name:
+            return dtype
+    raise ArgumentError(f"there is no type {name!r}")

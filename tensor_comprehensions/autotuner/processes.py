@@ -1,0 +1,211 @@
+"""Worker processes as a tuner sees them: asked with bytes, answering with bytes, or dead, and then replaced.
+
+Always holds: a call of a worker returns or raises within its limits; a worker that failed is gone before the next one
+starts; no worker outlives its pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ArgumentError, InternalError
+from . import frames
+from .zygote import receive_json, send_json
+
+SERVICE = "tensor_comprehensions.autotuner.service:handle"
+START = 120.0
+"""Seconds that the zygote may take to load torch and the compiler on a busy machine."""
+WORN = 400
+"""Requests after which a worker is replaced: what libraries never free stays bounded."""
+FIRST_PHASE = "prepare"
+
+
+class WorkerDied(Exception):
+    """A worker did not answer.
+
+    Attributes:
+        kind: "crash", "timeout" or "garbage".
+        phase: what it was doing.
+        detail: the signal or exit code, or what it sent.
+    """
+
+    def __init__(self, kind: str, phase: str, detail: str) -> None:
+        super().__init__(f"{kind} while it was to {phase}: {detail}")
+        self.kind, self.phase, self.detail = kind, phase, detail
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How workers live.
+
+    Attributes:
+        service: "module:function" that answers requests. path: where else to look for it.
+        cpus: the processors they may use; () for all. threads: of torch's pool.
+        memory: bytes that they may allocate; 0 for no limit.
+    """
+
+    service: str = SERVICE
+    path: tuple[str, ...] = ()
+    cpus: tuple[int, ...] = ()
+    threads: int = 1
+    memory: int = 0
+
+
+class Zygote:
+    """A process that forks workers; closing it ends them all."""
+
+    def __init__(self) -> None:
+        if not hasattr(os, "fork") or not hasattr(socket, "send_fds"):
+            raise ArgumentError("this system cannot fork, and the tuner runs candidates in forked processes")
+        self._lock = threading.Lock()
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", __package__ + ".zygote", str(theirs.fileno()), str(os.getpid())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        try:
+            self._ask(None)
+        except frames.Closed as error:
+            raise InternalError(f"the process for workers does not start: {self._process.wait()}") from error
+
+    def fork(self, settings: Settings) -> tuple[int, socket.socket]:
+        """A new worker: its process and the connection to it. Raises Closed."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            order = {name: getattr(settings, name) for name in settings.__slots__}
+            try:
+                return int(self._ask(order, theirs.fileno())["pid"]), ours
+            except BaseException:
+                ours.close()
+                raise
+
+    def reap(self, pid: int) -> int:
+        """Wait for a worker that is dying: its exit code, or minus its signal. Raises Closed."""
+        return int(self._ask({"reap": pid})["status"])
+
+    def _ask(self, order: dict[str, Any] | None, *descriptors: int) -> dict[str, Any]:
+        with self._lock:
+            if order is not None:
+                send_json(self._control, order, descriptors)
+            return receive_json(self._control)[0]
+
+    def close(self) -> None:
+        """End all workers and the zygote; returns when they are gone."""
+        self._control.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its workers die with it
+            self._process.wait()
+
+
+class Worker:
+    """A process that answers one request at a time."""
+
+    def __init__(self, zygote: Zygote, settings: Settings) -> None:
+        self._zygote = zygote
+        self.pid, self._connection = zygote.fork(settings)
+        self.answered = 0
+
+    def call(self, request: bytes, limits: Mapping[str, float]) -> bytes:
+        """The reply. limits: seconds that each phase may take; a phase that is not there is of no kind we know.
+
+        Raises WorkerDied; then the process is gone.
+        """
+        phase = FIRST_PHASE
+        try:
+            frames.send(self._connection, frames.REQUEST, request)
+            while True:
+                kind, payload = frames.receive(self._connection, limits[phase])
+                if kind == frames.REPLY:
+                    self.answered += 1
+                    return payload
+                phase_name = payload[:32].decode(errors="replace")
+                if kind != frames.PHASE or phase_name not in limits:
+                    raise frames.Garbage(f"phase {phase_name!r}")
+                phase = phase_name
+        except frames.Late:
+            self.kill()
+            raise WorkerDied("timeout", phase, f"it took more than {limits[phase]:.3g} s") from None
+        except frames.Garbage as error:
+            self.kill()
+            raise WorkerDied("garbage", phase, str(error)) from None
+        except frames.Closed:
+            raise WorkerDied("crash", phase, _ended(self.kill())) from None
+
+    def kill(self) -> int | None:
+        """End the process and wait until it is gone: its exit code or minus its signal, None where nobody knows."""
+        self._connection.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        try:
+            return self._zygote.reap(self.pid)
+        except frames.Closed:
+            return None
+
+
+def _ended(code: int | None) -> str:
+    if code is None:
+        return "it was ended"
+    if code >= 0:
+        return f"it exited with code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+class Group:
+    """Interchangeable workers; a request goes to one that is free. They start when they are needed first."""
+
+    def __init__(self, zygote: Zygote, settings: Iterable[Settings]) -> None:
+        self._zygote = zygote
+        self._free: queue.LifoQueue[tuple[Settings, Worker | None]] = queue.LifoQueue()
+        every = tuple(settings)
+        for one in every:
+            self._free.put((one, None))
+        self.size = len(every)
+        self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="tc-tune")
+        self._closed = False
+
+    def submit(self, request: bytes, limits: Mapping[str, float]) -> Future[bytes]:
+        """The reply to come; it may raise WorkerDied."""
+        return self._threads.submit(self._run, request, limits)
+
+    def _run(self, request: bytes, limits: Mapping[str, float]) -> bytes:
+        settings, worker = self._free.get()
+        try:
+            if self._closed:
+                raise WorkerDied("crash", FIRST_PHASE, "it was ended")
+            if worker is not None and worker.answered >= WORN:
+                worker.kill()
+                worker = None
+            if worker is None:
+                worker = self._start(settings)
+            return worker.call(request, limits)
+        except WorkerDied:
+            worker = None
+            raise
+        finally:
+            self._free.put((settings, worker))
+
+    def _start(self, settings: Settings) -> Worker:
+        try:
+            return Worker(self._zygote, settings)
+        except frames.Closed as error:
+            raise WorkerDied("crash", FIRST_PHASE, "there is no process to fork it from") from error
+
+    def close(self) -> None:
+        """Take no more requests; those under way end with their workers, which the zygote ends."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)

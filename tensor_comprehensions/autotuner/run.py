@@ -1,0 +1,206 @@
+"""Running a kernel in a worker: its memory, and its times.
+
+Always holds: before every run that is looked at, outputs and temporaries hold poison and in/out outputs their initial
+values.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from torch import Tensor
+
+from ..arguments import TORCH_TYPES
+from ..runtime.cpu import Executable
+from ..tc_lang.function import Role
+from .memory import Guarded
+from .problem import Problem, torch_type
+
+SAMPLE = 100e-6
+"""Seconds that one sample takes at least; short runs are repeated in it."""
+LEAST, MOST = 5, 60
+"""Samples of a timing."""
+PRECISE = 0.01
+"""Half the confidence interval of the median, relative to it, that is precise enough."""
+
+
+class Memory:
+    """The tensors of a problem in guarded memory.
+
+    Attributes:
+        inputs: the inputs, and then the initial values of in/out outputs.
+        outputs: in the order of the def.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._inputs: list[Guarded] = []
+        inputs = []
+        for t in problem.tensors:
+            dtype, shape, strides = torch_type(t.dtype), tuple(t.shape), tuple(t.strides)
+            reach = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
+            guarded = Guarded(reach * dtype.itemsize)
+            self._inputs.append(guarded)
+            inputs.append(guarded.tensor(dtype, shape, strides))
+        self.inputs: tuple[Tensor, ...] = tuple(inputs)
+        returned = [problem.bound.tensor(name) for name in problem.bound.returns]
+        self._outputs = [Guarded(t.size * t.dtype.size) for t in returned]
+        self.outputs: tuple[Tensor, ...] = tuple(
+            g.tensor(TORCH_TYPES[t.dtype], t.shape, t.strides) for g, t in zip(self._outputs, returned, strict=True)
+        )
+        self._starts = self._initial()
+
+    def _initial(self) -> list[tuple[Tensor, Tensor]]:
+        """(initial value, output) of the in/out outputs."""
+        bound = self.problem.bound
+        places = dict(zip(bound.returns, self.outputs, strict=True))
+        names = [t.name for t in bound.tensors if t.role is Role.INOUT]
+        return [
+            (x, places[name]) for name, x in zip(names, self.inputs[len(self.problem.message.inputs) :], strict=True)
+        ]
+
+    def restore(self, *, poison: bool) -> None:
+        """Put what a run changed as it was before."""
+        if poison:
+            for g in self._outputs:
+                g.poison()
+        for x, output in self._starts:
+            output.copy_(x)
+
+    def restored(self) -> None:
+        """`restore` without poison, to be passed on."""
+        self.restore(poison=False)
+
+    @property
+    def accumulates(self) -> bool:
+        """Does a run depend on what the one before left?"""
+        return bool(self._starts)
+
+    def addresses(self) -> list[int]:
+        """Of the arguments, in the order of a kernel's."""
+        return [g.address for g in (*self._inputs[: len(self.problem.message.inputs)], *self._outputs)]
+
+    def damaged(self) -> str:
+        """Which memory was written next to; empty where none was."""
+        groups = {"an input": self._inputs, "an output": self._outputs}
+        return next((name for name, parts in groups.items() if not all(g.intact() for g in parts)), "")
+
+    def snapshot(self) -> tuple[Tensor, ...]:
+        """A copy of the inputs, to see later whether they changed."""
+        return tuple(g.bytes.clone() for g in self._inputs)
+
+    def changed(self, before: Sequence[Tensor]) -> bool:
+        return not all(bool((g.bytes == x).all()) for g, x in zip(self._inputs, before, strict=True))
+
+    def reach(self) -> int:
+        """Bytes that a run has to touch at least: its outputs."""
+        return sum(g.size for g in self._outputs)
+
+
+class Launch:
+    """A kernel on a problem's memory, with temporaries of its own.
+
+    Raises MemoryError or RuntimeError where there is no memory for these.
+    """
+
+    def __init__(self, executable: Executable, memory: Memory, temporaries: Sequence[int]) -> None:
+        self.memory = memory
+        self._executable, self._temporaries = executable, [Guarded(size) for size in temporaries]
+        addresses = [*memory.addresses(), *(g.address for g in self._temporaries)]
+        self._status = (ctypes.c_int64 * 2)()
+        self._slots = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, ctypes.addressof(self._status))
+        self._place = ctypes.addressof(self._slots)
+
+    def __call__(self) -> int:
+        """Run on the memory as it is now: 0, or the number of a failed check."""
+        return int(self._executable.function(self._place))
+
+    def poisoned(self) -> int:
+        """Run on memory in which everything that the kernel must write first is poison."""
+        self.memory.restore(poison=True)
+        for g in self._temporaries:
+            g.poison()
+        return self()
+
+    def damaged(self) -> str:
+        """Which memory was written next to; empty where none was."""
+        return self.memory.damaged() or ("" if all(g.intact() for g in self._temporaries) else "a temporary")
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds per run: samples in order."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def quartiles(self) -> tuple[float, float, float]:
+        if len(self.samples) < 2:
+            return (self.samples[0],) * 3
+        low, median, high = statistics.quantiles(self.samples, n=4, method="inclusive")
+        return low, median, high
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+
+def sample(run: Callable[[], int], calls: int, before: Callable[[], None] | None) -> float:
+    """Seconds per run of `calls` runs in a row, or of one where something is to be done `before` each."""
+    if before is not None:
+        before()
+        start = perf_counter()
+        run()
+        return perf_counter() - start
+    start = perf_counter()
+    for _ in range(calls):
+        run()
+    return (perf_counter() - start) / calls
+
+
+def calls_for(seconds: float) -> int:
+    """How many runs of so many seconds make one sample."""
+    return max(1, min(1000, round(SAMPLE / max(seconds, 1e-9))))
+
+
+def timed(launch: Launch, first: float, seconds: float, losing: float) -> Times:
+    """Time a kernel whose run takes about `first` until it is known precisely, `seconds` are over or it is losing.
+
+    losing: more than this median after some samples ends the measurement; 0: nothing does.
+    """
+    before = launch.memory.restored if launch.memory.accumulates else None
+    calls = calls_for(first)
+    end = perf_counter() + seconds
+    samples: list[float] = []
+    while len(samples) < MOST:
+        samples.append(sample(launch, calls, before))
+        if len(samples) < LEAST and (len(samples) < 3 or perf_counter() < end):
+            continue
+        if perf_counter() >= end or (losing and statistics.median(samples) > losing) or _precise(samples):
+            break
+    return Times(tuple(samples))
+
+
+def _precise(samples: Sequence[float]) -> bool:
+    if len(samples) < LEAST:
+        return False
+    low, median, high = Times(tuple(samples)).quartiles
+    return bool((high - low) / len(samples) ** 0.5 <= PRECISE * median)
+
+
+def race(launches: Sequence[Launch], firsts: Sequence[float], seconds: float, rounds: int = 151) -> list[Times]:
+    """Time kernels in turns, so that what else the machine does falls on all alike."""
+    counts = [calls_for(first) for first in firsts]
+    samples: list[list[float]] = [[] for _ in launches]
+    end = perf_counter() + seconds
+    for number in range(rounds):
+        if number >= LEAST and perf_counter() > end:
+            break
+        for k in range(len(launches)) if number % 2 == 0 else reversed(range(len(launches))):
+            memory = launches[k].memory
+            samples[k].append(sample(launches[k], counts[k], memory.restored if memory.accumulates else None))
+    return [Times(tuple(s)) for s in samples]

@@ -1,0 +1,178 @@
+"""Ways to search: each asks for genomes and is told how long they take. Neither knows how they are measured.
+
+Always holds: the same seed and the same answers give the same questions; no options are asked for twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+from ..errors import ArgumentError
+from ..options import CpuOptions
+from .space import Genome, Space
+
+TRIES = 200
+"""How often a new and valid genome is looked for before the space counts as exhausted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A genome and what it means."""
+
+    genome: Genome
+    options: CpuOptions
+
+
+class Search(Protocol):
+    """What a tuner needs of a search."""
+
+    def ask(self) -> list[Candidate]:
+        """The next generation; empty when there is nothing left to try."""
+
+    def tell(self, candidate: Candidate, seconds: float | None) -> None:
+        """How long a candidate takes; None where it failed."""
+
+
+class Sampler:
+    """New candidates of a space: valid, and none twice."""
+
+    def __init__(self, space: Space, seed: int) -> None:
+        self.space, self.random = space, Random(seed)
+        self._seen: set[CpuOptions] = set()
+
+    def new(self, genome: Genome) -> Candidate | None:
+        """The candidate of a genome; None where it is invalid or was there before."""
+        options = self.space.options(genome)
+        if options in self._seen or not self.space.valid(options):
+            return None
+        self._seen.add(options)
+        return Candidate(genome, options)
+
+    def some(self, seeds: Sequence[Genome], count: int) -> list[Candidate]:
+        """The candidates of `seeds`, and random ones up to `count` in all."""
+        found = [c for g in seeds if (c := self.new(g)) is not None][:count]
+        tries = 0
+        while len(found) < count and tries < TRIES:
+            candidate = self.new(self.space.random(self.random))
+            tries = tries + 1 if candidate is None else 0
+            if candidate is not None:
+                found.append(candidate)
+        return found
+
+
+class RandomSearch:
+    """Genomes without regard to what earlier ones gave."""
+
+    def __init__(self, space: Space, seeds: Sequence[Genome], population: int, seed: int) -> None:
+        self._sampler, self._seeds, self._population = Sampler(space, seed), tuple(seeds[:1]), population
+
+    def ask(self) -> list[Candidate]:
+        seeds, self._seeds = self._seeds, ()
+        return self._sampler.some(seeds, self._population)
+
+    def tell(self, candidate: Candidate, seconds: float | None) -> None:
+        """Nothing is learnt."""
+
+
+class GeneticSearch:
+    """A population that breeds: elites survive, children mix three parents and mutate (section 6 of the paper).
+
+    Unlike the original's, all of a generation but its elites are new: survivors do not keep children out.
+    """
+
+    CROSSOVER, MUTATION, ELITES = 0.8, 0.12, 0.2
+    SEEDED = 0.6
+    """How much of the first generation may come from seeds."""
+
+    def __init__(self, space: Space, seeds: Sequence[Genome], population: int, seed: int) -> None:
+        self._deap = _deap()
+        self._sampler = Sampler(space, seed)
+        self._random = Random(seed + 1)
+        self._population = max(4, population)
+        self._elites = max(1, round(self.ELITES * self._population))
+        self._seeds: Sequence[Genome] | None = seeds
+        self._pool: list[Any] = []
+        self._toolbox = self._deap.base.Toolbox()
+        self._toolbox.register("select", self._roulette)
+        self._toolbox.register("elite", self._deap.tools.selBest, k=self._elites)
+        self._toolbox.register("mate", self._mixed)
+        self._toolbox.register("mutate", self._mutated)
+
+    def ask(self) -> list[Candidate]:
+        if self._seeds is not None:
+            seeds, self._seeds = self._seeds[: round(self.SEEDED * self._population)], None
+            return self._sampler.some(seeds, self._population)
+        elites = self._toolbox.elite(self._pool)
+        children = self._children(self._population - len(elites))
+        self._pool = elites
+        return children
+
+    def tell(self, candidate: Candidate, seconds: float | None) -> None:
+        individual = self._deap.individual(candidate.genome)
+        individual.fitness.values = (0.0 if seconds is None else 1 / seconds,)
+        self._pool.append(individual)
+
+    def _children(self, count: int) -> list[Candidate]:
+        found: list[Candidate] = []
+        tries = 0
+        while len(found) < count and tries < TRIES:
+            parents = self._toolbox.select()
+            genome = self._toolbox.mate(parents) if self._random.random() < self.CROSSOVER else parents[0]
+            child = self._sampler.new(self._toolbox.mutate(genome))
+            tries = tries + 1 if child is None else 0
+            if child is not None:
+                found.append(child)
+        return found or self._sampler.some((), count)
+
+    def _roulette(self) -> list[Genome]:
+        """Three parents, each as likely as it is fast."""
+        weights = [x.fitness.values[0] for x in self._pool]
+        if not any(weights):
+            weights = [1.0] * len(weights)
+        return [tuple(x) for x in self._random.choices(self._pool, weights, k=3)]
+
+    def _mixed(self, parents: Sequence[Genome]) -> Genome:
+        return tuple(self._random.choice(values) for values in zip(*parents, strict=True))
+
+    def _mutated(self, genome: Genome) -> Genome:
+        """At least one gene changes, so that children of equal parents are new."""
+        genes = self._sampler.space.genes
+        sure = self._random.randrange(len(genes))
+        return tuple(
+            gene.step(place, self._random) if k == sure or self._random.random() < self.MUTATION else place
+            for k, (gene, place) in enumerate(zip(genes, genome, strict=True))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Deap:
+    base: Any
+    tools: Any
+    individual: Any
+
+
+def _deap() -> _Deap:
+    """deap, and its kind of individual for us. Raises ArgumentError where it is not installed."""
+    try:
+        from deap import base, tools
+    except ImportError as error:
+        raise ArgumentError(
+            "the genetic search needs the package deap, which is not installed",
+            suggestion="pip install 'tensor-comprehensions[tune]', or search='random'",
+        ) from error
+
+    class Fitness(base.Fitness):  # type: ignore[misc]
+        weights = (1.0,)
+
+    class Individual(list[int]):
+        def __init__(self, genes: Sequence[int]) -> None:
+            super().__init__(genes)
+            self.fitness = Fitness()
+
+    return _Deap(base, tools, Individual)
+
+
+SEARCHES: dict[str, type[GeneticSearch] | type[RandomSearch]] = {"genetic": GeneticSearch, "random": RandomSearch}

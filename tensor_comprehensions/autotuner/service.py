@@ -1,0 +1,268 @@
+"""What a worker process does with a request: compile, check, time. Bytes in, bytes out.
+
+Always holds: a request is data; what it asks to run was lowered here from a TC program, or by another worker of the
+same tuner. `handle` answers whatever Python can catch; the rest ends the process, which whoever asked survives.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from ..cache.records import from_message
+from ..compiler import compile_function, settle
+from ..errors import CannotLower, TCError
+from ..options import CpuOptions
+from ..runtime import cpu
+from ..runtime.host import host
+from . import tuner_pb2 as pb
+from .device import fingerprint
+from .oracle import Expected, Oracle
+from .problem import KINDS, MORE_KINDS, Problem, fill
+from .run import Launch, Memory, Times, race, sample, timed
+
+VERSION = 1
+"""Of the messages."""
+PROBLEMS = 2
+"""Whose inputs are kept."""
+CHECK, COMPILE, RUN = "prepare", "compile", "run"
+"""The phases of a request."""
+LONGEST = 600.0
+"""Seconds that a phase may take which has no limit of its own."""
+AGAIN = 2
+"""How often a candidate that seems hopeless may show that it is not."""
+FRESH = 0x5EED
+"""Seed of the inputs that only winners see."""
+
+Phase = Callable[[str], None]
+
+
+class Rejected(Exception):
+    """A candidate failed: with what status, and why."""
+
+    def __init__(self, status: pb.Status, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+def handle(raw: bytes, phase: Phase) -> bytes:
+    """Answer one request. phase: told what is about to happen, so that whoever waits knows how long it may take."""
+    reply = pb.Reply(version=VERSION, fingerprint=fingerprint())
+    try:
+        request = pb.Request.FromString(raw)
+        _check(request)
+        _STAGES[request.stage](request, reply, phase)
+        reply.status = reply.status or pb.OK
+    except Rejected as rejection:
+        reply.status, reply.message = rejection.status, rejection.message
+    except (CannotLower, TCError) as refusal:
+        reply.status, reply.message = pb.INVALID, str(refusal)
+    except MemoryError as error:
+        reply.status, reply.message = pb.OUT_OF_MEMORY, str(error)
+    except Exception as error:
+        lack = "not enough memory" in str(error) or "can't allocate memory" in str(error)
+        reply.status = pb.OUT_OF_MEMORY if lack else pb.COMPILE_ERROR
+        reply.message = f"{type(error).__name__}: {error}"
+    return reply.SerializeToString()
+
+
+def _check(request: pb.Request) -> None:
+    if request.version != VERSION:
+        raise Rejected(pb.REFUSED, f"a message of version {request.version}, not {VERSION}")
+    if request.fingerprint and request.fingerprint != fingerprint():
+        raise Rejected(pb.REFUSED, f"this device is {fingerprint()}, not {request.fingerprint}")
+    if request.stage not in _STAGES:
+        raise Rejected(pb.REFUSED, f"there is no stage {request.stage}")
+
+
+def limits(request: pb.Request) -> dict[str, float]:
+    """Seconds that each phase of a request may take."""
+    run = request.run_limit or LONGEST
+    return {CHECK: LONGEST, COMPILE: request.compile_limit or LONGEST, RUN: run}
+
+
+# --- compiling ---------------------------------------------------------------------------------------------------
+
+
+def _compile(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
+    phase(COMPILE)
+    start = perf_counter()
+    for message in request.options:
+        reply.codes.append(compiled(Problem(request.problem), from_message(message)))
+    reply.compiling = perf_counter() - start
+    reply.digest = sha256(b"".join(c.program for c in reply.codes)).hexdigest()
+
+
+def compiled(problem: Problem, options: object) -> pb.Code:
+    """The code that options give. Raises TCError or CannotLower where they do not apply."""
+    if not isinstance(options, CpuOptions):
+        raise Rejected(pb.INVALID, f"options for another device: {type(options).__name__}")
+    bound = _known(problem).bound
+    made = compile_function(bound, problem.message.source, settle(bound, options, host()), host())
+    return pb.Code(program=made.code.data, temporaries=made.temporaries, symbols=made.code.symbols)
+
+
+# --- measuring ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A problem ready to run candidates on, with its right results."""
+
+    problem: Problem
+    memory: Memory
+    oracle: Oracle
+
+    def expected(self, kind: str, seed: int) -> Expected:
+        """Put inputs of a kind into the memory: what they should give."""
+        fill(self.memory.inputs, self.problem, kind, seed)
+        return self.oracle.expected(self.memory, kind, seed)
+
+
+_benches: OrderedDict[str, Bench] = OrderedDict()
+
+
+@functools.lru_cache(PROBLEMS)
+def _by_message(raw: bytes) -> Problem:
+    return Problem(pb.Problem.FromString(raw))
+
+
+def _known(problem: Problem) -> Problem:
+    """The same problem, whose def may have been checked and bound already."""
+    return _by_message(problem.message.SerializeToString(deterministic=True))
+
+
+def bench(message: pb.Problem, folder: str) -> Bench:
+    """The bench of a problem, made where there is none. Raises Rejected where the inputs do not suit the def."""
+    problem = _known(Problem(message))
+    if problem.digest not in _benches:
+        while len(_benches) >= PROBLEMS:
+            _benches.popitem(last=False)
+        made = Bench(problem, Memory(problem), Oracle(problem, Path(folder) if folder else None))
+        _benches[problem.digest] = made
+    _benches.move_to_end(problem.digest)
+    return _benches[problem.digest]
+
+
+def _measure(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
+    phase(CHECK)
+    made = bench(request.problem, request.folder)
+    for kind in KINDS:
+        made.expected(kind, 0)
+    phase(RUN)
+    start = perf_counter()
+    _run(made, request.codes[0], request, reply)
+    reply.running = perf_counter() - start
+
+
+def _run(made: Bench, code: pb.Code, request: pb.Request, reply: pb.Reply) -> None:
+    launch = loaded(made, code)
+    first = 0.0
+    for kind in KINDS:
+        first = checked(made, launch, kind, 0)
+        if request.hopeless and first > request.hopeless:  # unless something else took the processor
+            first = min(first, *(sample(launch, 1, made.memory.restored) for _ in range(AGAIN)))
+        if request.hopeless and first > request.hopeless:
+            reply.status, reply.message = pb.SLOW, f"the first run took {first:.3g} s"
+            reply.timings.append(pb.Timing(median=first, low=first, high=first, runs=1))
+            return
+    before = tuple(x.clone() for x in made.memory.outputs)
+    times = timed(launch, first, request.seconds, request.losing)
+    launch.poisoned()
+    if not all(_same(x, y) for x, y in zip(made.memory.outputs, before, strict=True)):
+        raise Rejected(pb.WRONG_RESULT, "two runs on the same inputs give different results")
+    reply.timings.append(timing(times))
+
+
+def loaded(made: Bench, code: pb.Code) -> Launch:
+    """A launch of the code."""
+    executable = cpu.load_object(cpu.ObjectCode(code.program, tuple(code.symbols)))
+    return Launch(executable, made.memory, tuple(code.temporaries))
+
+
+def checked(made: Bench, launch: Launch, kind: str, seed: int) -> float:
+    """Run once on inputs of a kind: the seconds it took. Raises Rejected where anything is wrong."""
+    expected = made.expected(kind, seed)
+    inputs = made.memory.snapshot()
+    start = perf_counter()
+    failed = launch.poisoned()
+    seconds = perf_counter() - start
+    if failed:
+        raise Rejected(pb.WRONG_RESULT, f"{kind}: it reports failure {failed}")
+    if place := launch.damaged():
+        raise Rejected(pb.WRONG_RESULT, f"{kind}: it writes next to the memory of {place}")
+    if made.memory.changed(inputs):
+        raise Rejected(pb.WRONG_RESULT, f"{kind}: it writes to its inputs")
+    if (fault := expected.fault(made.memory.outputs)) is not None:
+        raise Rejected(fault[0], f"{kind}: {fault[1]}")
+    return seconds
+
+
+def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return torch.equal(x.reshape(-1).view(torch.uint8), y.reshape(-1).view(torch.uint8))
+
+
+def timing(times: Times) -> pb.Timing:
+    low, _, high = times.quartiles
+    return pb.Timing(median=times.median, low=low, high=high, runs=len(times.samples))
+
+
+def _evaluate(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
+    _compile(request, reply, phase)
+    request.codes.extend(reply.codes)
+    reply.ClearField("codes")
+    _measure(request, reply, phase)
+
+
+# --- the last word -----------------------------------------------------------------------------------------------
+
+
+def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
+    """Check every code on inputs that none has seen, and time those that pass in turns.
+
+    The timing of a code that fails has no runs. The status is that of the first that fails.
+    """
+    if request.options:
+        _compile(request, reply, phase)
+        request.codes.extend(reply.codes)
+        reply.ClearField("codes")
+    phase(CHECK)
+    made = bench(request.problem, request.folder)
+    kinds = MORE_KINDS if request.fresh else KINDS
+    seed = FRESH if request.fresh else 0
+    launches: list[Launch] = []
+    failures: list[str] = []
+    places: list[int] = []
+    for number, code in enumerate(request.codes):
+        phase(RUN)
+        try:
+            launch = loaded(made, code)
+            for kind in kinds:
+                checked(made, launch, kind, seed)
+            launches.append(launch)
+            places.append(number)
+        except Rejected as rejection:
+            failures.append(f"{number}: {rejection.message}")
+    phase(RUN)
+    made.expected(KINDS[-1], 0)
+    firsts = [sample(x, 1, made.memory.restored) for x in launches]
+    times = race(launches, firsts, request.seconds) if launches else []
+    found = dict(zip(places, times, strict=True))
+    for number in range(len(request.codes)):
+        reply.timings.append(timing(found[number]) if number in found else pb.Timing())
+    reply.message = "; ".join(failures)
+
+
+_STAGES: dict[int, Callable[[pb.Request, pb.Reply, Phase], None]] = {
+    pb.COMPILE: _compile,
+    pb.MEASURE: _measure,
+    pb.EVALUATE: _evaluate,
+    pb.RACE: _race,
+}

@@ -1,0 +1,237 @@
+"""Search spaces: genes made from the fields of an option record, the sizes of a def, and options to start from.
+
+A genome has one number per gene, the place of its value among the gene's choices. Two genomes may mean the same
+options; `Space.options` tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from random import Random
+from typing import Any
+
+from ..compiler import contractions
+from ..errors import CannotLower, TCError
+from ..options import CpuOptions
+from ..structured.apply import plan_of
+from ..structured.candidates import candidates
+from ..structured.op import StructuredOp
+from ..structured.pipeline import Pipeline
+from ..structured.strategy import meant_for
+from ..target import Target
+from ..tc_lang.function import BoundFunction, Role
+from .edits import Edit, edit, edits
+
+Genome = tuple[int, ...]
+
+RANKED = 64
+"""Pipelines of the cost model's ranking that a search may take."""
+KEEP = 0.8
+"""How often a random genome leaves alone what a gene could change."""
+DEEPEST = 6
+"""Loops that tiles may cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gene:
+    """A choice. keep: how often a random genome takes the first, on top of its share."""
+
+    name: str
+    choices: tuple[Any, ...]
+    keep: float = 0.0
+
+    def random(self, random: Random) -> int:
+        if random.random() < self.keep:
+            return 0
+        return random.randrange(len(self.choices))
+
+    def step(self, place: int, random: Random) -> int:
+        """A neighbour of a choice, or any other."""
+        if random.random() < 0.5:
+            return max(0, min(len(self.choices) - 1, place + random.choice((-1, 1))))
+        return self.random(random)
+
+
+def sizes(extent: int) -> tuple[int, ...]:
+    """Tile sizes worth trying for a loop: powers of two, and the extent divided by them, rounded up."""
+    powers = {1 << k for k in range(max(1, extent).bit_length()) if 1 << k <= extent}
+    parts = {-(-extent // (1 << k)) for k in range(max(1, extent).bit_length())}
+    return tuple(sorted((powers | parts) - {0}))
+
+
+@dataclass(frozen=True)
+class Space:
+    """All ways to lower a def that a search may take.
+
+    Attributes:
+        start: options that hold where no gene says otherwise.
+        ops: the contractions by their names in the schedule, with the pipelines to choose from.
+    """
+
+    genes: tuple[Gene, ...]
+    start: CpuOptions
+    target: Target
+    ops: tuple[tuple[str, str, StructuredOp], ...]
+
+    def options(self, genome: Genome) -> CpuOptions:
+        """What a genome means."""
+        values = {g.name: g.choices[place] for g, place in zip(self.genes, genome, strict=True)}
+        changes: dict[str, Any] = {}
+        for f in fields(self.start):
+            if f.name == "strategy":
+                continue
+            if f.name in values:
+                value = values[f.name]
+                changes[f.name] = self._tuple(f.name, values) if value is _GIVEN else value
+        if self.ops and changes.get("structured", self.start.structured):
+            changes["strategy"] = self._strategy(values)
+        elif self.ops:
+            changes["strategy"] = None
+        return replace(self.start, **changes)
+
+    def _tuple(self, name: str, values: dict[str, Any]) -> tuple[int, ...]:
+        numbered = [values[f"{name}.{k}"] for k in range(DEEPEST) if f"{name}.{k}" in values]
+        while numbered and not numbered[-1]:
+            numbered.pop()
+        return tuple(numbered)
+
+    def _strategy(self, values: dict[str, Any]) -> tuple[tuple[str, Pipeline], ...] | None:
+        pairs = []
+        for name, _, op in self.ops:
+            pipeline = values.get(f"{name}.pipeline")
+            if pipeline is not None:
+                chosen = {e: values[f"{name}.{e.name}"] for e in self._edits[name]}
+                pairs.append((name, edit(pipeline, chosen, op)))
+        return tuple(pairs) or None
+
+    @cached_property
+    def _edits(self) -> dict[str, tuple[Edit, ...]]:
+        return {name: edits(op) for name, _, op in self.ops}
+
+    def valid(self, options: CpuOptions) -> bool:
+        """Can the pipelines be followed? What else is wrong, lowering tells."""
+        for name, _, op in self.ops:
+            pipeline = meant_for(options.strategy, name)
+            if isinstance(pipeline, Pipeline):
+                try:
+                    plan_of(pipeline, op, self.target)
+                except (CannotLower, TCError):
+                    return False
+        return True
+
+    def random(self, random: Random) -> Genome:
+        return tuple(g.random(random) for g in self.genes)
+
+    def genome(self, options: CpuOptions) -> Genome | None:
+        """The genome of options that the space was made with; None where it has none."""
+        places = []
+        for g in self.genes:
+            wanted = self._wanted(g, options)
+            found = [k for k, choice in enumerate(g.choices) if choice == wanted]
+            if not found:
+                return None
+            places.append(found[0])
+        genome = tuple(places)
+        return genome if self.options(genome) == options else None
+
+    def _wanted(self, gene: Gene, options: CpuOptions) -> Any:
+        head, _, tail = gene.name.partition(".")
+        if not tail:
+            value = getattr(options, head)
+            return _GIVEN if _GIVEN in gene.choices and value else value
+        if tail.isdigit():
+            value = getattr(options, head)
+            return value[int(tail)] if int(tail) < len(value) else 0
+        return meant_for(options.strategy, head) if tail == "pipeline" else gene.choices[0]
+
+
+class _Given:
+    """Stands for a tuple whose numbers are genes of their own."""
+
+    def __repr__(self) -> str:
+        return "given"
+
+
+_GIVEN = _Given()
+
+
+def space(
+    bound: BoundFunction, target: Target, start: CpuOptions, others: Sequence[CpuOptions] = ()
+) -> tuple[Space, tuple[Genome, ...]]:
+    """The space around `start`, and what to try first: `start`, `others`, presets, the cost model's best.
+
+    others: options that were good elsewhere; their values are among the choices.
+    """
+    every = (start, *others)
+    ops = contractions(bound, replace(start, strategy=None), target) if start.structured else ()
+    genes = [*_field_genes(bound, every, bool(ops))]
+    for name, tensor, op in ops:
+        genes += _op_genes(name, tensor, op, every, target)
+    base = replace(start, strategy=start.strategy if not ops else None)
+    made = Space(tuple(g for g in genes if len(g.choices) > 1), base, target, ops)
+    return made, _seeds(made, every)
+
+
+def _field_genes(bound: BoundFunction, every: Sequence[CpuOptions], contracts: bool) -> Iterable[Gene]:
+    useless = {
+        "fusion": len(bound.statements) < 2,
+        "contract": not any(t.role is Role.TEMPORARY for t in bound.tensors),
+        "structured": not contracts,
+    }
+    for f in fields(every[0]):
+        choices = f.metadata.get("choices")
+        if choices is None or useless.get(f.name):
+            continue
+        values = [getattr(options, f.name) for options in every]
+        if isinstance(values[0], tuple):
+            yield from _tuple_genes(f.name, bound, values)
+        else:
+            yield Gene(f.name, tuple(dict.fromkeys((*values, *choices))), keep=0.4)
+
+
+def _tuple_genes(name: str, bound: BoundFunction, values: Sequence[tuple[int, ...]]) -> Iterable[Gene]:
+    """Of a tuple of tile sizes, one for each of the outer loops; 0 leaves a loop alone."""
+    depth = max((len(s.free) for s in bound.statements), default=0)
+    yield Gene(name, ((), _GIVEN), keep=0.5)
+    for k in range(min(DEEPEST, max(depth, *map(len, values)))):
+        extents = {s.free[k].extent for s in bound.statements if k < len(s.free)}
+        tried = sorted({size for extent in extents for size in sizes(extent)} | {v[k] for v in values if k < len(v)})
+        yield Gene(f"{name}.{k}", (0, *(size for size in tried if size)), keep=0.2)
+
+
+def _op_genes(name: str, tensor: str, op: StructuredOp, every: Sequence[CpuOptions], target: Target) -> Iterable[Gene]:
+    known = [p for o in every if isinstance(p := meant_for(o.strategy, name, tensor), Pipeline)]
+    parallel = every[0].grain > 0
+    try:
+        ranked = [c.pipeline for c in candidates(op, target, RANKED, parallel=parallel)]
+    except CannotLower:
+        ranked = []
+    yield Gene(f"{name}.pipeline", tuple(dict.fromkeys((None, *known, *ranked))))
+    for e in edits(op):
+        yield Gene(f"{name}.{e.name}", (0, *e.values), keep=KEEP)
+
+
+def _seeds(made: Space, every: Sequence[CpuOptions]) -> tuple[Genome, ...]:
+    """Genomes to start from, most promising first."""
+    found = [made.genome(_settled(o)) for o in every]
+    zero = next((g for g in found if g is not None), tuple(0 for _ in made.genes))
+    found += _ranked(made, zero)
+    for k, g in enumerate(made.genes):  # presets: one field changed
+        if "." not in g.name:
+            found += [(*zero[:k], place, *zero[k + 1 :]) for place, c in enumerate(g.choices) if c is not _GIVEN]
+    return tuple(dict.fromkeys(g for g in found if g is not None))
+
+
+def _settled(options: CpuOptions) -> CpuOptions:
+    """Without experts, which are functions: a search takes their place."""
+    pairs = options.strategy if isinstance(options.strategy, tuple) else ()
+    return replace(options, strategy=tuple(p for p in pairs if isinstance(p[1], Pipeline)) or None)
+
+
+def _ranked(made: Space, zero: Genome) -> list[Genome | None]:
+    """The n-th best pipeline for every contraction at once, for the first n."""
+    places = {k: len(g.choices) for k, g in enumerate(made.genes) if g.name.endswith(".pipeline")}
+    best = min(12, max(places.values(), default=0))
+    return [tuple(min(n, places[k] - 1) if k in places else v for k, v in enumerate(zero)) for n in range(1, best)]

@@ -1,0 +1,181 @@
+"""Tuning one call: from its arguments to the options that later calls use, with what was learnt kept in the cache."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from ..cache import tuning
+from ..cache.key import Key, make_key, spelling
+from ..cache.store import Store, current
+from ..errors import ArgumentError
+from ..inspection import logger
+from ..options import CpuOptions
+from ..target import Target
+from ..tc_lang.function import BoundFunction, Function
+from . import tuner_pb2 as pb
+from .device import Device
+from .evaluators import Elsewhere, Evaluator, Local
+from .journal import Journal
+from .problem import Problem
+from .space import space
+from .tuner import Effort, Observer, Stop, Tuned, Tuner
+
+NEAREST = 3
+"""Tuned sizes whose options a search starts from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is tuned: a def bound to sizes and layouts, its message, the machine and where results are kept."""
+
+    function: Function
+    bound: BoundFunction
+    message: pb.Problem
+    target: Target
+    start: CpuOptions
+    store: Store
+
+    def key(self, threads: int) -> Key:
+        return make_key(self.function, self.bound, self.target, threads=threads)
+
+
+def tune(
+    subject: Subject,
+    effort: Effort,
+    devices: Sequence[Device],
+    *,
+    executor: Executor | None = None,
+    evaluator: Evaluator | None = None,
+    journal: Path | None = None,
+    observe: Observer = lambda tuner, generation: None,
+) -> Tuned:
+    """Search, keep what was learnt in the store, and give the result.
+
+    executor: where to evaluate, instead of on `devices` of this machine. evaluator: the same, made already.
+    The first Ctrl-C ends the search with the best so far; a second one raises KeyboardInterrupt.
+
+    Raises ArgumentError where nothing works.
+    """
+    key = subject.key(devices[0].threads)
+    known = starting_points(subject, key)
+    made, seeds = space(subject.bound, subject.target, subject.start, known)
+    book = Journal(journal)
+    where = evaluator or (Local(devices) if executor is None else Elsewhere(executor, devices[0]))
+    try:
+        with stoppable() as stop:
+            tuner = Tuner(
+                Problem(subject.message), made, seeds, effort, where, journal=book, stop=stop, observe=observe
+            )
+            found = tuner.run()
+    finally:
+        book.close()
+        if evaluator is None:
+            where.close()
+    publish(subject, key, found, effort)
+    return found
+
+
+def publish(subject: Subject, key: Key, found: Tuned, effort: Effort) -> None:
+    """Keep the race's times of the winner and of the default."""
+    facts = {"validated": found.validated, "tuner": effort.search}
+    best = {"samples": found.runs, "spread": found.spread}
+    kept = [tuning.measurement_of(subject.bound, found.options, found.seconds, **best, **facts)]
+    if found.options != found.default:
+        kept.append(tuning.measurement_of(subject.bound, found.default, found.default_seconds, **facts))
+    tuning.record(subject.store, key, kept)
+
+
+# --- what is known -----------------------------------------------------------------------------------------------
+
+
+def starting_points(subject: Subject, key: Key) -> list[CpuOptions]:
+    """Options that the store knows to be good for these sizes or for near ones, best first."""
+    names = spelling(subject.bound)
+    found = [m.options for m in tuning.recall(subject.store, key) if m.validated and m.spelling in ("", names)][
+        :NEAREST
+    ]
+    found += near(subject.store, key, names)[:NEAREST]
+    return [o for o in dict.fromkeys(found) if isinstance(o, CpuOptions) and o != subject.start]
+
+
+def near(store: Store, key: Key, names: str) -> list[CpuOptions]:
+    """The best options of other sizes of the same def, nearest first by the ratios of the sizes."""
+    ranked = []
+    for other, measurements in tuning.family(store, key).items():
+        usable = [m for m in measurements if m.validated and m.spelling in ("", names)]
+        if usable:
+            ranked.append((_distance(key, other), other.digest, usable[0].options))
+    return [options for _, _, options in sorted(ranked, key=lambda r: r[:2])]
+
+
+def _distance(mine: Key, other: Key) -> float:
+    """How far the shapes of two keys are apart: the sum over all extents of the logarithm of their ratio."""
+    a, b = (re.findall(r"\d+", k["shapes"]) for k in (mine, other))
+    if len(a) != len(b):
+        return math.inf
+    return sum(abs(math.log((int(x) + 1) / (int(y) + 1))) for x, y in zip(a, b, strict=True))
+
+
+def remembered(
+    function: Function, bound: BoundFunction, target: Target, store: Store | None = None
+) -> CpuOptions | None:
+    """The best options that the cache knows for these sizes, or else for the nearest; None where it knows none."""
+    store = current() if store is None else store
+    key = make_key(function, bound, target, threads=torch.get_num_threads())
+    names = spelling(bound)
+    best = tuning.best(store, key, names)
+    if best is not None and isinstance(best.options, CpuOptions):
+        return best.options
+    found = near(store, key, names)
+    if found:
+        logger("tune").debug("%s: not tuned for these sizes; options of the nearest sizes are used", function.name)
+    return found[0] if found else None
+
+
+# --- budgets and signals -----------------------------------------------------------------------------------------
+
+_UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def seconds(budget: object) -> float:
+    """Seconds of a budget: a number, or a text such as "90s", "2min", "1h 30min". Raises ArgumentError."""
+    if isinstance(budget, int | float) and not isinstance(budget, bool) and budget > 0:
+        return float(budget)
+    if isinstance(budget, str):
+        parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]*)\s*", budget)
+        if parts and re.fullmatch(r"(?:\d+(?:\.\d+)?\s*[a-z]*\s*)+", budget) and all(u in _UNITS for _, u in parts):
+            total = sum(float(number) * _UNITS[unit] for number, unit in parts)
+            if total > 0:
+                return total
+    raise ArgumentError(f"the budget is {budget!r}", expected='seconds, or a text such as "90s", "2min", "1h 30min"')
+
+
+@contextmanager
+def stoppable() -> Iterator[Stop]:
+    """Turn the first Ctrl-C into a wish to stop; the second one is raised."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        if stop.wanted:
+            raise KeyboardInterrupt
+        stop.wanted = True
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)

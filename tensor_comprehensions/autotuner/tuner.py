@@ -1,0 +1,410 @@
+"""The tuner: asks a search for candidates, has them evaluated, and lets only what is right and faster win.
+
+Always holds: outcomes are folded in the order in which candidates were asked for, never in that of their completion;
+what wins has beaten the default in turns with it, on inputs that it had not seen.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+
+from ..cache.records import to_message
+from ..errors import ArgumentError
+from ..inspection import logger
+from ..options import CpuOptions
+from . import tuner_pb2 as pb
+from .evaluators import Evaluator, answer
+from .journal import Journal
+from .problem import Problem
+from .search import SEARCHES, Candidate, Search
+from .service import VERSION
+from .space import Genome, Space
+
+FINALISTS = 3
+"""Candidates that race with the default in the end."""
+TIE = 0.01
+"""By how much a candidate must beat the default."""
+RESERVE = 0.1
+"""Of the budget, for the race."""
+HOPELESS, LOSING = 4.0, 1.25
+"""Times the best so far: a first run that ends the measurement, and a median that does."""
+SHORTEST = 2e-3
+"""Seconds that a first run may take before it is hopeless: caches are cold."""
+COMPILE_LIMIT, FIRST_LIMIT = 60.0, 300.0
+"""Seconds to compile a candidate, and to run the first one."""
+STORES = 2e14
+"""Bytes per second that no machine writes; what is faster did not do it."""
+SILENCE = 10.0
+"""Seconds without an answer after which the user is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How hard to try.
+
+    Attributes:
+        seconds: of the whole search, infinite for no limit.
+        generations, population: at most so many candidates.
+        search: "genetic" or "random". seed: makes it reproducible.
+    """
+
+    seconds: float = 120.0
+    generations: int = 25
+    population: int = 48
+    search: str = "genetic"
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a candidate.
+
+    Attributes:
+        seconds: median time of a run; None where it failed, or was so slow that it was not timed.
+        spread: distance of the quartiles, relative to the median.
+        digest: of the emitted code. elapsed: seconds from the start of the search.
+    """
+
+    options: CpuOptions
+    status: pb.Status
+    message: str
+    seconds: float | None
+    spread: float
+    runs: int
+    digest: str
+    generation: int
+    compiling: float
+    running: float
+    elapsed: float
+
+    @property
+    def kind(self) -> str:
+        """The status as a word, with the signal of a crash."""
+        return pb.Status.Name(self.status).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The result of a search.
+
+    Attributes:
+        options: what to use; the default options where nothing is better.
+        seconds, default_seconds: medians of a race between the two, in turns.
+        validated: the winner was right on inputs that no candidate had seen.
+        outcomes: of all candidates, in order.
+        elapsed: seconds in all. compiling, running: of that, summed over workers.
+        interrupted: the search was ended early.
+    """
+
+    options: CpuOptions
+    default: CpuOptions
+    seconds: float
+    default_seconds: float
+    spread: float
+    runs: int
+    validated: bool
+    outcomes: tuple[Outcome, ...] = field(repr=False)
+    elapsed: float
+    interrupted: bool
+
+    @property
+    def speedup(self) -> float:
+        return self.default_seconds / self.seconds
+
+
+@dataclass(slots=True)
+class Stop:
+    """A wish to end the search and keep the best so far."""
+
+    wanted: bool = False
+
+
+class Clock:
+    """Seconds since the start of a search, counting those of one that it continues."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self._start
+
+    def replayed(self, elapsed: float) -> None:
+        """So late it was when a candidate that is only remembered ended."""
+        self._start -= max(0.0, elapsed - self.elapsed())
+
+
+Observer = Callable[["Tuner", int], None]
+"""Told after every batch of candidates, with the number of the generation."""
+
+
+class Tuner:
+    """One search for one problem."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        space: Space,
+        seeds: Sequence[Genome],
+        effort: Effort,
+        evaluator: Evaluator,
+        *,
+        journal: Journal | None = None,
+        stop: Stop | None = None,
+        observe: Observer = lambda tuner, generation: None,
+    ) -> None:
+        if effort.search not in SEARCHES:
+            raise ArgumentError(f"there is no search {effort.search!r}", expected=", ".join(SEARCHES))
+        self.problem, self.effort, self.outcomes = problem, effort, list[Outcome]()
+        self._space, self._seeds, self._evaluator = space, seeds, evaluator
+        self._journal = Journal(None) if journal is None else journal
+        self._stop, self._observe, self._clock = Stop() if stop is None else stop, observe, Clock()
+        self._by_options: dict[CpuOptions, Outcome] = {}
+        self._by_code: dict[str, Outcome] = {}
+        self._codes: dict[str, pb.Code] = {}
+        self.best: Outcome | None = None
+
+    def run(self) -> Tuned:
+        """Search until the budget is spent. Raises ArgumentError where no candidate works, not even the default."""
+        default = self._space.options(self._seeds[0])
+        search = SEARCHES[self.effort.search](self._space, self._seeds, self.effort.population, self.effort.seed)
+        self._evaluate([Candidate(self._seeds[0], default)], 0)
+        for generation in range(1, self.effort.generations + 1):
+            if self._over() or not self._generation(search, generation):
+                break
+        return self._decided(default)
+
+    def _generation(self, search: Search, generation: int) -> bool:
+        """Evaluate one generation; False where there is nothing left to try."""
+        candidates = search.ask()
+        if not candidates:
+            return False
+        width = max(1, self._evaluator.width)
+        for start in range(0, len(candidates), width):
+            if self._over():
+                break
+            batch = candidates[start : start + width]
+            self._evaluate([c for c in batch if c.options not in self._by_options], generation)
+            for c in batch:
+                if c.options in self._by_options:
+                    search.tell(c, self._by_options[c.options].seconds)
+            self._observe(self, generation)
+        return True
+
+    def elapsed(self) -> float:
+        return self._clock.elapsed()
+
+    def _over(self) -> bool:
+        return self._stop.wanted or self.elapsed() >= self.effort.seconds * (1 - RESERVE)
+
+    # --- evaluating ---
+
+    def _evaluate(self, candidates: Sequence[Candidate], generation: int) -> None:
+        known = {c.options: self._remembered(c.options) for c in candidates}
+        fresh = [c.options for c in candidates if known[c.options] is None]
+        replies = self._compiled_and_measured(fresh) if self._evaluator.separate else self._evaluated(fresh)
+        for c in candidates:
+            remembered = known[c.options]
+            if remembered is not None:
+                self._clock.replayed(remembered.elapsed)
+                self._fold(_outcome(remembered, c.options))
+                continue
+            reply = next(replies, None)
+            if reply is None:  # stopped
+                return
+            outcome = _message(c.options, self._judged(reply), generation, self.elapsed())
+            self._journal.add(self.problem.digest, outcome)
+            self._fold(_outcome(outcome, c.options))
+
+    def _remembered(self, options: CpuOptions) -> pb.Outcome | None:
+        return self._journal.find(self.problem.digest, to_message(options).SerializeToString(deterministic=True))
+
+    def _fold(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self._by_options[outcome.options] = outcome
+        if outcome.digest:
+            self._by_code.setdefault(outcome.digest, outcome)
+        if outcome.seconds is not None and (self.best is None or outcome.seconds < (self.best.seconds or math.inf)):
+            self.best = outcome
+        if outcome.status != pb.OK:
+            logger("tune").debug("%s: %s: %s", self.problem.function.name, outcome.kind, outcome.message)
+
+    def _compiled_and_measured(self, options: Sequence[CpuOptions]) -> Iterator[pb.Reply]:
+        """Compile all, then run all that differ: what compiles would disturb what is timed."""
+        compiled = self._answers([self._request(pb.COMPILE, [o]) for o in options])
+        first: dict[str, int] = {}
+        measured: dict[int, pb.Request] = {}
+        for number, reply in enumerate(compiled):
+            if reply.status == pb.OK and reply.digest not in self._by_code and reply.digest not in first:
+                first[reply.digest] = number
+                measured[number] = self._request(pb.MEASURE, codes=reply.codes)
+        times = dict(zip(measured, self._answers(list(measured.values())), strict=False))
+        for number, reply in enumerate(compiled):
+            if reply.status != pb.OK:
+                yield reply
+            elif reply.digest in self._by_code:
+                yield _copied(self._by_code[reply.digest], reply)
+            elif number in times:
+                found = times[number]
+                found.digest, found.compiling = reply.digest, reply.compiling
+                yield found
+            else:
+                return
+
+    def _evaluated(self, options: Sequence[CpuOptions]) -> Iterator[pb.Reply]:
+        yield from self._answers([self._request(pb.EVALUATE, [o]) for o in options])
+
+    def _request(
+        self, stage: pb.Stage, options: Sequence[CpuOptions] = (), codes: Sequence[pb.Code] = ()
+    ) -> pb.Request:
+        best = self.best.seconds if self.best is not None else None
+        return pb.Request(
+            version=VERSION, stage=stage, problem=self.problem.message, options=map(to_message, options), codes=codes,
+            fingerprint=self._evaluator.fingerprint,
+            hopeless=0.0 if best is None else max(HOPELESS * best, SHORTEST),
+            losing=0.0 if best is None else LOSING * best,
+            seconds=0.1 if best is None else min(max(5 * best, 0.01), 0.1),
+            compile_limit=COMPILE_LIMIT,
+            run_limit=FIRST_LIMIT if best is None else 1.0 + 40 * best,
+        )  # fmt: skip
+
+    def _answers(self, requests: Sequence[pb.Request]) -> list[pb.Reply]:
+        """The replies in order; fewer where the search is stopped meanwhile."""
+        futures = [self._evaluator.submit(r) for r in requests]
+        replies: list[pb.Reply] = []
+        for n, (request, future) in enumerate(zip(requests, futures, strict=True)):
+            if not self._waited(future):
+                for other in futures[n:]:
+                    other.cancel()
+                break
+            reply = answer(future, self._evaluator.fingerprint if request.stage != pb.COMPILE else "")
+            if reply.status == pb.UNKNOWN:  # another worker may fare better, once
+                reply = answer(self._evaluator.submit(request), self._evaluator.fingerprint)
+                reply.status = reply.status or pb.CRASH
+            replies.append(reply)
+        return replies
+
+    def _waited(self, future: Future[bytes]) -> bool:
+        """Wait for a future; False where the search is to stop."""
+        silent, told = time.monotonic(), False
+        while not wait([future], 0.1).done:
+            if self._stop.wanted:
+                return False
+            if not told and time.monotonic() - silent > SILENCE and not self._evaluator.separate:
+                logger("tune").warning("no worker has answered for %.0f s: does the executor have any?", SILENCE)
+                told = True
+        return True
+
+    def _judged(self, reply: pb.Reply) -> pb.Reply:
+        """Disbelieve times that cannot be."""
+        if reply.status != pb.OK:
+            return reply
+        seconds = reply.timings[0].median if reply.timings else math.nan
+        written = sum(self.problem.bound.tensor(n).size * self.problem.bound.tensor(n).dtype.size
+                      for n in self.problem.bound.returns)  # fmt: skip
+        least = max(1e-8, written / STORES)
+        if not least <= seconds <= 1e5:
+            reply.status, reply.message = pb.IMPOSSIBLE, f"a time of {seconds:g} s, and {least:.1g} s is the least"
+        return reply
+
+    # --- deciding ---
+
+    def _decided(self, default: CpuOptions) -> Tuned:
+        good = sorted((o for o in self.outcomes if o.seconds is not None), key=lambda o: o.seconds or 0.0)
+        if not good:
+            raise ArgumentError(f"no way to lower {self.problem.function.name} works: {reasons(self.outcomes)}")
+        finalists = [default]
+        digests = {o.digest for o in self.outcomes if o.options == default}
+        for o in good:
+            if o.digest not in digests and len(finalists) <= FINALISTS:
+                digests.add(o.digest)
+                finalists.append(o.options)
+        timings = self._race(finalists)
+        winner = _winner(timings)
+        if winner is None:
+            raise ArgumentError(
+                f"the best ways to lower {self.problem.function.name} fail on other inputs, and so does the default"
+            )
+        chosen, baseline = timings[winner], timings[0] if timings[0].runs else timings[winner]
+        return Tuned(
+            finalists[winner], default, chosen.median, baseline.median,
+            (chosen.high - chosen.low) / chosen.median, chosen.runs, True,
+            tuple(self.outcomes), self.elapsed(), self._stop.wanted,
+        )  # fmt: skip
+
+    def _race(self, finalists: Sequence[CpuOptions]) -> list[pb.Timing]:
+        """The timings of finalists, in turns; without runs where one fails, alone if it takes the others with it."""
+        seconds = min(5.0, max(0.2, self.effort.seconds * RESERVE / 2))
+        reply = self._raced(finalists, 1.0 if self._stop.wanted else seconds)
+        if reply.status == pb.OK and len(reply.timings) == len(finalists):
+            if reply.message:
+                logger("tune").warning("%s: rejected at last: %s", self.problem.function.name, reply.message)
+            return list(reply.timings)
+        alone = [self._raced([o], seconds) for o in finalists]
+        fit = [n for n, r in enumerate(alone) if r.status == pb.OK and r.timings and r.timings[0].runs]
+        again = self._raced([finalists[n] for n in fit], seconds) if fit else pb.Reply()
+        times = dict(zip(fit, again.timings, strict=False)) if again.status == pb.OK else {}
+        return [times.get(n, pb.Timing()) for n in range(len(finalists))]
+
+    def _raced(self, finalists: Sequence[CpuOptions], seconds: float) -> pb.Reply:
+        request = self._request(pb.RACE, finalists)
+        request.seconds, request.fresh = seconds, True
+        request.run_limit = FIRST_LIMIT
+        return answer(self._evaluator.submit(request), self._evaluator.fingerprint)
+
+
+def _winner(timings: Sequence[pb.Timing]) -> int | None:
+    """The fastest that ran; the first, which is the default, where it is about as fast."""
+    ran = [n for n, t in enumerate(timings) if t.runs]
+    if not ran:
+        return None
+    best = min(ran, key=lambda n: timings[n].median)
+    return 0 if 0 in ran and timings[0].median <= timings[best].median * (1 + TIE) else best
+
+
+def reasons(outcomes: Sequence[Outcome]) -> str:
+    """Why candidates failed, the most frequent reasons first."""
+    failed = [o for o in outcomes if o.seconds is None and o.status != pb.SLOW]
+    counted = Counter(o.kind for o in failed)
+    examples = {o.kind: o.message for o in reversed(failed)}
+    return "; ".join(f"{count} x {kind} ({examples[kind][:200]})" for kind, count in counted.most_common(4))
+
+
+def median(outcomes: Sequence[Outcome]) -> float | None:
+    """The median time of those that have one."""
+    times = [o.seconds for o in outcomes if o.seconds is not None]
+    return statistics.median(times) if times else None
+
+
+def _message(options: CpuOptions, reply: pb.Reply, generation: int, elapsed: float) -> pb.Outcome:
+    return pb.Outcome(
+        options=to_message(options), status=reply.status, message=reply.message[:500],
+        timing=reply.timings[0] if reply.timings else None, digest=reply.digest, generation=generation,
+        compiling=reply.compiling, running=reply.running, elapsed=elapsed,
+    )  # fmt: skip
+
+
+def _outcome(m: pb.Outcome, options: CpuOptions) -> Outcome:
+    fine = m.status == pb.OK and m.timing.runs > 0
+    seconds = m.timing.median if fine else None
+    spread = (m.timing.high - m.timing.low) / m.timing.median if fine else 0.0
+    return Outcome(
+        options, m.status, m.message, seconds, spread, m.timing.runs, m.digest, m.generation, m.compiling, m.running,
+        m.elapsed,
+    )  # fmt: skip
+
+
+def _copied(known: Outcome, reply: pb.Reply) -> pb.Reply:
+    """The outcome of another candidate whose code is the same."""
+    timing = pb.Timing(
+        median=known.seconds or 0.0, low=known.seconds or 0.0, high=known.seconds or 0.0, runs=known.runs
+    )
+    return pb.Reply(
+        status=known.status, message="the same code as another candidate", digest=reply.digest,
+        timings=[timing] if known.seconds is not None else [], compiling=reply.compiling,
+    )  # fmt: skip

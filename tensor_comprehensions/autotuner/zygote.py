@@ -1,0 +1,168 @@
+"""The process that worker processes are forked from: it has loaded torch and the compiler, and runs neither.
+
+`python -m tensor_comprehensions.autotuner.zygote FD PARENT` takes orders over the socket FD until its peer or the
+process PARENT is gone, and takes its workers with it. A worker starts in some milliseconds and has its own memory,
+threads and limits, so that whatever a candidate does to it happens to nobody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import frames
+
+LOOK = 1.0
+"""Seconds between two looks at whether the parent lives."""
+PRELOAD = ("torch", "numpy", "llvmlite.binding", "islpy", "tensor_comprehensions.autotuner.service")
+Handler = Callable[[bytes, Callable[[str], None]], bytes]
+"""What a worker does: (request, tell the next phase) -> reply."""
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
+    for module in PRELOAD:
+        importlib.import_module(module)
+    children: set[int] = set()
+    with socket.socket(fileno=descriptor) as control:
+        send_json(control, {"ready": True})
+        try:
+            while (order := _next_order(control, parent)) is not None:
+                _obey(control, order, children)
+        except frames.Closed:
+            pass
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _next_order(control: socket.socket, parent: int) -> tuple[dict[str, Any], list[int]] | None:
+    while not select.select([control], [], [], LOOK)[0]:
+        if os.getppid() != parent:
+            return None
+    return receive_json(control)
+
+
+def _obey(control: socket.socket, order: tuple[dict[str, Any], list[int]], children: set[int]) -> None:
+    what, descriptors = order
+    if "reap" in what:
+        pid = int(what["reap"])
+        _, status = os.waitpid(pid, 0)
+        children.discard(pid)
+        send_json(control, {"status": os.waitstatus_to_exitcode(status)})
+        return
+    zygote = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        control.close()
+        _work(socket.socket(fileno=descriptors[0]), what, zygote)
+    os.close(descriptors[0])
+    children.add(pid)
+    send_json(control, {"pid": pid})
+
+
+# --- in the worker -----------------------------------------------------------------------------------------------
+
+
+def _work(connection: socket.socket, settings: dict[str, Any], zygote: int) -> None:
+    """Answer requests until there are none; never returns."""
+    code = 1
+    try:
+        _die_with_parent()
+        if os.getppid() == zygote:
+            _confine(settings)
+            handler = _handler(settings)
+            while True:
+                try:
+                    _, request = frames.receive(connection)
+                except frames.Closed:
+                    break
+                reply = handler(request, lambda name: frames.send(connection, frames.PHASE, name.encode()))
+                frames.send(connection, frames.REPLY, reply)
+            code = 0
+    finally:
+        os._exit(code)
+
+
+def _handler(settings: dict[str, Any]) -> Handler:
+    for folder in settings.get("path", ()):
+        sys.path.insert(0, folder)
+    module, _, name = settings["service"].partition(":")
+    handler: Handler = getattr(importlib.import_module(module), name)
+    return handler
+
+
+def _confine(settings: dict[str, Any]) -> None:
+    """Keep to the processors, the threads and the memory that are allowed, and be silent."""
+    import torch
+
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(quiet, stream)
+    if settings.get("cpus") and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, settings["cpus"])
+    torch.set_num_threads(settings.get("threads", 1))
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if settings.get("memory"):
+            limit = _virtual_memory() + int(settings["memory"])
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _virtual_memory() -> int:
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+
+
+def _die_with_parent() -> None:
+    """Have the system kill this process when its parent ends, where it can."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+# --- orders ------------------------------------------------------------------------------------------------------
+
+_LENGTH = struct.Struct("<I")
+
+
+def send_json(control: socket.socket, value: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+    """Send an order or an answer, with descriptors. Raises Closed."""
+    text = json.dumps(value).encode()
+    try:
+        socket.send_fds(control, [_LENGTH.pack(len(text)) + text], descriptors)
+    except OSError as error:
+        raise frames.Closed(str(error)) from error
+
+
+def receive_json(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """The next order or answer, with its descriptors. Raises Closed."""
+    try:
+        data, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
+        while data and len(data) < _LENGTH.size + _LENGTH.unpack_from(data)[0]:
+            part = control.recv(1 << 16)
+            data = data + part if part else b""
+    except OSError as error:
+        raise frames.Closed(str(error)) from error
+    if not data:
+        raise frames.Closed("end of stream")
+    return json.loads(data[_LENGTH.size :]), descriptors
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
