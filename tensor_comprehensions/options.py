@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from math import prod
 from typing import Any
 
 from .errors import ArgumentError
+from .fluent import callable_fields
 from .structured.strategy import Strategies, frozen
+from .target import GpuTarget
 
 FUSION_STRATEGIES = ("max", "preserve3", "min")
 
@@ -36,6 +39,150 @@ class CpuOptions:
     strategy: Strategies = None
 
 
+_FLAG = {"choices": (False, True)}
+_POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@callable_fields("tile", "unroll")
+@dataclass(frozen=True, slots=True)
+class MappingOptions:
+    """How the polyhedral strategy maps a def to the blocks and threads of a GPU (the options of the TC paper).
+
+    The defaults are the paper's `naive` ones. Every method gives a copy:
+    `MappingOptions.naive().tile(32, 32).map_to_threads(32, 8)`.
+
+    Attributes:
+        tile: sizes for the loops of the outer band, then for the loops below it, outermost first; 0 leaves a loop
+            alone, and so does the end of the list.
+        threads: of a block along x, y, z; x runs along the innermost mapped loop.
+        blocks: of the grid, at most; x runs along the outermost loop.
+        unroll: so many statement instances at most are unrolled; 1 unrolls nothing.
+        outer_fusion: "max" fuses wherever dependences allow, "preserve3" where parallelism survives, "min" nowhere.
+        intra_tile_fusion: the same for the loops inside a tile, which "min" keeps apart.
+        shared_memory: keep tiles of reused or badly coalesced tensors in shared memory.
+        max_shared_memory: bytes of it for a block; 0 is what a block may have without asking.
+        private_memory: keep accumulators and reused tiles in registers.
+        shared_depth, private_depth: loops above the scope of these copies; -1 chooses.
+        unroll_copy_shared: unroll the loops that copy to and from shared memory.
+        read_only_cache: read tensors that the kernel does not write through the read-only cache.
+        match_library_calls: let a library compute statements that are exactly matrix products.
+        cooperative_reductions: let the threads of a block share the terms of a reduction.
+        split_reductions: cut reductions with few results into so many parts, for as many blocks; 1 does not.
+        collapse: make adjacent loops that walk memory as one loop one loop.
+        vector: elements that a thread computes next to each other along x, with wide accesses where those are aligned.
+        double_buffer: copy the next tile to shared memory while the present one is used, where that is possible.
+        fix_parameters: sizes are always fixed before scheduling; kept for the sake of old sets of options.
+        allow_skewing: loops are never skewed at present; kept for the sake of old sets of options.
+    """
+
+    tile: tuple[int, ...] = field(default=(32, 32, 32), metadata={"choices": (0, *_POWERS)})
+    threads: tuple[int, ...] = field(default=(32, 8), metadata={"choices": (*_POWERS, 512, 1024)})
+    blocks: tuple[int, ...] = field(default=(256, 256), metadata={"choices": (*_POWERS, 1024, 16384, 65535)})
+    unroll: int = field(default=1, metadata={"choices": _POWERS})
+    outer_fusion: str = field(default="preserve3", metadata={"choices": FUSION_STRATEGIES})
+    intra_tile_fusion: str = field(default="preserve3", metadata={"choices": FUSION_STRATEGIES})
+    shared_memory: bool = field(default=False, metadata=_FLAG)
+    max_shared_memory: int = field(default=0, metadata={"choices": (0, 8192, 16384, 32768, 49152, 65536, 98304)})
+    private_memory: bool = field(default=False, metadata=_FLAG)
+    shared_depth: int = field(default=-1, metadata={"choices": (-1, 0, 1, 2, 3, 4, 5, 6)})
+    private_depth: int = field(default=-1, metadata={"choices": (-1, 0, 1, 2, 3, 4, 5, 6)})
+    unroll_copy_shared: bool = field(default=False, metadata=_FLAG)
+    read_only_cache: bool = field(default=False, metadata=_FLAG)
+    match_library_calls: bool = field(default=False, metadata=_FLAG)
+    cooperative_reductions: bool = field(default=False, metadata=_FLAG)
+    split_reductions: int = field(default=1, metadata={"choices": (1, 16, 64, 256)})
+    collapse: bool = field(default=False, metadata=_FLAG)
+    vector: int = field(default=1, metadata={"choices": (1, 2, 4)})
+    double_buffer: bool = field(default=False, metadata=_FLAG)
+    fix_parameters: bool = field(default=False, metadata={})
+    allow_skewing: bool = field(default=False, metadata={})
+
+    @staticmethod
+    def naive() -> MappingOptions:
+        """Right for every def, fast for none."""
+        return MappingOptions()
+
+    @staticmethod
+    def single_thread() -> MappingOptions:
+        """One thread of one block: the simplest kernel, as a reference."""
+        return MappingOptions(tile=(1,), threads=(1,), blocks=(1,))
+
+    @staticmethod
+    def pointwise() -> MappingOptions:
+        return MappingOptions(tile=(32, 32, 32), threads=(32, 4, 4), blocks=(100, 100, 100), unroll=128)
+
+    @staticmethod
+    def mlp() -> MappingOptions:
+        return MappingOptions(tile=(1,), threads=(128,), blocks=(128,), outer_fusion="max")
+
+    @staticmethod
+    def convolution() -> MappingOptions:
+        return MappingOptions(tile=(4, 8, 8, 8), threads=(4, 16, 4), blocks=(256, 256, 256))
+
+    @staticmethod
+    def group_convolution() -> MappingOptions:
+        return MappingOptions(tile=(1, 1), threads=(4, 16, 4), blocks=(256, 256))
+
+    def map_to_threads(self, *threads: int) -> MappingOptions:
+        return replace(self, threads=threads)
+
+    def map_to_blocks(self, *blocks: int) -> MappingOptions:
+        return replace(self, blocks=blocks)
+
+    def fuse(self, strategy: str) -> MappingOptions:
+        """Both fusion strategies."""
+        return replace(self, outer_fusion=strategy, intra_tile_fusion=strategy)
+
+    def use_shared_memory(self, use: bool = True) -> MappingOptions:
+        return replace(self, shared_memory=use)
+
+    def use_private_memory(self, use: bool = True) -> MappingOptions:
+        return replace(self, private_memory=use)
+
+    def use_read_only_cache(self, use: bool = True) -> MappingOptions:
+        return replace(self, read_only_cache=use)
+
+    def with_max_shared_memory(self, size: int) -> MappingOptions:
+        """`size` in bytes."""
+        return replace(self, max_shared_memory=size)
+
+
+def check_mapping(options: MappingOptions, target: GpuTarget) -> None:
+    """Are `options` legal, and within the limits of `target`? Raises ArgumentError."""
+    check_fields(options)
+    for name in ("fix_parameters", "allow_skewing"):
+        _require(isinstance(getattr(options, name), bool), name, getattr(options, name), "True or False")
+    _require(len(options.tile) >= 1, "tile", options.tile, "at least one size; 0 leaves a loop alone")
+    _require(options.unroll >= 1, "unroll", options.unroll, "at least 1, which unrolls nothing")
+    _require(options.split_reductions >= 1, "split_reductions", options.split_reductions, "at least 1")
+    _require(options.vector in (1, 2, 4), "vector", options.vector, "1, 2 or 4")
+    for name, given, limits in (
+        ("threads", options.threads, target.block),
+        ("blocks", options.blocks, target.grid),
+    ):
+        _require(1 <= len(given) <= 3, name, given, "one to three numbers")
+        for axis, number, limit in zip("xyz", given, limits, strict=False):
+            _require(1 <= number <= limit, name, given, f"between 1 and {limit} along {axis} on {target.name}")
+    expected = f"at most {target.threads} in all on {target.name}"
+    _require(prod(options.threads) <= target.threads, "threads", options.threads, expected)
+    asked = options.max_shared_memory
+    expected = f"at most {target.shared_optin} bytes on {target.name}"
+    _require(asked <= target.shared_optin, "max_shared_memory", asked, expected)
+    if options.max_shared_memory and not options.shared_memory:
+        raise ArgumentError("max_shared_memory is given, but shared_memory is not used", expected="shared_memory=True")
+    if options.unroll_copy_shared and not (options.shared_memory and options.unroll > 1):
+        raise ArgumentError(
+            "unroll_copy_shared is given without what it is for", expected="shared_memory=True and unroll above 1"
+        )
+    if options.double_buffer and not options.shared_memory:
+        raise ArgumentError("double_buffer is given, but shared_memory is not used", expected="shared_memory=True")
+
+
+def _require(fine: bool, name: str, value: object, expected: str) -> None:
+    if not fine:
+        raise ArgumentError(f"the option {name} is {value!r}", expected=expected)
+
+
 def check_fields(options: Any) -> None:
     """Has every field of a record of options a value that means something? Raises ArgumentError."""
     for f in fields(options):
@@ -45,12 +192,13 @@ def check_fields(options: Any) -> None:
         if "choices" not in f.metadata:
             continue
         choices, numbers = f.metadata["choices"], value if isinstance(value, tuple) else (value,)
-        if type(value) is not type(f.default):
+        if not isinstance(value, type(f.default)) or isinstance(value, bool) is not isinstance(f.default, bool):
             wrong = True
         elif isinstance(value, str):
             wrong = value not in choices
         else:
-            wrong = not all(isinstance(n, int) and 0 <= n < 1 << 31 for n in numbers)
+            least = min((c for c in choices if isinstance(c, int)), default=0)
+            wrong = not all(isinstance(n, int) and min(0, least) <= n < 1 << 31 for n in numbers)
         if wrong:
             raise ArgumentError(
                 f"the option {f.name} is {value!r}", expected=f"such as {', '.join(map(repr, choices))}"

@@ -12,7 +12,7 @@ import tensor_comprehensions
 
 PACKAGE = Path(tensor_comprehensions.__file__).parent
 LAYERS = (
-    ("errors", "dtypes", "once"),
+    ("errors", "dtypes", "fluent", "once"),
     ("math_functions", "target", "knobs"),
     ("inspection",),
     ("tc_lang",),
@@ -33,7 +33,7 @@ LAYERS = (
     ("autograd",),
     ("autotuner", "search"),
     ("api",),
-    ("einstein", "definitions", "module"),
+    ("einstein", "definitions", "module", "graphs"),
     ("contract",),
     ("cli",),
 )
