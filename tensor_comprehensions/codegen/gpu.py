@@ -33,6 +33,8 @@ class GpuKernel:
         status: whether it takes the module's status, two int64 at first 0, after them. A failed check leaves there
             its site + 1 and the value that it found.
         shared: bytes of shared memory that its text declares. dynamic: bytes that the launch must provide.
+        arrays: the shared buffers in order, with their bytes and their names in the text.
+        local: bytes of the buffers that each thread has for itself.
     """
 
     name: str
@@ -41,6 +43,10 @@ class GpuKernel:
     status: bool
     shared: int
     dynamic: int
+    arrays: tuple[ir.Buffer, ...]
+    sizes: tuple[int, ...]
+    identifiers: tuple[str, ...]
+    local: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +114,14 @@ def _comment(module: ir.Module, header: str) -> Iterator[str]:
     yield " */"
 
 
+def allocated(body: ir.Stmt) -> list[ir.Buffer]:
+    """The buffers that are allocated in `body`, in order."""
+    return [s.buffer for s in walk(body) if isinstance(s, ir.Allocate)]
+
+
 def shared_bytes(body: ir.Stmt) -> dict[str, int]:
     """The bytes of each shared buffer that is allocated in `body`, in order."""
-    buffers = [s.buffer for s in walk(body) if isinstance(s, ir.Allocate) and s.buffer.space is ir.Space.SHARED]
+    buffers = [b for b in allocated(body) if b.space is ir.Space.SHARED]
     return {b.name: -(-span(b) * b.type.dtype.size // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT for b in buffers}
 
 
@@ -166,9 +177,23 @@ class _Printer:
         return offsets
 
     def kernel(self, name: str) -> GpuKernel:
-        total = sum(shared_bytes(self.source.body).values())
+        sizes = shared_bytes(self.source.body)
+        total = sum(sizes.values())
         dynamic = total if self.dynamic() else 0
-        return GpuKernel(name, self.launch, tuple(self.buffers()), self.status, total - dynamic, dynamic)
+        arrays = tuple(b for b in allocated(self.source.body) if b.space is ir.Space.SHARED)
+        scope, _ = self._parameters(name)
+        return GpuKernel(
+            name,
+            self.launch,
+            tuple(self.buffers()),
+            self.status,
+            total - dynamic,
+            dynamic,
+            arrays,
+            tuple(sizes.values()),
+            tuple(scope.fresh(b.name) for b in arrays),
+            sum(span(b) * b.type.dtype.size for b in allocated(self.source.body) if b not in arrays),
+        )
 
     def lines(self, name: str) -> Iterator[str]:
         """The function."""

@@ -1,0 +1,521 @@
+// The machine that CUDA kernels run on here: threads of a block are fibers, which change places at barriers and
+// shuffles. Every access to memory is looked up in shadow cells, which know who touched an element last and when.
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <link.h>
+#include <sys/mman.h>
+#include <vector>
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+struct Coordinates { unsigned x, y, z; };
+struct Place { Coordinates thread, block, threads, blocks; };
+
+// --- what Python passes and gets ---------------------------------------------------------------------------------
+
+struct Region {  // a tensor
+    char *begin;
+    int64_t bytes;
+    int64_t grain;    // bytes of an element
+    int64_t defined;  // whether its contents are
+    int64_t free;     // whether no race is looked for
+};
+
+enum Kind { NONE, RACE, UNDEFINED, OUTSIDE, SUBSCRIPT, DIVERGED, DEADLOCK, EXITED, MISALIGNED, LANE };
+enum Action { READ, WRITE, ATOMIC };
+
+struct Failure {
+    int64_t kind, region, offset;         // region -1: shared memory, -2: none
+    int64_t action, other_action;         // of a race
+    int64_t thread, block, other_thread;  // linear numbers; -1: unknown
+    int64_t other_block, line, other_line;
+    int64_t address;  // in the kernel's code, relative to where it is loaded; 0: `line` tells
+    char text[96];
+};
+
+extern "C" {
+Place machine_place;
+Failure machine_failure;
+}
+
+namespace {
+
+struct Cell {
+    int32_t writer = -1, write_epoch = -1, write_turn = -1;
+    int32_t reader = -1, read_epoch = -1, read_turn = -1, read_block = -1;
+    bool atomic = false, defined = false;
+};
+const int MANY = -2;
+
+struct Memory {
+    char *begin = nullptr, *end = nullptr;
+    int64_t grain = 1;
+    bool free = false;
+    std::vector<Cell> cells;
+};
+
+struct Copy { char *shared; const char *global; int bytes; };
+
+enum State { READY, AT_BARRIER, IN_WARP, DONE };
+struct Fiber {
+    void *stack = nullptr;
+#if !defined(__x86_64__)
+    ucontext_t context;
+#endif
+    State state = DONE;
+    int line = 0, down = 0, lane = 0, width = 0;  // of what it waits for; width 0: the warp's barrier
+    uint64_t value = 0;
+    std::vector<std::vector<Copy>> groups;
+};
+
+std::vector<Memory> memories;  // shared memory last
+std::vector<Fiber> fibers;
+std::vector<int> turns;  // of each warp: how often its threads have met
+int current, block_number, epoch;
+void *main_stack;
+#if !defined(__x86_64__)
+ucontext_t main_context;
+#endif
+char *stacks;
+size_t stack_bytes, stacks_bytes;
+void (*entry)(void **);
+void **arguments;
+int argument_count;
+char *code_base;
+const int WARP = 32;
+
+// --- fibers ------------------------------------------------------------------------------------------------------
+
+#if defined(__x86_64__)
+extern "C" void machine_switch(void **from, void *to);
+asm(R"(
+.text
+.globl machine_switch
+.type machine_switch, @function
+machine_switch:
+    push %rbp
+    push %rbx
+    push %r12
+    push %r13
+    push %r14
+    push %r15
+    mov %rsp, (%rdi)
+    mov %rsi, %rsp
+    pop %r15
+    pop %r14
+    pop %r13
+    pop %r12
+    pop %rbx
+    pop %rbp
+    ret
+)");
+void resume(Fiber &f) { machine_switch(&main_stack, f.stack); }
+void leave(Fiber &f) { machine_switch(&f.stack, main_stack); }
+void prepare(Fiber &f, char *top, void (*start)()) {
+    void **sp = (void **)((uintptr_t)top & ~(uintptr_t)15);
+    *--sp = nullptr;  // where `start` would return to
+    *--sp = (void *)start;
+    for (int k = 0; k < 6; k++) *--sp = nullptr;
+    f.stack = sp;
+}
+#else
+void resume(Fiber &f) { swapcontext(&main_context, &f.context); }
+void leave(Fiber &f) { swapcontext(&f.context, &main_context); }
+void prepare(Fiber &f, char *top, void (*start)()) {
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = top - stack_bytes;
+    f.context.uc_stack.ss_size = stack_bytes;
+    f.context.uc_link = nullptr;
+    makecontext(&f.context, start, 0);
+}
+#endif
+
+void run_thread() {
+    entry(arguments);
+    fibers[current].state = DONE;
+    leave(fibers[current]);
+    abort();  // it is not resumed
+}
+
+// --- failures ----------------------------------------------------------------------------------------------------
+
+Failure &start_failure(Kind kind, int thread, const void *address) {
+    Failure &f = machine_failure;
+    f = Failure{};
+    f.kind = kind;
+    f.region = -2;
+    f.thread = thread;
+    f.block = block_number;
+    f.other_thread = f.other_block = -1;
+    f.address = address ? (char *)address - code_base - 1 : 0;
+    return f;
+}
+
+// Record a failure unless there is one; the current thread runs no further.
+void stop() { leave(fibers[current]); }
+
+void fail_access(Kind kind, int region, int64_t cell, const void *address, Action action) {
+    Failure &f = start_failure(kind, current, address);
+    f.region = region == (int)memories.size() - 1 ? -1 : region;
+    f.offset = cell * memories[region].grain;
+    f.action = action;
+    stop();
+}
+
+// --- memory ------------------------------------------------------------------------------------------------------
+
+int block_of(int thread) { return thread / (int)fibers.size(); }
+
+// Whether what another thread did in this epoch comes before what the current one does, because their warp met between.
+bool in_order(int thread, int turn) {
+    int mine = current / WARP;
+    return thread >= 0 && thread % (int)fibers.size() / WARP == mine && turn < turns[mine];
+}
+
+void fail_race(int region, int64_t cell, const void *address, Action action, Action before, int other) {
+    Failure &f = start_failure(RACE, current, address);
+    f.region = region == (int)memories.size() - 1 ? -1 : region;
+    f.offset = cell * memories[region].grain;
+    f.action = action;
+    f.other_action = before;
+    f.other_thread = other < 0 ? -1 : other % (int)fibers.size();
+    f.other_block = other < 0 ? -1 : block_of(other);
+    stop();
+}
+
+void visit(int region, int64_t index, Action action, const void *address) {
+    Memory &m = memories[region];
+    Cell &c = m.cells[index];
+    int me = block_number * (int)fibers.size() + current;
+    if (action != WRITE && !c.defined) return fail_access(UNDEFINED, region, index, address, action);
+    if (!m.free && c.writer >= 0 && c.writer != me && !(action == ATOMIC && c.atomic)) {
+        bool apart = block_of(c.writer) != block_number;
+        if (apart || (c.write_epoch == epoch && !in_order(c.writer, c.write_turn)))
+            return fail_race(region, index, address, action, c.atomic ? ATOMIC : WRITE, c.writer);
+    }
+    if (action == READ) {
+        bool together = c.read_epoch == epoch && c.reader != me && c.reader != -1;
+        c.reader = together ? MANY : me;
+        c.read_epoch = epoch;
+        c.read_turn = turns[current / WARP];
+        c.read_block = c.read_block == -1 || c.read_block == block_number ? block_number : MANY;
+        return;
+    }
+    if (!m.free) {
+        if (c.read_block != -1 && c.read_block != block_number) {
+            int other = c.reader >= 0 && block_of(c.reader) != block_number ? c.reader : -1;
+            return fail_race(region, index, address, action, READ, other);
+        }
+        if (c.read_epoch == epoch && c.reader != me && c.reader != -1 && !in_order(c.reader, c.read_turn))
+            return fail_race(region, index, address, action, READ, c.reader == MANY ? -1 : c.reader);
+    }
+    c.writer = me;
+    c.write_epoch = epoch;
+    c.write_turn = turns[current / WARP];
+    c.atomic = action == ATOMIC;
+    c.defined = true;
+}
+
+int find(const char *p) {
+    for (int k = (int)memories.size() - 1; k >= 0; k--)
+        if (p >= memories[k].begin && p < memories[k].end) return k;
+    return -1;
+}
+
+void touch(const void *place, int bytes, Action action, const void *address) {
+    const char *p = (const char *)place;
+    if (p >= stacks && p < stacks + stacks_bytes) return;
+    if (p >= (char *)&machine_place && p < (char *)(&machine_place + 1)) return;
+    if (p >= (char *)arguments && p < (char *)(arguments + argument_count)) return;
+    int k = find(p);
+    if (k < 0 || p + bytes > memories[k].end) {
+        Failure &f = start_failure(OUTSIDE, current, address);
+        f.action = action;
+        int64_t nearest = INT64_MAX;
+        for (int n = 0; n < (int)memories.size(); n++) {  // whose end, or beginning, is closest
+            int64_t apart = p < memories[n].begin ? memories[n].begin - p : p + bytes - memories[n].end;
+            if (memories[n].begin != memories[n].end && apart < nearest && apart < (1 << 20)) {
+                nearest = apart;
+                f.region = n == (int)memories.size() - 1 ? -1 : n;
+                f.offset = p - memories[n].begin;
+            }
+        }
+        return stop();
+    }
+    Memory &m = memories[k];
+    int64_t first = (p - m.begin) / m.grain, last = (p + bytes - 1 - m.begin) / m.grain;
+    if ((bytes & (bytes - 1)) == 0 && (uintptr_t)p % bytes) return fail_access(MISALIGNED, k, first, address, action);
+    for (int64_t c = first; c <= last; c++) visit(k, c, action, address);
+}
+
+// --- blocks ------------------------------------------------------------------------------------------------------
+
+void fail_waiting(Kind kind, int thread, int other) {
+    Failure &f = start_failure(kind, thread, nullptr);
+    f.line = fibers[thread].line;
+    f.other_thread = other;
+    f.other_line = other < 0 || fibers[other].state == DONE ? 0 : fibers[other].line;
+}
+
+// All lanes of a warp are at one shuffle, or one barrier: give each its value. False after a failure.
+bool meet(int first, int count) {
+    for (int k = 1; k < count; k++)
+        if (fibers[first + k].line != fibers[first].line) return fail_waiting(DIVERGED, first, first + k), false;
+    std::vector<uint64_t> values;
+    for (int k = 0; k < count; k++) values.push_back(fibers[first + k].value);
+    for (int k = 0; k < count; k++) {
+        Fiber &f = fibers[first + k];
+        f.state = READY;
+        if (f.width == 0) continue;
+        int source = f.down ? k + f.lane : k ^ f.lane;
+        if (source / f.width != k / f.width) source = k;
+        if (source >= count) return fail_waiting(LANE, first + k, -1), false;
+        f.value = values[source];
+    }
+    if (fibers[first].width == 0) turns[first / WARP]++;
+    return true;
+}
+
+// Let a warp go on whose lanes all wait at the same place. True if it went on.
+bool advance_warp(int first) {
+    int count = 0, waiting = 0;
+    for (int k = first; k < (int)fibers.size() && k < first + WARP; k++, count++) waiting += fibers[k].state == IN_WARP;
+    return waiting == count && meet(first, count);
+}
+
+// Let the block go on whose threads all wait at the same barrier. True if it went on.
+bool advance_block() {
+    int n = (int)fibers.size();
+    for (int k = 0; k < n; k++)
+        if (fibers[k].state != AT_BARRIER) return false;
+    for (int k = 1; k < n; k++)
+        if (fibers[k].line != fibers[0].line) return fail_waiting(DIVERGED, 0, k), false;
+    epoch++;
+    for (Fiber &f : fibers) f.state = READY;
+    return true;
+}
+
+// Nobody can go on: say who waits, and for whom.
+void fail_deadlock() {
+    int waiting = -1, other = -1;
+    for (int k = 0; k < (int)fibers.size(); k++)
+        if (fibers[k].state == AT_BARRIER || fibers[k].state == IN_WARP) { waiting = k; break; }
+    for (int k = 0; k < (int)fibers.size(); k++)
+        if (fibers[k].state != fibers[waiting].state) { other = k; break; }
+    fail_waiting(other >= 0 && fibers[other].state == DONE ? EXITED : DEADLOCK, waiting, other);
+}
+
+void run_block(Coordinates threads) {
+    int n = (int)fibers.size(), done = 0;
+    Memory &shared = memories.back();
+    memset(shared.begin, 0xff, shared.end - shared.begin);
+    std::fill(shared.cells.begin(), shared.cells.end(), Cell());
+    std::fill(turns.begin(), turns.end(), 0);
+    epoch++;
+    for (int k = 0; k < n; k++) {
+        prepare(fibers[k], stacks + (k + 1) * stack_bytes, run_thread);
+        fibers[k].state = READY;
+        fibers[k].groups.clear();
+    }
+    while (done < n) {
+        bool moved = false;
+        for (int k = 0; k < n; k++) {
+            if (fibers[k].state != READY) continue;
+            current = k;
+            machine_place.thread = {k % threads.x, k / threads.x % threads.y, k / threads.x / threads.y};
+            resume(fibers[k]);
+            if (machine_failure.kind) return;
+            done += fibers[k].state == DONE;
+            moved = true;
+        }
+        for (int first = 0; first < n; first += WARP) moved |= advance_warp(first);
+        moved |= advance_block();
+        if (machine_failure.kind) return;
+        if (!moved && done < n) return fail_deadlock();
+    }
+}
+
+void wait_at(State state, int line) {
+    Fiber &f = fibers[current];
+    f.state = state;
+    f.line = line;
+    leave(f);
+}
+
+// The memory of the thread-local variables, which shared arrays are, of the object that has the address.
+struct Search { const char *code; char *begin; size_t bytes; char *base; };
+int look(dl_phdr_info *info, size_t, void *data) {
+    Search *s = (Search *)data;
+    bool inside = false;
+    size_t bytes = 0;
+    for (int k = 0; k < info->dlpi_phnum; k++) {
+        const auto &h = info->dlpi_phdr[k];
+        const char *begin = (const char *)info->dlpi_addr + h.p_vaddr;
+        if (h.p_type == PT_LOAD && s->code >= begin && s->code < begin + h.p_memsz) inside = true;
+        if (h.p_type == PT_TLS) bytes = h.p_memsz;
+    }
+    if (!inside) return 0;
+    s->base = (char *)info->dlpi_addr;
+    s->begin = (char *)info->dlpi_tls_data;
+    s->bytes = s->begin ? bytes : 0;
+    return 1;
+}
+
+}  // namespace
+
+// --- what the kernel calls ---------------------------------------------------------------------------------------
+
+#define CALLER __builtin_return_address(0)
+
+extern "C" {
+
+void machine_barrier(int line) { wait_at(AT_BARRIER, line); }
+
+void machine_warp_barrier(int line) {
+    fibers[current].width = 0;
+    wait_at(IN_WARP, line);
+}
+
+uint64_t machine_shuffle(int down, int lane, int width, uint64_t value, int line) {
+    Fiber &f = fibers[current];
+    f.down = down;
+    f.lane = lane;
+    f.width = width;
+    f.value = value;
+    wait_at(IN_WARP, line);
+    return f.value;
+}
+
+uint64_t machine_atomic(void *place, int bytes) {
+    touch(place, bytes, ATOMIC, CALLER);
+    uint64_t value = 0;
+    memcpy(&value, place, bytes);
+    return value;
+}
+
+void machine_set(void *place, int bytes, uint64_t value) { memcpy(place, &value, bytes); }
+
+void machine_copy(void *shared, const void *global, int bytes) {
+    touch(global, bytes, READ, CALLER);
+    touch(shared, bytes, WRITE, CALLER);
+    Memory &m = memories.back();
+    int64_t first = ((char *)shared - m.begin) / m.grain;
+    for (int64_t c = first; c < first + bytes / m.grain; c++) m.cells[c].defined = false;  // until it is waited for
+    memset(shared, 0xff, bytes);
+    auto &groups = fibers[current].groups;
+    if (groups.empty()) groups.emplace_back();
+    groups.back().push_back({(char *)shared, (const char *)global, bytes});
+}
+
+void machine_commit() {
+    auto &groups = fibers[current].groups;
+    if (groups.empty()) groups.emplace_back();
+    groups.emplace_back();
+}
+
+void machine_wait(int left) {
+    auto &groups = fibers[current].groups;
+    Memory &m = memories.back();
+    while ((int)groups.size() > left + 1) {
+        for (const Copy &copy : groups.front()) {
+            memcpy(copy.shared, copy.global, copy.bytes);
+            int64_t first = (copy.shared - m.begin) / m.grain;
+            for (int64_t c = first; c < first + copy.bytes / m.grain; c++) m.cells[c].defined = true;
+        }
+        groups.erase(groups.begin());
+    }
+}
+
+#define ACCESS(n) \
+    void __tsan_read##n(void *p) { touch(p, n, READ, CALLER); } \
+    void __tsan_write##n(void *p) { touch(p, n, WRITE, CALLER); } \
+    void __tsan_unaligned_read##n(void *p) { touch(p, n, READ, CALLER); } \
+    void __tsan_unaligned_write##n(void *p) { touch(p, n, WRITE, CALLER); }
+ACCESS(1)
+ACCESS(2)
+ACCESS(4)
+ACCESS(8)
+ACCESS(16)
+void __tsan_read_range(void *p, long n) { touch(p, (int)n, READ, CALLER); }
+void __tsan_write_range(void *p, long n) { touch(p, (int)n, WRITE, CALLER); }
+void __tsan_func_entry(void *) {}
+void __tsan_func_exit() {}
+void __tsan_init() {}
+
+struct SourceLocation { const char *file; uint32_t line, column; };
+struct TypeDescriptor { uint16_t kind, info; char name[1]; };
+struct OutOfBounds { SourceLocation where; const TypeDescriptor *array, *index; };
+void __ubsan_handle_out_of_bounds(OutOfBounds *data, unsigned long index) {
+    Failure &f = start_failure(SUBSCRIPT, current, nullptr);
+    f.line = data->where.line;
+    f.offset = (int64_t)index;
+    snprintf(f.text, sizeof f.text, "%s", data->array->name);
+    stop();
+}
+void __ubsan_handle_out_of_bounds_abort(OutOfBounds *data, unsigned long index) {
+    __ubsan_handle_out_of_bounds(data, index);
+}
+
+// The tensors of a module whose kernels `machine_run` runs next.
+void machine_load(const Region *regions, int count) {
+    memories.assign(count + 1, Memory());
+    for (int k = 0; k < count; k++) {
+        Memory &m = memories[k];
+        m.begin = regions[k].begin;
+        m.end = m.begin + regions[k].bytes;
+        m.grain = regions[k].grain;
+        m.free = regions[k].free;
+        m.cells.assign(regions[k].bytes / m.grain, Cell());
+        if (regions[k].defined)
+            for (Cell &c : m.cells) c.defined = true;
+    }
+}
+
+// Run a kernel on all blocks. Returns the kind of failure, 0 for none; `machine_failure` has the rest.
+int machine_run(void (*kernel)(void **), void **addresses, int count, const unsigned *grid, const unsigned *block,
+                int64_t shared_grain, int64_t stack) {
+    machine_failure = Failure{};
+    entry = kernel;
+    arguments = addresses;
+    argument_count = count;
+    for (Memory &m : memories)
+        for (Cell &c : m.cells) {  // who touched it in the kernel before does not matter
+            bool defined = c.defined;
+            c = Cell();
+            c.defined = defined;
+        }
+    Search search{(const char *)kernel, nullptr, 0, nullptr};
+    dl_iterate_phdr(look, &search);
+    code_base = search.base;
+    Memory &shared = memories.back();
+    shared.begin = search.begin;
+    shared.end = search.begin + search.bytes;
+    shared.grain = shared_grain;
+    shared.cells.assign(search.bytes / shared_grain + 1, Cell());
+
+    unsigned n = block[0] * block[1] * block[2];
+    fibers.assign(n, Fiber());
+    turns.assign((n + WARP - 1) / WARP, 0);
+    stack_bytes = (size_t)stack;
+    stacks_bytes = stack_bytes * n;
+    void *room = mmap(nullptr, stacks_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) return -1;
+    stacks = (char *)room;
+    machine_place.threads = {block[0], block[1], block[2]};
+    machine_place.blocks = {grid[0], grid[1], grid[2]};
+    block_number = epoch = 0;
+    for (unsigned z = 0; z < grid[2] && !machine_failure.kind; z++)
+        for (unsigned y = 0; y < grid[1] && !machine_failure.kind; y++)
+            for (unsigned x = 0; x < grid[0] && !machine_failure.kind; x++, block_number++) {
+                machine_place.block = {x, y, z};
+                run_block({block[0], block[1], block[2]});
+            }
+    munmap(room, stacks_bytes);
+    return (int)machine_failure.kind;
+}
+}
