@@ -7,7 +7,7 @@ Fusion is greedy in program order: a node joins the kernel before it while enoug
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -58,14 +58,21 @@ class Group:
 
 def schedule(scop: Scop, options: CpuOptions, target: Target) -> tuple[Group, ...]:
     """Partition the nodes into groups; every dependence goes forward in the order of groups and within them."""
+    return partition(scop, options.fusion, lambda *groups: _worth(scop.function, *groups, target))
+
+
+def partition(scop: Scop, fusion: str, worth: Callable[[Group, Group, Group], bool]) -> tuple[Group, ...]:
+    """Groups of nodes as a fusion strategy wants them.
+
+    worth: whether "preserve3" fuses: the group so far, the node alone, both together.
+    """
     groups: list[Group] = []
     for node in scop.nodes:
         alone = _alone(scop, node)
         joined = None
-        if groups and options.fusion != "min":
+        if groups and fusion != "min":
             joined = _fused(scop, (*groups[-1].nodes, node))
-        wanted = options.fusion == "max" or (joined and _worth(scop.function, groups[-1], alone, joined, target))
-        if joined is not None and wanted:
+        if joined is not None and (fusion == "max" or worth(groups[-1], alone, joined)):
             groups[-1] = joined
         else:
             groups.append(alone)

@@ -134,7 +134,7 @@ def nodes(function: BoundFunction, options: CpuOptions, target: Target) -> tuple
             found.append(Node(f"S{len(found)}", cluster.statements, cluster))
             position += len(cluster.statements)
             continue
-        for part in _split_initialisation(function, function.statements[position]):
+        for part in split_initialisation(function, function.statements[position]):
             if all(i.extent for i in part.free):
                 found.append(Node(f"S{len(found)}", (part,)))
         position += 1
@@ -163,7 +163,7 @@ def contractions(
     )
 
 
-def _split_initialisation(function: BoundFunction, s: BoundStatement) -> tuple[BoundStatement, ...]:
+def split_initialisation(function: BoundFunction, s: BoundStatement) -> tuple[BoundStatement, ...]:
     """`op!` through subscripts that are not the plain indices fills the whole tensor first."""
     if not s.initialise or s.reduction is None or _plain(s):
         return (s,)
