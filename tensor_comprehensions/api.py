@@ -9,12 +9,15 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from torch import Tensor
 
 from .autograd import Gradients, PythonGradient, is_recorded, recorded
+from .cache import programs
 from .calls import (
     Arguments,
     Shape,
@@ -39,8 +42,7 @@ from .search import SECONDS, Found
 from .search import search as search_candidates
 from .structured.strategy import frozen
 from .target import Target
-from .tc_lang import compile_source
-from .tc_lang.function import Function
+from .tc_lang.function import BoundFunction, Function
 
 Value = Any
 """A tensor, an array or a number."""
@@ -73,7 +75,12 @@ def guarded(call: Callable[P, R]) -> Callable[P, R]:
 
 
 @guarded
-def define(source: str, backward: Mapping[str, str | PythonGradient] | None = None) -> Library:
+def define(
+    source: str,
+    backward: Mapping[str, str | PythonGradient] | None = None,
+    *,
+    options: CpuOptions | Literal["tuned"] | None = None,
+) -> Library:
     """Check a TC program and give its defs as operators.
 
     Nothing is compiled before the first call. Raises ParseError, CheckError or RangeError, which show the place.
@@ -83,8 +90,10 @@ def define(source: str, backward: Mapping[str, str | PythonGradient] | None = No
             `A` and outputs `C` of the def under their names and gradients as `d_C`, and returns `d_A`; the initial
             value of an in/out output `C` is `C_0`. A Python function takes a tuple of the inputs and initial values,
             one of the outputs and one of their gradients, and gives a gradient or None for each of the first.
+        options: how to lower, instead of the choice made from the sizes. "tuned": as a search found for these sizes
+            or else for the nearest ones; the cache tells. Nothing is searched then, unless TC_TUNE=auto.
     """
-    return Library(compile_source(source), {} if backward is None else backward)
+    return Library(programs.functions(source), {} if backward is None else backward, options)
 
 
 class UnknownDef(ArgumentError, AttributeError):
@@ -94,8 +103,13 @@ class UnknownDef(ArgumentError, AttributeError):
 class Library:
     """The operators of a TC program, in order: `library.name`, or `library["name"]`."""
 
-    def __init__(self, functions: Sequence[Function], backward: Mapping[str, str | PythonGradient]) -> None:
-        self.__ops = {f.name: Op(f, backward.get(f.name)) for f in functions}
+    def __init__(
+        self,
+        functions: Sequence[Function],
+        backward: Mapping[str, str | PythonGradient],
+        options: CpuOptions | Literal["tuned"] | None = None,
+    ) -> None:
+        self.__ops = {f.name: Op(f, backward.get(f.name), options) for f in functions}
         for name in backward:
             self[name]
         self.__dict__.update(self.__ops)
@@ -181,8 +195,17 @@ class Op(Caller):
         RangeError: a subscript leaves its tensor.
     """
 
-    def __init__(self, function: Function, backward: str | PythonGradient | None = None) -> None:
-        super().__init__(Kernels(function), Machine(CpuOptions(), host()), Gradients(function, backward, Op))
+    def __init__(
+        self,
+        function: Function,
+        backward: str | PythonGradient | None = None,
+        options: CpuOptions | Literal["tuned"] | None = None,
+    ) -> None:
+        kernels = Kernels(function, _choose_tuned if options == "tuned" else None)
+        machine = Machine(CpuOptions() if options is None or options == "tuned" else options, host())
+        check_machine(machine.options, machine.target)
+        super().__init__(kernels, machine, Gradients(function, backward, Op))
+        self._asked = options
         self.__name__ = self.__qualname__ = function.name
         self.__doc__ = documentation(function)
         self.__signature__ = python_signature(function)
@@ -192,7 +215,7 @@ class Op(Caller):
 
     def __reduce__(self) -> tuple[Callable[..., Op], tuple[Any, ...]]:
         """An operator is copied and pickled as its text; its kernels are made again where it arrives."""
-        return _defined, (self.function.source, self.function.name, self._gradients.given)
+        return _defined, (self.function.source, self.function.name, self._gradients.given, self._asked)
 
     @guarded
     def backward_source(self) -> str:
@@ -233,7 +256,7 @@ class Op(Caller):
                 fastest, for later calls like this one too. With a strategy, its alternatives are what is run.
             search_seconds: about how long a search may take.
         """
-        chosen = CpuOptions() if options is None else options
+        chosen = self._machine.options if options is None else options
         machine = Machine(chosen, host() if target is None else target)
         check_machine(machine.options, machine.target)
         asked = chosen.strategy if strategy is None else strategy
@@ -276,6 +299,54 @@ class Op(Caller):
         return found
 
     @guarded
+    def autotune(
+        self,
+        /,
+        *tensors: Value,
+        budget: float | str = "2min",
+        generations: int = 25,
+        population: int = 48,
+        search: Literal["genetic", "random"] = "genetic",
+        seed: int = 0,
+        devices: Sequence[str] = ("cpu",),
+        executor: Executor | None = None,
+        store: str | Path | None = None,
+        options: CpuOptions | None = None,
+        report: str | Path | None = None,
+        **initial: Value,
+    ) -> CpuOptions:
+        """Search for options that make calls like this one fast, use them from now on, and keep them in the cache.
+
+        Candidates run in other processes; the winner was compared with the reference evaluator. Only types, sizes and
+        strides of the tensors count, and the values of integers. The first Ctrl-C ends a search with its best so far.
+
+        Args:
+            tensors, initial: as in a call.
+            budget: of time: seconds, or a text such as "90s" or "1h 30min".
+            generations, population: at most so many times so many candidates.
+            search, seed: how candidates are chosen, the same ones each time as far as their times agree.
+            devices: "cpu" or sets of processors such as "cpu:0-3", which measure side by side.
+            executor: a `concurrent.futures.Executor` whose workers evaluate the candidates instead of `devices`.
+            store: a folder for the results, instead of the cache's.
+            options: what the search starts from and must beat.
+            report: where to write an HTML page about the search, with the same as JSON beside it.
+
+        Raises:
+            ArgumentError: an argument means nothing, or no candidate works.
+        """
+        from .autotuner import call
+
+        trying = call.effort(budget, generations, population, seed, search)
+        arguments = gather(self._kernels.interface, tensors, initial)
+        found = call.autotune(
+            self._kernels, arguments, self._machine.options if options is None else options, trying,
+            devices=devices, executor=executor, store=store, report=report,
+        )  # fmt: skip
+        self._kernels.tune(sizes_of(self.function, arguments), arguments, self._machine, found.options)
+        self._lanes, self._direct = Lanes(self._kernels.interface), None
+        return found.options
+
+    @guarded
     def reference(self, /, *tensors: Value, **initial: Value) -> Any:
         """What a call gives, computed by the reference evaluator: by the definition of the language, and slowly."""
         arguments = gather(self._kernels.interface, tensors, initial)
@@ -293,8 +364,19 @@ class Op(Caller):
         return Picture(compiled.source("schedule"))
 
 
-def _defined(source: str, name: str, backward: str | PythonGradient | None = None) -> Op:
-    return define(source, None if backward is None else {name: backward})[name]
+def _defined(
+    source: str,
+    name: str,
+    backward: str | PythonGradient | None = None,
+    options: CpuOptions | Literal["tuned"] | None = None,
+) -> Op:
+    return define(source, None if backward is None else {name: backward}, options=options)[name]
+
+
+def _choose_tuned(function: Function, bound: BoundFunction, arguments: Arguments) -> CpuOptions | None:
+    from .autotuner.call import choose
+
+    return choose(function, bound, arguments)
 
 
 class Kernel(Caller):

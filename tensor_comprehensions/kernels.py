@@ -5,14 +5,14 @@ Always holds: a kernel is compiled once per key, whatever number of threads ask 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import DEBUG
 from typing import Any
 
 from torch import Tensor
 
-from . import knobs
+from . import knobs, recall
 from .calls import (
     Arguments,
     Interface,
@@ -30,7 +30,7 @@ from .calls import (
     sizes_of,
     with_strides,
 )
-from .compiler import Compiled, compile_function, settle
+from .compiler import Compiled
 from .inspection import logger
 from .lanes import MISS, Lanes, plain_launcher
 from .once import OncePerKey
@@ -60,15 +60,20 @@ class Route:
     launcher: Launcher
 
 
+Chooser = Callable[[Function, BoundFunction, Arguments], CpuOptions | None]
+"""How to lower a def for certain arguments; None leaves it to the cost models."""
+
+
 class Kernels:
     """The kernels of one def for all sizes, layouts and machines."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, choose: Chooser | None = None) -> None:
         self.function = function
         self.interface = Interface.of(function)
         self._bound: OncePerKey[Sizes, BoundFunction] = OncePerKey(LIMIT)
         self.routes: OncePerKey[Hashable, Route] = OncePerKey(LIMIT)
         self._tuned: dict[Hashable, CpuOptions] = {}
+        self._choose, self._chosen = choose, OncePerKey[Hashable, CpuOptions](LIMIT)
         self._last_key: tuple[object, ...] | None = None
 
     def bind(self, sizes: Sizes) -> BoundFunction:
@@ -78,15 +83,14 @@ class Kernels:
     def route(self, sizes: Sizes, arguments: Arguments, out: Sequence[Tensor], machine: Machine) -> Route:
         """The kernel for the layouts of `arguments`, and of `out` where it says where to write."""
         strides = tuple(normal_strides(x) for x in (*arguments.inputs, *out))
-        options = self._tuned.get((sizes, strides[: len(arguments.inputs)], machine), machine.options)
+        options = self._options(sizes, arguments, machine)
         found = True
 
         def make() -> Route:
             nonlocal found
             found = False
             bound = with_strides(self.bind(sizes), strides)
-            settled = settle(bound, options, machine.target)
-            compiled = compile_function(bound, self.function.source, settled, machine.target)
+            compiled = recall.kernel(self.function, bound, options, machine.target)
             return Route(compiled, plain_launcher(compiled))
 
         key = (sizes, strides, options, machine.target)
@@ -95,6 +99,15 @@ class Kernels:
             self._explain(found, key)
         self._last_key = key
         return route
+
+    def _options(self, sizes: Sizes, arguments: Arguments, machine: Machine) -> CpuOptions:
+        """How to lower: as a search found for calls like this one, as the chooser says, or as the machine does."""
+        key = (sizes, tuple(normal_strides(x) for x in arguments.inputs), machine)
+        known, choose = self._tuned.get(key), self._choose
+        if known is None and choose is not None and machine == Machine(CpuOptions(), host()):
+            bound = self.bound_for(sizes, arguments)
+            return self._chosen.get(key, lambda: choose(self.function, bound, arguments) or machine.options)
+        return machine.options if known is None else known
 
     def _explain(self, found: bool, key: tuple[object, ...]) -> None:
         """Log whether a kernel was found, and if not, in what its key differs from the one used before."""

@@ -6,17 +6,19 @@ key by itself.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from ..errors import InternalError
 from ..tc_lang import function as f
 from ..tc_lang.function import BoundFunction, Function
+from . import source
+from .store import current
 
 PACKAGES = ("tensor-comprehensions", "islpy", "llvmlite", "torch", "numpy")
 """Whose versions are recorded."""
@@ -77,7 +79,7 @@ def make_key(
         alignment: bytes to which the addresses of tensors are multiples; 0: those of an element.
         flags: what else the emitted code depends on.
 
-    Raises NotAKey where the options hold a function.
+    Raises NotAKey where the options hold a function, or where the text of this package cannot be known.
     """
     tensors = [t for t in bound.tensors if t.role is not f.Role.TEMPORARY]
     parts = [
@@ -97,7 +99,7 @@ def make_key(
     if refers_to_names(options):
         parts.append(("spelling", spelling(bound)))
     parts += [(f"version.{name}", text) for name, text in versions()]
-    parts.append(("source", source_digest()))
+    parts.append(("source", _source()))
     parts += [(f"flag.{name}", text) for name, text in sorted((flags or {}).items())]
     return Key(tuple(parts))
 
@@ -170,27 +172,21 @@ def versions() -> tuple[tuple[str, str], ...]:
 
 
 def _version(name: str) -> str:
+    """Of the loaded module where there is one: looking for metadata takes longer than finding a kernel."""
+    module = sys.modules.get(name.replace("-", "_"))
+    if isinstance(text := getattr(module, "__version__", None), str):
+        return text
     try:
         return version(name)
     except PackageNotFoundError:
         return "unknown"
 
 
-@cache
-def source_digest() -> str:
-    """Of the text of this package, so that an edited checkout never finds what it made before.
-
-    Raises NotAKey where the text cannot be read.
-    """
-    package = Path(__file__).parents[1]
-    total = sha256()
+def _source() -> str:
     try:
-        for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".lark")):
-            data = path.read_bytes()
-            total.update(f"{path.relative_to(package).as_posix()}:{len(data)}:".encode() + data)
-    except OSError as error:
-        raise NotAKey(f"the package's own text cannot be read: {error}") from error
-    return total.hexdigest()
+        return source.digest(current())
+    except source.Unreadable as reason:
+        raise NotAKey(str(reason)) from reason
 
 
 # --- names -------------------------------------------------------------------------------------------------------

@@ -22,7 +22,11 @@ from .files import SYSTEM, System
 
 T = TypeVar("T")
 SUFFIX = ".tc"
-TUNING, KERNEL = "tuning", "kernel"
+TUNING, KERNEL, INJECTED, PROGRAM, PACKAGE, RUNTIME = "tuning", "kernel", "injected", "program", "package", "runtime"
+"""The layers: measurements, compiled code, code put there by hand, checked programs, digests of this package's text,
+and the code that every process runs."""
+EXECUTED = (KERNEL, INJECTED, RUNTIME)
+"""The layers whose entries are signed where there is a key."""
 FOLDER = f"v{entry.VERSION}"
 PASSING = (errno.ESTALE, errno.EBUSY, errno.EINTR, errno.EAGAIN, errno.ENOENT)
 """What may be over when one tries again: network folders, and folders that somebody removes meanwhile."""
@@ -178,7 +182,7 @@ class Store:
 
     def _secret(self, name: Name) -> bytes | None:
         """Measurements are never signed: they are data, and are checked as such."""
-        return self.secret if name[0] == KERNEL else None
+        return self.secret if name[0] in EXECUTED else None
 
 
 # --- the store of this process -----------------------------------------------------------------------------------

@@ -46,6 +46,11 @@ class Executable:
         return (code, status[1]) if code else (0, 0)
 
 
+def flags() -> dict[str, str]:
+    """What machine code depends on beside its text and its target."""
+    return {"llvm": ".".join(map(str, llvm.llvm_version_info)), "system": llvm.get_default_triple()}
+
+
 def assemble(text: str, target: Target) -> ObjectCode:
     """Compile LLVM assembly, as `codegen.llvm.emit` prints it for `target`."""
     process.link()

@@ -55,9 +55,9 @@ class _Code:
         for name in _PYTHON:
             llvm.add_symbol(name, _python_address(name))
         llvm.add_symbol("tc_dltensor", _exchange()[5])
-        machine = llvm.Target.from_default_triple().create_target_machine(opt=2, jit=True)
-        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_assembly()), machine)
-        self.engine.finalize_object()
+        for name, thing in _OBJECTS.items():
+            llvm.add_symbol(name, id(thing))
+        self.engine = process.loaded(process.builtin_code(_assembly()))
         self.definitions = {
             name: _MethodDefinition(name.encode(), self.engine.get_function_address(f"tc_{name}"), _FASTCALL, None)
             for name in ("match", "run", "call")
@@ -90,22 +90,23 @@ _PYTHON = (
 )  # fmt: skip
 
 
+_OBJECTS = {
+    "tc_tensor": torch.Tensor,
+    "tc_parameter": torch.nn.Parameter,
+    "tc_is_neg": torch._C.TensorBase.is_neg,
+    "tc_is_zero": torch._C.TensorBase._is_zerotensor,
+    "tc_true": True,
+    "tc_none": None,
+    "tc_not_implemented": NotImplemented,
+}
+"""What the functions compare with and return."""
+
+
 def _assembly() -> str:
-    """The functions, with the addresses of the objects they compare with. A `DLTensor` is 48 bytes."""
-    places = {
-        "type": object.__basicsize__ - ctypes.sizeof(ctypes.c_void_p),  # of the type in every object
-        "tensor": id(torch.Tensor),
-        "parameter": id(torch.nn.Parameter),
-        "is_neg": id(torch._C.TensorBase.is_neg),
-        "is_zero": id(torch._C.TensorBase._is_zerotensor),
-        "true": id(True),
-        "none": id(None),
-        "not_implemented": id(NotImplemented),
-    }
-    text = _ASSEMBLY
-    for name, number in places.items():
-        text = text.replace(f"{{{name}}}", str(number))
-    return text
+    """The functions. A `DLTensor` is 48 bytes."""
+    type_slot = object.__basicsize__ - ctypes.sizeof(ctypes.c_void_p)  # of the type in every object
+    objects = "\n".join(f"@{name} = external global i8" for name in _OBJECTS)
+    return objects + _ASSEMBLY.replace("{type}", str(type_slot))
 
 
 _ASSEMBLY = r"""
@@ -136,7 +137,7 @@ error:
 answered:
   call void @Py_DecRef(ptr %answer)
   %number = ptrtoint ptr %answer to i64
-  %yes = icmp eq i64 %number, {true}
+  %yes = icmp eq i64 %number, ptrtoint (ptr @tc_true to i64)
   ret i1 %yes
 }
 
@@ -144,15 +145,15 @@ answered:
 define internal i1 @describe(ptr %object, ptr %tensor) {
   %type.slot = getelementptr i8, ptr %object, i64 {type}
   %type = load i64, ptr %type.slot
-  %is.tensor = icmp eq i64 %type, {tensor}
-  %is.parameter = icmp eq i64 %type, {parameter}
+  %is.tensor = icmp eq i64 %type, ptrtoint (ptr @tc_tensor to i64)
+  %is.parameter = icmp eq i64 %type, ptrtoint (ptr @tc_parameter to i64)
   %plain = or i1 %is.tensor, %is.parameter
   br i1 %plain, label %negative, label %no
 negative:
-  %is.negative = call i1 @says(ptr inttoptr (i64 {is_neg} to ptr), ptr %object)
+  %is.negative = call i1 @says(ptr @tc_is_neg, ptr %object)
   br i1 %is.negative, label %no, label %zero
 zero:
-  %is.zero = call i1 @says(ptr inttoptr (i64 {is_zero} to ptr), ptr %object)
+  %is.zero = call i1 @says(ptr @tc_is_zero, ptr %object)
   br i1 %is.zero, label %no, label %ask
 ask:
   %error = call i32 @tc_dltensor(ptr %object, ptr %tensor)
@@ -342,8 +343,8 @@ drop:
   call void @Py_DecRef(ptr %output)
   br label %no
 no:
-  call void @Py_IncRef(ptr inttoptr (i64 {not_implemented} to ptr))
-  ret ptr inttoptr (i64 {not_implemented} to ptr)
+  call void @Py_IncRef(ptr @tc_not_implemented)
+  ret ptr @tc_not_implemented
 }
 
 ; The address of the first element of a tensor; null, with an exception, when there is none to be had.
@@ -422,8 +423,8 @@ ready:
   %success = icmp eq i64 %code, 0
   br i1 %success, label %done, label %report
 done:
-  call void @Py_IncRef(ptr inttoptr (i64 {none} to ptr))
-  ret ptr inttoptr (i64 {none} to ptr)
+  call void @Py_IncRef(ptr @tc_none)
+  ret ptr @tc_none
 report:
   %value.slot = getelementptr i64, ptr %status, i64 1
   %value = load i64, ptr %value.slot

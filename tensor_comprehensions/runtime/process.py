@@ -10,12 +10,15 @@ import functools
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 
+import llvmlite
 import llvmlite.binding as llvm
 import torch
 
+from ..cache.store import RUNTIME, current
 from ..codegen.llvm_math import key
 from ..dtypes import FLOAT32, FLOAT64
 from ..errors import CannotLower
@@ -28,9 +31,9 @@ _SUFFIXES = ("u10", "u05", "u15", "")  # SLEEF's error bounds in tenths of an ul
 
 # Kernels reach the pool through a cell, so that a forked child, whose pool is dead, can be told to do without.
 _SHIM = """
+@tc_pool = external global ptr
 define i32 @tc_parallel_for(i64 %begin, i64 %end, i64 %grain, ptr %function, ptr %context) {
-  %cell = inttoptr i64 {cell} to ptr
-  %pool = load atomic ptr, ptr %cell monotonic, align 8
+  %pool = load atomic ptr, ptr @tc_pool monotonic, align 8
   %sequential = icmp eq ptr %pool, null
   br i1 %sequential, label %here, label %there
 here:
@@ -107,10 +110,8 @@ class _Linked:
         llvm.add_symbol("tc_malloc", _address(libc, "malloc"))
         llvm.add_symbol("tc_release", _address(libc, "free"))
         self.pool = ThreadPool()
-        text = _SHIM.replace("{cell}", str(ctypes.addressof(self.pool.cell)))
-        machine = llvm.Target.from_default_triple().create_target_machine(opt=2, jit=True)
-        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(text), machine)
-        self.engine.finalize_object()
+        llvm.add_symbol("tc_pool", ctypes.addressof(self.pool.cell))
+        self.engine = loaded(builtin_code(_SHIM))
         for name in ("tc_parallel_for", "tc_allocate", "tc_free"):
             llvm.add_symbol(name, self.engine.get_function_address(name))
 
@@ -148,6 +149,23 @@ def mathematics() -> Mapping[str, str]:
                 if symbol is not None:
                     found[key(function.name, Type(dtype, lanes))] = symbol
     return MappingProxyType(found)
+
+
+def builtin_code(text: str) -> bytes:
+    """The object code of functions that every process needs, from the cache or assembled now.
+
+    They may lie anywhere in memory, far from what they refer to.
+    """
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=2, jit=True, codemodel="large")
+    store = current()
+    facts = (text, machine.triple, llvm.llvm_version_info, llvmlite.__version__)
+    name = (RUNTIME, sha256(repr(facts).encode()).hexdigest())
+    known = store.read(name)
+    if known is not None:
+        return known
+    code: bytes = machine.emit_object(llvm.parse_assembly(text))
+    store.write(name, code)
+    return code
 
 
 def provide(symbols: Iterable[str]) -> None:

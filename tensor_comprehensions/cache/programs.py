@@ -1,0 +1,96 @@
+"""Checked programs in the cache: the functions of a text that was parsed and checked before.
+
+They are written as JSON, every record by the name of its class, and only the classes of the language are made of it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from hashlib import sha256
+from typing import Any
+
+from ..dtypes import DTYPES, DType
+from ..errors import Span
+from ..inspection import logger
+from ..tc_lang import compile_source
+from ..tc_lang import function as language
+from ..tc_lang.function import Function
+from . import source as package
+from .store import PROGRAM, current
+
+
+def functions(source: str | bytes) -> tuple[Function, ...]:
+    """As `tc_lang.compile_source`, out of the cache where the text is known."""
+    store = current()
+    if store.mode == "off" or not isinstance(source, str):
+        return compile_source(source)
+    try:
+        text = f"{package.digest(store)}\n{source}".encode()
+    except (package.Unreadable, UnicodeEncodeError):
+        return compile_source(source)
+    digest = sha256(text).hexdigest()
+    name = (PROGRAM, digest[:2], digest)
+    payload = store.read(name)
+    found = None if payload is None else from_bytes(payload)
+    if found is not None and all(f.source == source for f in found):
+        logger("cache").debug("%s: found the checked def", ", ".join(f.name for f in found))
+        return found
+    made = compile_source(source)
+    try:
+        package.check_unchanged()
+        store.write(name, to_bytes(made))
+    except package.Unreadable as reason:
+        logger("cache").debug("not kept: %s", reason)
+    return made
+
+
+def to_bytes(made: tuple[Function, ...]) -> bytes:
+    """Functions as JSON."""
+    return json.dumps(_plain(made), separators=(",", ":")).encode()
+
+
+def from_bytes(data: bytes) -> tuple[Function, ...] | None:
+    """The functions that JSON describes; None where it describes none."""
+    try:
+        made = _value(json.loads(data))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return made if isinstance(made, tuple) and all(isinstance(f, Function) for f in made) else None
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, DType):
+        return {"DType": x.name}
+    if isinstance(x, Enum):
+        return {type(x).__name__: x.name}
+    if isinstance(x, tuple):
+        return [_plain(item) for item in x]
+    if is_dataclass(x):
+        return {type(x).__name__: [_plain(getattr(x, f.name)) for f in fields(x)]}
+    return x
+
+
+def _value(x: Any) -> Any:
+    if isinstance(x, list):
+        return tuple([_value(item) for item in x])
+    if isinstance(x, dict):
+        ((name, content),) = x.items()
+        if name == "DType":
+            return DTYPES[content]
+        kind = _classes()[name]
+        return kind[content] if issubclass(kind, Enum) else kind(*[_value(item) for item in content])
+    return x
+
+
+@cache
+def _classes() -> dict[str, Any]:
+    """The classes that a function is made of."""
+    here = {
+        name: x
+        for name, x in vars(language).items()
+        if isinstance(x, type) and x.__module__ == language.__name__ and (is_dataclass(x) or issubclass(x, Enum))
+    }
+    return {**here, "Span": Span}
