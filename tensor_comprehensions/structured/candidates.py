@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 
 from ..errors import CannotLower
 from ..target import Target
 from .apply import pipeline_of, plan_of
-from .cost import RegisterTile, register_tiles
-from .estimate import estimate
-from .expert import Chooser, choose
-from .facts import Facts, facts
+from .cost import Ranking, RegisterTile
+from .estimate import expected
+from .expert import Chooser, prefer, rankings
 from .normalise import normalise
 from .op import StructuredOp
 from .pipeline import Pipeline
@@ -20,6 +19,8 @@ from .plan import Plan
 
 TILES = 6
 """Register tiles that are tried."""
+_DECISIONS = tuple(d for d in product((True, False), repeat=3) if not (d[0] and d[2]))
+"""Whether the moving and the still factor are packed, and whether panels of the latter stand still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +37,18 @@ def candidates(op: StructuredOp, target: Target, count: int, *, parallel: bool =
     Raises CannotLower where no register tile computes the op.
     """
     op = normalise(op)
-    default = choose(op, target, parallel=parallel)
-    known: dict[Plan, float] = {default: estimate(op, default, target)}
+    views = rankings(op, target)
+    default = prefer(views, target, parallel=parallel)
+    known = next(view.facts for view in views if view.facts.vector == default.vector)
+    cycles: dict[Plan, float] = {default: expected(known, default, target)}
     tiles: dict[Plan, RegisterTile] = {}
-    for tile, plan in _variants(op, target, parallel):
-        if plan not in known and _possible(op, plan, target):
-            known[plan], tiles[plan] = estimate(op, plan, target), tile
-    ranked = sorted(tiles, key=lambda plan: known[plan])
-    chosen = [default, *_varied(ranked, tiles)]
-    return tuple(Candidate(pipeline_of(plan, op), known[plan]) for plan in chosen[:count])
+    for view, tile, plan in _variants(views, target, parallel):
+        if plan not in cycles:
+            cycles[plan], tiles[plan] = expected(view.facts, plan, target), tile
+    ranked = sorted(tiles, key=cycles.__getitem__)
+    possible = (plan for plan in _varied(ranked, tiles) if _possible(op, plan, target))
+    chosen = [default, *islice(possible, count - 1)]
+    return tuple(Candidate(pipeline_of(plan, op), cycles[plan]) for plan in chosen)
 
 
 def _varied(ranked: list[Plan], tiles: dict[Plan, RegisterTile]) -> list[Plan]:
@@ -65,26 +69,16 @@ def _possible(op: StructuredOp, plan: Plan, target: Target) -> bool:
         return False
 
 
-def _variants(op: StructuredOp, target: Target, parallel: bool) -> Iterator[tuple[RegisterTile, Plan]]:
+def _variants(views: Sequence[Ranking], target: Target, parallel: bool) -> Iterator[tuple[Ranking, RegisterTile, Plan]]:
     """Plans that differ in the register tile, in what is packed, and in which factor's panel stands still."""
-    answers = (None, True, False)
-    for known in _lanes(op, target):
-        for tile in register_tiles(known, target, TILES):
-            for moving, still, outside in product(answers, answers, answers):
-                chooser = Insistent(known, target, tile, parallel, moving, still, outside)
+    for view in views:
+        for tile in view.several(TILES):
+            for moving, still, outside in _DECISIONS:
+                chooser = Insistent(view.facts, target, tile, parallel, moving, still, outside)
                 try:
-                    yield tile, chooser.plan()
+                    yield view, tile, chooser.plan()
                 except ValueError:  # there is no iterator to pack a block of
                     continue
-
-
-def _lanes(op: StructuredOp, target: Target) -> Iterator[Facts]:
-    """Lanes along the output's contiguous iterator, and along the longest of the other factor."""
-    known = facts(op)
-    yield known
-    rows = [i for i in known.only(known.still) if 2 * i.extent >= target.lanes(known.bits)]
-    if rows and known.vector not in known.still.used:
-        yield facts(op, max(rows, key=lambda i: i.extent).name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ a chain of multiply-adds, lanes wasted at edges, and how many cycles a byte cost
 from __future__ import annotations
 
 from collections.abc import Iterator as Generator
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from math import prod
 
@@ -50,21 +52,26 @@ def vector_cost(lanes: int, bits: int) -> float:
     return 0.5 * max(1, lanes * bits // 256)
 
 
-def step_cycles(facts: Facts, lanes: int, sizes: dict[str, int]) -> float:
+def step_cycles(facts: Facts, lanes: int, sizes: Mapping[str, int]) -> float:
     """Cycles of one step of the innermost reduction on a register tile."""
-    cost = vector_cost(lanes, facts.bits)
-    vectors = -(-sizes[facts.vector] // lanes)
+    cost, vector = vector_cost(lanes, facts.bits), facts.vector
+    vectors = -(-sizes[vector] // lanes)
     lines = _lines(facts.still, facts.reductions[-1], sizes) if facts.reductions else 0
-    cells = vectors * prod(n for name, n in sizes.items() if name != facts.vector)
-    loads = 0.0
+    cells, loads = vectors, 0.0
+    for name, n in sizes.items():
+        if name != vector:
+            cells *= n
     for factor in facts.factors:
-        rows = prod(n for name, n in sizes.items() if name != facts.vector and name in factor.used)
-        loads += rows * (vectors * cost if facts.vector in factor.used else 0.5)
+        used, rows = factor.used, 1
+        for name, n in sizes.items():
+            if name != vector and name in used:
+                rows *= n
+        loads += rows * (vectors * cost if vector in used else 0.5)
     panel = PANEL_VECTOR * vectors if facts.turned else 0.0
     return max(cells * cost, loads, LATENCY) + 0.05 * loads + 0.1 * lines + panel
 
 
-def _lines(factor: Factor, reduction: str, sizes: dict[str, int]) -> float:
+def _lines(factor: Factor, reduction: str, sizes: Mapping[str, int]) -> float:
     """Cache lines that the rows of a register tile begin per step of the innermost reduction."""
     step = abs(factor.step(reduction) or 0) * factor.bytes
     lines = min(1.0, step / LINE)
@@ -75,7 +82,7 @@ def _lines(factor: Factor, reduction: str, sizes: dict[str, int]) -> float:
     return lines
 
 
-def registers(facts: Facts, lanes: int, sizes: dict[str, int]) -> int:
+def registers(facts: Facts, lanes: int, sizes: Mapping[str, int]) -> int:
     """Vector registers that a register tile keeps alive."""
     vectors = -(-sizes[facts.vector] // lanes)
     rows = {name for name, n in sizes.items() if n > 1 and name != facts.vector}
@@ -99,46 +106,62 @@ def compute_cycles(facts: Facts, tile: RegisterTile) -> float:
     others = prod(i.extent for i in facts.parallel if i.name not in sizes)
     for variant in product(*variants):
         points = {name: n for name, n, _ in variant}
-        count = others * prod(c for _, _, c in variant)
-        vectors = -(-points[facts.vector] // tile.lanes)
-        cells = vectors * prod(n for name, n in points.items() if name != facts.vector)
-        cycles = facts.steps * step_cycles(facts, tile.lanes, points)
-        written = cells / vectors * (1 + points[facts.vector] * facts.bits / 8 / LINE) * LINE_OVERHEAD
-        if facts.turned:
-            written += TURN_OVERHEAD + TURN * cells * tile.lanes
-        total += count * (cycles + TILE_OVERHEAD + 2 * cells * vector_cost(tile.lanes, facts.bits) + written)
+        total += others * prod(c for _, _, c in variant) * tile_cycles(facts, tile.lanes, points)
     return total
 
 
-def best_tile(facts: Facts, target: Target) -> RegisterTile:
-    """The register tile with the fewest cycles, among those that fill a good part of the registers where any do."""
-    tiles = list(_tiles(facts, target))
-    most = max(t.cells for t in tiles)
-    return min((t for t in tiles if 2 * t.cells >= most), key=lambda t: compute_cycles(facts, t))
+def tile_cycles(facts: Facts, lanes: int, points: Mapping[str, int]) -> float:
+    """Cycles of one register tile of so many points, over all reductions."""
+    along = points[facts.vector]
+    vectors = -(-along // lanes)
+    cells = vectors * prod(n for name, n in points.items() if name != facts.vector)
+    written = cells / vectors * (1 + along * facts.bits / 8 / LINE) * LINE_OVERHEAD
+    if facts.turned:
+        written += TURN_OVERHEAD + TURN * cells * lanes
+    steps = facts.steps * step_cycles(facts, lanes, points)
+    return steps + TILE_OVERHEAD + 2 * cells * vector_cost(lanes, facts.bits) + written
 
 
-def register_tiles(facts: Facts, target: Target, count: int) -> list[RegisterTile]:
-    """The best register tile and then others with few cycles, no two of one width and number of lanes."""
-    ranked = sorted(_tiles(facts, target), key=lambda t: compute_cycles(facts, t))
-    most = max(t.cells for t in ranked)
-    best = best_tile(facts, target)
-    chosen = {(best.lanes, best.size(facts.vector)): best}
-    for tile in ranked:
-        if 2 * tile.cells >= most:
-            chosen.setdefault((tile.lanes, tile.size(facts.vector)), tile)
-    return list(chosen.values())[:count]
+@dataclass(frozen=True)
+class Ranking:
+    """The register tiles worth a thought, those with the fewest cycles first."""
+
+    facts: Facts
+    target: Target
+
+    @cached_property
+    def tiles(self) -> tuple[RegisterTile, ...]:
+        """Those that fill a good part of the registers where any do."""
+        cells = {tile: tile.cells for tile in _tiles(self.facts, self.target)}
+        most = max(cells.values())
+        cycles = {tile: compute_cycles(self.facts, tile) for tile, n in cells.items() if 2 * n >= most}
+        return tuple(sorted(cycles, key=cycles.__getitem__))
+
+    @property
+    def best(self) -> RegisterTile:
+        return self.tiles[0]
+
+    def several(self, count: int) -> list[RegisterTile]:
+        """The best one and then others with few cycles, no two of one width and number of lanes."""
+        chosen: dict[tuple[int, int], RegisterTile] = {}
+        for tile in self.tiles:
+            chosen.setdefault((tile.lanes, tile.size(self.facts.vector)), tile)
+        return list(chosen.values())[:count]
 
 
 def _tiles(facts: Facts, target: Target) -> Generator[RegisterTile]:
     widest = target.lanes(facts.bits)
     extent = facts.extent(facts.vector)
     useful = [lanes for lanes in _halves(widest) if lanes < 2 * extent] or [_halves(widest)[-1]]
+    all_rows = tuple(dict.fromkeys(_turned_rows(facts) if facts.turned else _rows(facts)))
     for lanes in useful[:3]:
         for vectors in range(1, 9):
             across = min(vectors, -(-extent // lanes)) * lanes
             if across < vectors * lanes:
                 break
-            for rows in _turned_rows(facts) if facts.turned else _rows(facts):
+            for rows in all_rows:
+                if across // lanes * prod(n for _, n in rows) >= target.vector_registers:
+                    continue
                 sizes = {facts.vector: min(across, extent), **dict(rows)}
                 if registers(facts, lanes, {**sizes, facts.vector: across}) <= target.vector_registers - 1:
                     yield RegisterTile(lanes, ((facts.vector, across), *rows))

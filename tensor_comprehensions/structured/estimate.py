@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 from ..target import Target
-from .affine import common_steps
 from .cost import LINE, RegisterTile, compute_cycles
-from .facts import Facts, facts
-from .op import StructuredOp, loads, names
+from .facts import Factor, Facts, facts
+from .op import StructuredOp
 from .plan import Plan, Side
 from .tile import tiles
 
@@ -28,8 +27,12 @@ COPY, TURN, ELEMENT = 0.6, 1.2, 2.5
 
 def estimate(op: StructuredOp, plan: Plan, target: Target) -> float:
     """Cycles of one core for a normalised op. Raises CannotLower for an op that has no facts."""
-    known = facts(op, plan.vector)
-    sizes = tuple((i.name, plan.tile(i.name)) for i in op.parallel)
+    return expected(facts(op, plan.vector), plan, target)
+
+
+def expected(known: Facts, plan: Plan, target: Target) -> float:
+    """The same where the facts for the plan's lanes are there already."""
+    sizes = tuple((i.name, plan.tile(i.name)) for i in known.parallel)
     padded = tuple((name, tiles(n, plan.lanes) * plan.lanes if name == plan.vector else n) for name, n in sizes)
     model = _Model(known, plan, target)
     compute = compute_cycles(known, RegisterTile(plan.lanes, padded)) + model.gathering()
@@ -45,7 +48,7 @@ class _Model:
     @cached_property
     def regions(self) -> list[dict[str, int]]:
         """Points of every iterator inside the first d levels, for each d."""
-        inside = {i.name: i.extent for i in self.facts.op.iterators}
+        inside = dict(self.facts.extents)
         found = [dict(inside)]
         for level in self.plan.levels:
             inside[level.iterator] = min(inside[level.iterator], level.size)
@@ -62,79 +65,68 @@ class _Model:
     def packed(self) -> dict[Side, int]:
         return {step.side: step.depth for step in self.plan.packs}
 
-    @cached_property
-    def steps(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """Elements that a factor moves along each iterator."""
-        iterators = [i.name for i in self.facts.op.iterators]
-        left, right = (common_steps(loads(f), iterators) for f in self.facts.op.factors)
-        return left, right
+    def factor(self, side: Side) -> Factor:
+        return self.facts.factors[side.value]
 
     def elements(self, side: Side, region: Mapping[str, int]) -> int:
         """Elements of a factor that a region reads."""
-        value = self.facts.op.factors[side.value]
-        used = set(names(value))
-        domain = prod(n for name, n in region.items() if name in used)
-        return min(domain, max(prod(a.buffer.shape) for a in loads(value)))
+        factor = self.factor(side)
+        return min(prod(region[name] for name in factor.used), factor.stored)
 
     def source_bytes(self, side: Side, region: Mapping[str, int]) -> float:
         """Bytes in whole cache lines of a factor's tensor that a region reads."""
-        size = self.facts.factors[side.value].bytes
-        steps = self.steps[side.value]
+        factor = self.factor(side)
         run = 1
-        for name in sorted((n for n in region if steps.get(n)), key=lambda n: abs(steps[n])):
-            if abs(steps[name]) > run:
+        for name, step in factor.nearest:
+            if step > run:
                 break
             # Windows overlap: neighbouring positions and taps share elements.
-            run += abs(steps[name]) * (region[name] - 1)
-        return self.elements(side, region) * size * max(1.0, LINE / (run * size))
+            run += step * (region[name] - 1)
+        return self.elements(side, region) * factor.bytes * max(1.0, LINE / (run * factor.bytes))
 
-    def footprint(self, side: Side, depth: int) -> float:
-        """Bytes of a factor, or of its panel, that the code inside the first levels reads."""
+    @cached_property
+    def footprints(self) -> dict[Side, list[float]]:
+        """Bytes of a factor, or of its panel, that the code inside the first d levels reads, for each d."""
+        return {side: [self._footprint(side, d) for d in range(len(self.regions))] for side in Side}
+
+    def _footprint(self, side: Side, depth: int) -> float:
         region = self.regions[depth]
-        if side in self.packed and depth >= self.packed[side]:
+        if depth >= self.packed.get(side, depth + 1):
             return self.elements(side, region) * self.facts.op.dtype.size
         return self.source_bytes(side, region)
 
-    def output(self, depth: int) -> float:
-        op = self.facts.op
-        used = {name for index in op.output.indices for name in names(index)}
-        return op.output.buffer.type.dtype.size * prod(n for name, n in self.regions[depth].items() if name in used)
+    @cached_property
+    def outputs(self) -> list[int]:
+        """Bytes of the output that the code inside the first d levels writes, for each d."""
+        size = self.facts.op.output.buffer.type.dtype.size
+        return [size * prod(region[name] for name in self.facts.written) for region in self.regions]
 
     def moving(self) -> float:
         """Cycles for the bytes that reach each cache."""
         total = 0.0
         last = len(self.plan.levels)
+        working = [sum(sizes) for sizes in zip(*self.footprints.values(), self.outputs, strict=True)]
         for capacity, cost in zip(self.target.cache, TRANSFER, strict=False):
             room = capacity * 3 // 4
-            depth = next((d for d in range(last + 1) if self._working_set(d) <= room), last)
+            depth = next((d for d in range(last + 1) if working[d] <= room), last)
             for side in Side:
-                total += cost * self._arriving(self.footprint(side, depth), self._used(side), depth)
-            total += 2 * cost * self._arriving(self.output(depth), self._output_used(), depth)
+                total += cost * self._arriving(self.footprints[side][depth], self.factor(side).used, depth)
+            total += 2 * cost * self._arriving(self.outputs[depth], self.facts.extents.keys(), depth)
         return total
 
-    def _working_set(self, depth: int) -> float:
-        return sum(self.footprint(side, depth) for side in Side) + self.output(depth)
-
-    def _arriving(self, size: float, used: frozenset[str], depth: int) -> float:
+    def _arriving(self, size: float, used: Collection[str], depth: int) -> float:
         """Bytes that come in over all iterations around `depth`; what the next loop does not move stays."""
         around: Sequence[int] = range(depth)
         while around and self.plan.levels[around[-1]].iterator not in used:
             around = around[:-1]
         return size * prod(self.trips[d] for d in around)
 
-    def _used(self, side: Side) -> frozenset[str]:
-        return self.facts.factors[side.value].used
-
-    def _output_used(self) -> frozenset[str]:
-        """The iterators that change or complete what is stored."""
-        return frozenset(i.name for i in self.facts.op.iterators)
-
     def gathering(self) -> float:
         """Cycles more for vectors whose elements are apart in memory."""
         total = 0.0
         for side in Side:
-            used = self._used(side)
-            if side in self.packed or self.plan.vector not in used or self.steps[side.value].get(self.plan.vector) == 1:
+            used = self.factor(side).used
+            if side in self.packed or self.plan.vector not in used or self.factor(side).step(self.plan.vector) == 1:
                 continue
             reuse = prod(self.plan.tile(i.name) for i in self.facts.parallel if i.name not in used)
             total += GATHER * self.facts.op.multiplications / reuse
@@ -155,11 +147,10 @@ class _Model:
         return total
 
     def _copy_cost(self, side: Side) -> float:
-        steps = self.steps[side.value]
-        factor = self.facts.factors[side.value]
+        factor = self.factor(side)
         across = [i for i in self.facts.parallel if i.name in factor.used and self.plan.tile(i.name) > 1]
-        if any(steps.get(i.name) == 1 for i in across):
+        if any(factor.step(i.name) == 1 for i in across):
             return COPY
-        if any(steps.get(i.name) == 1 for i in self.facts.op.iterators):
+        if any(factor.step(i.name) == 1 for i in self.facts.op.iterators):
             return TURN
         return ELEMENT

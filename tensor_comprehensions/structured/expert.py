@@ -7,8 +7,8 @@ from math import gcd, prod
 
 from ..errors import CannotLower
 from ..target import Target
-from .cost import LINE, RegisterTile, best_tile, stream_cycles
-from .estimate import estimate
+from .cost import LINE, Ranking, RegisterTile, stream_cycles
+from .estimate import expected
 from .facts import Factor, Facts, facts
 from .op import Iterator, StructuredOp, loads
 from .plan import Level, Pack, Plan
@@ -48,23 +48,37 @@ def choose(op: StructuredOp, target: Target, *, parallel: bool) -> Plan:
     Raises:
         CannotLower: the op has no contiguous output iterator that moves a factor.
     """
+    return prefer(rankings(op, target), target, parallel=parallel)
+
+
+def rankings(op: StructuredOp, target: Target) -> tuple[Ranking, ...]:
+    """Register tiles with the lanes along the output's contiguous iterator, and along the longest of the other factor.
+
+    Raises CannotLower as `choose`.
+    """
     known = facts(op)
-    plan = Chooser(known, target, best_tile(known, target), parallel).plan()
-    across = _turned(known, target, parallel)
-    if across is not None and estimate(op, across, target) < estimate(op, plan, target):
-        return across
+    rows = [i for i in known.only(known.still) if 2 * i.extent >= target.lanes(known.bits)]
+    if not rows or known.vector in known.still.used:
+        return (Ranking(known, target),)
+    across = facts(op, max(rows, key=lambda i: i.extent).name)
+    return Ranking(known, target), Ranking(across, target)
+
+
+def prefer(views: tuple[Ranking, ...], target: Target, *, parallel: bool) -> Plan:
+    """The plan that the cost model prefers around the best register tile of one of `views`, from `rankings`."""
+    default, *turned = views
+    plan = Chooser(default.facts, target, default.best, parallel).plan()
+    for view in turned:
+        if _worth_turning(default.facts):
+            across = Chooser(view.facts, target, view.best, parallel).plan()
+            if expected(view.facts, across, target) < expected(default.facts, plan, target):
+                return across
     return plan
 
 
-def _turned(known: Facts, target: Target, parallel: bool) -> Plan | None:
-    """The best plan with the lanes along an iterator that only moves the factor that stands still by default."""
-    rows = [i for i in known.only(known.still) if i.extent >= target.lanes(known.bits) // 2]
-    if not rows or known.vector in known.still.used or not known.still.plain:
-        return None
-    if known.steps < TURNED_STEPS or not 4 <= known.extent(known.unit) < SHORT_UNIT:
-        return None
-    turned = facts(known.op, max(rows, key=lambda i: i.extent).name)
-    return Chooser(turned, target, best_tile(turned, target), parallel).plan()
+def _worth_turning(known: Facts) -> bool:
+    """Whether lanes across the output's runs may be the better ones."""
+    return known.still.plain and known.steps >= TURNED_STEPS and 4 <= known.extent(known.unit) < SHORT_UNIT
 
 
 def objection(op: StructuredOp, target: Target) -> str | None:

@@ -15,7 +15,7 @@ from ..target import Target
 from .affine import coefficients
 from .apply import NOWHERE, TileLoop, pipeline_of, start
 from .candidates import Insistent
-from .cost import RegisterTile, register_tiles
+from .cost import Ranking, RegisterTile
 from .expert import choose
 from .facts import facts
 from .normalise import normalise
@@ -77,7 +77,7 @@ def gett(op: StructuredOp, target: Target) -> Pipeline:
     known = facts(op)
     if not known.only(known.still) or known.vector in known.still.used:
         raise CannotLower("gett: the op has no rows and columns of its own")
-    plans = [Insistent(known, target, t, True, True, True, None).plan() for t in register_tiles(known, target, TILES)]
+    plans = [Insistent(known, target, t, True, True, True, None).plan() for t in Ranking(known, target).several(TILES)]
     return reduce(or_, (pipeline_of(plan, op) for plan in plans))
 
 
@@ -86,7 +86,7 @@ def ttgt(op: StructuredOp, target: Target) -> Pipeline:
     op = normalise(op)
     known = facts(op)
     order = (*known.shared, *known.only(known.moving), *known.only(known.still))
-    plans = [_nest(op, order, t, 0) for t in register_tiles(known, target, TILES)]
+    plans = [_nest(op, order, t, 0) for t in Ranking(known, target).several(TILES)]
     return pack("left", "right") >> reduce(or_, plans)
 
 
@@ -98,7 +98,7 @@ def log(op: StructuredOp, target: Target) -> Pipeline:
         raise CannotLower("log: no factor is contiguous along the index along which the output is")
     outside = (*known.shared, *known.only(known.moving))
     order = (*outside, *known.only(known.still))
-    return reduce(or_, (_nest(op, order, t, len(outside)) for t in register_tiles(known, target, TILES)))
+    return reduce(or_, (_nest(op, order, t, len(outside)) for t in Ranking(known, target).several(TILES)))
 
 
 def convolution(op: StructuredOp, target: Target) -> Pipeline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from ..errors import CannotLower
@@ -13,7 +14,7 @@ from .op import Iterator, StructuredOp, loads, names
 from .plan import Side
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Factor:
     """One side of the product.
 
@@ -22,6 +23,7 @@ class Factor:
         steps: elements its accesses move per unit of each iterator, where that is one number.
         plain: whether it is a load and nothing more.
         bytes: size in memory of one element of its buffer.
+        stored: elements of that buffer, of the largest one if it reads several.
     """
 
     side: Side
@@ -29,6 +31,7 @@ class Factor:
     steps: Mapping[str, int]
     plain: bool
     bytes: int
+    stored: int
 
     def step(self, iterator: str) -> int | None:
         """Elements moved per unit of `iterator`; None where that is not constant."""
@@ -36,8 +39,13 @@ class Factor:
             return 0
         return self.steps.get(iterator)
 
+    @cached_property
+    def nearest(self) -> tuple[tuple[str, int], ...]:
+        """The iterators that move it and by how many elements, in either direction, the least first."""
+        return tuple(sorted(((name, abs(step)) for name, step in self.steps.items() if step), key=lambda s: s[1]))
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Facts:
     """An op with its lane iterator chosen.
 
@@ -58,29 +66,45 @@ class Facts:
     bits: int
     steps: int
 
-    @property
+    @cached_property
     def parallel(self) -> tuple[Iterator, ...]:
         return self.op.parallel
 
+    @cached_property
+    def extents(self) -> Mapping[str, int]:
+        return {i.name: i.extent for i in self.op.iterators}
+
     def extent(self, name: str) -> int:
-        return self.op.extent(name)
+        return self.extents[name]
+
+    @cached_property
+    def written(self) -> frozenset[str]:
+        """The iterators that move the output."""
+        return frozenset(name for index in self.op.output.indices for name in names(index)) & self.extents.keys()
 
     @property
     def turned(self) -> bool:
         """Whether the lanes run across the output's contiguous runs."""
         return self.vector != self.unit
 
-    @property
+    @cached_property
     def shared(self) -> tuple[Iterator, ...]:
         """Parallel iterators of both factors (batches), or of neither."""
         return tuple(i for i in self.parallel if (i.name in self.moving.used) == (i.name in self.still.used))
 
     def only(self, factor: Factor) -> tuple[Iterator, ...]:
         """Parallel iterators that move `factor` and not the other one."""
-        other = self.still if factor is self.moving else self.moving
-        return tuple(i for i in self.parallel if i.name in factor.used and i.name not in other.used)
+        return self._columns if factor is self.moving else self._rows
 
-    @property
+    @cached_property
+    def _columns(self) -> tuple[Iterator, ...]:
+        return tuple(i for i in self.parallel if i.name in self.moving.used and i.name not in self.still.used)
+
+    @cached_property
+    def _rows(self) -> tuple[Iterator, ...]:
+        return tuple(i for i in self.parallel if i.name in self.still.used and i.name not in self.moving.used)
+
+    @cached_property
     def reductions(self) -> tuple[str, ...]:
         """As loops, the one that moves the scalars least innermost; vectors are packed where they jump."""
 
@@ -138,4 +162,5 @@ def _factor(op: StructuredOp, side: Side, value: Expr, iterators: list[str]) -> 
         raise CannotLower(f"{op.name}: the {side.name.lower()} factor reads no tensor")
     used = frozenset(names(value)) & frozenset(iterators)
     plain = isinstance(value, Load) and value.mask is None and steps(value, iterators) is not None
-    return Factor(side, used, common_steps(accesses, iterators), plain, accesses[0].buffer.type.dtype.size)
+    stored = max(prod(a.buffer.shape) for a in accesses)
+    return Factor(side, used, common_steps(accesses, iterators), plain, accesses[0].buffer.type.dtype.size, stored)

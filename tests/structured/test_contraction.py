@@ -12,7 +12,7 @@ from tensor_comprehensions.errors import CannotLower
 from tensor_comprehensions.loop_ir import build
 from tensor_comprehensions.loop_ir.nodes import Load, Var
 from tensor_comprehensions.structured.contraction import generate, lower
-from tensor_comprehensions.structured.cost import best_tile
+from tensor_comprehensions.structured.cost import Ranking
 from tensor_comprehensions.structured.expert import Chooser, choose, objection
 from tensor_comprehensions.structured.facts import facts
 from tensor_comprehensions.structured.op import accumulator
@@ -183,7 +183,7 @@ def test_lanes_across_the_output(ops: Any, sizes: tuple[int, ...], stride: int, 
     text = f"C:n,o,h,w = A:n,c,{stride}*h+y,{stride}*w+x x B:o,c,y,x"
     op = ops.op(text, extents, epilogue=build.add(accumulator(FLOAT32), scale))
     known = facts(op, "o")
-    tile = best_tile(known, target)
+    tile = Ranking(known, target).best
     for parallel in (False, True):
         arrays = ops.run(op, generate(op, Chooser(known, target, tile, parallel).plan()))
         assert np.array_equal(arrays["result"], _convolved(arrays, stride) + arrays["S"][None, :, None, None])
