@@ -19,6 +19,8 @@ TOPICS = {
     "code": "the emitted LLVM text",
     "cache": "kernels found and not found, and which part of the key is new",
     "passes": "the time of each pass",
+    "tune": "what a search for options tries, rejects and finds",
+    "graph": "what `torch.compile` hands over, which regions become kernels, and why others do not",
 }
 """What `TC_LOGS` may list; each is a logger `tensor_comprehensions.<topic>`."""
 
@@ -39,6 +41,14 @@ class Knobs:
     )
     verify: bool = field(
         default=False, metadata={"variable": "TC_VERIFY", "help": "1: prove every transform and check after every pass"}
+    )
+    tune: str = field(
+        default="",
+        metadata={
+            "variable": "TC_TUNE",
+            "help": "auto: operators defined with options='tuned' are tuned at their first call with new sizes",
+            "choices": ("", "auto"),
+        },
     )
     cache: str = field(
         default="write",

@@ -6,6 +6,7 @@ import math
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -67,6 +68,7 @@ def tune(
 
     Raises ArgumentError where nothing works.
     """
+    start = time.monotonic()
     key = subject.key(devices[0].threads)
     known = starting_points(subject, key)
     made, seeds = space(subject.bound, subject.target, subject.start, known)
@@ -75,7 +77,15 @@ def tune(
     try:
         with stoppable() as stop:
             tuner = Tuner(
-                Problem(subject.message), made, seeds, effort, where, journal=book, stop=stop, observe=observe
+                Problem(subject.message),
+                made,
+                seeds,
+                effort,
+                where,
+                journal=book,
+                stop=stop,
+                start=start,
+                observe=observe,
             )
             found = tuner.run()
     finally:
@@ -128,16 +138,19 @@ def _distance(mine: Key, other: Key) -> float:
 
 
 def remembered(
-    function: Function, bound: BoundFunction, target: Target, store: Store | None = None
+    function: Function, bound: BoundFunction, target: Target, store: Store | None = None, *, exact: bool = False
 ) -> CpuOptions | None:
-    """The best options that the cache knows for these sizes, or else for the nearest; None where it knows none."""
+    """The best options that the cache knows for these sizes, or else for the nearest; None where it knows none.
+
+    exact: only for these sizes.
+    """
     store = current() if store is None else store
     key = make_key(function, bound, target, threads=torch.get_num_threads())
     names = spelling(bound)
     best = tuning.best(store, key, names)
     if best is not None and isinstance(best.options, CpuOptions):
         return best.options
-    found = near(store, key, names)
+    found = [] if exact else near(store, key, names)
     if found:
         logger("tune").debug("%s: not tuned for these sizes; options of the nearest sizes are used", function.name)
     return found[0] if found else None

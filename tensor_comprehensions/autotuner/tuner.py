@@ -128,8 +128,8 @@ class Stop:
 class Clock:
     """Seconds since the start of a search, counting those of one that it continues."""
 
-    def __init__(self) -> None:
-        self._start = time.monotonic()
+    def __init__(self, start: float | None = None) -> None:
+        self._start = time.monotonic() if start is None else start
 
     def elapsed(self) -> float:
         return time.monotonic() - self._start
@@ -156,6 +156,7 @@ class Tuner:
         *,
         journal: Journal | None = None,
         stop: Stop | None = None,
+        start: float | None = None,
         observe: Observer = lambda tuner, generation: None,
     ) -> None:
         if effort.search not in SEARCHES:
@@ -163,7 +164,7 @@ class Tuner:
         self.problem, self.effort, self.outcomes = problem, effort, list[Outcome]()
         self._space, self._seeds, self._evaluator = space, seeds, evaluator
         self._journal = Journal(None) if journal is None else journal
-        self._stop, self._observe, self._clock = Stop() if stop is None else stop, observe, Clock()
+        self._stop, self._observe, self._clock = Stop() if stop is None else stop, observe, Clock(start)
         self._by_options: dict[CpuOptions, Outcome] = {}
         self._by_code: dict[str, Outcome] = {}
         self._codes: dict[str, pb.Code] = {}

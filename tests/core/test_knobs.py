@@ -19,10 +19,10 @@ def test_nothing_set_gives_the_defaults() -> None:
 def test_every_field_is_read_from_its_variable() -> None:
     environment = {"TC_INTERPRET": "1", "TC_DUMP": "there", "TC_LOGS": "code, cache,code", "TC_VERIFY": "true"}
     environment |= {"TC_CACHE": "read", "TC_CACHE_DIR": "here", "TC_CACHE_STRICT": "1", "TC_CACHE_SIZE": "3M"}
-    environment["TC_CACHE_KEY"] = "secret"
+    environment |= {"TC_CACHE_KEY": "secret", "TC_TUNE": "auto"}
     expected = Knobs(
         interpret=True, dump="there", logs=("code", "cache"), verify=True, cache="read", cache_dir="here",
-        cache_strict=True, cache_size=3 << 20, cache_key="secret",
+        cache_strict=True, cache_size=3 << 20, cache_key="secret", tune="auto",
     )  # fmt: skip
     assert Knobs.read(environment) == expected
 

@@ -1,0 +1,112 @@
+"""Tuning as operators offer it: for the arguments of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from .. import knobs
+from ..cache.store import Store, current
+from ..calls import Arguments, check_machine, sizes_of
+from ..errors import ArgumentError
+from ..inspection import logger
+from ..kernels import Kernels
+from ..options import CpuOptions
+from ..runtime.host import host
+from ..structured.strategy import frozen
+from ..tc_lang.function import BoundFunction, Function
+from . import tuner_pb2 as pb
+from .device import devices as named_devices
+from .problem import describe
+from .report import write
+from .search import SEARCHES
+from .tune import Subject, remembered, seconds, tune
+from .tuner import Effort, Tuned
+
+IMPLICIT = 30.0
+"""Seconds that a search takes which TC_TUNE=auto starts."""
+
+
+def effort(budget: object, generations: object, population: object, seed: object, search: object) -> Effort:
+    """How hard to try, as users say it. Raises ArgumentError."""
+    for name, value, least in (("generations", generations, 1), ("population", population, 4), ("seed", seed, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ArgumentError(f"{name} is {value!r}", expected=f"a whole number, at least {least}")
+    if search not in SEARCHES:
+        raise ArgumentError(f"there is no search {search!r}", expected=", ".join(SEARCHES))
+    return Effort(seconds(budget), generations, population, search, seed)  # type: ignore[arg-type]
+
+
+def store_of(given: object) -> Store:
+    """The store that a user names: a folder, a store, or None for that of the process. Raises ArgumentError."""
+    if given is None:
+        return current()
+    if isinstance(given, Store):
+        return given
+    if isinstance(given, str | Path):
+        return Store(Path(given).expanduser())
+    raise ArgumentError(f"the store is {given!r}", expected="a folder")
+
+
+def autotune(
+    kernels: Kernels,
+    arguments: Arguments,
+    start: object,
+    trying: Effort,
+    *,
+    devices: Sequence[object] = ("cpu",),
+    executor: Executor | None = None,
+    store: object = None,
+    report: str | Path | None = None,
+    **others: Any,
+) -> Tuned:
+    """Search for options for calls with `arguments`.
+
+    Args:
+        start: options to start from; None for the default.
+        report: where to write an HTML page about the search, and the same as JSON beside it.
+        others: as for `tune`.
+
+    Raises ArgumentError.
+    """
+    options = CpuOptions() if start is None else start
+    check_machine(options, host())
+    assert isinstance(options, CpuOptions)
+    if executor is not None and not isinstance(executor, Executor):
+        raise ArgumentError(
+            f"the executor is a {type(executor).__name__}",
+            expected="a concurrent.futures.Executor, such as Client(...).get_executor(pure=False) of Dask",
+        )
+    bound = kernels.bound_for(sizes_of(kernels.function, arguments), arguments)
+    message = describe(kernels.function, arguments, trying.seed)
+    subject = Subject(kernels.function, bound, message, host(), _plain(options), store_of(store))
+    found = tune(subject, trying, named_devices(devices), executor=executor, **others)
+    logger("tune").info(
+        "%s: %.3g s, %.2f times as fast as untuned (%.3g s), after %d candidates in %.0f s",
+        bound.name, found.seconds, found.speedup, found.default_seconds, len(found.outcomes), found.elapsed,
+    )  # fmt: skip
+    if report is not None:
+        write(Path(report), [(bound.name, found)])
+    return found
+
+
+def _plain(options: CpuOptions) -> CpuOptions:
+    if callable(options.strategy):
+        raise ArgumentError("a search cannot start from an expert", expected="options with a pipeline, or without")
+    frozen(options.strategy)
+    return options
+
+
+def choose(function: Function, bound: BoundFunction, arguments: Arguments) -> CpuOptions | None:
+    """The options for an operator that was defined with `options="tuned"`: what the cache knows.
+
+    With TC_TUNE=auto, sizes for which it knows nothing are tuned now.
+    """
+    known = remembered(function, bound, host(), exact=knobs.current().tune == "auto")
+    if known is None and knobs.current().tune == "auto":
+        message: pb.Problem = describe(function, arguments, 0)
+        subject = Subject(function, bound, message, host(), CpuOptions(), current())
+        return tune(subject, Effort(seconds=IMPLICIT), named_devices(("cpu",))).options
+    return known

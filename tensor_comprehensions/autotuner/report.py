@@ -1,0 +1,163 @@
+"""What a search found, for people and for programs: an HTML page without dependencies, and JSON beside it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from html import escape
+from math import log10
+from pathlib import Path
+from typing import Any
+
+from ..cache.key import versions
+from ..errors import ArgumentError
+from .tuner import Outcome, Tuned
+
+WIDTH, HEIGHT, MARGIN = 640, 260, 46
+BARS = 24
+Results = Sequence[tuple[str, Tuned]]
+
+
+def write(path: Path, results: Results) -> tuple[Path, Path]:
+    """Write `path` as HTML and JSON; their places. Raises ArgumentError where that is not possible."""
+    page, data = path.with_suffix(".html"), path.with_suffix(".json")
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text("\n".join(_page(results)), encoding="utf-8")
+        data.write_text(json.dumps([facts(name, found) for name, found in results], indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"the report cannot be written: {error}") from error
+    return page, data
+
+
+def facts(name: str, found: Tuned) -> dict[str, Any]:
+    """Everything about a search that JSON can hold."""
+    return {
+        "name": name,
+        "options": repr(found.options),
+        "seconds": found.seconds,
+        "default_seconds": found.default_seconds,
+        "speedup": found.speedup,
+        "validated": found.validated,
+        "interrupted": found.interrupted,
+        "elapsed": found.elapsed,
+        "compiling": sum(o.compiling for o in found.outcomes),
+        "running": sum(o.running for o in found.outcomes),
+        "statuses": dict(Counter(o.kind for o in found.outcomes)),
+        "versions": dict(versions()),
+        "candidates": [
+            {
+                "options": repr(o.options),
+                "status": o.kind,
+                "message": o.message,
+                "seconds": o.seconds,
+                "generation": o.generation,
+                "elapsed": o.elapsed,
+            }
+            for o in found.outcomes
+        ],
+    }
+
+
+def converging(outcomes: Sequence[Outcome]) -> list[tuple[float, float]]:
+    """(elapsed, best so far) each time that a search found something better."""
+    curve: list[tuple[float, float]] = []
+    for o in outcomes:
+        if o.seconds is not None and (not curve or o.seconds < curve[-1][1]):
+            curve.append((o.elapsed, o.seconds))
+    return curve
+
+
+# --- the page ----------------------------------------------------------------------------------------------------
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222 }
+h2 { margin-top: 2em; border-bottom: 1px solid #ccc } code { background: #f4f4f4; padding: 0 .2em }
+td, th { text-align: left; padding: .1em 1em .1em 0; vertical-align: top } svg { background: #fcfcfc }
+"""
+
+
+def _page(results: Results) -> Iterator[str]:
+    yield f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Tuning</title><style>{_STYLE}</style>'
+    yield "</head><body><h1>Tuning</h1><table><tr><th>def</th><th>untuned</th><th>tuned</th><th>gain</th></tr>"
+    for name, found in results:
+        yield (
+            f"<tr><td>{escape(name)}</td><td>{_time(found.default_seconds)}</td><td>{_time(found.seconds)}</td>"
+            f"<td>{found.speedup:.2f} x</td></tr>"
+        )
+    yield "</table>"
+    for name, found in results:
+        yield from _section(name, found)
+    yield "</body></html>"
+
+
+def _section(name: str, found: Tuned) -> Iterator[str]:
+    yield f"<h2>{escape(name)}</h2><p>{len(found.outcomes)} candidates in {found.elapsed:.0f} s"
+    yield f"{', ended early' if found.interrupted else ''}. The best options:</p>"
+    yield f"<p><code>{escape(repr(found.options))}</code></p>"
+    yield "<h3>The best so far</h3>" + _curve(found)
+    yield "<h3>All times</h3>" + _distribution(found)
+    yield "<h3>What became of them</h3><table>"
+    examples = {o.kind: o.message for o in reversed(found.outcomes)}
+    for kind, count in Counter(o.kind for o in found.outcomes).most_common():
+        yield f"<tr><td>{count}</td><td>{kind}</td><td>{escape(examples[kind])}</td></tr>"
+    yield "</table>"
+
+
+def _curve(found: Tuned) -> str:
+    points = converging(found.outcomes)
+    if not points:
+        return "<p>No candidate was timed.</p>"
+    end = max(found.elapsed, points[-1][0], 1e-9)
+    worst, best = points[0][1], points[-1][1]
+    room = (WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN)
+
+    def place(elapsed: float, seconds: float) -> tuple[float, float]:
+        down = (worst - seconds) / (worst - best) if worst > best else 0.0
+        return MARGIN + room[0] * elapsed / end, MARGIN + room[1] * down
+
+    path = ""
+    for (elapsed, seconds), (following, _) in zip(points, [*points[1:], (end, best)], strict=True):
+        (x, y), (next_x, _) = place(elapsed, seconds), place(following, seconds)
+        path += f"{'L' if path else 'M'}{x:.1f} {y:.1f} L{next_x:.1f} {y:.1f} "
+    labels = _label(4, MARGIN, _time(worst)) + _label(4, HEIGHT - MARGIN, _time(best))
+    labels += _label(MARGIN, HEIGHT - 8, "0 s") + _label(WIDTH - 2 * MARGIN, HEIGHT - 8, f"{end:.0f} s")
+    return _svg(f'<path d="{path}" fill="none" stroke="#2a6" stroke-width="2"/>{labels}')
+
+
+def _distribution(found: Tuned) -> str:
+    times = [log10(o.seconds) for o in found.outcomes if o.seconds is not None]
+    if not times:
+        return "<p>No candidate was timed.</p>"
+    low, high = min(times), max(times)
+    width = (high - low) / BARS or 1.0
+    counts = Counter(min(BARS - 1, int((t - low) / width)) for t in times)
+    most, step = max(counts.values()), (WIDTH - 2 * MARGIN) / BARS
+    bars = ""
+    for k, count in sorted(counts.items()):
+        tall = (HEIGHT - 2 * MARGIN) * count / most
+        bars += (
+            f'<rect x="{MARGIN + k * step:.1f}" y="{HEIGHT - MARGIN - tall:.1f}" width="{step - 2:.1f}" '
+            f'height="{tall:.1f}" fill="#48c"/>'
+        )
+    labels = _label(MARGIN, HEIGHT - 20, _time(10**low)) + _label(WIDTH - 2 * MARGIN, HEIGHT - 20, _time(10**high))
+    return _svg(bars + labels + _label(4, MARGIN, str(most)))
+
+
+def _svg(content: str) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" '
+        f'font-size="11">{content}</svg>'
+    )
+
+
+def _label(x: float, y: float, text: str) -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}">{escape(text)}</text>'
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
