@@ -57,6 +57,8 @@ _HELPERS = {
     **_STRUCTURES,
     **helpers({n: t for n, t in _TYPES.items() if n not in _PACKED}, _UNSIGNED, _QUALIFIER),
     "fail": _FAIL,
+    "INFINITY": "#define INFINITY __int_as_float(0x7f800000)",
+    "NAN": "#define NAN __int_as_float(0x7fffffff)",
 }
 
 _KEYWORDS = """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class compl

@@ -10,8 +10,6 @@
 #define __restrict__ __restrict
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ thread_local
-#define INFINITY __builtin_inff()
-#define NAN __builtin_nanf("")
 
 struct Coordinates { unsigned x, y, z; };
 struct Place { Coordinates thread, block, threads, blocks; };
@@ -49,6 +47,12 @@ template <class T> inline T __shfl_xor_sync(unsigned, T v, int lane, int width =
 }
 template <class T> inline T __shfl_down_sync(unsigned, T v, int lane, int width = 32, int line = __builtin_LINE()) {
     return machine_shuffled(1, v, lane, width, line);
+}
+
+inline float __int_as_float(int bits) {
+    float value;
+    __builtin_memcpy(&value, &bits, 4);
+    return value;
 }
 
 // `change` of an element, which the machine knows as one access.
