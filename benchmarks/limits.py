@@ -22,6 +22,8 @@ LEAST = 50e-6
 """Seconds that a call from Python should last at least, for its own microsecond not to count."""
 ACCUMULATORS = 12
 """Independent chains of multiply-adds: more than hide the latency of one on machines that start two per cycle."""
+REPEATED = 4
+"""Times that it does its work at least, so that it finds its data where it left them and not where others did."""
 UNROLLED = 4
 """Vectors that one iteration of the copy moves."""
 
@@ -132,7 +134,7 @@ def _function(text: str, name: str, *arguments: Any) -> Callable[..., None]:
 
 
 def lasting(once: Callable[[int], None]) -> tuple[Callable[[], None], int]:
-    """`once(times)` as a call that lasts `LEAST` seconds, and how many times it does its work."""
+    """`once(times)` as a call that lasts `LEAST` seconds or longer, and how many times it does its work."""
     once(1)
     start = time.perf_counter()
     once(1)
@@ -141,6 +143,7 @@ def lasting(once: Callable[[int], None]) -> tuple[Callable[[], None], int]:
         start = time.perf_counter()
         once(times)
         times = max(1, round(times * LEAST / max(1e-9, time.perf_counter() - start)))
+    times = max(REPEATED, times)
     return lambda: once(times), times
 
 

@@ -28,7 +28,7 @@ from .leaf import Dim, DimKind, Leaf
 from .legality import Scheduled
 from .locality import crossing, is_pointwise, loop_order, vector_dim, work
 from .prefetch import prefetches
-from .promote import promotable, side, staged
+from .promote import lookahead, promotable, side, staged
 from .schedule import Group, Row
 from .scop import Node
 from .storage import Extent, footprint, in_register, streamed
@@ -42,11 +42,15 @@ POINTWISE_VECTORS = 2
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A row inside the group's parallel loop: it covers `size` values from `start` on, within the row's range."""
+    """A row inside the group's parallel loop: it covers `size` values from `start` on, within the row's range.
+
+    exact: all of them are in the range.
+    """
 
     row: Row
     start: ir.Expr
     size: int
+    exact: bool = False
 
     def bounds(self, dim: Dim, node: Node) -> tuple[ir.Expr, ir.Expr]:
         """The range of `dim`, in the index of `node`, inside this tile."""
@@ -55,7 +59,7 @@ class Tile:
             return build.const(dim.lower), build.const(dim.upper)
         low = build.sub(self.start, shift)
         high = build.add(low, self.size)
-        return low, high if self.row.extent % self.size == 0 else build.minimum(high, dim.upper)
+        return low, high if self.exact or self.row.extent % self.size == 0 else build.minimum(high, dim.upper)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ class Emitter:
         block = side(stores, reads, [self._extent(d) for d in (row, lanes)], self.target)
         down, along = (Axis(d.name, *self._range(leaf, d)) for d in (row, lanes))
         if is_pointwise(leaf):
-            body = transposed(stores, reads, down, along, block)
+            body = transposed(stores, reads, down, along, block, ahead=lookahead(reads, self.target))
         else:
             factor = self._factor(leaf, lanes)
             body = staged(stores, emitter._initialisations(leaf), reads, down, along, block, factor)
@@ -293,7 +297,7 @@ def emit(
     def body(tiles: tuple[Tile, ...]) -> ir.Stmt:
         return _body(function, scheduled, tiles, local, buffers, options, target)
 
-    static = any(n.cluster is not None for n in group.nodes)
+    static = any(n.cluster is not None for n in group.nodes) or _is_transposition(function, scheduled, target)
     inside = _with_remainders(tiles, body) if static else body(tiles)
     order = tile_order(function, group, scheduled.leaves, target)
     walked = [tiles[k] for k in order], [counts[k] for k in order]
@@ -319,20 +323,30 @@ def _body(
     return build.allocate([v.buffer for n, v in views.items() if n not in registers], build.block(*nests))
 
 
+def _is_transposition(function: BoundFunction, scheduled: Scheduled, target: Target) -> bool:
+    """Is the group one pointwise nest with reads to transpose, whose blocks need no masks in tiles of known size?"""
+    if len(scheduled.leaves) > 1 or not is_pointwise(scheduled.leaves[0]):
+        return False
+    lanes = vector_dim(function, scheduled.leaves[0], target)
+    return lanes is not None and crossing(function, scheduled.leaves[0], lanes) is not None
+
+
 def _with_remainders(
     tiles: tuple[Tile, ...], body: Callable[[tuple[Tile, ...]], ir.Stmt], position: int = 0
 ) -> ir.Stmt:
     """`body` for whole tiles and, as code of its own, for every mix of whole and shorter ones from `position` on.
 
-    Contractions have static extents, so a shorter tile cannot be a loop bound.
+    Contractions and blocks of a transposition have static extents, so a shorter tile cannot be a loop bound.
     """
     for k in range(position, len(tiles)):
         tile = tiles[k]
         rest = tile.row.extent % tile.size
         if rest:
-            shorter = (*tiles[:k], replace(tile, size=rest), *tiles[k + 1 :])
-            whole = build.le(build.add(tile.start, tile.size), tile.row.upper)
-            return build.when(whole, _with_remainders(tiles, body, k + 1), _with_remainders(shorter, body, k + 1))
+            whole, shorter = (
+                (*tiles[:k], replace(tile, size=size, exact=True), *tiles[k + 1 :]) for size in (tile.size, rest)
+            )
+            fits = build.le(build.add(tile.start, tile.size), tile.row.upper)
+            return build.when(fits, _with_remainders(whole, body, k + 1), _with_remainders(shorter, body, k + 1))
     return body(tiles)
 
 

@@ -6,6 +6,7 @@ Where all iterations are independent the copy is in registers (`structured.trans
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 from ..loop_ir import affine, build
 from ..loop_ir.nodes import Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Store, Var
@@ -19,6 +20,8 @@ LARGEST_SIDE = 16
 # Blocks of half the widest vectors take fewer shuffles, each of fewer operations; only memory that is written past the
 # caches wants whole lines at once.
 BLOCK_BITS = 256
+# Lines that are asked for before they are read, where the second-level cache has not got them.
+AHEAD = 16
 # Rows, and bytes of each, that a buffer holds: together half of a usual first-level cache.
 STAGED_ROWS, STAGED_BYTES = 32, 512
 
@@ -42,6 +45,12 @@ def side(stores: Sequence[Store], reads: Sequence[Load], extents: Sequence[int],
     lanes = target.lanes(max(bits, 8))
     most = min(LARGEST_SIDE, lanes if any(s.streaming for s in stores) else min(lanes, BLOCK_BITS // max(bits, 8)))
     return max(2, min(most, 1 << (min(extents) - 1).bit_length()))
+
+
+def lookahead(reads: Sequence[Load], target: Target) -> int:
+    """How far ahead of their use lines of what `reads` read are worth asking for; 0 where the caches have them."""
+    largest = max(prod(r.buffer.shape) * r.buffer.type.dtype.size for r in reads)
+    return AHEAD if largest > target.cache[min(1, len(target.cache) - 1)] // 2 else 0
 
 
 def staged(

@@ -22,9 +22,11 @@ CONTRACTION_ROWS = 64
 # A leaf with less than this fraction of a group's work has no say in its tiles.
 HEAVY_SHARE = 16
 # Tiles (along the unit strides, along the lanes) where those are different rows: few runs to write at a time, but long
-# ones; square tiles where too few long ones would be left to share.
-LONG_TRANSPOSED_TILE = (32, 512)
+# ones; shorter runs where too few tiles would be left to share. Square ones where several nests use what they hold.
+LONG_TRANSPOSED_TILES = ((32, 512), (16, 512), (16, 256), (16, 128))
 TRANSPOSED_TILE = (64, 64)
+# Elements below which nothing is shared, and all of them stay in the first caches.
+SMALL_TRANSPOSITION = 16384
 # Rows beyond the lanes that the tile of a permutation covers, and elements that it may have.
 NEIGHBOUR_ROWS = 16
 NEIGHBOUR_AREA = 16384
@@ -78,9 +80,16 @@ def _transposed_tiles(
         sides = (tile[k in wanted] if k in transposed or k in wanted else 1 for k in range(len(group.rows)))
         return tuple(min(row.extent, side) for row, side in zip(group.rows, sides, strict=True))
 
-    most = sizes(LONG_TRANSPOSED_TILE)
-    tiles = prod(-(-row.extent // size) for row, size in zip(group.rows, most, strict=True))
-    return most if long and tiles >= ENOUGH_PARALLELISM else sizes(TRANSPOSED_TILE)
+    if not long:
+        return sizes(TRANSPOSED_TILE)
+    extents = tuple(row.extent for row in group.rows)
+    if prod(extents) <= SMALL_TRANSPOSITION:
+        return extents
+    for tile in LONG_TRANSPOSED_TILES:
+        found = sizes(tile)
+        if prod(-(-row.extent // size) for row, size in zip(group.rows, found, strict=True)) >= ENOUGH_PARALLELISM:
+            return found
+    return sizes(TRANSPOSED_TILE)
 
 
 def _with_neighbours(function: BoundFunction, group: Group, leaf: Leaf, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from ..dtypes import BOOL, UINT8
 from ..loop_ir import affine, build
-from ..loop_ir.nodes import Const, Expr, If, Let, Load, Loop, Space, Stmt, Store, Var
+from ..loop_ir.intrinsics import PREFETCH
+from ..loop_ir.nodes import Const, Expr, If, Invoke, Let, Load, Loop, Space, Stmt, Store, Var
 from ..loop_ir.rewrite import map_expr
 from .vector import evaluate
 
@@ -93,7 +94,9 @@ def _gather_pieces(rows: Sequence[Expr], piece: int, pair: Pair) -> list[Expr]:
     return [vector for both in zip(*chosen, strict=True) for vector in both]
 
 
-def transposed(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int) -> Stmt:
+def transposed(
+    stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int, *, ahead: int = 0
+) -> Stmt:
     """The loops over `row` and `lane` around `stores`, which run one after another at each point.
 
     Args:
@@ -103,12 +106,14 @@ def transposed(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: 
         row: the axis of the vectors that are loaded.
         lane: the axis of the vectors that are stored.
         side: rows and columns of a block, a power of two.
+        ahead: steps along `lane` after which memory is asked for what is read there; 0 leaves that to the processor,
+            which cannot guess where the next line is where a page has few of them.
     """
     if side == 1:
         return _point_by_point(stores, row, lane)
     partial = [a for a in (row, lane) if not a.splits(side)]
     if partial and row.length is not None and lane.length is not None:
-        return _in_pieces(stores, reads, row, lane, side)
+        return _in_pieces(stores, reads, row, lane, side, ahead)
     block = _Block(tuple(stores), tuple(dict.fromkeys(reads)), row, lane, side)
     body = block.emit(build.TRUE, build.TRUE)
     if partial:
@@ -118,18 +123,22 @@ def transposed(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: 
     line = max(CACHE_LINE // r.buffer.type.dtype.size for r in reads)
     row, lane = (replace(a, stop=a.end) if a in partial else a for a in (row, lane))
     by_lines = line == 2 * side and (row.splits(line) or row.name in {a.name for a in partial})
-    body = _loops(row, lane, side, line if by_lines else side, body)
+    start = replace(row, name=f"{row.name}.line") if by_lines else row
+    hints = _hints(reads, row, start, lane, side, ahead) if ahead else build.NOTHING
+    body = _loops(row, lane, side, line if by_lines else side, hints, body)
     for axis in partial:
         if isinstance(axis.end, Var):
             body = Let(axis.end.name, axis.stop, body)
     return body
 
 
-def _in_pieces(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int) -> Stmt:
+def _in_pieces(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int, ahead: int) -> Stmt:
     """The whole blocks of `side`, then smaller ones for what is left along either axis: nothing has to be masked."""
     (rows, last_rows), (lanes, last_lanes) = row.cut(side), lane.cut(side)
     pieces = ((rows, lanes, side), (row, last_lanes, side // 2), (last_rows, lanes, side // 2))
-    return build.block(*(transposed(stores, reads, r, c, s) for r, c, s in pieces if r.length and c.length))
+    return build.block(
+        *(transposed(stores, reads, r, c, s, ahead=ahead) for r, c, s in pieces if r.length and c.length)
+    )
 
 
 def _point_by_point(stores: Sequence[Store], row: Axis, lane: Axis) -> Stmt:
@@ -138,14 +147,27 @@ def _point_by_point(stores: Sequence[Store], row: Axis, lane: Axis) -> Stmt:
     return Loop(row.name, row.start, row.stop, Loop(lane.name, lane.start, lane.stop, point))
 
 
-def _loops(row: Axis, lane: Axis, side: int, line: int, body: Stmt) -> Stmt:
+def _hints(reads: Sequence[Load], row: Axis, start: Axis, lane: Axis, side: int, ahead: int) -> Stmt:
+    """Ask for the lines that the blocks `ahead` on from here begin with; `start` has the row that they begin at."""
+    there = build.add(build.var(lane.name), ahead)
+    hints: list[Stmt] = []
+    for read in reads:
+        for k in range(side):
+            at = {lane.name: build.add(there, k), row.name: build.var(start.name)}
+            hints.append(Invoke(PREFETCH, ((read.buffer, tuple(evaluate(i, at) for i in read.indices)),), (0,)))
+    return build.when(build.le(build.add(there, side), lane.stop), build.block(*hints))
+
+
+def _loops(row: Axis, lane: Axis, side: int, line: int, hints: Stmt, body: Stmt) -> Stmt:
     """The blocks in order: all those in `line` rows before the next lanes, so that no line of memory is read twice."""
     if line == side:
-        return Loop(row.name, row.start, row.stop, Loop(lane.name, lane.start, lane.stop, body, step=side), step=side)
+        inner = Loop(lane.name, lane.start, lane.stop, build.block(hints, body), step=side)
+        return Loop(row.name, row.start, row.stop, inner, step=side)
     start = build.var(f"{row.name}.line")
     stop = build.add(start, line)
     inner = Loop(row.name, start, stop if row.splits(line) else build.minimum(stop, row.stop), body, step=side)
-    return Loop(start.name, row.start, row.stop, Loop(lane.name, lane.start, lane.stop, inner, step=side), step=line)
+    lines = Loop(lane.name, lane.start, lane.stop, build.block(hints, inner), step=side)
+    return Loop(start.name, row.start, row.stop, lines, step=line)
 
 
 def _within(axis: Axis, side: int) -> Expr:
