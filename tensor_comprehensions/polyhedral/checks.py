@@ -163,13 +163,13 @@ class _Check:
         guard = self.check.guard
         scope = Scope({i.name: build.var(i.name) for i in self.statement.indices}, self.buffers)
         value = translate_subscript(self.check.subscript, scope.under(guard) if guard is not None else scope)
-        condition = _is_inside(value, self.check.extent)
+        condition = is_inside(value, self.check.extent)
         if guard is not None:
             condition = build.logical_or(build.logical_not(translate(guard, scope)), condition)
         return value, condition
 
 
-def _is_inside(value: ir.Expr, extent: int) -> ir.Expr:
+def is_inside(value: ir.Expr, extent: int) -> ir.Expr:
     """`0 <= value < extent`, in the type in which the value was found."""
     narrow = value.operand if isinstance(value, ir.Cast) and value.operand.type.dtype.is_integer else value
     dtype = narrow.type.dtype

@@ -58,7 +58,11 @@ class Group:
 
 def schedule(scop: Scop, options: CpuOptions, target: Target) -> tuple[Group, ...]:
     """Partition the nodes into groups; every dependence goes forward in the order of groups and within them."""
-    return partition(scop, options.fusion, lambda *groups: _worth(scop.function, *groups, target))
+
+    def worth(before: Group, alone: Group, joined: Group) -> bool:
+        return _worth(scop.function, before, alone, joined, target)
+
+    return partition(scop, options.fusion, worth)
 
 
 def partition(scop: Scop, fusion: str, worth: Callable[[Group, Group, Group], bool]) -> tuple[Group, ...]:

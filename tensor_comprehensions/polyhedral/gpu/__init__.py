@@ -1,1 +1,8 @@
-"""The polyhedral strategy for graphics processors: blocks, threads, promotion to shared memory and registers."""
+"""The polyhedral strategy for graphics processors: blocks, threads, promotion to shared memory and registers.
+
+A legalised `BoundFunction` and `MappingOptions` come in, a module of kernels with launches goes out.
+"""
+
+from .strategy import explain, lower
+
+__all__ = ["explain", "lower"]

@@ -1,0 +1,113 @@
+"""isl's syntax tree as a loop program: the only place where isl's expressions are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import islpy as isl
+
+from ...errors import InternalError
+from ...loop_ir import build
+from ...loop_ir import nodes as ir
+
+Instance = Callable[[str, tuple[ir.Expr, ...]], ir.Stmt]
+"""(name of the statement, values of its indices) -> what it does there."""
+
+_BINARY = {
+    "add": "add", "sub": "sub", "mul": "mul", "div": "div", "fdiv_q": "div", "pdiv_q": "div", "pdiv_r": "mod",
+    "zdiv_r": "mod", "max": "max", "min": "min", "and": "and", "and_then": "and", "or": "or", "or_else": "or",
+    "eq": "eq", "le": "le", "lt": "lt", "ge": "ge", "gt": "gt",
+}  # fmt: skip
+"""Operations of isl's expressions; what they require of their operands is proved where isl uses them."""
+
+
+def generate(
+    schedule: isl.Schedule, context: isl.Set, identifiers: Mapping[str, ir.Expr], instance: Instance
+) -> ir.Stmt:
+    """The loops of `schedule`, with `instance` for every statement.
+
+    context: what is known of the parameters, which are worth `identifiers` in the loop program.
+    """
+    walk = _Walk(identifiers, instance, {})
+    built, _alive = isl.AstBuild.from_context(context).set_at_each_domain(walk.visit)
+    return walk.statement(built.node_from_schedule(schedule))
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    identifiers: Mapping[str, ir.Expr]
+    instance: Instance
+    found: dict[str, tuple[str, tuple[ir.Expr, ...]]]
+
+    def visit(self, node: isl.AstNode, built: isl.AstBuild) -> isl.AstNode:
+        """Called by isl for every statement of the syntax tree, while the loops around it are known."""
+        times = isl.Map.from_union_map(built.get_schedule())
+        where = isl.PwMultiAff.from_map(times.reverse())
+        indices = tuple(
+            self.expression(built.expr_from_pw_aff(where.get_pw_aff(k))) for k in range(where.dim(isl.dim_type.out))
+        )
+        key = f"instance{len(self.found)}"
+        self.found[key] = times.get_tuple_name(isl.dim_type.in_), indices
+        return node.set_annotation(isl.Id.read_from_str(node.get_ctx(), key))
+
+    def statement(self, node: isl.AstNode) -> ir.Stmt:
+        match _name(node.get_type()):
+            case "user":
+                return self.instance(*self.found[node.get_annotation().get_name()])
+            case "block":
+                children = node.block_get_children()
+                return build.block(*(self.statement(children.get_at(k)) for k in range(children.n_ast_node())))
+            case "for":
+                return self.loop(node)
+            case "if":
+                then = self.statement(node.if_get_then_node())
+                otherwise = self.statement(node.if_get_else_node()) if node.if_has_else_node() else None
+                return build.when(self.expression(node.if_get_cond()), then, otherwise)
+            case "mark":
+                return self.statement(node.mark_get_node())
+        raise InternalError(f"an unknown kind of node: {node.to_C_str()}")
+
+    def loop(self, node: isl.AstNode) -> ir.Stmt:
+        name = node.for_get_iterator().get_id().get_name()
+        start = self.expression(node.for_get_init())
+        body = self.statement(node.for_get_body())
+        if node.for_is_degenerate():
+            return ir.Loop(name, start, build.add(start, 1), body)
+        step = build.integer(self.expression(node.for_get_inc()))
+        assert step is not None
+        return ir.Loop(name, start, self.stop(node.for_get_cond(), name), body, step=step)
+
+    def stop(self, condition: isl.AstExpr, name: str) -> ir.Expr:
+        """The first value of a loop's variable that does not run."""
+        kind = _name(condition.get_op_type())
+        if kind in ("and", "and_then"):
+            left, right = (self.stop(condition.get_op_arg(k), name) for k in (0, 1))
+            return build.minimum(left, right)
+        bound = self.expression(condition.get_op_arg(1))
+        return build.add(bound, 1) if kind == "le" else bound
+
+    def expression(self, e: isl.AstExpr) -> ir.Expr:
+        match _name(e.get_type()):
+            case "int":
+                return build.const(int(e.get_val().to_python()))
+            case "id":
+                name = e.get_id().get_name()
+                return self.identifiers.get(name) or build.var(name)
+        arguments = [self.expression(e.get_op_arg(k)) for k in range(e.get_op_n_arg())]
+        kind = _name(e.get_op_type())
+        if kind in ("cond", "select"):
+            return build.select(*arguments)
+        if kind == "minus":
+            return build.sub(0, arguments[0])
+        if kind not in _BINARY:
+            raise InternalError(f"an unknown operation: {e.to_C_str()}")
+        result = arguments[0]
+        for a in arguments[1:]:
+            result = build.binary(_BINARY[kind], result, a)
+        return result
+
+
+def _name(kind: object) -> str:
+    """The name of a member of isl's enumerations, some of which have an underscore to keep them from Python's words."""
+    return str(kind).rpartition(".")[2].rstrip("_")

@@ -1,0 +1,377 @@
+"""From a group of nodes to the schedule tree of one kernel: tiles, blocks, threads, what is left to loops.
+
+The rows that the nodes of a group share are tiled; the tile loops go round the blocks of the grid. Inside a tile the
+leaves run one after another, each with its innermost parallel dimensions round the threads of the block. Tile and
+point loops are functions of one row, `floor(row / size)` and `row mod size`, so that every loop starts at 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ...loop_ir.nodes import Launch
+from ...options import MappingOptions
+from ...tc_lang.function import BoundFunction
+from ..affine import isl_name
+from ..leaf import Dim, DimKind, Leaf, leaves
+from ..locality import loop_order, stride
+from ..schedule import Group
+from ..scop import Scop
+from .tree import BLOCK_IDS, THREAD_IDS, Band, Collective, Mapping, Mark, Member, Sequence_, Tree
+from .tree import Leaf as End
+from .units import Part, Unit, units_of
+
+MOST_INNER = 256
+"""Elements that one thread may have in flight in registers."""
+
+Child = tuple[tuple[Unit, ...], Tree]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A dimension of a leaf inside the tiles of rows: values from 0 to `extent`, walked by tiles of `tile`.
+
+    threads: so many threads walk it together, 1 for a loop; each takes `vector` neighbours at a time.
+    """
+
+    dim: Dim
+    extent: int
+    tile: int
+    identifier: int | None = None
+    threads: int = 1
+    vector: int = 1
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.extent // self.tile)
+
+    @property
+    def trips(self) -> int:
+        """Iterations of the loop that is left of the points of a tile."""
+        return -(-self.tile // (self.threads * self.vector))
+
+
+@dataclass(frozen=True, slots=True)
+class LeafPlan:
+    """A leaf and the order and mapping of its dimensions: parallel ones first, as in the text, then the others."""
+
+    leaf: Leaf
+    parallel: tuple[Axis, ...]
+    inner: tuple[Axis, ...]
+    cooperative: bool
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        return (*self.parallel, *self.inner)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return tuple(u for n in self.leaf.nodes for u in units_of(n, cooperative=self.cooperative))
+
+    def part(self, *parts: Part) -> tuple[Unit, ...]:
+        return tuple(u for u in self.units if u.part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """One kernel: the group, the tiles of its rows, the blocks that walk them, and its leaves."""
+
+    group: Group
+    sizes: tuple[int, ...]
+    blocks: tuple[int, ...]
+    leaves: tuple[LeafPlan, ...]
+    launch: Launch
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return tuple(u for leaf in self.leaves for u in leaf.units)
+
+    @property
+    def tiles(self) -> tuple[int, ...]:
+        return tuple(-(-r.extent // size) for r, size in zip(self.group.rows, self.sizes, strict=True))
+
+    @property
+    def repeats(self) -> bool:
+        """Does a block walk several tiles?"""
+        walked = [*self.blocks, *(1 for _ in self.tiles[len(self.blocks) :])]
+        return any(n > b for n, b in zip(self.tiles, walked, strict=True))
+
+    def row(self, k: int, unit: Unit) -> str:
+        """The value of row `k`, counted from 0."""
+        index, shift = self.group.rows[k].place(unit.node)
+        return f"{isl_name(index)} + {shift - self.group.rows[k].lower}"
+
+    def value(self, axis: Axis, unit: Unit) -> str:
+        """The position along `axis` inside the tiles of rows; 0 for a unit that does not walk it."""
+        if axis.dim.row is not None:
+            k = axis.dim.row
+            value = self.row(k, unit)
+            return value if self.sizes[k] >= self.group.rows[k].extent else f"({value}) mod {self.sizes[k]}"
+        name = axis.dim.index(unit.node)
+        index = next((i for i in unit.indices if i.name == name), None)
+        return f"{isl_name(name)} - {index.lower}" if index is not None else "0"
+
+    def point(self, axis: Axis, unit: Unit) -> str:
+        """The position inside the tile of `axis`."""
+        value = self.value(axis, unit)
+        return value if axis.tiles == 1 else f"({value}) mod {axis.tile}"
+
+
+def plan_kernel(scop: Scop, group: Group, options: MappingOptions) -> KernelPlan:
+    """How `group` is tiled and mapped."""
+    given = (*options.tile, *(0 for _ in group.rows))
+    sizes = tuple(min(size or row.extent, row.extent) for size, row in zip(given, group.rows, strict=False))
+    blocks = tuple(
+        min(limit, -(-row.extent // size)) for limit, row, size in zip(options.blocks, group.rows, sizes, strict=False)
+    )
+    points = [k for k, size in enumerate(sizes) if size > 1]
+    found = leaves(scop, group, points, fuse=options.intra_tile_fusion != "min")
+    plans = tuple(_leaf_plan(scop.function, group, leaf, sizes, options) for leaf in found)
+    block = [1, 1, 1]
+    for axis in (a for p in plans for a in p.axes):
+        if axis.identifier is not None:
+            block[axis.identifier] = max(block[axis.identifier], axis.threads)
+    x, y, z, *_ = (*blocks, 1, 1, 1)
+    return KernelPlan(group, sizes, blocks, plans, Launch((x, y, z), (block[0], block[1], block[2])))
+
+
+def _leaf_plan(
+    function: BoundFunction, group: Group, leaf: Leaf, sizes: Sequence[int], options: MappingOptions
+) -> LeafPlan:
+    axes = _axes(group, leaf, sizes, options)
+    ordered = loop_order(function, leaf, None)
+    parallel = [a for a in axes if a.dim.kind is DimKind.PARALLEL]
+    inner = [a for d in ordered for a in axes if a.dim is d and d.kind is not DimKind.PARALLEL]
+    shared = _cooperative(function, leaf, parallel, inner, options)
+    if shared is not None:
+        chosen = shared
+    else:
+        candidates = [a for a in reversed(parallel) if a.tile > 1]
+        chosen = list(zip(range(3), candidates, strict=False))[: len(options.threads)]
+    mapped = {a.dim.name: _mapped(a, k, options) for k, a in chosen}
+    return LeafPlan(
+        leaf,
+        tuple(mapped.get(a.dim.name, a) for a in parallel),
+        tuple(mapped.get(a.dim.name, a) for a in inner),
+        shared is not None,
+    )
+
+
+def _axes(group: Group, leaf: Leaf, sizes: Sequence[int], options: MappingOptions) -> list[Axis]:
+    """The dimensions of a leaf, those that are no rows with the rest of the tile sizes."""
+    rest = iter(options.tile[len(group.rows) :])
+    ordered = any(d.kind is DimKind.SERIAL for d in leaf.dims)
+    axes = []
+    for d in leaf.dims:
+        if d.row is not None:
+            extent = min(d.extent, sizes[d.row])
+            axes.append(Axis(d, extent, extent))
+        else:
+            size = 0 if ordered else next(rest, 0)
+            axes.append(Axis(d, d.extent, min(size or d.extent, d.extent)))
+    return axes
+
+
+def _mapped(axis: Axis, identifier: int, options: MappingOptions) -> Axis:
+    threads = options.threads[identifier]
+    vector = options.vector if identifier == 0 and axis.tile % (options.vector * threads) == 0 else 1
+    reduced = axis.dim.kind is DimKind.REDUCTION
+    most = 1 << (axis.tile - 1).bit_length() if reduced else -(-axis.tile // vector)
+    return Axis(axis.dim, axis.extent, axis.tile, identifier, min(threads, most), 1 if reduced else vector)
+
+
+def _cooperative(
+    function: BoundFunction, leaf: Leaf, parallel: Sequence[Axis], inner: Sequence[Axis], options: MappingOptions
+) -> list[tuple[int, Axis]] | None:
+    """Which dimensions threads walk where they share the terms of a reduction, or None where they do not.
+
+    They do where the free dimensions alone leave threads idle. x goes along what memory lies along.
+    """
+    reductions = [a for a in reversed(inner) if a.dim.kind is DimKind.REDUCTION and a.extent > 1]
+    sums = any(s.reduction and s.reduced for n in leaf.nodes for s in n.statements)
+    ordered = any(a.dim.kind is DimKind.SERIAL for a in inner)
+    if not options.cooperative_reductions or not reductions or not sums or ordered:
+        return None
+    free = [a for a in reversed(parallel) if a.tile > 1]
+    if prod(a.tile for a in free) >= prod(options.threads):
+        return None
+    along = max((*reductions[:1], *free[:1]), key=lambda a: _contiguous(function, leaf, a.dim))
+    others = [a for a in (*free, *reductions) if a is not along]
+    if along in free:
+        others.sort(key=lambda a: a.dim.kind is not DimKind.REDUCTION)
+    chosen = list(zip(range(len(options.threads)), (along, *others), strict=False))
+    walked = [(k, a) for k, a in chosen if options.threads[k] > 1]
+    return walked if any(a.dim.kind is DimKind.REDUCTION for _, a in walked) else None
+
+
+def _contiguous(function: BoundFunction, leaf: Leaf, dim: Dim) -> int:
+    """How many reads are next to each other along `dim`."""
+    return sum(stride(function, a, dim.index(n)) == 1 for n in leaf.nodes for a in n.reads)
+
+
+# --- the tree ----------------------------------------------------------------------------------------------------
+
+
+Below = Callable[[KernelPlan, tuple[Unit, ...], LeafPlan], Tree]
+
+
+def tree(plan: KernelPlan, barriers: Sequence[int] = ()) -> Tree:
+    """The schedule tree of a kernel; a barrier stands before each of the leaves with a number in `barriers`."""
+    units = plan.units
+    rows = range(len(plan.group.rows))
+    members = tuple(
+        Member(
+            tuple((u.name, f"floor(({plan.row(k, u)})/{plan.sizes[k]})" if n > 1 else "0") for u in units),
+            True,
+            _label(plan, k),
+        )
+        for k, n in zip(rows, plan.tiles, strict=True)
+    )
+    children: list[Child | Collective] = []
+    for number, leaf in enumerate(plan.leaves):
+        if number in barriers:
+            children.append(Collective(f"barrier{number}"))
+        children += _children(plan, number, leaf)
+    if len(plan.leaves) in barriers:
+        children.append(Collective(f"barrier{len(plan.leaves)}"))
+    body = Band(members, units, Sequence_(tuple(children), _domain(plan, ())))
+    blocks = tuple(
+        (BLOCK_IDS[k], count, tuple((u.name, f"({dict(members[k].values)[u.name]}) mod {count}") for u in units))
+        for k, count in enumerate(plan.blocks)
+    )
+    return Mapping(blocks, units, Mark("kernel", body))
+
+
+def _label(plan: KernelPlan, k: int) -> str:
+    row = plan.group.rows[k]
+    index, shift = row.places[0][1]
+    name = index + (f" + {shift}" if shift else "")
+    return f"{name} / {plan.sizes[k]}"
+
+
+def _domain(plan: KernelPlan, inner: Sequence[int]) -> str:
+    """The values of the loops around a place: those over tiles, then inner ones with so many iterations."""
+    counts = (*plan.tiles, *inner)
+    conditions = [f"0 <= c{k} < {n}" for k, n in enumerate(counts)]
+    conditions += [f"c{k} mod {count} = {BLOCK_IDS[k]}" for k, count in enumerate(plan.blocks)]
+    space = f"[{', '.join(f'c{k}' for k in range(len(counts)))}]"
+    return f"{space} : {' and '.join(conditions)}" if conditions else space
+
+
+def _children(plan: KernelPlan, number: int, leaf: LeafPlan) -> list[Child | Collective]:
+    if leaf.cooperative:
+        return [(leaf.units, _cooperative_tree(plan, number, leaf))]
+    starts, rest = leaf.part(Part.START), leaf.part(Part.WHOLE, Part.UPDATE)
+    tiled = [a for a in leaf.axes if a.tiles > 1]
+    if any(a in leaf.inner for a in tiled):
+        children: list[Child | Collective] = []
+        if starts:
+            children.append((starts, _tiles(plan, starts, [a for a in tiled if a in leaf.parallel], leaf, _points)))
+        return [*children, (rest, _tiles(plan, rest, tiled, leaf, _points))]
+    return [(leaf.units, _tiles(plan, leaf.units, tiled, leaf, _points))]
+
+
+def _tiles(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[Axis], leaf: LeafPlan, below: Below) -> Tree:
+    """Loops over the tiles of `axes`, the threads, and the loops over points."""
+    members = tuple(
+        Member(
+            tuple((u.name, f"floor(({plan.value(a, u)})/{a.tile})") for u in units),
+            a.dim.kind is DimKind.PARALLEL,
+            f"{a.dim.name} / {a.tile}",
+        )
+        for a in axes
+    )
+    return Band(members, units, Mark("shared", threads(plan, units, leaf, below(plan, units, leaf))))
+
+
+def threads(plan: KernelPlan, units: tuple[Unit, ...], leaf: LeafPlan, child: Tree) -> Tree:
+    """`child` on the threads that walk the mapped axes; a thread identifier without an axis is 0."""
+    by_identifier = {a.identifier: a for a in leaf.axes}
+    values = []
+    for k, count in enumerate(plan.launch.block):
+        axis = by_identifier.get(k)
+        if axis is not None:
+            values.append((THREAD_IDS[k], axis.threads, tuple((u.name, _thread(plan, axis, u)) for u in units)))
+        elif count > 1:
+            values.append((THREAD_IDS[k], 1, tuple((u.name, "0") for u in units)))
+    return Mapping(tuple(values), units, Mark("thread", child))
+
+
+def _thread(plan: KernelPlan, a: Axis, unit: Unit) -> str:
+    point = plan.point(a, unit)
+    if a.vector > 1:
+        point = f"floor(({point})/{a.vector})"
+    return f"({point}) mod {a.threads}" if a.trips > 1 else point
+
+
+def _loops(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[Axis]) -> tuple[Member, ...]:
+    """What is left to loops of the points of `axes`."""
+    members = []
+    for a in axes:
+        coincident = a.dim.kind is DimKind.PARALLEL
+        if a.trips > 1:
+            step = a.threads * a.vector
+            label = f"{a.dim.name} mod {a.tile} / {step}" if step > 1 else f"{a.dim.name} mod {a.tile}"
+            values = tuple(
+                (u.name, f"floor(({plan.point(a, u)})/{step})" if step > 1 else plan.point(a, u)) for u in units
+            )
+            members.append(Member(values, coincident, label))
+        if a.vector > 1:
+            lanes = tuple((u.name, f"({plan.point(a, u)}) mod {a.vector}") for u in units)
+            members.append(Member(lanes, coincident, f"{a.dim.name} mod {a.vector}"))
+    return tuple(members)
+
+
+def _points(plan: KernelPlan, units: tuple[Unit, ...], leaf: LeafPlan) -> Tree:
+    """The loops of one thread: its points, the start of each element, then what is combined into it."""
+    starts = tuple(u for u in units if u.part is Part.START)
+    rest = tuple(u for u in units if u.part is not Part.START)
+    serial = [a for a in leaf.inner if a.dim.kind is DimKind.SERIAL]
+    reduced = [a for a in leaf.inner if a.dim.kind is DimKind.REDUCTION]
+    outer = (*_loops(plan, units, leaf.parallel), *_loops(plan, units, serial))
+    children: list[Child | Collective] = [(starts, End())] if starts else []
+    if rest:
+        children.append((rest, Band(_loops(plan, rest, reduced), rest, _in_order(rest))))
+    return Band(outer, units, Sequence_(tuple(children), ""))
+
+
+def _in_order(units: Sequence[Unit]) -> Tree:
+    return Sequence_(tuple(((u,), End()) for u in units), "")
+
+
+def _cooperative_tree(plan: KernelPlan, number: int, leaf: LeafPlan) -> Tree:
+    """Registers are cleared, every thread combines its terms, all threads combine theirs, one of them stores.
+
+    The loops around this are the same for all threads, so that all of them come to the collectives.
+    """
+    units = leaf.units
+    terms, finish = leaf.part(Part.TERM, Part.WHOLE), leaf.part(Part.FINISH)
+    tiled = [a for a in leaf.parallel if a.tiles > 1]
+    tiles = tuple(
+        Member(
+            tuple((u.name, f"floor(({plan.value(a, u)})/{a.tile})") for u in units), True, f"{a.dim.name} / {a.tile}"
+        )
+        for a in tiled
+    )
+    points = _loops(plan, units, leaf.parallel)
+    counts = [a.tiles for a in tiled]
+    for a in leaf.parallel:
+        counts += [a.trips] if a.trips > 1 else []
+        counts += [a.vector] if a.vector > 1 else []
+    inner = [a for a in leaf.inner if a.tiles > 1]
+    inner_tiles = tuple(
+        Member(
+            tuple((u.name, f"floor(({plan.value(a, u)})/{a.tile})") for u in terms), False, f"{a.dim.name} / {a.tile}"
+        )
+        for a in inner
+    )
+    loops = (*inner_tiles, *_loops(plan, terms, leaf.inner))
+    children: tuple[Child | Collective, ...] = (
+        Collective(f"clear{number}"),
+        (terms, threads(plan, terms, leaf, Band(loops, terms, _in_order(terms)))),
+        Collective(f"combine{number}"),
+        (finish, threads(plan, finish, leaf, _in_order(finish))),
+    )
+    return Band((*tiles, *points), units, Sequence_(children, _domain(plan, counts)))

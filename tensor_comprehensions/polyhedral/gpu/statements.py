@@ -1,0 +1,63 @@
+"""What the instances of a unit do, as statements of the loop program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...loop_ir import build
+from ...loop_ir import nodes as ir
+from ...loop_ir.nodes import Buffer, Space, Type
+from ...tc_lang.function import BoundStatement, Tensor
+from ...translate import Scope, View, element, translate
+from .units import Part, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Emitter:
+    """Where tensors are kept, and the registers in which threads combine terms, by the name of their node."""
+
+    buffers: Mapping[str, Buffer | View]
+    sums: Mapping[str, Buffer]
+
+    def statement(self, unit: Unit, indices: Sequence[ir.Expr]) -> ir.Stmt:
+        """What `unit` does at the instance with the given values of its indices."""
+        scope = Scope({i.name: e for i, e in zip(unit.indices, indices, strict=True)}, self.buffers)
+        s = unit.statement
+        buffer, where = element(s.target, s.subscripts, scope)
+        dtype = buffer.type.dtype
+        match unit.part:
+            case Part.START:
+                assert s.reduction is not None
+                return ir.Store(buffer, where, build.neutral(s.reduction, dtype))
+            case Part.UPDATE:
+                return ir.Store(buffer, where, build.cast(translate(s.value, scope), dtype), s.reduction)
+            case Part.TERM:
+                return ir.Store(
+                    self.sums[unit.node.name], (), build.cast(translate(s.value, scope), dtype), s.reduction
+                )
+            case Part.FINISH:
+                total = ir.Load(self.sums[unit.node.name], ())
+                return ir.Store(buffer, where, total, None if s.initialise else s.reduction)
+            case Part.WHOLE:
+                value, op = _whole(s, build.cast(translate(s.value, scope), dtype))
+                return ir.Store(buffer, where, value, op)
+
+
+def _whole(s: BoundStatement, value: ir.Expr) -> tuple[ir.Expr, str | None]:
+    """What is stored, and the operator of the store."""
+    if s.reduction is None or not s.initialise:
+        return value, s.reduction
+    dtype = value.type.dtype  # one term: combine it with the neutral element
+    return build.binary(build.combiner(s.reduction, dtype), build.neutral(s.reduction, dtype), value), None
+
+
+def sum_register(unit: Unit, tensor: Tensor) -> Buffer:
+    """Where a thread combines its terms of `unit`."""
+    return Buffer(f"{unit.node.name}.sum", Type(tensor.dtype), (), (), Space.REGISTER)
+
+
+def register_view(tensor: Tensor) -> View:
+    """A tensor of which a thread needs one element at a time."""
+    buffer = Buffer(tensor.name, Type(tensor.dtype), (), (), Space.REGISTER)
+    return View(buffer, (None,) * len(tensor.shape))

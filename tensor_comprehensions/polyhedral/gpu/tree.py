@@ -1,0 +1,178 @@
+"""Schedule trees as values: built in Python, read by isl.
+
+isl reads a tree from text, so that building one is printing one. Blocks and threads are the parameters `b0 b1 b2` and
+`t0 t1 t2` of its sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import islpy as isl
+from typing_extensions import assert_never
+
+from .units import Unit, filter_of
+
+BLOCK_IDS = ("b0", "b1", "b2")
+THREAD_IDS = ("t0", "t1", "t2")
+PARAMETERS = f"[{', '.join((*BLOCK_IDS, *THREAD_IDS))}] -> "
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A loop: its value for each unit, by name, as text in isl's notation over the unit's indices."""
+
+    values: tuple[tuple[str, str], ...]
+    coincident: bool
+    label: str
+    """What people read: the index, and what part of it the loop walks."""
+
+    def value(self, unit: Unit) -> str:
+        return dict(self.values)[unit.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Loops around `child`, outermost first."""
+
+    members: tuple[Member, ...]
+    units: tuple[Unit, ...]
+    child: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """The instances that run in the block, or on the thread, that this is: `identifier = value` for every unit.
+
+    values: (identifier, number of values it takes, value of each unit by name).
+    """
+
+    values: tuple[tuple[str, int, tuple[tuple[str, str], ...]], ...]
+    units: tuple[Unit, ...]
+    child: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """What all threads of a block do together, once per iteration of the loops above: a barrier, say."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence_:
+    """Children one after another. domain: isl's text of the values that the loops above take, for the collectives."""
+
+    children: tuple[tuple[tuple[Unit, ...], Tree] | Collective, ...]
+    domain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in the tree that a later step looks for."""
+
+    name: str
+    child: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Nothing below."""
+
+
+Tree = Band | Mapping | Sequence_ | Mark | Leaf
+
+
+def schedule(context: isl.Context, units: Sequence[Unit], tree: Tree) -> isl.Schedule:
+    """The tree in isl's own form, below its domain."""
+    domain = "{ " + "; ".join(u.domain for u in units) + " }"
+    return isl.Schedule.read_from_str(context, f'{{ domain: "{domain}"{_child(tree)} }}')
+
+
+def _child(tree: Tree) -> str:
+    text = _text(tree)
+    return f", child: {{ {text} }}" if text else ""
+
+
+def _text(tree: Tree) -> str:
+    match tree:
+        case Leaf():
+            return ""
+        case Mark(name, child):
+            below = _child(child)
+            return f'mark: "{name}"{below}' if below else ""
+        case Band(members, units, child):
+            if not members:
+                return _text(child)
+            rows = ", ".join(
+                "{ " + "; ".join(f"{u.instance} -> [({m.value(u)})]" for u in units) + " }" for m in members
+            )
+            coincident = ", ".join(str(int(m.coincident)) for m in members)
+            return f'schedule: "[{rows}]", permutable: 1, coincident: [{coincident}]{_child(child)}'
+        case Mapping(values, units, child):
+            conditions = {
+                u.name: " and ".join(f"({dict(of)[u.name]}) = {name}" for name, _, of in values) for u in units
+            }
+            return f'filter: "{PARAMETERS}{filter_of(units, conditions)}"{_child(child)}' if values else _text(child)
+        case Sequence_():
+            return _sequence(tree)
+        case _:
+            assert_never(tree)
+
+
+def _sequence(tree: Sequence_) -> str:
+    if len(tree.children) == 1 and not isinstance(tree.children[0], Collective):
+        return _text(tree.children[0][1])
+    texts = []
+    for child in tree.children:
+        if isinstance(child, Collective):
+            texts.append(f'{{ filter: "{{ {child.name}[] }}" }}')
+        else:
+            units, below = child
+            texts.append(f'{{ filter: "{filter_of(units)}"{_child(below)} }}')
+    text = f"sequence: [ {', '.join(texts)} ]"
+    extra = [c.name for c in tree.children if isinstance(c, Collective)]
+    if not extra:
+        return text
+    space, _, condition = tree.domain.partition(" : ")
+    tail = f" : {condition}" if condition else ""
+    maps = "; ".join(f"{space} -> {name}[]{tail}" for name in extra)
+    return f'extension: "{PARAMETERS}{{ {maps} }}", child: {{ {text} }}'
+
+
+def show(tree: Tree) -> Iterator[str]:
+    """The lines of a tree, for people."""
+    match tree:
+        case Leaf():
+            pass
+        case Mark(name, child):
+            yield f"mark: {name}"
+            yield from show(child)
+        case Band(members, _, child):
+            if members:
+                loops = ", ".join(m.label + ("" if m.coincident else " (ordered)") for m in members)
+                yield f"band: {loops}"
+            yield from _indented(child, bool(members))
+        case Mapping(values, units, child):
+            ids = ", ".join(f"{name} = {dict(of)[units[0].name]} of {count}" for name, count, of in values)
+            if values:
+                yield f"mapping: {ids}"
+            yield from _indented(child, bool(values))
+        case Sequence_(children):
+            if len(children) == 1 and not isinstance(children[0], Collective):
+                yield from show(children[0][1])
+                return
+            yield "sequence:"
+            for part in children:
+                if isinstance(part, Collective):
+                    yield f"  {part.name}"
+                else:
+                    yield f"  filter: {', '.join(u.name for u in part[0])}"
+                    yield from ("    " + line for line in show(part[1]))
+        case _:
+            assert_never(tree)
+
+
+def _indented(tree: Tree, deeper: bool) -> Iterator[str]:
+    yield from ("  " + line if deeper else line for line in show(tree))
