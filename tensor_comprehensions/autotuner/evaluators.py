@@ -74,6 +74,11 @@ def _died(death: WorkerDied) -> pb.Reply:
     return pb.Reply(status=status, message=death.detail.replace("it", what, 1))
 
 
+def suspect(raw: bytes) -> bool:
+    """Did what a worker ran do something wrong, and perhaps more than was noticed?"""
+    return pb.Reply.FromString(raw).status in (pb.WRONG_RESULT, pb.NAN)
+
+
 class Local:
     """Worker processes of this machine: some that compile, and one for each device that runs.
 
@@ -90,7 +95,7 @@ class Local:
         compilers = len(available())
         self._compilers = Group(self._zygote, [Settings(service, path, (), 1, memory)] * compilers)
         runners = [Settings(service, path, d.cpus, d.threads, memory) for d in devices]
-        self._runners = Group(self._zygote, runners)
+        self._runners = Group(self._zygote, runners, suspect=suspect)
         self.width = 4 * max(compilers, len(devices))
         self.fingerprint = fingerprint(devices[0].threads)
 
@@ -168,7 +173,7 @@ def _site(threads: int) -> Group:
     if key not in _sites:
         close_site()
         zygote = Zygote()
-        _sites[key] = zygote, Group(zygote, [Settings(threads=threads or 1)])
+        _sites[key] = zygote, Group(zygote, [Settings(threads=threads or 1)], suspect)
         atexit.register(close_site)
     return _sites[key][1]
 

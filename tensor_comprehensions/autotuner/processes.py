@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -143,11 +143,15 @@ class Worker:
         except frames.Closed:
             raise WorkerDied("crash", phase, _ended(self.kill())) from None
 
+    def end(self) -> None:
+        """End the process, for another thread that waits for its answer to find out."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
     def kill(self) -> int | None:
         """End the process and wait until it is gone: its exit code or minus its signal, None where nobody knows."""
         self._connection.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        self.end()
         try:
             return self._zygote.reap(self.pid)
         except frames.Closed:
@@ -166,46 +170,70 @@ def _ended(code: int | None) -> str:
 
 
 class Group:
-    """Interchangeable workers; a request goes to one that is free. They start when they are needed first."""
+    """Interchangeable workers; a request goes to one that is free. They start when they are needed first.
 
-    def __init__(self, zygote: Zygote, settings: Iterable[Settings]) -> None:
-        self._zygote = zygote
+    suspect: whether a worker that gave an answer may be unwell since; it is replaced then.
+    """
+
+    def __init__(
+        self, zygote: Zygote, settings: Iterable[Settings], suspect: Callable[[bytes], bool] = lambda reply: False
+    ) -> None:
+        self._zygote, self._suspect = zygote, suspect
         self._free: queue.LifoQueue[tuple[Settings, Worker | None]] = queue.LifoQueue()
         every = tuple(settings)
         for one in every:
             self._free.put((one, None))
         self.size = len(every)
         self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="tc-tune")
+        self._lock = threading.Lock()
+        self._living: set[Worker] = set()
         self._closed = False
 
     def submit(self, request: bytes, limits: Mapping[str, float]) -> Future[bytes]:
-        """The reply to come; it may raise WorkerDied."""
+        """The reply to come; it may raise WorkerDied. Raises RuntimeError once the group is closed."""
         return self._threads.submit(self._run, request, limits)
 
     def _run(self, request: bytes, limits: Mapping[str, float]) -> bytes:
         settings, worker = self._free.get()
         try:
-            if self._closed:
-                raise WorkerDied("crash", FIRST_PHASE, "it was ended")
-            if worker is not None and worker.answered >= WORN:
-                worker.kill()
-                worker = None
             if worker is None:
                 worker = self._start(settings)
-            return worker.call(request, limits)
+            reply = worker.call(request, limits)
         except WorkerDied:
+            self._lose(worker)
             worker = None
             raise
+        else:
+            if worker.answered >= WORN or self._suspect(reply):
+                worker.kill()
+                self._lose(worker)
+                worker = None
+            return reply
         finally:
             self._free.put((settings, worker))
 
     def _start(self, settings: Settings) -> Worker:
-        try:
-            return Worker(self._zygote, settings)
-        except frames.Closed as error:
-            raise WorkerDied("crash", FIRST_PHASE, "there is no process to fork it from") from error
+        with self._lock:
+            if self._closed:
+                raise WorkerDied("crash", FIRST_PHASE, "it was ended")
+            try:
+                worker = Worker(self._zygote, settings)
+            except frames.Closed as error:
+                raise WorkerDied("crash", FIRST_PHASE, "there is no process to fork it from") from error
+            self._living.add(worker)
+            return worker
+
+    def _lose(self, worker: Worker | None) -> None:
+        with self._lock:
+            self._living.discard(worker)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Take no more requests; those under way end with their workers, which the zygote ends."""
-        self._closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """End all workers; those who wait for one learn that it died. Returns when they are gone."""
+        with self._lock:
+            self._closed = True
+            for worker in self._living:
+                worker.end()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for worker in self._living:
+            worker.kill()
+        self._living.clear()

@@ -88,6 +88,13 @@ def limits(request: pb.Request) -> dict[str, float]:
     return {CHECK: LONGEST, COMPILE: request.compile_limit or LONGEST, RUN: run}
 
 
+class Harmful(Rejected):
+    """A candidate wrote where it must not: whatever runs in this process after it may suffer."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(pb.WRONG_RESULT, message)
+
+
 # --- compiling ---------------------------------------------------------------------------------------------------
 
 
@@ -197,9 +204,9 @@ def checked(made: Bench, launch: Launch, kind: str, seed: int) -> float:
     if failed:
         raise Rejected(pb.WRONG_RESULT, f"{kind}: it reports failure {failed}")
     if place := launch.damaged():
-        raise Rejected(pb.WRONG_RESULT, f"{kind}: it writes next to the memory of {place}")
+        raise Harmful(f"{kind}: it writes next to the memory of {place}")
     if made.memory.changed(inputs):
-        raise Rejected(pb.WRONG_RESULT, f"{kind}: it writes to its inputs")
+        raise Harmful(f"{kind}: it writes to its inputs")
     if (fault := expected.fault(made.memory.outputs)) is not None:
         raise Rejected(fault[0], f"{kind}: {fault[1]}")
     return seconds
@@ -227,7 +234,7 @@ def _evaluate(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
 def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     """Check every code on inputs that none has seen, and time those that pass in turns.
 
-    The timing of a code that fails has no runs. The status is that of the first that fails.
+    The timing of a code that fails has no runs. Raises Harmful where one may have harmed the others.
     """
     if request.options:
         _compile(request, reply, phase)
@@ -248,6 +255,8 @@ def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
                 checked(made, launch, kind, seed)
             launches.append(launch)
             places.append(number)
+        except Harmful:
+            raise
         except Rejected as rejection:
             failures.append(f"{number}: {rejection.message}")
     phase(RUN)

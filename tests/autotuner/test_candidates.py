@@ -1,0 +1,218 @@
+"""Candidates that compute something else than they should, as machine code that no strategy would make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.autotuner import tuner_pb2 as pb
+from tensor_comprehensions.autotuner.evaluators import answer, suspect
+from tensor_comprehensions.autotuner.problem import describe
+from tensor_comprehensions.autotuner.processes import Group, Settings, Zygote
+from tensor_comprehensions.autotuner.service import VERSION, limits
+from tensor_comprehensions.cache.records import to_message
+from tensor_comprehensions.calls import gather
+from tensor_comprehensions.runtime import cpu
+from tensor_comprehensions.runtime.host import host
+
+N = 100
+TWICE = tc.define("def twice(float(N) x) -> (y) { y(i) = 2 * x(i) }").twice
+
+_KERNEL = """
+declare float @llvm.floor.f32(float)
+declare i64 @llvm.readcyclecounter()
+declare void @llvm.trap()
+define i64 @tc_entry(ptr %arguments) {{
+entry:
+  %x = load ptr, ptr %arguments
+  %slot = getelementptr ptr, ptr %arguments, i64 1
+  %y = load ptr, ptr %slot
+  %last = getelementptr float, ptr %y, i64 {last}
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %from = getelementptr float, ptr %x, i64 %i
+  %to = getelementptr float, ptr %y, i64 %i
+  %value = load float, ptr %from
+  %twice = fadd float %value, %value
+  {body}
+  store float %result, ptr %to
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, {count}
+  br i1 %more, label %loop, label %done
+done:
+  {tail}
+  ret i64 {code}
+}}
+"""
+PLAIN = "%result = fadd float %twice, 0.0"
+WHOLE_ONLY = """%floor = call float @llvm.floor.f32(float %value)
+  %is.whole = fcmp oeq float %floor, %value
+  %result = select i1 %is.whole, float %twice, float 0.0"""
+CLOCK = """%now = call i64 @llvm.readcyclecounter()
+  %low = and i64 %now, 1023
+  %number = uitofp i64 %low to float
+  %little = fmul float %number, 0x3E45798EE0000000
+  %old = load float, ptr %last
+  %new = fadd float %old, %little
+  store float %new, ptr %last"""
+HANG = "br label %for.ever\nfor.ever:\n  store volatile float 0.0, ptr %last\n  br label %for.ever\nnever:"
+CRASH = "store volatile float 0.0, ptr inttoptr (i64 8 to ptr)"
+BEFORE = "%before = getelementptr float, ptr %y, i64 -1\n  store float 1.0, ptr %before"
+
+
+def kernel(body: str = PLAIN, tail: str = "", count: int = N, code: int = 0) -> pb.Code:
+    """A kernel for `twice` that goes wrong as told."""
+    text = _KERNEL.format(body=body, tail=tail, count=count, code=code, last=N - 1)
+    made = cpu.assemble(text, host())
+    return pb.Code(program=made.data, symbols=made.symbols)
+
+
+@pytest.fixture(scope="module")
+def group(zygote: Zygote) -> Iterator[Group]:
+    made = Group(zygote, [Settings()], suspect)
+    yield made
+    made.close()
+
+
+def problem(op: tc.Op, *tensors: torch.Tensor, **initial: torch.Tensor) -> pb.Problem:
+    return describe(op.function, gather(op._kernels.interface, tensors, initial), seed=0)
+
+
+def measured(group: Group, code: pb.Code, **others: float) -> pb.Reply:
+    request = pb.Request(version=VERSION, stage=pb.MEASURE, codes=[code], seconds=0.005, run_limit=1.0, **others)
+    request.problem.CopyFrom(problem(TWICE, torch.zeros(N)))
+    return answer(group.submit(request.SerializeToString(), limits(request)), "")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "message"),
+    [
+        (kernel(), pb.OK, ""),
+        (kernel(count=N + 1), pb.WRONG_RESULT, "writes next to the memory of an output"),  # case 39
+        (kernel(tail=BEFORE), pb.WRONG_RESULT, "writes next to the memory of an output"),
+        (kernel(tail="store float 1.0, ptr %x"), pb.WRONG_RESULT, "writes to its inputs"),
+        (kernel(tail="store float 0.5, ptr %last"), pb.WRONG_RESULT, "an element is off"),  # case 40
+        (kernel(body="%result = fdiv float 0.0, 0.0"), pb.NAN, "not finite"),
+        (kernel(body="%result = fdiv float 1.0, 0.0"), pb.NAN, "not finite"),
+        (kernel(count=N - 1), pb.NAN, "1 of 100 elements"),
+        (kernel(body=WHOLE_ONLY), pb.WRONG_RESULT, "normal: "),  # case 41
+        (kernel(tail=CLOCK), pb.WRONG_RESULT, "two runs on the same inputs"),  # case 42
+        (kernel(tail=HANG), pb.RUN_TIMEOUT, "1 s"),  # case 34
+        (kernel(tail=CRASH), pb.CRASH, "SIGSEGV"),  # case 36
+        (kernel(tail="call void @llvm.trap()"), pb.CRASH, "SIGILL"),
+        (kernel(code=1), pb.WRONG_RESULT, "reports failure 1"),
+        (pb.Code(program=kernel().program, temporaries=[1 << 50]), pb.OUT_OF_MEMORY, "memory"),  # case 38
+    ],
+)
+def test_cases_34_to_42_of_a_candidate_that_is_wrong(
+    group: Group, code: pb.Code, status: pb.Status, message: str
+) -> None:
+    reply = measured(group, code)
+    assert (pb.Status.Name(reply.status), bool(reply.timings)) == (pb.Status.Name(status), status == pb.OK)
+    assert message in reply.message
+    assert measured(group, kernel()).status == pb.OK
+
+
+def test_a_hopeless_candidate_is_not_timed(group: Group) -> None:
+    reply = measured(group, kernel(), hopeless=1e-9)
+    assert reply.status == pb.SLOW
+    assert reply.timings[0].runs == 1
+
+
+def test_a_race_rejects_who_fails_on_inputs_that_none_has_seen(group: Group) -> None:
+    request = pb.Request(version=VERSION, stage=pb.RACE, fresh=True, seconds=0.01)
+    request.codes.extend([kernel(), kernel(body=WHOLE_ONLY), kernel()])
+    request.problem.CopyFrom(problem(TWICE, torch.zeros(N)))
+    reply = answer(group.submit(request.SerializeToString(), limits(request)), "")
+    assert reply.status == pb.OK
+    assert [t.runs > 0 for t in reply.timings] == [True, False, True]
+    assert reply.message.startswith("1: normal")
+
+
+def test_another_device_or_version_is_refused(group: Group) -> None:
+    for wrong in ({"fingerprint": "z80"}, {"version": VERSION + 1}, {"stage": pb.NOTHING}):
+        request = pb.Request(**{"version": VERSION, "stage": pb.MEASURE, **wrong})  # type: ignore[arg-type]
+        assert answer(group.submit(request.SerializeToString(), limits(request)), "").status == pb.REFUSED
+
+
+# --- options that travelled --------------------------------------------------------------------------------------
+
+
+def compiled(group: Group, options: object) -> pb.Reply:
+    request = pb.Request(version=VERSION, stage=pb.COMPILE)
+    request.options.append(options)  # type: ignore[arg-type]
+    request.problem.CopyFrom(problem(TWICE, torch.zeros(N)))
+    return answer(group.submit(request.SerializeToString(), limits(request)), "")
+
+
+def test_case_53_options_out_of_range_are_refused_and_not_compiled(group: Group) -> None:
+    fine = to_message(tc.CpuOptions())
+    assert compiled(group, fine).status == pb.OK
+    for name, value in (("vectors", -1), ("grain", 1 << 31), ("vectors", 1 << 40)):
+        bad = to_message(tc.CpuOptions())
+        next(f for f in bad.fields if f.name == name).value.number = value
+        assert compiled(group, bad).status == pb.INVALID
+    bad = to_message(tc.CpuOptions())
+    next(f for f in bad.fields if f.name == "fusion").value.text = "sometimes"
+    assert compiled(group, bad).status == pb.INVALID
+    bad.record = "NoOptions"
+    assert compiled(group, bad).status == pb.INVALID
+
+
+# --- problems ----------------------------------------------------------------------------------------------------
+
+PROBLEMS = {
+    "in/out": (
+        "def f(float(N) x) -> (float(N) y) { y(i) += x(i) }",
+        lambda: ((torch.zeros(9),), {"y": torch.zeros(9)}),
+    ),
+    "strided": (
+        "def f(float(M,N) x, double(N) w) -> (y) { y(m) +=! x(m,n) * w(n) }",
+        lambda: ((torch.zeros(9, 7).T, torch.zeros(18, dtype=torch.float64)[::2]), {}),
+    ),
+    "overlapping": (
+        "def f(float(M,N) x) -> (y) { y(m) +=! x(m,n) }",
+        lambda: ((torch.zeros(10).unfold(0, 4, 1),), {}),
+    ),
+    "gather": (
+        "def f(float(E,D) t, int32(B) i) -> (y) { y(b,d) = t(i(b),d) }",
+        lambda: ((torch.zeros(5, 8), torch.tensor([4, 0, 3], dtype=torch.int32)), {}),
+    ),
+    "numbers": (
+        "def f(float(N) x, float a, int k) -> (y, z) { y(i) = a * x(i)  z(i) = x(i) * k }",
+        lambda: ((torch.zeros(5), torch.tensor(2.5), torch.tensor(3, dtype=torch.int32)), {}),
+    ),
+    "narrow": (
+        "def f(bfloat16(N) x, half(N) h, bool(N) b) -> (y, z) { y(i) = b(i) ? x(i) : 0  z(i) = h(i) * 2 }",
+        lambda: (
+            (torch.zeros(8, dtype=torch.bfloat16), torch.zeros(8, dtype=torch.half), torch.ones(8, dtype=torch.bool)),
+            {},
+        ),
+    ),
+    "empty": ("def f(float(N) x) -> (y) { y(i) = x(i) }", lambda: ((torch.zeros(0),), {})),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_problems_of_all_kinds_are_measured(group: Group, name: str) -> None:
+    source, arguments = PROBLEMS[name]
+    op = tc.define(source).f
+    tensors, initial = arguments()
+    request = pb.Request(version=VERSION, stage=pb.EVALUATE, options=[to_message(tc.CpuOptions())], seconds=0.002)
+    request.problem.CopyFrom(problem(op, *tensors, **initial))
+    reply = answer(group.submit(request.SerializeToString(), limits(request)), "")
+    assert (reply.message, reply.status) == ("", pb.OK)
+    assert reply.timings[0].median > 0
+
+
+def test_subscripts_that_lead_astray_are_told(group: Group) -> None:
+    op = tc.define(PROBLEMS["gather"][0]).f
+    request = pb.Request(version=VERSION, stage=pb.EVALUATE, options=[to_message(tc.CpuOptions())])
+    request.problem.CopyFrom(problem(op, torch.zeros(5, 8), torch.tensor([9], dtype=torch.int32)))
+    reply = answer(group.submit(request.SerializeToString(), limits(request)), "")
+    assert reply.status == pb.INVALID
+    assert "out of bounds" in reply.message

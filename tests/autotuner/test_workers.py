@@ -1,0 +1,157 @@
+"""Worker processes that hang, crash or talk nonsense: whoever asked learns it, and the next one is well.
+
+The numbers of the fault cases are those of the list in docs/tuning.md.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tensor_comprehensions.autotuner import evaluators
+from tensor_comprehensions.autotuner import tuner_pb2 as pb
+from tensor_comprehensions.autotuner.processes import Group, Settings, WorkerDied, Zygote
+
+HERE = str(Path(__file__).parent)
+LIMITS = {"prepare": 60.0, "compile": 0.3, "run": 0.3}
+
+
+def fakes(**others: int) -> Settings:
+    return Settings(service="fakes:handle", path=(HERE,), **others)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def group(zygote: Zygote) -> Iterator[Group]:
+    made = Group(zygote, [fakes()])
+    yield made
+    made.close()
+
+
+def gone(pid: int) -> bool:
+    """Is there no such process? Waits for one that is about to go."""
+    for _ in range(200):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind", "phase", "detail"),
+    [
+        ("spin in run", "timeout", "run", "0.3 s"),  # case 34
+        ("sleep", "timeout", "run", "0.3 s"),
+        ("stopped", "timeout", "run", "0.3 s"),
+        ("spin in compile", "timeout", "compile", "0.3 s"),  # case 35
+        ("SIGSEGV", "crash", "run", "SIGSEGV"),  # case 36
+        ("SIGILL", "crash", "run", "SIGILL"),
+        ("SIGABRT", "crash", "run", "SIGABRT"),
+        ("SIGKILL", "crash", "run", "SIGKILL"),
+        ("exit", "crash", "prepare", "code 0"),
+        ("SystemExit", "crash", "prepare", "code 1"),
+        ("garbage", "garbage", "prepare", "kind"),  # case 37
+        ("partial", "crash", "prepare", "code 0"),
+        ("huge", "garbage", "prepare", "9223372036854775808 bytes"),
+        ("unknown phase", "garbage", "prepare", "dream"),
+    ],
+)
+def test_cases_34_to_37_of_a_worker_that_fails(
+    group: Group, behaviour: str, kind: str, phase: str, detail: str
+) -> None:
+    before = int(group.submit(b"pid", LIMITS).result())
+    with pytest.raises(WorkerDied) as death:
+        group.submit(behaviour.encode(), LIMITS).result()
+    assert (death.value.kind, death.value.phase) == (kind, phase)
+    assert detail in death.value.detail
+    assert gone(before)
+    assert group.submit(b"echo", LIMITS).result() == b"hello"
+    assert int(group.submit(b"pid", LIMITS).result()) != before
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status"),
+    [
+        ("spin in run", pb.RUN_TIMEOUT),
+        ("spin in compile", pb.COMPILE_TIMEOUT),
+        ("SIGSEGV", pb.CRASH),
+        ("garbage", pb.CRASH),
+        ("echo", pb.CRASH),
+    ],
+)
+def test_what_failed_workers_count_as(group: Group, behaviour: str, status: pb.Status) -> None:
+    assert evaluators.answer(group.submit(behaviour.encode(), LIMITS), "").status == status
+
+
+def test_case_38_a_worker_without_memory_goes_on(zygote: Zygote) -> None:
+    group = Group(zygote, [fakes(memory=1 << 28)])
+    first = group.submit(b"pid", LIMITS).result()
+    assert group.submit(b"greedy", LIMITS).result() == b"no memory"
+    assert group.submit(b"pid", LIMITS).result() == first
+    group.close()
+
+
+def test_workers_of_a_group_work_side_by_side(zygote: Zygote) -> None:
+    group = Group(zygote, [fakes(), fakes()])
+    hanging = group.submit(b"sleep", {**LIMITS, "run": 5.0})
+    assert group.submit(b"echo", LIMITS).result() == b"hello"
+    assert not hanging.done()
+    group.close()
+    with pytest.raises(WorkerDied):
+        hanging.result()
+
+
+_PARENT = """
+import sys
+from tensor_comprehensions.autotuner.processes import Group, Settings, Zygote
+zygote = Zygote()
+group = Group(zygote, [Settings(service="fakes:handle", path=(sys.argv[1],))] * 2)
+pids = [int(group.submit(b"pid", {"prepare": 60.0}).result())]
+waiting = group.submit(b"sleep", {"prepare": 60.0, "run": 1000.0})
+print(zygote._process.pid, *pids, flush=True)
+waiting.result()
+"""
+
+
+def test_case_49_no_worker_survives_whoever_asked() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", _PARENT, HERE], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    assert not any(map(_dead, pids))
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    assert all(map(gone, pids))
+
+
+def _dead(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_closed_zygote_leaves_no_process() -> None:
+    zygote = Zygote()
+    group = Group(zygote, [fakes()])
+    pid = int(group.submit(b"pid", LIMITS).result())
+    hanging = group.submit(b"sleep", {**LIMITS, "run": 1000.0})
+    while not hanging.running():
+        time.sleep(0.01)
+    group.close()
+    zygote.close()
+    assert gone(pid)
+    with pytest.raises(WorkerDied, match=r"SIGKILL|ended"):
+        hanging.result()
+    with pytest.raises(WorkerDied):
+        Group(zygote, [fakes()]).submit(b"echo", LIMITS).result()
