@@ -95,7 +95,7 @@ def _parse(variable: str, text: str, kind: type, choices: tuple[str, ...]) -> An
     if choices and text not in choices:
         raise ArgumentError(f"{variable} is {text!r}", expected=", ".join(choices))
     if kind is int:
-        return _bytes(variable, text)
+        return bytes_of(variable, text)
     if kind is bool:
         if text.lower() not in ("", "0", "1", "false", "true"):
             raise ArgumentError(f"{variable} is {text!r}", expected="0 or 1")
@@ -108,7 +108,8 @@ def _parse(variable: str, text: str, kind: type, choices: tuple[str, ...]) -> An
     return text
 
 
-def _bytes(variable: str, text: str) -> int:
+def bytes_of(variable: str, text: str) -> int:
+    """The number of bytes that `500M` means, given for `variable`. Raises ArgumentError."""
     digits, unit = text.rstrip("KMGkmg"), text[len(text.rstrip("KMGkmg")) :].upper()
     if not digits.isascii() or not digits.isdigit() or len(unit) > 1:
         raise ArgumentError(f"{variable} is {text!r}", expected="a number of bytes, such as 500M or 2G")

@@ -12,7 +12,7 @@ import tensor_comprehensions
 
 PACKAGE = Path(tensor_comprehensions.__file__).parent
 LAYERS = (
-    ("errors", "dtypes", "fluent", "once"),
+    ("errors", "dtypes", "fluent", "guard", "once"),
     ("math_functions", "target", "knobs"),
     ("inspection",),
     ("tc_lang",),
@@ -26,15 +26,16 @@ LAYERS = (
     ("runtime",),
     ("arguments", "describe"),
     ("compiler",),
+    ("compiler_gpu",),
     ("recall",),
     ("calls",),
     ("lanes",),
     ("kernels",),
-    ("autograd",),
+    ("autograd", "entries"),
     ("autotuner", "search"),
     ("api",),
     ("einstein", "definitions", "module", "graphs"),
-    ("contract",),
+    ("contract", "caching"),
     ("cli",),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -44,6 +45,8 @@ OWNERS = {
     "islpy": {"polyhedral"},
     "llvmlite": {"codegen", "runtime"},
     "lark": {"tc_lang"},
+    "cupy": {"runtime"},
+    "pyopencl": {"runtime"},
     "google": {"autotuner", "cache"},
     "deap": {"autotuner"},
 }

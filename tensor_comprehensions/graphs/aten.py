@@ -1,0 +1,507 @@
+"""What torch's operations mean as formulas: a table from an operation to how its value is made of its arguments'.
+
+An operation that is missing here, or refuses with `Unsupported`, stays with torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from ..arguments import TYPES
+from ..dtypes import BOOL, FLOAT32, FLOAT64, INT64, DType
+from .body import Body, arithmetic, cast
+from .values import Value, aligned, broadcast, dropped, moved, of_shape, permuted, reshaped
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+class Unsupported(Exception):
+    """This operation, with these arguments, stays with torch; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where a node is translated: the def so far, and the shape and type that its result has."""
+
+    body: Body
+    shape: tuple[int, ...]
+    dtype: DType
+
+
+Operation = Callable[..., Value]
+TABLE: dict[Any, Operation] = {}
+VIEWS: set[Any] = set()
+"""Operations that take no work: one whose argument torch computed stays with torch."""
+INNER: dict[Any, Callable[[torch.fx.Node], int]] = {
+    aten.mm.default: lambda node: _size(node, 0, -1),
+    aten.bmm.default: lambda node: _size(node, 0, -1),
+    aten.addmm.default: lambda node: _size(node, 1, -1),
+    aten.convolution.default: lambda node: math.prod(node.args[1].meta["val"].shape[1:]),  # type: ignore[union-attr]
+}
+"""How many products each element of a result sums."""
+
+
+def _size(node: torch.fx.Node, argument: int, dimension: int) -> int:
+    return int(node.args[argument].meta["val"].shape[dimension])  # type: ignore[union-attr]
+
+
+def operation(*targets: Any, view: bool = False) -> Callable[[Operation], Operation]:
+    """Enter a function into the table, under the operations that it makes values of."""
+
+    def register(function: Operation) -> Operation:
+        for target in targets:
+            TABLE[target] = function
+        VIEWS.update(targets if view else ())
+        return function
+
+    return register
+
+
+# --- one element after another -----------------------------------------------------------------------------------
+
+UNARY = {
+    aten.neg.default: "(-{0})", aten.exp.default: "exp({0})", aten.log.default: "log({0})",
+    aten.abs.default: "abs({0})", aten.sqrt.default: "sqrt({0})", aten.rsqrt.default: "rsqrt({0})",
+    aten.reciprocal.default: "(1.0 / {0})",
+    aten.sigmoid.default: "sigmoid({0})", aten.tanh.default: "tanh({0})", aten.relu.default: "relu({0})",
+    aten.erf.default: "erf({0})", aten.sin.default: "sin({0})", aten.cos.default: "cos({0})",
+    aten.log1p.default: "log1p({0})", aten.expm1.default: "expm1({0})", aten.floor.default: "floor({0})",
+    aten.ceil.default: "ceil({0})", aten.exp2.default: "exp2({0})", aten.log2.default: "log2({0})",
+    aten.logical_not.default: "(!{0})", aten.bitwise_not.default: "(!{0})",
+}  # fmt: skip
+BINARY = {
+    aten.mul.Tensor: "({0} * {1})", aten.mul.Scalar: "({0} * {1})", aten.div.Tensor: "({0} / {1})",
+    prims.div.default: "({0} / {1})", aten.div.Scalar: "({0} / {1})",
+    aten.maximum.default: "max({0}, {1})", aten.minimum.default: "min({0}, {1})",
+    aten.logical_and.default: "({0} && {1})", aten.logical_or.default: "({0} || {1})",
+    aten.bitwise_and.Tensor: "({0} && {1})", aten.bitwise_or.Tensor: "({0} || {1})",
+}  # fmt: skip
+LOGICAL = {aten.logical_not.default, aten.bitwise_not.default, aten.logical_and.default, aten.logical_or.default,
+           aten.bitwise_and.Tensor, aten.bitwise_or.Tensor}  # fmt: skip
+COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def literal(value: float | int | bool, dtype: DType) -> str:
+    """`value` as a literal of arithmetic in `dtype`."""
+    kind = arithmetic(dtype)
+    if kind == BOOL:
+        return f"bool({int(bool(value))})"
+    if not kind.is_float:
+        return str(int(value)) if kind == INT64 else f"{kind.name}({int(value)})"
+    number = float(value)
+    if math.isinf(number) or math.isnan(number):
+        text = "nan" if math.isnan(number) else "inf" if number > 0 else "(-inf)"
+    else:
+        text = f"({number!r})" if number < 0 else repr(number)
+        if kind == FLOAT64 and torch.tensor(number).double().item() != number:
+            raise Unsupported(f"the number {number} needs more digits than literals have")
+    return text if kind == FLOAT32 else f"{kind.name}({text})"
+
+
+def constant(value: float | int | bool, dtype: DType) -> Value:
+    text = literal(value, dtype)
+    return Value((), lambda i: text, dtype, constant=True)
+
+
+def pointwise(c: Context, template: str, operands: Sequence[Value], dtype: DType | None = None) -> Value:
+    """`template` filled with the operands' elements, all in the type of the result or in `dtype`."""
+    kind = arithmetic(dtype or c.dtype)
+    held = [x if x.constant or x.access or x.shape == c.shape else c.body.kept(x) for x in operands]
+    values = aligned([broadcast(x, c.shape) for x in held])
+
+    def at(i: Sequence[str]) -> str:
+        return template.format(*(cast(x.at(i), arithmetic(x.dtype), kind) for x in values))
+
+    return Value(values[0].groups, at, c.dtype, constant=all(x.constant for x in values))
+
+
+def _operands(c: Context, *arguments: Any, dtype: DType | None = None) -> list[Value]:
+    """Arguments as values; numbers take the type of the operation."""
+    return [x if isinstance(x, Value) else constant(_number(x), dtype or c.dtype) for x in arguments]
+
+
+def _number(x: Any) -> float | int | bool:
+    if not isinstance(x, bool | int | float):
+        raise Unsupported(f"{type(x).__name__} is no number")
+    return x
+
+
+def _register_tables() -> None:
+    for target, template in (*UNARY.items(), *BINARY.items()):
+        TABLE[target] = _templated(template, target in LOGICAL)
+    for name, sign in COMPARISONS.items():
+        packet = getattr(aten, name)
+        TABLE[packet.Tensor] = TABLE[packet.Scalar] = _comparison(sign)
+
+
+def _templated(template: str, logical: bool) -> Operation:
+    def make(c: Context, *arguments: Any) -> Value:
+        if logical != (c.dtype == BOOL):
+            raise Unsupported(f"not in {c.dtype}")
+        if not (logical or c.dtype.is_float or "*" in template):
+            raise Unsupported(f"not in {c.dtype}")
+        return pointwise(c, template, _operands(c, *arguments))
+
+    return make
+
+
+def _comparison(sign: str) -> Operation:
+    def make(c: Context, x: Value, y: Any) -> Value:
+        if isinstance(y, Value):
+            kind = TYPES[torch.promote_types(_torch(x.dtype), _torch(y.dtype))]
+        else:
+            kind = FLOAT32 if isinstance(y, float) and not x.dtype.is_float else x.dtype
+        return pointwise(c, f"({{0}} {sign} {{1}})", _operands(c, x, y, dtype=kind), kind)
+
+    return make
+
+
+def _torch(dtype: DType) -> torch.dtype:
+    return next(theirs for theirs, ours in TYPES.items() if ours == dtype)
+
+
+@operation(aten.add.Tensor, aten.add.Scalar)
+def add(c: Context, x: Any, y: Any, alpha: Any = 1) -> Value:
+    return _sum(c, "+", x, y, alpha)
+
+
+@operation(aten.sub.Tensor, aten.sub.Scalar)
+def sub(c: Context, x: Any, y: Any, alpha: Any = 1) -> Value:
+    return _sum(c, "-", x, y, alpha)
+
+
+def _sum(c: Context, sign: str, x: Any, y: Any, alpha: Any) -> Value:
+    if c.dtype == BOOL:
+        raise Unsupported("not in bool")
+    if alpha == 1:
+        return pointwise(c, f"({{0}} {sign} {{1}})", _operands(c, x, y))
+    return pointwise(c, f"({{0}} {sign} {{2}} * {{1}})", _operands(c, x, y, alpha))
+
+
+@operation(aten.pow.Tensor_Scalar)
+def power(c: Context, x: Value, exponent: Any) -> Value:
+    if not c.dtype.is_float:
+        raise Unsupported(f"not in {c.dtype}")
+    if exponent == 1:
+        return x
+    if exponent == 2:
+        return pointwise(c, "({0} * {0})", [x if x.access else c.body.kept(x)])
+    if exponent in (0.5, -0.5):
+        return pointwise(c, "sqrt({0})" if exponent > 0 else "rsqrt({0})", [x])
+    return pointwise(c, "pow({0}, {1})", _operands(c, x, exponent))
+
+
+@operation(aten.where.self)
+def where(c: Context, condition: Value, x: Any, y: Any) -> Value:
+    both = _operands(c, x, y)
+    mask = pointwise(replace(c, dtype=BOOL), "{0}", [condition])
+    values = [pointwise(c, "{0}", [v]) for v in both]
+    a, b, m = aligned([broadcast(v, c.shape) for v in (*values, mask)])
+    return Value(a.groups, lambda i: f"({m.at(i)} ? {a.at(i)} : {b.at(i)})", c.dtype)
+
+
+@operation(aten.clamp.default)
+def clamp(c: Context, x: Value, low: Any = None, high: Any = None) -> Value:
+    if low is not None:
+        x = pointwise(c, "max({0}, {1})", _operands(c, x, low))
+    return x if high is None else pointwise(c, "min({0}, {1})", _operands(c, x, high))
+
+
+@operation(aten._to_copy.default, prims.convert_element_type.default)
+def converted(c: Context, x: Value, *_: Any, **__: Any) -> Value:
+    return retyped(c, x)
+
+
+def retyped(c: Context, x: Value) -> Value:
+    """`x` in the type of the result; what has 16 bits is rounded."""
+    if x.dtype == c.dtype:
+        return x
+    source, target = arithmetic(x.dtype), arithmetic(c.dtype)
+    rounded = c.dtype != target and x.dtype != c.dtype
+
+    def at(i: Sequence[str]) -> str:
+        text = cast(x.at(i), source, c.dtype) if rounded else cast(x.at(i), source, target)
+        return cast(text, c.dtype, target) if rounded else text
+
+    return Value(x.groups, at, c.dtype, constant=x.constant)
+
+
+@operation(aten.full.default, aten.full_like.default, aten.scalar_tensor.default, view=True)
+def full(c: Context, first: Any, value: Any = None, **_: Any) -> Value:
+    return broadcast(constant(_number(first if value is None else value), c.dtype), c.shape)
+
+
+@operation(aten.arange.start_step, view=True)
+def arange(c: Context, start: Any, end: Any = None, step: Any = 1, **_: Any) -> Value:
+    if c.dtype != INT64 or not all(isinstance(n, int) for n in (start, step)):
+        raise Unsupported("not of int64")
+    return of_shape(c.shape, lambda i: f"({start} + {step} * {i[0] if i else 0})", c.dtype, constant=True)
+
+
+# --- views -------------------------------------------------------------------------------------------------------
+
+
+@operation(aten.alias.default, aten.clone.default, view=True)
+def same(c: Context, x: Value, **_: Any) -> Value:
+    return x
+
+
+@operation(aten.view.default, view=True)
+def view(c: Context, x: Value, _: Any) -> Value:
+    return reshaped(x, c.shape)
+
+
+@operation(aten.unsqueeze.default, aten.squeeze.dims, view=True)
+def squeezed(c: Context, x: Value, _: Any = None) -> Value:
+    return reshaped(x, c.shape)
+
+
+@operation(aten.permute.default, view=True)
+def permute(c: Context, x: Value, order: Sequence[int]) -> Value:
+    return permuted(x, [d % len(order) for d in order])
+
+
+@operation(aten.expand.default, view=True)
+def expand(c: Context, x: Value, _: Any, **__: Any) -> Value:
+    return broadcast(x if x.access or x.constant or x.shape == c.shape else c.body.kept(x), c.shape)
+
+
+@operation(prims.broadcast_in_dim.default, view=True)
+def broadcast_in_dim(c: Context, x: Value, shape: Sequence[int], dimensions: Sequence[int]) -> Value:
+    inner = dict(zip(dimensions, x.shape, strict=True))
+    return expand(c, reshaped(x, [inner.get(d, 1) for d in range(len(shape))]), shape)
+
+
+@operation(aten.select.int, view=True)
+def select(c: Context, x: Value, dimension: int, index: int) -> Value:
+    dimension %= len(x.groups)
+    index %= x.shape[dimension]
+    return dropped(moved(x, dimension, 1, lambda _: str(index)), dimension)
+
+
+@operation(aten.slice.Tensor, view=True)
+def sliced(c: Context, x: Value, dimension: int = 0, start: Any = None, _: Any = None, step: int = 1) -> Value:
+    dimension %= len(x.groups)
+    size = x.shape[dimension]
+    first = 0 if start is None else max(0, min(start + size if start < 0 else start, size))
+    if first == 0 and c.shape[dimension] == size:
+        return x
+    return moved(x, dimension, c.shape[dimension], lambda i: f"({first} + {step} * {i})")
+
+
+def part(c: Context, x: Value, sizes: Sequence[int], dimension: int, position: int) -> Value:
+    """The piece at `position` of `split_with_sizes`."""
+    first = sum(sizes[:position])
+    return moved(x, dimension % len(x.groups), sizes[position], lambda i: f"({first} + {i})")
+
+
+@operation(aten.cat.default)
+def cat(c: Context, parts: Sequence[Value], dimension: int = 0) -> Value:
+    dimension %= len(c.shape)
+    ends = list(accumulate(x.shape[dimension] for x in parts))
+    held = [retyped(replace(c, shape=x.shape), x if x.access else c.body.kept(x)) for x in parts]
+
+    def shifted(x: Value, start: int) -> Value:
+        return moved(x, dimension, ends[-1], lambda i: f"({i} - {start})")
+
+    whole = aligned([shifted(x, end - x.shape[dimension]) for x, end in zip(held, ends, strict=True)])
+    position = sum(len(g) for g in whole[0].groups[:dimension])
+
+    def at(i: Sequence[str]) -> str:
+        text = whole[-1].at(i)
+        for x, end in zip(whole[-2::-1], ends[-2::-1], strict=True):
+            text = f"({i[position]} < {end} ? {x.at(i)} : {text})"
+        return text
+
+    return c.body.kept(Value(whole[0].groups, at, c.dtype))
+
+
+# --- reductions --------------------------------------------------------------------------------------------------
+
+
+def _reduced(c: Context, x: Value, dimensions: Any, keep: bool, op: str) -> Value:
+    """`x` combined over `dimensions` (all where none are named), in the result's type."""
+    rank = len(x.groups)
+    over = sorted({d % rank for d in dimensions} if dimensions else range(rank))
+    wide = pointwise(Context(c.body, x.shape, c.dtype), "{0}", [x])
+    result = c.body.reduced(wide, over, op)
+    return result if keep else _without(result, over)
+
+
+def _without(x: Value, dimensions: Sequence[int]) -> Value:
+    for d in reversed(dimensions):
+        x = dropped(x, d)
+    return x
+
+
+def _floating(c: Context) -> None:
+    if not c.dtype.is_float:
+        raise Unsupported(f"not in {c.dtype}")
+
+
+@operation(aten.sum.dim_IntList)
+def summed(c: Context, x: Value, dimensions: Any = None, keep: bool = False, **_: Any) -> Value:
+    _floating(c)
+    return _reduced(c, x, dimensions, keep, "+")
+
+
+@operation(prims.sum.default)
+def summed_all(c: Context, x: Value, dimensions: Any = None, **_: Any) -> Value:
+    return summed(c, x, dimensions)
+
+
+@operation(aten.mean.default, aten.mean.dim)
+def mean(c: Context, x: Value, dimensions: Any = None, keep: bool = False, **_: Any) -> Value:
+    _floating(c)
+    total = _reduced(c, x, dimensions, keep, "+")
+    return _scaled(c, total, math.prod(x.shape) / max(1, math.prod(c.shape)))
+
+
+def _scaled(c: Context, x: Value, count: float) -> Value:
+    number = literal(count, c.dtype)
+    return Value(x.groups, lambda i: f"({x.at(i)} / {number})", c.dtype)
+
+
+@operation(aten.amax.default)
+def amax(c: Context, x: Value, dimensions: Any = (), keep: bool = False) -> Value:
+    _floating(c)
+    return _reduced(c, x, dimensions, keep, "max")
+
+
+@operation(aten.amin.default)
+def amin(c: Context, x: Value, dimensions: Any = (), keep: bool = False) -> Value:
+    _floating(c)
+    return _reduced(c, x, dimensions, keep, "min")
+
+
+@operation(prims.var.default, aten.var.correction)
+def variance(
+    c: Context, x: Value, dimensions: Any = None, correction: Any = 1, keepdim: bool = False, **_: Any
+) -> Value:
+    _floating(c)
+    x = x if x.access else c.body.kept(x)
+    rank = len(x.groups)
+    over = sorted({d % rank for d in dimensions} if dimensions else range(rank))
+    count = math.prod(x.shape[d] for d in over)
+    inner = Context(c.body, x.shape, c.dtype)
+    center = c.body.kept(_scaled(inner, _reduced(inner, x, over, True, "+"), count))
+    difference = pointwise(inner, "({0} - {1})", [x, center])
+    square = pointwise(inner, "({0} * {0})", [difference])
+    total = _scaled(c, _reduced(c, square, over, True, "+"), count - (1 if correction is None else correction))
+    return total if keepdim else _without(total, over)
+
+
+# --- contractions ------------------------------------------------------------------------------------------------
+
+
+def _product(c: Context, equation: str, a: Value, b: Value) -> Value:
+    if c.dtype not in (FLOAT32, FLOAT64):
+        raise Unsupported(f"products of {c.dtype} stay with torch")
+    a, b = (x if x.access else c.body.kept(x) for x in (a, b))
+    return c.body.contracted(a, b, equation)
+
+
+@operation(aten.mm.default)
+def mm(c: Context, a: Value, b: Value) -> Value:
+    return _product(c, "mk,kn->mn", a, b)
+
+
+@operation(aten.bmm.default)
+def bmm(c: Context, a: Value, b: Value) -> Value:
+    return _product(c, "bmk,bkn->bmn", a, b)
+
+
+@operation(aten.addmm.default)
+def addmm(c: Context, bias: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> Value:
+    return _sum(c, "+", _times(c, bias, beta), _times(c, mm(c, a, b), alpha), 1)
+
+
+def _times(c: Context, x: Value, factor: Any) -> Value:
+    return x if factor == 1 else pointwise(replace(c, shape=x.shape), "({0} * {1})", _operands(c, x, factor))
+
+
+@operation(aten.convolution.default)
+def convolution(
+    c: Context, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any,
+    turned: bool, _: Any, groups: int,
+) -> Value:  # fmt: skip
+    if turned or c.dtype not in (FLOAT32, FLOAT64):
+        raise Unsupported("transposed, or not in float32 or float64")
+    count = len(x.groups) - 2
+    stride, padding, dilation = ([*s] * count if len(s) == 1 else [*s] for s in (stride, padding, dilation))
+    for d, p in enumerate(padding):
+        x = _padded(c, x, 2 + d, p)
+    x, weight = (v if v.access else c.body.kept(v) for v in (x, weight))
+    result = _windows(c, x, weight, stride, dilation, groups)
+    if bias is None:
+        return result
+    return _sum(c, "+", result, reshaped(bias, [1, *bias.shape, *[1] * count]), 1)
+
+
+def _padded(c: Context, x: Value, dimension: int, width: int) -> Value:
+    if not width:
+        return x
+    size = x.shape[dimension]
+    x = x if x.access else c.body.kept(x)
+    shifted = moved(x, dimension, size + 2 * width, lambda i: f"({i} - {width})")
+    position = sum(len(g) for g in shifted.groups[:dimension])
+    zero = literal(0, x.dtype)
+
+    def at(i: Sequence[str]) -> str:
+        return f"({i[position]} >= {width} && {i[position]} < {size + width} ? {shifted.at(i)} : {zero})"
+
+    return c.body.kept(Value(shifted.groups, at, x.dtype))
+
+
+def _windows(c: Context, x: Value, weight: Value, stride: Any, dilation: Any, groups: int) -> Value:
+    """`out(n, g o, h...) +=! x(n, g c, s h + d k...) * weight(g o, c, k...)`."""
+    out, channels, *kernel = weight.shape
+    extents = {"n": c.shape[0], "g": groups, "o": out // groups, "c": channels}
+    extents |= {f"h{d}": n for d, n in enumerate(c.shape[2:])} | {f"k{d}": n for d, n in enumerate(kernel)}
+    name = {letter: letter if n != 1 else "0" for letter, n in extents.items()}
+
+    def joined(outer: str, inner: str, size: int) -> str:
+        return name[inner] if groups == 1 else f"({outer} * {size} + {name[inner]})"
+
+    places = [
+        f"({s} * {name[f'h{d}']} + {e} * {name[f'k{d}']})"
+        for d, (s, e) in enumerate(zip(stride, dilation, strict=True))
+    ]
+    data = _element(x, [name["n"], joined("g", "c", channels), *places])
+    taps = _element(weight, [joined("g", "o", out // groups), name["c"], *(name[f"k{d}"] for d in range(len(kernel)))])
+    target = ["n", "g", "o", *(f"h{d}" for d in range(len(kernel)))]
+    names = [t for t in target if extents[t] != 1]
+    parts = [tuple(extents[t] for t in group if extents[t] != 1) for group in ("n", "go", *((t,) for t in target[3:]))]
+    ranges = [f"{letter} in 0:{n}" for letter, n in extents.items() if n != 1]
+    like = Value(tuple(parts), x.at, c.dtype)
+    return c.body.summed(like, names, f"{data} * {taps}", ranges)
+
+
+def _element(x: Value, indices: Sequence[str]) -> str:
+    """The element of `x` at one index for each of its dimensions."""
+    if any(len(g) > 1 for g in x.groups):
+        raise Unsupported("a window over merged dimensions")
+    return x.at([i for i, group in zip(indices, x.groups, strict=True) if group])
+
+
+@operation(aten.embedding.default)
+def embedding(c: Context, table: Value, words: Value, *_: Any) -> Value:
+    if not table.access or len(table.groups[1]) > 1 or len(table.groups[0]) != 1 or words.dtype != INT64:
+        raise Unsupported("not a table")
+    words = words if words.access else c.body.kept(words)
+    width = len(table.groups[1])
+
+    def at(i: Sequence[str]) -> str:
+        split = len(i) - width
+        return table.at([words.at(i[:split]), *i[split:]])
+
+    return Value((*words.groups, table.groups[1]), at, c.dtype)
+
+
+_register_tables()

@@ -1,0 +1,147 @@
+"""`torch.compile(backend="tensor_comprehensions")`: forward and backward graphs with their regions as kernels.
+
+torch captures the graph, derives the backward and hands both over as operations on tensors of known sizes. Regions of
+them become defs; each is timed against torch once, on the first tensors that come, and the faster of both stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from logging import DEBUG
+from typing import Any
+
+from torch import Tensor, fx
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from ..api import Op, define
+from ..inspection import logger
+from ..once import OncePerKey
+from .aten import Unsupported, aten
+from .body import NAME
+from .choice import Choice
+from .regions import Region, computes, described, is_expressible, is_worth_it, operations, regions
+
+LIMIT = 4096
+_operators: OncePerKey[str, Op] = OncePerKey(LIMIT)
+"""Operators by their text: the layers of a network share them."""
+
+KEPT = (aten.addmm, aten.embedding_dense_backward, aten._scaled_dot_product_flash_attention_for_cpu)
+"""What torch would take apart but is better left whole."""
+TAKEN_APART = (
+    aten._softmax, aten._log_softmax, aten._softmax_backward_data, aten._log_softmax_backward_data,
+    aten.native_layer_norm, aten.native_layer_norm_backward, aten.native_group_norm, aten.native_group_norm_backward,
+    aten.native_batch_norm, aten.native_batch_norm_backward, aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit_no_training, aten._fused_rms_norm,
+    aten.gelu, aten.gelu_backward, aten.silu, aten.silu_backward, aten.sigmoid_backward, aten.tanh_backward,
+    aten.threshold_backward, aten.leaky_relu, aten.hardswish, aten.hardtanh, aten.elu, aten.mse_loss,
+    aten.mse_loss_backward, aten.var_mean,
+)  # fmt: skip
+
+
+def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
+    """The backend that `torch.compile` calls: `torch.compile(model, backend="tensor_comprehensions")`."""
+    captured = aot_autograd(
+        fw_compiler=_compile, decompositions=decompositions(), partition_fn=min_cut_rematerialization_partition
+    )
+    compiled: Callable[..., Any] = captured(module, examples)
+    return compiled
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """How torch takes operations apart before a graph comes here."""
+    table = {**core_aten_decompositions(), **get_decompositions(TAKEN_APART)}
+    return {target: how for target, how in table.items() if target.overloadpacket not in KEPT}
+
+
+def _compile(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+    return make_boxed_func(fuse(module).forward)
+
+
+def fuse(module: fx.GraphModule) -> fx.GraphModule:
+    """`module` with calls of kernels in place of the regions that they compute."""
+    taken: list[Region] = []
+    for region in filter(is_worth_it, regions(module.graph)):
+        try:
+            taken.append(described(region))
+        except Unsupported as refusal:
+            logger("graph").debug("a region of %d operations stays with torch: %s", len(region.nodes), refusal)
+    _explain(module.graph, taken)
+    return _rewritten(module, taken)
+
+
+def share(graph: fx.Graph, taken: Sequence[Region]) -> float:
+    """The part of the floating-point work of `graph` that is in `taken`; of other operations one for each element."""
+    total = sum(map(operations, graph.nodes))
+    return sum(operations(n) for region in taken for n in region.nodes) / total if total else 0.0
+
+
+def _explain(graph: fx.Graph, taken: Sequence[Region]) -> None:
+    log = logger("graph")
+    if not log.isEnabledFor(DEBUG):
+        return
+    inside = {node for region in taken for node in region.nodes}
+    for node in graph.nodes:
+        if computes(node) and node not in inside:
+            log.debug("%s stays with torch: %s", node.target, "alone" if is_expressible(node) else "not in the table")
+    for region in taken:
+        log.debug("%d operations in one def:\n%s", len(region.nodes), region.text)
+    log.debug("%d kernels take %d operations, %.0f %% of the work", len(taken), len(inside), 100 * share(graph, taken))
+
+
+def _rewritten(module: fx.GraphModule, taken: Sequence[Region]) -> fx.GraphModule:
+    """A new module: every node is made when something needs it, a region when one of its outputs is needed."""
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    of = {node: region for region in taken for node in region.nodes}
+    names = list(range(len(taken)))
+    fresh = fx.GraphModule(module, graph)
+
+    def make(node: fx.Node) -> fx.Node:
+        if node not in made:
+            if node in of:
+                call(of[node])
+            else:
+                for needed in node.all_input_nodes:
+                    make(needed)
+                made[node] = graph.node_copy(node, lambda n: made[n])
+        return made[node]
+
+    def call(region: Region) -> None:
+        name = f"region_{names.pop(0)}"
+        inputs = tuple(make(n) for n in region.inputs)
+        op = _operators.get(region.text, lambda: define(region.text)[NAME])
+        shapes = tuple(tuple(n.meta["val"].shape) for n in region.outputs)
+        fresh.add_submodule(name, Choice(op, eager(region), shapes))
+        result = graph.call_module(name, inputs)
+        for k, node in enumerate(region.outputs):
+            made[node] = graph.call_function(_item, (result, k))
+
+    for node in module.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            make(node)
+    graph.lint()
+    fresh.recompile()
+    return fresh
+
+
+def _item(values: tuple[Tensor, ...], position: int) -> Tensor:
+    return values[position]
+
+
+def eager(region: Region) -> fx.GraphModule:
+    """The operations of `region` as torch runs them: from its inputs to a tuple of its outputs."""
+    graph = fx.Graph()
+    made = {n: graph.placeholder(f"x{k}") for k, n in enumerate(region.inputs)}
+
+    def make(node: fx.Node) -> fx.Node:
+        if node not in made:
+            for needed in node.all_input_nodes:
+                make(needed)
+            made[node] = graph.node_copy(node, lambda n: made[n])
+        return made[node]
+
+    graph.output(tuple(make(n) for n in region.outputs))
+    return fx.GraphModule({}, graph)
