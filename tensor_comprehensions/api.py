@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .autograd import Gradients, PythonGradient, is_recorded, recorded
 from .cache import programs
+from .cache.store import current
 from .calls import (
     Arguments,
     Shape,
@@ -32,6 +33,7 @@ from .calls import (
 )
 from .compiler import Compiled
 from .describe import documentation, python_signature, signature
+from .entries import CacheEntry, entry_of
 from .errors import ArgumentError, InternalError, TCError
 from .inspection import Picture
 from .kernels import Kernels, Machine
@@ -345,6 +347,23 @@ class Op(Caller):
         self._kernels.tune(sizes_of(self.function, arguments), arguments, self._machine, found.options)
         self._lanes, self._direct = Lanes(self._kernels.interface), None
         return found.options
+
+    @guarded
+    def cache_entry(self, /, *tensors: Value, options: CpuOptions | None = None, **initial: Value) -> CacheEntry:
+        """What the cache has for calls like this one, compiled and measured; a kernel of one's own can be put there.
+
+        Arguments as for `compile`.
+        """
+        machine = self._machine if options is None else Machine(options, host())
+        check_machine(machine.options, machine.target)
+        arguments = gather(self._kernels.interface, tensors, initial)
+        bound, chosen = self._kernels.entry(arguments, machine)
+        return entry_of(self.function, bound, arguments, chosen, machine.target, current(), self._forget)
+
+    def _forget(self) -> None:
+        """Look for kernels anew from now on."""
+        self._kernels.forget()
+        self._lanes, self._direct = Lanes(self._kernels.interface), None
 
     @guarded
     def reference(self, /, *tensors: Value, **initial: Value) -> Any:

@@ -19,11 +19,12 @@ import llvmlite.binding as llvm
 import torch
 from torch import Tensor
 
-from . import contract
+from . import caching, contract
 from .api import Op, define
 from .arguments import TORCH_TYPES, numbers
 from .compiler import KINDS
 from .describe import dims, ranges
+from .entries import CacheEntry
 from .errors import ArgumentError, TCError
 from .options import CpuOptions
 from .runtime import process
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--rounds", type=int, default=20, help="how often to run (default 20)")
     run.add_argument("--no-check", action="store_true", help="do not compare with the reference evaluator")
     contract.add_parser(commands)
+    caching.add_parser(commands, _add_def, _entry)
     doctor = commands.add_parser("doctor", help="what the machine and the installation offer")
     doctor.set_defaults(command=_doctor)
     return parser
@@ -135,6 +137,12 @@ def _run(options: argparse.Namespace) -> int:
     wrong = _difference(result, op.reference(*arguments, **initial))
     print(f"largest difference from the reference, relative to its largest value: {wrong:.1e}")
     return 0 if wrong < 1e-3 else 1
+
+
+def _entry(options: argparse.Namespace) -> CacheEntry:
+    op = _op(options)
+    arguments, initial = _arguments(op, numbers(options.sizes))
+    return op.cache_entry(*arguments, options=_options(options), **initial)
 
 
 def _difference(ours: Tensor | tuple[Tensor, ...], reference: Tensor | tuple[Tensor, ...]) -> float:

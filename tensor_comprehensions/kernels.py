@@ -122,6 +122,15 @@ class Kernels:
         text = ", ".join(f"{part} {value}" for part, value in zip(parts[:-1], key, strict=False))
         logger("cache").debug("%s: %s: %s", self.function.name, what, text)
 
+    def entry(self, arguments: Arguments, machine: Machine) -> tuple[BoundFunction, CpuOptions]:
+        """What the kernel of a call is made from: the bound def and the options."""
+        sizes = sizes_of(self.function, arguments)
+        return self.bound_for(sizes, arguments), self._options(sizes, arguments, machine)
+
+    def forget(self) -> None:
+        """Look for kernels anew from now on."""
+        self.routes = OncePerKey(LIMIT)
+
     def bound_for(self, sizes: Sizes, arguments: Arguments) -> BoundFunction:
         """The def for the layouts of `arguments`."""
         return with_strides(self.bind(sizes), tuple(normal_strides(x) for x in arguments.inputs))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,14 @@ def read(store: Store, name: Name) -> Code | None:
         return code
     store.tell(f"the entry {store.path(name)} is passed over: it is that of another key")
     return None
+
+
+def names(store: Store) -> Iterator[Name]:
+    """Of all entries with code."""
+    for layer in (INJECTED, KERNEL):
+        for family in store.names((layer,)):
+            for digest in store.names((layer, family)):
+                yield layer, family, digest
 
 
 def from_bytes(payload: bytes) -> Code | None:

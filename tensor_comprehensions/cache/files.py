@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import time
 
-_SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 """Never follow a link that somebody put in the place of a file."""
 
 
@@ -28,6 +28,7 @@ class System:
     write: Callable[..., int] = os.write
     fstat: Callable[..., os.stat_result] = os.fstat
     stat: Callable[..., os.stat_result] = os.stat
+    lstat: Callable[..., os.stat_result] = os.lstat
     listdir: Callable[..., list[str]] = os.listdir
     mkdir: Callable[..., None] = os.mkdir
     replace: Callable[..., None] = os.replace
@@ -44,7 +45,7 @@ def read(system: System, path: Path, limit: int) -> bytes:
     Raises OSError, also for what is no such file or is longer than `limit` bytes.
     """
     # Without O_NONBLOCK, opening a pipe would wait for somebody to write to it.
-    descriptor = system.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _SAFE)
+    descriptor = system.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | SAFE)
     try:
         found = system.fstat(descriptor)
         reason = _distrust(system, found)
@@ -67,7 +68,7 @@ def read(system: System, path: Path, limit: int) -> bytes:
 def write(system: System, path: Path, data: bytes) -> None:
     """Put a file in its place, whole or not at all. Raises OSError, and leaves nothing behind then."""
     temporary = path.with_name(f".{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}{TEMPORARY}")
-    descriptor = system.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600)
+    descriptor = system.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE, 0o600)
     try:
         try:
             left = memoryview(data)
@@ -97,7 +98,7 @@ def private_folder(system: System, path: Path) -> str:
     except FileNotFoundError:
         make_folders(system, path)
         found = system.stat(path)
-    if not stat.S_ISDIR(found.st_mode):
+    if not is_folder(found):
         return "it is no folder"
     return _distrust(system, found)
 
@@ -113,6 +114,10 @@ def make_folders(system: System, path: Path) -> None:
         make_folders(system, path)
     except FileExistsError:
         pass
+
+
+def is_folder(found: os.stat_result) -> bool:
+    return stat.S_ISDIR(found.st_mode)
 
 
 def _distrust(system: System, found: os.stat_result) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +16,7 @@ from typing import TypeVar
 from .. import knobs
 from ..errors import CacheError
 from ..inspection import logger
-from . import entry, files
+from . import entry, evict, files
 from .entry import Damaged
 from .files import SYSTEM, System
 
@@ -25,6 +25,7 @@ SUFFIX = ".tc"
 TUNING, KERNEL, INJECTED, PROGRAM, PACKAGE, RUNTIME = "tuning", "kernel", "injected", "program", "package", "runtime"
 """The layers: measurements, compiled code, code put there by hand, checked programs, digests of this package's text,
 and the code that every process runs."""
+LAYERS = (TUNING, KERNEL, INJECTED, PROGRAM, PACKAGE, RUNTIME)
 EXECUTED = (KERNEL, INJECTED, RUNTIME)
 """The layers whose entries are signed where there is a key."""
 FOLDER = f"v{entry.VERSION}"
@@ -113,6 +114,10 @@ class Store:
             self._paused_until = self.system.clock() + PAUSE
             return False
         self.written += len(data)
+        if evict.is_due(self):
+            swept = evict.sweep(self)
+            if swept is not None and swept.removed:
+                logger("cache").debug("removed %d entries, %d bytes are left", swept.removed, swept.bytes)
         return True
 
     def names(self, folder: Name) -> tuple[str, ...]:
@@ -122,6 +127,16 @@ class Store:
         path = self.folder(folder)
         found = self._tried(lambda: self.system.listdir(path), path, "listed")
         return tuple(sorted(name.removesuffix(SUFFIX) for name in found or () if not name.startswith(".")))
+
+    def walk(self, folder: Name = ()) -> Iterator[Name]:
+        """The names of all entries, in order."""
+        if self.mode == "off":
+            return
+        for name in self.names(folder):
+            if self.folder((*folder, name)).is_dir():
+                yield from self.walk((*folder, name))
+            else:
+                yield (*folder, name)
 
     def remove(self, name: Name) -> bool:
         """Forget an entry; False where it was not there or cannot be removed."""
