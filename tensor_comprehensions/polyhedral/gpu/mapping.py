@@ -70,6 +70,11 @@ class LeafPlan:
     def units(self) -> tuple[Unit, ...]:
         return tuple(u for n in self.leaf.nodes for u in units_of(n, cooperative=self.cooperative))
 
+    @property
+    def reduced_over(self) -> frozenset[int]:
+        """The thread identifiers along which terms of one element are."""
+        return frozenset(a.identifier for a in self.inner if a.identifier is not None)
+
     def part(self, *parts: Part) -> tuple[Unit, ...]:
         return tuple(u for u in self.units if u.part in parts)
 

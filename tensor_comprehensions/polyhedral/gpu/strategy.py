@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import islpy as isl
 
-from ...errors import CannotLower
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.intrinsics import BARRIER
@@ -23,6 +23,7 @@ from ..strategy import split_initialisation
 from .checks import check_kernels
 from .generate import generate
 from .mapping import KernelPlan, plan_kernel, tree
+from .reductions import Sum, combine
 from .statements import Emitter, register_view, sum_register
 from .sync import barriers
 from .tree import BLOCK_IDS, THREAD_IDS, schedule, show
@@ -139,24 +140,38 @@ class _Kernel:
             for u in self.plan.units
             if u.part is Part.TERM
         }
+        collectives, shared = self.collectives(sums)
         emitter = Emitter({**self.buffers, **views}, sums)
         units = {u.name: u for u in self.plan.units}
 
         def instance(name: str, indices: tuple[ir.Expr, ...]) -> ir.Stmt:
             if name in units:
                 return emitter.statement(units[name], indices)
-            return self.collective(name)
+            return collectives.get(name) or ir.Invoke(BARRIER, (), ())
 
         mapped = tree(self.plan, barriers(self.scop, self.plan))
         isl_tree = schedule(CONTEXT, self.plan.units, mapped)
         body = generate(isl_tree, _context(self.plan.launch), identifiers(self.plan.launch), instance)
-        held = [*(v.buffer for v in views.values()), *sums.values()]
+        held = [*shared, *(v.buffer for v in views.values()), *sums.values()]
         return Kernel(name, build.allocate(held, body), self.plan.launch)
 
-    def collective(self, name: str) -> ir.Stmt:
-        if name.startswith("barrier"):
-            return ir.Invoke(BARRIER, (), ())
-        raise CannotLower(f"no meaning is known for {name}")
+    def collectives(self, sums: Mapping[str, Buffer]) -> tuple[dict[str, ir.Stmt], list[Buffer]]:
+        """What the threads do together in cooperative leaves, by name, and the shared arrays that this takes."""
+        meanings: dict[str, ir.Stmt] = {}
+        shared: list[Buffer] = []
+        for number, leaf in enumerate(self.plan.leaves):
+            terms = leaf.part(Part.TERM)
+            if not terms:
+                continue
+            found = [Sum(sums[u.node.name], u.statement.reduction or "+", u.node.name) for u in terms]
+            again = self.plan.repeats or any(a.tiles * a.trips > 1 for a in leaf.parallel)
+            combined = combine(found, self.plan.launch, leaf.reduced_over, again=again)
+            shared += combined.shared
+            meanings[f"combine{number}"] = combined.body
+            meanings[f"clear{number}"] = build.block(
+                *(ir.Store(s.register, (), build.neutral(s.op, s.register.type.dtype)) for s in found)
+            )
+        return meanings, shared
 
 
 def identifiers(launch: Launch) -> dict[str, ir.Expr]:
