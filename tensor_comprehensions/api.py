@@ -7,14 +7,15 @@ and then nothing of the caller's has changed.
 from __future__ import annotations
 
 import difflib
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
+from torch.autograd import profiler
 
 from .autograd import Gradients, PythonGradient, is_recorded, recorded
 from .cache import programs
@@ -35,45 +36,27 @@ from .compiler import Compiled
 from .describe import documentation, python_signature, signature
 from .entries import CacheEntry, entry_of
 from .errors import ArgumentError, InternalError, TCError
+from .guard import guarded, told
 from .inspection import Picture
 from .kernels import Kernels, Machine
 from .lanes import MISS, Lanes, plain_call
-from .options import CpuOptions
+from .options import CpuOptions, MappingOptions
 from .runtime.host import host
 from .search import SECONDS, Found
 from .search import search as search_candidates
 from .structured.strategy import frozen
-from .target import Target
+from .target import GpuTarget, Target
 from .tc_lang.function import BoundFunction, Function
+from .torch_ext.operators import Operator, Overload, operator
+from .torch_ext.tracing import is_special, through, traced
 
 Value = Any
 """A tensor, an array or a number."""
 Out = Tensor | tuple[Tensor, ...] | None
+_is_traced = torch.compiler.is_dynamo_compiling
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def told(error: Exception) -> Exception:
-    """An exception that is not meant to leave a call, as one that is: a lack of memory, or our bug."""
-    if isinstance(error, MemoryError) or "not enough memory" in str(error):  # NumPy's, or torch's RuntimeError
-        return ArgumentError(f"there is no memory for this: {error}")
-    return InternalError(f"{type(error).__name__}: {error}")
-
-
-def guarded(call: Callable[P, R]) -> Callable[P, R]:
-    """`call`, out of which come only the package's own exceptions."""
-
-    @functools.wraps(call)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return call(*args, **kwargs)
-        except (TCError, InternalError):
-            raise
-        except Exception as error:
-            raise told(error) from error
-
-    return wrapper
+if TYPE_CHECKING:
+    from .gpu import GpuKernel, GpuKernels
 
 
 @guarded
@@ -158,10 +141,17 @@ class Caller:
         self._kernels, self._machine, self._gradients = kernels, machine, gradients
         self._lanes = Lanes(kernels.interface)
         self._direct: Callable[..., Any] | None = None
+        self._operator: Operator | None = None
+        self._gpu: GpuKernels | None = None
         self._out_is_inout = any(p.name == "out" for p in kernels.function.initial)
 
     def __call__(self, /, *tensors: Value, out: Out = None, **initial: Value) -> Any:
+        operator = self._operator
+        if _is_traced() and operator is not None:
+            return traced(operator, tensors, out, initial)
         try:
+            if profiler._is_profiler_enabled and operator is not None and is_special((*tensors, *initial.values())):
+                return through(operator, tensors, out, initial)
             direct = self._direct
             if direct is not None and out is None and not initial and plain_call(tensors):
                 result = direct(*tensors)
@@ -171,8 +161,12 @@ class Caller:
                 out, initial = None, {"out": out, **initial}
             result = self._lanes.call(tensors, out, initial)
             if result is MISS:
+                if operator is not None and is_special((*tensors, *initial.values())):
+                    return through(operator, tensors, out, initial)
                 if is_recorded((*tensors, *initial.values())):
                     return recorded(self, self._kernels.interface, self._gradients, tensors, out, initial)
+                if _elsewhere((*tensors, *initial.values())):
+                    return self._gpu_kernels().call(tensors, out, initial, None)
                 result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
             if self._lanes.only_tensors and out is None:
                 launcher = self._lanes.direct()
@@ -182,6 +176,19 @@ class Caller:
         except Exception as error:
             raise told(error) from error
         return result
+
+    def _gpu_kernels(self) -> GpuKernels:
+        """The kernels for graphics processors, made when the first is asked for."""
+        if self._gpu is None:
+            from .gpu import GpuKernels
+
+            self._gpu = GpuKernels(self._kernels.interface)
+        return self._gpu
+
+
+def _elsewhere(values: Sequence[Value]) -> bool:
+    """Is any of them a tensor on a CUDA device?"""
+    return any(isinstance(v, Tensor) and v.is_cuda for v in values)
 
 
 class Op(Caller):
@@ -239,25 +246,29 @@ class Op(Caller):
         self,
         /,
         *tensors: Value,
-        options: CpuOptions | None = None,
-        target: Target | None = None,
+        options: CpuOptions | MappingOptions | None = None,
+        target: Target | GpuTarget | str | None = None,
         strategy: object = None,
         search: int = 0,
         search_seconds: float = SECONDS,
         **initial: Value,
-    ) -> Kernel:
+    ) -> Any:
         """The kernel for these tensors, compiled now if there is none yet.
 
         Args:
             tensors, initial: as in a call; only their types, sizes and strides count, and what a search runs on.
-            options: how to lower, instead of the choice made from the sizes.
-            target: a machine to compile for, instead of this one.
+            options: how to lower, instead of the choice made from the sizes: `CpuOptions`, or `MappingOptions` for a
+                graphics processor.
+            target: a machine to compile for, instead of the one that the tensors are on: "cuda:sm_90" needs no GPU,
+                and tensors on the CPU are examples for it.
             strategy: how the contractions of the def are lowered: a pipeline, an expert that returns one, or a
                 mapping from the tensor that a contraction defines to one of these.
             search: run up to so many ways to lower each contraction, check them against one another and take the
                 fastest, for later calls like this one too. With a strategy, its alternatives are what is run.
             search_seconds: about how long a search may take.
         """
+        if isinstance(options, MappingOptions) or isinstance(target, GpuTarget | str) or _elsewhere(tensors):
+            return self._for_gpu(tensors, initial, options, target, strategy is not None or search)
         chosen = self._machine.options if options is None else options
         machine = Machine(chosen, host() if target is None else target)
         check_machine(machine.options, machine.target)
@@ -270,6 +281,14 @@ class Op(Caller):
             self._search(sizes, arguments, machine, search, search_seconds)
         route = self._kernels.route(sizes, arguments, (), machine)
         return Kernel(self._kernels, machine, self._gradients, route.compiled)
+
+    def _for_gpu(
+        self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any, target: Any, asked: object
+    ) -> GpuKernel:
+        """The kernel for a graphics processor."""
+        if asked:
+            raise ArgumentError("strategies and searches are for CPUs", suggestion="pass options=MappingOptions(...)")
+        return self._gpu_kernels().compile(tensors, initial, options, target)
 
     @guarded
     def search(

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from logging import DEBUG
@@ -78,7 +78,7 @@ class Pass:
     """
 
     name: str
-    run: Callable[[Any, Job], Any]
+    run: Callable[[Any, Any], Any]
     show: Callable[[Any], str] | None = show
     suffix: str = "txt"
     topic: str = ""
@@ -196,21 +196,29 @@ def compile_function(bound: BoundFunction, text: str, options: CpuOptions, targe
     if dump is not None:
         dump.write(0, "def", text, "tc")
         dump.write(1, "bound", repr(bound))
-    value: Any = bound
-    results: dict[str, Any] = {}
-    seconds: list[tuple[str, float]] = []
-    for number, step in enumerate(PASSES, 2):
-        start = perf_counter()
-        value = results[step.name] = step.run(value, Job(options, target))
-        seconds.append((step.name, perf_counter() - start))
-        _observe(bound.name, step, value, number, dump)
+    results, seconds = run_passes(PASSES, bound, Job(options, target), dump)
     module: Module = results["simplify_again"]
     compiled = Compiled(
-        bound, text, options, target, results["assemble"], value,
-        temporary_bytes(module), module.sites, len(module.kernels), tuple(seconds),
+        bound, text, options, target, results["assemble"], results["load"],
+        temporary_bytes(module), module.sites, len(module.kernels), seconds,
     )  # fmt: skip
     _explain(compiled, dump)
     return compiled
+
+
+def run_passes(
+    passes: Sequence[Pass], bound: BoundFunction, job: Any, dump: Dump | None
+) -> tuple[dict[str, Any], tuple[tuple[str, float], ...]]:
+    """What each pass makes of `bound`, by name, and the time that it takes; observed, as this module says."""
+    value: Any = bound
+    results: dict[str, Any] = {}
+    seconds: list[tuple[str, float]] = []
+    for number, step in enumerate(passes, 2):
+        start = perf_counter()
+        value = results[step.name] = step.run(value, job)
+        seconds.append((step.name, perf_counter() - start))
+        _observe(bound.name, step, value, number, dump)
+    return results, tuple(seconds)
 
 
 def contractions(
@@ -252,7 +260,7 @@ def settle(bound: BoundFunction, options: CpuOptions, target: Target) -> CpuOpti
     return replace(options, strategy=tuple(pairs))
 
 
-def digest(bound: BoundFunction, options: CpuOptions, target: Target) -> str:
+def digest(bound: BoundFunction, options: object, target: object) -> str:
     """A short name for what a kernel depends on, the same in every process."""
     return sha256(repr((bound, options, target)).encode()).hexdigest()[:8]
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, overload
 
-from .api import Op, define, guarded
+from .api import Op, define
 from .autograd import PythonGradient
 from .errors import ArgumentError
+from .guard import guarded
 from .tc_lang.shorthand import definition
 
 

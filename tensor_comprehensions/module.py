@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .api import Op, define, guarded
+from .api import Op, define
 from .arguments import TORCH_TYPES
 from .describe import signature
 from .errors import ArgumentError
+from .guard import guarded
 from .tc_lang.function import Const, Expr, Size, Symbol
 
 Initial = Callable[[Tensor], Any] | Tensor | float

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..api import Op, define, guarded
+from ..api import Op, define
 from ..errors import ArgumentError
+from ..guard import guarded
 from ..once import OncePerKey
 from .definition import NAME, definition
 from .equation import parse

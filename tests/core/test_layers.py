@@ -32,7 +32,7 @@ LAYERS = (
     ("lanes",),
     ("kernels",),
     ("autograd", "entries"),
-    ("autotuner", "search"),
+    ("autotuner", "gpu", "search"),
     ("api",),
     ("einstein", "definitions", "module", "graphs"),
     ("contract", "caching"),

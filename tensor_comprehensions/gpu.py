@@ -1,0 +1,357 @@
+"""Operators on graphics processors: kernels for tensors on a CUDA device, and for a device that is not here.
+
+Always holds: what is wrong with a call is found before anything is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .arguments import TORCH_TYPES, Expected, article, overlaps_itself, to_tensor
+from .calls import (
+    Arguments,
+    Interface,
+    Sizes,
+    bind_sizes,
+    check_names,
+    failure,
+    fill_initial,
+    gather,
+    hand_back,
+    normal_strides,
+    same_place,
+    sizes_of,
+    with_strides,
+)
+from .compiler_gpu import GpuCompiled, compile_gpu
+from .describe import signature
+from .errors import ArgumentError
+from .guard import guarded
+from .inspection import Picture
+from .once import OncePerKey
+from .options import MappingOptions, check_mapping
+from .runtime import cuda, emulator
+from .runtime.cuda import Launches
+from .runtime.emulator import Emulated, Memory
+from .target import GpuTarget, target
+from .tc_lang.function import BoundFunction, Role
+from .tc_lang.function import Tensor as BoundTensor
+
+LIMIT = 256
+ALIGNMENT = 16
+"""Bytes that the address of a tensor must be a multiple of for vectors to be read from it at once."""
+
+
+def is_meant(options: object, wanted: object, tensors: Sequence[object]) -> bool:
+    """Is a kernel wanted for a graphics processor? By its options, its target, or where its tensors are."""
+    named = isinstance(wanted, GpuTarget) or (isinstance(wanted, str) and wanted != "cpu")
+    return named or isinstance(options, MappingOptions) or (wanted is None and on_device(tensors))
+
+
+def on_device(values: Sequence[object]) -> bool:
+    """Is any of them a tensor on a CUDA device?"""
+    return any(isinstance(v, Tensor) and v.device.type == "cuda" for v in values)
+
+
+@dataclass(slots=True, eq=False)
+class GpuKernels:
+    """The kernels of one def for graphics processors, and those of them that are on devices of this machine."""
+
+    interface: Interface
+    compiled: OncePerKey[Hashable, GpuCompiled] = field(default_factory=lambda: OncePerKey(LIMIT))
+    loaded: OncePerKey[Hashable, Launches] = field(default_factory=lambda: OncePerKey(LIMIT))
+
+    def kernel(
+        self, sizes: Sizes, strides: tuple[Any, ...], options: MappingOptions | None, wanted: GpuTarget
+    ) -> GpuCompiled:
+        """The kernel for these sizes and strides."""
+        if options is not None:
+            check_mapping(options, wanted)
+
+        def make() -> GpuCompiled:
+            bound = with_strides(bind_sizes(self.interface, sizes), strides)
+            return compile_gpu(bound, self.interface.function.source, options, wanted)
+
+        return self.compiled.get((sizes, strides, options, wanted), make)
+
+    def compile(
+        self,
+        tensors: Sequence[object],
+        initial: Mapping[str, object],
+        options: MappingOptions | None,
+        wanted: GpuTarget | str | None,
+    ) -> GpuKernel:
+        """The kernel for these tensors, which are examples on the CPU, or on the device that it is for."""
+        if options is not None and not isinstance(options, MappingOptions):
+            raise ArgumentError(f"options is {article(type(options).__name__)}", expected="MappingOptions(...)")
+        if on_device((*tensors, *initial.values())):
+            arguments, device = gather_on_device(self.interface, tensors, initial)
+            machine = cuda.device_target(device.index) if wanted is None else parsed(wanted)
+        else:
+            arguments, machine = gather(self.interface, tensors, initial), parsed(wanted)
+        sizes = sizes_of(self.interface.function, arguments)
+        strides = tuple(map(normal_strides, arguments.inputs))
+        return GpuKernel(self, self.kernel(sizes, strides, options, machine), options)
+
+    def call(
+        self,
+        tensors: Sequence[object],
+        out: object,
+        initial: Mapping[str, object],
+        options: MappingOptions | None,
+    ) -> Any:
+        """The result of a call on tensors of one CUDA device."""
+        arguments, device = gather_on_device(self.interface, tensors, initial)
+        sizes = sizes_of(self.interface.function, arguments)
+        bound = bind_sizes(self.interface, sizes)
+        outputs = (
+            tuple(_fresh(bound, name, device) for name in bound.returns)
+            if out is None
+            else _destinations(bound, arguments, out, device)
+        )
+        strides = tuple(map(normal_strides, (*arguments.inputs, *outputs)))
+        kernel = self.kernel(sizes, strides, options, cuda.device_target(device.index))
+        fill_initial(bound, arguments, outputs)
+        self.launch(kernel, (*arguments.inputs, *outputs), device)
+        return hand_back(outputs, None) if out is None else out
+
+    def launch(self, kernel: GpuCompiled, tensors: Sequence[Tensor], device: torch.device) -> None:
+        """Run a kernel on its inputs and outputs. Raises RangeError where a check fails."""
+        memories = _in_order(kernel, tensors)
+        memories += [torch.empty(n, dtype=torch.uint8, device=device) for n in kernel.temporaries]
+        aligned = all(x.data_ptr() % ALIGNMENT == 0 for x in memories)
+        launches = self.loaded.get((kernel, device.index, aligned), lambda: _load(kernel, device.index, aligned))
+        status = torch.zeros(2, dtype=torch.int64, device=device) if kernel.sites else None
+        launches(memories, status)
+        if status is not None and (found := cuda.failed(status))[0]:
+            raise failure(kernel.bound.name, kernel.sites, *found)
+
+
+def _load(kernel: GpuCompiled, device: int, aligned: bool) -> Launches:
+    if aligned or kernel.unaligned.source == kernel.code.source:
+        return cuda.load(kernel.code, kernel.cubin, device)
+    from .runtime import nvrtc
+
+    return cuda.load(kernel.unaligned, nvrtc.compile_text(kernel.unaligned.source, kernel.target.name), device)
+
+
+def _in_order(kernel: GpuCompiled, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors of a call, inputs and then outputs, as the arguments of the module."""
+    names = [t.name for t in kernel.bound.tensors if t.role is Role.INPUT] + list(kernel.bound.returns)
+    places = dict(zip(names, tensors, strict=True))
+    return [places[b.name] for b in kernel.module.arguments]
+
+
+class GpuKernel:
+    """A kernel of an operator for a graphics processor.
+
+    It is called like the operator, with tensors on such a device, and `emulate` runs it on the CPU.
+
+    Attributes:
+        compiled: the kernel with everything that the compiler knows of it.
+        compile_seconds: what mapping and printing took.
+        resources: kernels launched; bytes of temporaries and shared memory; threads of a block; where NVRTC is
+            installed also registers of a thread, and bytes of local memory and of spills.
+    """
+
+    def __init__(self, kernels: GpuKernels, compiled: GpuCompiled, options: MappingOptions | None) -> None:
+        self._kernels, self._options = kernels, options
+        self._emulated: dict[bool, Emulated] = {}
+        self.compiled = compiled
+
+    def __repr__(self) -> str:
+        name = signature(self._kernels.interface.function)
+        return f"<kernel of {name} for {self.compiled.target.name}, made in {self.compile_seconds * 1e3:.0f} ms>"
+
+    @guarded
+    def __call__(self, /, *tensors: object, out: object = None, **initial: object) -> Any:
+        if not on_device((*tensors, *initial.values())):
+            raise ArgumentError(
+                f"this kernel of {self.compiled.bound.name} is for {self.compiled.target.name}, and its arguments are "
+                "on the CPU",
+                suggestion="pass tensors on a CUDA device, or call kernel.emulate(...)",
+            )
+        return self._kernels.call(tensors, out, initial, self._options)
+
+    @property
+    def compile_seconds(self) -> float:
+        return self.compiled.compile_seconds
+
+    @property
+    @guarded
+    def resources(self) -> dict[str, int]:
+        return self.compiled.resources
+
+    @guarded
+    def source(self, kind: str = "cuda") -> str:
+        """The kernel as text of a kind: "tc", "schedule", "loops", "cuda" or "opencl"."""
+        return self.compiled.source(kind)
+
+    def show(self) -> Picture:
+        """The mapped schedule tree: text in a terminal, a picture in a notebook."""
+        return Picture(self.source("schedule"))
+
+    @guarded
+    def emulate(self, /, *tensors: object, **initial: object) -> Any:
+        """What the kernel gives for tensors on the CPU, by its own text, compiled by the host's C++ compiler.
+
+        It is slow, and checks every access to memory: races, reads of what nothing wrote, places outside of tensors,
+        barriers that not all threads of a block reach.
+
+        Raises:
+            ArgumentError: there is no C++ compiler, or the tensors are not those that the kernel was made for.
+            InternalError: the kernel would go wrong on a device.
+            RangeError: a subscript leaves its tensor.
+        """
+        kernel, interface = self.compiled, self._kernels.interface
+        arguments = gather(interface, tensors, initial)
+        bound = bind_sizes(interface, sizes_of(interface.function, arguments))
+        strides = tuple(map(normal_strides, arguments.inputs))
+        if with_strides(bound, strides) != kernel.bound:
+            raise ArgumentError(
+                f"this kernel of {bound.name} was compiled for tensors of other sizes or strides",
+                suggestion="compile it for these",
+            )
+        outputs = tuple(_fresh(bound, name, torch.device("cpu")) for name in bound.returns)
+        fill_initial(bound, arguments, outputs)
+        number, value = self._run((*arguments.inputs, *outputs))
+        if number:
+            raise failure(bound.name, kernel.sites, number, value)
+        return hand_back(outputs, arguments.convert)
+
+    def _run(self, tensors: Sequence[Tensor]) -> tuple[int, int]:
+        """Run the text on CPU tensors."""
+        kernel = self.compiled
+        rooms = [torch.zeros(n + ALIGNMENT, dtype=torch.uint8) for n in kernel.temporaries]
+        given = _in_order(kernel, tensors)
+        aligned = all(x.data_ptr() % ALIGNMENT == 0 for x in given)
+        if aligned not in self._emulated:
+            self._emulated[aligned] = emulator.build([kernel.code if aligned else kernel.unaligned])[0]
+        roles = {t.name: t.role for t in kernel.bound.tensors}
+        memories = [
+            Memory(x.data_ptr(), b, roles[b.name] is not Role.OUTPUT)
+            for x, b in zip(given, kernel.module.arguments, strict=True)
+        ]
+        for room, b in zip(rooms, kernel.module.temporaries, strict=True):
+            memories.append(Memory(-(-room.data_ptr() // ALIGNMENT) * ALIGNMENT, b, False))
+        return self._emulated[aligned](memories)
+
+
+# --- arguments ---------------------------------------------------------------------------------------------------
+
+
+def parsed(wanted: GpuTarget | str | None) -> GpuTarget:
+    """The target that somebody asks for; None: that of the CUDA device that torch uses.
+
+    Raises ArgumentError for a text that names none, and where there is no device.
+    """
+    if isinstance(wanted, GpuTarget):
+        return wanted
+    if wanted is None or wanted == "cuda":
+        if not torch.cuda.is_available():
+            raise ArgumentError(
+                "there is no CUDA device",
+                suggestion='name what to compile for, such as target="cuda:sm_90"; kernel.emulate(...) runs it here',
+            )
+        return cuda.device_target(torch.cuda.current_device())
+    if not isinstance(wanted, str):
+        raise ArgumentError(f"target is {article(type(wanted).__name__)}", expected='a target, or "cuda:sm_90"')
+    return target(wanted)
+
+
+def gather_on_device(
+    interface: Interface, values: Sequence[object], initial: Mapping[str, object]
+) -> tuple[Arguments, torch.device]:
+    """The arguments of a call, and the CUDA device that all are on.
+
+    Raises ArgumentError that names the first that is not.
+    """
+    check_names(interface, values, initial)
+    named = [
+        *zip(interface.parameters, values, strict=True),
+        *((p, initial[p.name]) for p in interface.initial),
+    ]
+    device = next(v.device for _, v in named if isinstance(v, Tensor) and v.device.type == "cuda")
+    tensors = tuple([_on(device, p, v) for p, v in named])
+    count = len(interface.parameters)
+    return Arguments(tensors[:count], tensors[count:], None), device
+
+
+def _on(device: torch.device, expected: Expected, value: object) -> Tensor:
+    """`value` as a plain tensor on `device`; numbers are put there."""
+    if not isinstance(value, Tensor):
+        number = to_tensor(expected, value)
+        if expected.dims:
+            raise expected.error(f"is not on the device {device} of the other tensors")
+        return torch.full((), number.item(), dtype=number.dtype, device=device)
+    if value.device != device:
+        raise expected.error(
+            f"is on the device {value.device}, and another argument on {device}", suggestion=f"pass x.to('{device}')"
+        )
+    if value.layout is not torch.strided:
+        raise expected.error("is not dense", suggestion="pass x.to_dense()")
+    if value.dtype is not TORCH_TYPES[expected.dtype]:
+        raise expected.error(f"has elements of type {str(value.dtype).removeprefix('torch.')}")
+    if value.ndim != len(expected.dims):
+        raise expected.error(
+            f"has {value.ndim} dimensions instead of {len(expected.dims)}", found=f"a shape of {tuple(value.shape)}"
+        )
+    return value.detach().resolve_neg()
+
+
+def _fresh(bound: BoundFunction, name: str, device: torch.device) -> Tensor:
+    t = bound.tensor(name)
+    try:
+        return torch.empty(t.shape, dtype=TORCH_TYPES[t.dtype], device=device)
+    except RuntimeError as error:
+        raise ArgumentError(f"there is no memory for '{name}' of {bound.name} on {device}: {error}") from error
+
+
+def _destinations(bound: BoundFunction, arguments: Arguments, out: object, device: torch.device) -> tuple[Tensor, ...]:
+    """`out` as one tensor on `device` for each output. Raises ArgumentError."""
+    given = out if isinstance(out, tuple | list) else (out,)
+    if len(given) != len(bound.returns):
+        raise ArgumentError(
+            f"'out' of {bound.name} has {len(given)} tensors", expected=f"{len(bound.returns)}: {bound.returns}"
+        )
+    tensors: list[Tensor] = []
+    for name, x in zip(bound.returns, given, strict=True):
+        wanted = bound.tensor(name)
+        _check_destination(bound.name, wanted, x, device)
+        assert isinstance(x, Tensor)
+        initial = dict(zip((t.name for t in bound.tensors if t.role is Role.INOUT), arguments.initial, strict=True))
+        others = [*arguments.inputs, *tensors, *(v for n, v in initial.items() if n != name or not same_place(v, x))]
+        if any(_may_overlap(x, other) for other in others):
+            raise ArgumentError(
+                f"the destination of '{name}' of {bound.name} shares memory with another argument",
+                suggestion="leave 'out' away, or pass a tensor of its own",
+            )
+        tensors.append(x)
+    return tuple(tensors)
+
+
+def _check_destination(op: str, wanted: BoundTensor, x: object, device: torch.device) -> None:
+    expected = Expected(op, f"out ({wanted.name})", wanted.dtype, tuple(map(str, wanted.shape)))
+    tensor = _on(device, expected, x)
+    if tuple(tensor.shape) != wanted.shape:
+        raise expected.error("has another shape than the output", found=f"a shape of {tuple(tensor.shape)}")
+    if overlaps_itself(tensor):
+        raise expected.error("has elements that share memory", suggestion="pass x.clone()")
+
+
+def _may_overlap(x: Tensor, y: Tensor) -> bool:
+    """Whether the stretches of memory of two tensors on one device meet."""
+
+    def stretch(t: Tensor) -> tuple[int, int]:
+        last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+        return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
+
+    if not x.numel() or not y.numel():
+        return False
+    (low, high), (other_low, other_high) = stretch(x), stretch(y)
+    return low < other_high and other_low < high

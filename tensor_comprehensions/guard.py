@@ -1,0 +1,35 @@
+"""What may leave a call: the package's own exceptions, and nothing else."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from .errors import ArgumentError, InternalError, TCError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def told(error: Exception) -> Exception:
+    """An exception that is not meant to leave a call, as one that is: a lack of memory, or our bug."""
+    text = str(error)
+    if isinstance(error, MemoryError) or "not enough memory" in text or "out of memory" in text:  # NumPy's, or torch's
+        return ArgumentError(f"there is no memory for this: {error}")
+    return InternalError(f"{type(error).__name__}: {error}")
+
+
+def guarded(call: Callable[P, R]) -> Callable[P, R]:
+    """`call`, out of which come only the package's own exceptions."""
+
+    @functools.wraps(call)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return call(*args, **kwargs)
+        except (TCError, InternalError):
+            raise
+        except Exception as error:
+            raise told(error) from error
+
+    return wrapper
