@@ -2,8 +2,8 @@
 
 A scope is a relation `S[i] -> [c]`: the instances below a node of the schedule tree, each with the values of the
 schedule's dimensions above that node. Identifiers of blocks and threads may be parameters of it. What one `c` touches
-is a set of elements, and its box is where a copy of them fits: per dimension `first + stride * p` with
-`0 <= p < extent`, where `first` is affine in `c` and the parameters, and stride and extent are numbers.
+is a set of elements, and its box is where a copy of them fits: per dimension evenly spaced elements, the first of which
+is affine in `c` and the parameters, while their distance and number are constants.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Reference:
     """One occurrence of a tensor in a statement.
 
     tag: names the occurrence in the whole program. relation: `S[i] -> T[x]`, the elements it may touch.
-    affine: whether the relation is exact; where it is not, data or a condition decides.
+    affine: whether the subscripts are known; where they are not, data decides.
+    subscripts: `S[i] -> [x]` where they are known, also at instances that a condition keeps from touching memory.
     """
 
     tag: str
@@ -31,15 +32,31 @@ class Reference:
     reads: bool
     writes: bool
     affine: bool = True
+    subscripts: isl.MultiAff | None = None
+
+    def element(self) -> isl.MultiPwAff:
+        """`S[i] -> [x]`. Only for an affine reference."""
+        if self.subscripts is not None:
+            return self.subscripts.to_multi_pw_aff()
+        return isl.PwMultiAff.from_map(self.relation).to_multi_pw_aff()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """One dimension of a box: the elements `first + stride * p` for `0 <= p < extent`."""
+    """One dimension of a box: the elements `first + sum stride * p`, for each of `digits` a `p` from 0 to its extent.
+
+    digits: (stride, extent), the largest stride first; just one where the elements are evenly spaced.
+    """
 
     first: isl.Aff
-    stride: int
-    extent: int
+    digits: tuple[tuple[int, int], ...]
+
+    def offsets(self) -> isl.Set:
+        """`[o]`: the distances of elements from the first."""
+        names = [f"p{k}" for k in range(len(self.digits))]
+        total = " + ".join(f"{stride}*{p}" for p, (stride, _) in zip(names, self.digits, strict=True))
+        bounds = " and ".join(f"0 <= {p} < {extent}" for p, (_, extent) in zip(names, self.digits, strict=True))
+        return isl.Set(f"{{ [o] : exists {', '.join(names)} : o = {total} and {bounds} }}", self.first.get_ctx())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,8 +67,13 @@ class Box:
     space: isl.Space
 
     @property
+    def digits(self) -> tuple[tuple[int, int, int], ...]:
+        """The dimensions of a buffer for the box: (dimension of the tensor, stride, extent)."""
+        return tuple((d, *digit) for d, side in enumerate(self.sides) for digit in side.digits)
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(s.extent for s in self.sides)
+        return tuple(extent for _, _, extent in self.digits)
 
     @property
     def size(self) -> int:
@@ -60,15 +82,12 @@ class Box:
 
     def relation(self) -> isl.Map:
         """`[c] -> T[x]`: the elements of the box."""
-        sides = range(len(self.sides))
         result = isl.Map.universe(self.space)
-        for d, side in zip(sides, self.sides, strict=True):
-            element = isl.Aff.var_on_domain(isl.LocalSpace.from_space(self.space.range()), SET, d)
-            offset = _difference(element, side.first, self.space)
-            result = result.intersect(_between(offset, 0, side.stride * (side.extent - 1)))
-            if side.stride > 1:
-                zero = offset.mod_val(isl.Val(side.stride, offset.get_ctx()))
-                result = result.intersect(_between(zero, 0, 0))
+        local = isl.LocalSpace.from_space(self.space.range())
+        for d, side in enumerate(self.sides):
+            offset = _difference(isl.Aff.var_on_domain(local, SET, d), side.first, self.space)
+            inside = side.offsets().preimage_multi_aff(isl.MultiAff.from_aff(offset))
+            result = result.intersect(inside.unwrap())
         return result
 
 
@@ -100,7 +119,7 @@ def groups(references: Sequence[Reference], scope: isl.UnionMap) -> Mapping[str,
     larger than two. A reference that is not affine may mean any element: with a write beside it no copy of the tensor
     is safe; among reads only, it goes on reading the tensor itself.
     """
-    live = [(r, footprint) for r in references if (footprint := _footprint(r, scope)) is not None]
+    live = [(r, f) for r in references if (f := footprint(r, scope)) is not None]
     found: dict[str, tuple[Group, ...]] = {}
     for tensor in dict.fromkeys(r.tensor for r, _ in live):
         mine = [(r, f) for r, f in live if r.tensor == tensor]
@@ -110,7 +129,7 @@ def groups(references: Sequence[Reference], scope: isl.UnionMap) -> Mapping[str,
     return found
 
 
-def _footprint(reference: Reference, scope: isl.UnionMap) -> isl.Map | None:
+def footprint(reference: Reference, scope: isl.UnionMap) -> isl.Map | None:
     """`[c] -> T[x]` of what `reference` touches below `scope`; None where it has no instance there."""
     mine = scope.intersect_domain(isl.UnionSet.from_set(reference.relation.domain()))
     if mine.is_empty():
@@ -186,7 +205,8 @@ def _side(footprint: isl.Map, d: int) -> Side | None:
     low, extent = narrowest
     if offset is not None:
         low = low.scale_val(isl.Val(stride, low.get_ctx())).add(_drop_last(offset))
-    return Side(simplified(low, points.project_out(SET, outside, 1)), stride if extent > 1 else 1, extent)
+    digit = (stride if extent > 1 else 1, extent)
+    return Side(simplified(low, points.project_out(SET, outside, 1)), (digit,))
 
 
 def _quotient(points: isl.Set, element: isl.Aff, offset: isl.Aff, stride: int) -> tuple[isl.Set, isl.Aff]:
@@ -273,10 +293,3 @@ def _difference(element: isl.Aff, first: isl.Aff, space: isl.Space) -> isl.Aff:
     """`x_d - first(c)` on the wrapped `[c] -> T[x]`."""
     where = element.pullback_multi_aff(isl.MultiAff.range_map(space))
     return where.sub(first.pullback_multi_aff(isl.MultiAff.domain_map(space)))
-
-
-def _between(aff: isl.Aff, low: int, high: int) -> isl.Map:
-    """The pairs of a wrapped space at which `low <= aff <= high`."""
-    local = aff.get_domain_local_space()
-    least, most = (isl.Aff.val_on_domain(local, isl.Val(v, aff.get_ctx())) for v in (low, high))
-    return aff.ge_set(least).intersect(aff.le_set(most)).unwrap()

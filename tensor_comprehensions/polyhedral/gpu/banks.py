@@ -1,0 +1,68 @@
+"""Padding of shared buffers: rows of a length at which the threads of a warp find their elements in different banks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+from ...loop_ir.nodes import Buffer, Launch
+from .footprint import Box
+from .threads import Steps
+
+BANKS, BANK_BYTES, WARP = 32, 4, 32
+
+
+def padded(buffer: Buffer, box: Box, steps: Sequence[Steps], launch: Launch, lanes: int) -> Buffer:
+    """`buffer` with rows of the length, at least its own, at which its accesses conflict least.
+
+    steps: how references step through the tensor. lanes: elements that are copied at once, which rows must be a
+    multiple of to stay aligned.
+    """
+    if len(buffer.shape) < 2:
+        return buffer
+    width = buffer.shape[-1]
+    lengths = [width + pad for pad in (0, lanes, 2 * lanes)]
+    best = min(lengths, key=lambda n: (sum(conflicts(_pitched(buffer, n), box, s, launch) for s in steps), n))
+    return _pitched(buffer, best)
+
+
+def _pitched(buffer: Buffer, row: int) -> Buffer:
+    """`buffer` with `row` elements from one row to the next."""
+    strides, step = [1], row
+    for extent in reversed(buffer.shape[1:-1]):
+        strides.append(step)
+        step *= extent
+    strides.append(step)
+    return replace(buffer, strides=tuple(reversed(strides)))
+
+
+def conflicts(buffer: Buffer, box: Box, steps: Steps, launch: Launch) -> int:
+    """Further turns that a warp waits when its threads access `buffer` once: 0 where no two need the same bank."""
+    words: dict[int, set[int]] = defaultdict(set)
+    for lane in warp(launch):
+        address = 0
+        for count, move in zip(lane, steps.moves, strict=True):
+            if move is None:
+                continue
+            address += sum(p * s for p, s in zip(_places([count * m for m in move], box), buffer.strides, strict=True))
+        word = address * buffer.type.dtype.size // BANK_BYTES
+        words[word % BANKS].add(word)
+    return max(map(len, words.values())) - 1
+
+
+def _places(element: Sequence[int], box: Box) -> list[int]:
+    """Where in the buffer the element lies that is so far from the first of the box."""
+    rest = list(element)
+    found = []
+    for d, stride, _ in box.digits:
+        found.append(rest[d] // stride)
+        rest[d] %= stride
+    return found
+
+
+def warp(launch: Launch) -> list[tuple[int, int, int]]:
+    """The threads of the first warp of a block, as (x, y, z)."""
+    x, y, z = (range(n) for n in launch.block)
+    return [(i, j, k) for k, j, i in product(z, y, x)][:WARP]

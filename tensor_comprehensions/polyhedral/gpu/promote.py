@@ -1,0 +1,322 @@
+"""Promotion to shared memory: boxes that a block's threads reuse, or read in the wrong order, are copied there first.
+
+A scope is a node of the schedule tree above every mapping to threads. What its instances touch is put into groups
+(`footprint`); the groups that gain are kept in shared buffers, as many as the budget allows. A statement that copies
+in stands before what is below the scope, one that copies out after it: both are extensions of the tree, without
+dimensions of their own, that all threads of the block execute together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from math import prod
+
+import islpy as isl
+
+from ...loop_ir import build
+from ...loop_ir.intrinsics import BARRIER
+from ...loop_ir.nodes import Buffer, Expr, Invoke, Launch, Space, Stmt
+from .banks import padded
+from .copies import Copy, lanes_of, within
+from .footprint import OUT, Box, Group, Reference, footprint, groups
+from .threads import Steps, steps_of
+
+BARRIER_STATEMENT = Invoke(BARRIER, ())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Promoted:
+    """Where one reference goes: to the place in `buffer` of its element `S[i] -> T[x]` in the box of `prefix(S[i])`."""
+
+    buffer: Buffer
+    element: isl.MultiPwAff
+    prefix: isl.PwMultiAff
+    box: Box
+
+    def subscripts(self) -> tuple[isl.PwAff, ...]:
+        """The indices in the buffer as functions of `S[i]`."""
+        found = []
+        for d, side in enumerate(self.box.sides):
+            first = isl.PwAff.from_aff(side.first).pullback_pw_multi_aff(self.prefix)
+            rest = self.element.get_at(d).sub(first)
+            for stride, _ in side.digits:
+                step = isl.Val(stride, rest.get_ctx())
+                found.append(rest.scale_down_val(step).floor())
+                rest = rest.mod_val(step)
+        return tuple(found)
+
+    def relation(self) -> isl.Map:
+        """`S[i] -> buffer[p]`."""
+        result = isl.Map.from_domain(self.element.domain())
+        for part in self.subscripts():
+            result = result.flat_range_product(isl.Map.from_pw_aff(part))
+        return result.set_tuple_name(OUT, self.buffer.name)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Staging:
+    """What an extension statement means: copies by all threads, and barriers where others may be reading or writing."""
+
+    copies: tuple[Copy, ...]
+    into: bool
+    before: bool
+    after: bool
+
+    def statement(self, outer: Sequence[Expr], launch: Launch) -> Stmt:
+        """The loop program of the statement whose dimensions are worth `outer`."""
+        moves = [c.statement(outer, launch, into=self.into) for c in self.copies]
+        barriers = [[BARRIER_STATEMENT] * needed for needed in (self.before, self.after)]
+        return build.block(*barriers[0], *moves, *barriers[1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Promotion:
+    """Buffers, where references go (by tag), and what extension statements mean (by name)."""
+
+    buffers: tuple[Buffer, ...] = ()
+    accesses: Mapping[str, Promoted] = field(default_factory=dict)
+    stagings: Mapping[str, Staging] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Shared memory that the buffers take, each aligned to 16 bytes."""
+        return sum(-(-size_of(b) // 16) * 16 for b in self.buffers if b.space is Space.SHARED)
+
+    def joined(self, other: Promotion) -> Promotion:
+        return Promotion(
+            (*self.buffers, *other.buffers),
+            {**self.accesses, **other.accesses},
+            {**self.stagings, **other.stagings},
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Surroundings:
+    """What promotion at any scope must know of the kernel.
+
+    tensors: the buffers of the tensors; local: those that nothing reads after the kernel.
+    order: `S[i] -> [time]`, the schedule before any copy. threads: `S[i] -> [x, y, z]`, who runs an instance.
+    budget: bytes of shared memory.
+    """
+
+    references: tuple[Reference, ...]
+    tensors: Mapping[str, Buffer]
+    local: frozenset[str]
+    order: isl.UnionMap
+    threads: isl.UnionMap
+    launch: Launch
+    budget: int
+
+    @property
+    def written(self) -> frozenset[str]:
+        return frozenset(r.tensor for r in self.references if r.writes)
+
+    def used_outside(self, scope: isl.UnionMap, promoted: Mapping[str, Promoted]) -> frozenset[str]:
+        """The tensors that instances outside of `scope`, or references not promoted, touch."""
+        inside = scope.domain()
+        found = set()
+        for r in self.references:
+            everywhere = isl.UnionSet.from_set(r.relation.domain())
+            if r.tag not in promoted or not everywhere.is_subset(inside):
+                found.add(r.tensor)
+        return frozenset(found)
+
+
+def promote_shared(
+    node: isl.ScheduleNode, around: Surroundings, done: Promotion, *, only: frozenset[str] | None = None
+) -> tuple[isl.ScheduleNode, Promotion]:
+    """`node` with copies around what is below it, and `done` with what they promote; both as they are if none gains.
+
+    only: the tensors that may be promoted; None for all.
+    """
+    scope = node.get_prefix_schedule_relation()
+    free = [r for r in around.references if r.tag not in done.accesses and (only is None or r.tensor in only)]
+    chosen: list[tuple[Group, Buffer]] = []
+    room = around.budget - done.bytes
+    for group, steps in _candidates(free, scope, around):
+        name = f"shared_{group.tensor}_{_count(done, chosen, group.tensor)}"
+        tensor = around.tensors[group.tensor]
+        buffer = build.buffer(name, tensor.type.dtype, group.box.shape, Space.SHARED)
+        lanes = lanes_of(tensor, group.box, isl.Set.from_union_set(scope.range()), None)
+        buffer = padded(buffer, group.box, steps, around.launch, lanes)
+        if size_of(buffer) <= room:
+            chosen.append((group, buffer))
+            room -= -(-size_of(buffer) // 16) * 16
+    if not chosen:
+        return node, done
+    number = len(done.stagings)
+    accesses = {
+        r.tag: Promoted(buffer, r.element(), prefix_of(scope, r), group.box)
+        for group, buffer in chosen
+        for r in group.references
+    }
+    node, stagings = _staged(node, scope, around, chosen, accesses, number)
+    return node, done.joined(Promotion(tuple(b for _, b in chosen), accesses, stagings))
+
+
+def _count(done: Promotion, chosen: Sequence[tuple[Group, Buffer]], tensor: str) -> int:
+    names = [b.name for b in done.buffers] + [b.name for _, b in chosen]
+    return sum(name.startswith(f"shared_{tensor}_") for name in names)
+
+
+def size_of(buffer: Buffer) -> int:
+    """Bytes of a buffer, padding included."""
+    span = 1 + sum((n - 1) * s for n, s in zip(buffer.shape, buffer.strides, strict=True))
+    return max(span, prod(buffer.shape)) * buffer.type.dtype.size * buffer.type.lanes
+
+
+def prefix_of(scope: isl.UnionMap, reference: Reference) -> isl.PwMultiAff:
+    """`S[i] -> [c]` for the statement of `reference`."""
+    mine = scope.intersect_domain(isl.UnionSet.from_set(reference.relation.domain()))
+    return isl.PwMultiAff.from_map(isl.Map.from_union_map(mine))
+
+
+# --- what gains --------------------------------------------------------------------------------------------------
+
+
+def _candidates(
+    references: Sequence[Reference], scope: isl.UnionMap, around: Surroundings
+) -> list[tuple[Group, list[Steps]]]:
+    """The groups that gain, those with most accesses saved per byte first; each with how its references step."""
+    found = []
+    for tensor, mine in groups(references, scope).items():
+        for group in mine:
+            if not group.box.sides or not _copyable(group, scope, around):
+                continue
+            steps = [s for r in group.references if (s := steps_of(r, around.threads)) is not None]
+            uses = sum(_instances(r, scope) for r in group.references)
+            reused = uses > group.box.size and not _injective(group, scope)
+            if reused or not all(s.coalesced for s in steps):
+                saved = (uses - group.box.size) / (group.box.size * around.tensors[tensor].type.dtype.size)
+                found.append((saved, group, steps))
+    ranked = sorted(found, key=lambda f: (-f[0], f[1].tensor, f[1].references[0].tag))
+    return [(group, steps) for _, group, steps in ranked]
+
+
+def _copyable(group: Group, scope: isl.UnionMap, around: Surroundings) -> bool:
+    """Not where another reference to the tensor below the scope, left out of every group, could see an old value."""
+    if not group.writes:
+        return True
+    live = [r for r in around.references if r.tensor == group.tensor]
+    inside = scope.domain()
+    here = [r for r in live if not inside.intersect(isl.UnionSet.from_set(r.relation.domain())).is_empty()]
+    return all(r.affine for r in here)
+
+
+def _injective(group: Group, scope: isl.UnionMap) -> bool:
+    """Is no element of the box used twice?"""
+    uses = isl.UnionMap.empty(scope.get_space())
+    for r in group.references:
+        mine = scope.range_product(isl.UnionMap.from_map(r.relation))
+        if not uses.range().is_disjoint(mine.range()):
+            return False
+        uses = uses.union(mine)
+    return bool(uses.is_injective())
+
+
+def _instances(reference: Reference, scope: isl.UnionMap) -> int:
+    """How many instances of the statement of `reference`, at most, a point of the scope has."""
+    mine = scope.intersect_domain(isl.UnionSet.from_set(reference.relation.domain()))
+    below = isl.Map.from_union_map(mine).reverse()
+    return prod(_spread(below, d) for d in range(below.dim(OUT)))
+
+
+def _spread(below: isl.Map, d: int) -> int:
+    """How many values dimension `d` takes for one input, gaps counted; 1 where that is not bounded."""
+    line = below.project_out(OUT, d + 1, below.dim(OUT) - d - 1).project_out(OUT, 0, d)
+    most = line.range_product(line).range().unwrap().deltas().dim_max_val(0)
+    return most.to_python() + 1 if most.is_int() else 1
+
+
+# --- copies ------------------------------------------------------------------------------------------------------
+
+
+def _staged(
+    node: isl.ScheduleNode,
+    scope: isl.UnionMap,
+    around: Surroundings,
+    chosen: Sequence[tuple[Group, Buffer]],
+    accesses: Mapping[str, Promoted],
+    number: int,
+) -> tuple[isl.ScheduleNode, Mapping[str, Staging]]:
+    """`node` with the extension statements that copy in and out, and what these mean."""
+    points = isl.Set.from_union_set(scope.range())
+    repeats = not isl.Map.from_range(points).is_single_valued()
+    elsewhere = around.used_outside(scope, accesses)
+    reading = tuple(c for g, b in chosen if (c := _copy_in(g, b, scope, around, points)) is not None)
+    dead = around.local - elsewhere - {c.tensor.name for c in reading}
+    writing = tuple(_copy_out(g, b, scope, around, points) for g, b in chosen if g.writes and g.tensor not in dead)
+    found: dict[str, Staging] = {}
+    produced = any(g.tensor in around.written for g, _ in chosen)
+    if reading or repeats:
+        name = f"copy_in_{number}"
+        found[name] = Staging(reading, True, before=repeats or produced, after=bool(reading))
+        node = _graft(node, name, points, after=False)
+    if writing:
+        name = f"copy_out_{number}"
+        shared = any(g.tensor in elsewhere for g, _ in chosen if g.writes)
+        found[name] = Staging(writing, False, before=True, after=shared)
+        node = _graft(node, name, points, after=True)
+    return node, found
+
+
+def _graft(node: isl.ScheduleNode, name: str, points: isl.Set, *, after: bool) -> isl.ScheduleNode:
+    identity = points.identity().set_tuple_name(OUT, name)
+    extension = isl.ScheduleNode.from_extension(isl.UnionMap.from_map(identity))
+    return node.graft_after(extension) if after else node.graft_before(extension)
+
+
+def _copy_in(group: Group, buffer: Buffer, scope: isl.UnionMap, around: Surroundings, points: isl.Set) -> Copy | None:
+    """What is read before it is written; all of the box where nothing writes the tensor. None where that is nothing."""
+    if not group.reads:
+        return None
+    only = None
+    if group.tensor in around.written:
+        only = live_in(group, scope, around.order)
+        if only is None:
+            return None
+    return _copy(group, buffer, around, points, only)
+
+
+def _copy_out(group: Group, buffer: Buffer, scope: isl.UnionMap, around: Surroundings, points: isl.Set) -> Copy:
+    """What is written."""
+    return _copy(group, buffer, around, points, _written(group, scope))
+
+
+def _copy(group: Group, buffer: Buffer, around: Surroundings, points: isl.Set, only: isl.Map | None) -> Copy:
+    tensor = around.tensors[group.tensor]
+    if only is not None:
+        inside = group.box.relation().intersect_domain(points)
+        only = None if inside.intersect(within(inside.get_space(), tensor.shape)).is_subset(only) else only
+    return Copy(tensor, buffer, group.box, points, only, lanes_of(tensor, group.box, points, only))
+
+
+def _written(group: Group, scope: isl.UnionMap) -> isl.Map:
+    """`[c] -> T[x]`: the elements that the group writes."""
+    parts = [f for r in group.references if r.writes and (f := footprint(r, scope)) is not None]
+    return reduce(lambda a, b: a.union(b), parts).coalesce()
+
+
+def live_in(group: Group, scope: isl.UnionMap, order: isl.UnionMap) -> isl.Map | None:
+    """`[c] -> T[x]`: the elements of the group that are read below the scope before anything there writes them."""
+    reads, writes = (
+        _union([scope.range_product(isl.UnionMap.from_map(r.relation)) for r in references], scope)
+        for references in (
+            [r for r in group.references if r.reads],
+            [r for r in group.references if r.writes],
+        )
+    )
+    info = isl.UnionAccessInfo.from_sink(reads).set_must_source(writes).set_schedule_map(order)
+    missing = info.compute_flow().get_must_no_source().range()
+    if missing.is_empty():
+        return None
+    return isl.Set.from_union_set(missing).unwrap().coalesce()
+
+
+def _union(parts: Sequence[isl.UnionMap], scope: isl.UnionMap) -> isl.UnionMap:
+    total = isl.UnionMap.empty(scope.get_space())
+    for p in parts:
+        total = total.union(p)
+    return total

@@ -1,0 +1,112 @@
+"""How the threads of a warp walk through memory at a reference: what decides coalescing and bank conflicts.
+
+Only profit depends on these, so they look at one sample: the instance that thread 0 runs, and those that its
+neighbours along x, y, z run at the same place of their own loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import islpy as isl
+
+from ...loop_ir.nodes import Launch
+from .footprint import IN, OUT, PARAM, SET, Reference
+
+THREADS = ("t0", "t1", "t2")
+# Instances between those of neighbouring threads: next to each other, or as far apart as a vector is long.
+STRIDES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Per dimension of a tensor, how far an access moves from a thread to the next along x, y and z.
+
+    None for a direction along which no other thread has work here.
+    """
+
+    moves: tuple[tuple[int, ...] | None, ...]
+
+    @property
+    def coalesced(self) -> bool:
+        """Do neighbours touch neighbours in memory, or all the same element?"""
+        along = self.moves[0]
+        if along is None or not any(along):
+            return True
+        *rest, last = along
+        return not any(rest) and abs(last) in STRIDES
+
+
+def threads_of(schedule: isl.Schedule, launch: Launch) -> isl.UnionMap:
+    """`S[i] -> [t0, t1, t2]`: the thread that runs each instance, read from the filters of the tree."""
+    parts: list[isl.UnionMap] = []
+
+    def visit(node: isl.ScheduleNode) -> bool:
+        if not node.has_children():
+            node.get_domain().foreach_set(lambda s: parts.append(isl.UnionMap.from_map(_thread(s, launch))))
+        return True
+
+    schedule.foreach_schedule_node_top_down(visit)
+    total = parts[0]
+    for p in parts[1:]:
+        total = total.union(p)
+    return total
+
+
+def _thread(instances: isl.Set, launch: Launch) -> isl.Map:
+    result = isl.Map.from_domain(instances)
+    for name, count in zip(THREADS, launch.block, strict=True):
+        position, k = result.find_dim_by_name(PARAM, name), result.dim(OUT)
+        result = result.add_dims(OUT, 1) if position < 0 else result.move_dims(OUT, k, PARAM, position, 1)
+        least, most = (isl.Val(v, result.get_ctx()) for v in (0, count - 1))
+        result = result.lower_bound_val(OUT, k, least).upper_bound_val(OUT, k, most)
+    return result
+
+
+def fixed(relation: isl.Map, kind: isl.dim_type, k: int, value: int) -> isl.Map:
+    return relation.fix_val(kind, k, isl.Val(value, relation.get_ctx()))
+
+
+def steps_of(reference: Reference, threads: isl.UnionMap) -> Steps | None:
+    """How `reference` steps through its tensor from thread to thread; None where that is not to be seen."""
+    mine = threads.intersect_domain(isl.UnionSet.from_set(reference.relation.domain()))
+    if mine.is_empty() or not reference.affine:
+        return None
+    who = isl.Map.from_union_map(mine).project_out(PARAM, 0, isl.Map.from_union_map(mine).dim(PARAM))
+    first = who
+    for k in range(len(THREADS)):
+        first = fixed(first, OUT, k, 0)
+    start = first.domain().coalesce()
+    if start.is_empty():
+        return None
+    at = _coordinates(start.lexmin())
+    return Steps(tuple(_move(reference, who, at, k) for k in range(len(THREADS))))
+
+
+def _coordinates(point: isl.Set) -> tuple[int, ...]:
+    return tuple(point.dim_min_val(k).to_python() for k in range(point.dim(SET)))
+
+
+def _move(reference: Reference, who: isl.Map, at: Sequence[int], direction: int) -> tuple[int, ...] | None:
+    for d in range(len(at)):
+        for stride in STRIDES:
+            there = [x + stride * (k == d) for k, x in enumerate(at)]
+            threads = _image(who, there)
+            if threads == tuple(int(k == direction) for k in range(len(THREADS))):
+                a, b = _image(reference.relation, at), _image(reference.relation, there)
+                if a is None or b is None:
+                    return None
+                return tuple(y - x for x, y in zip(a, b, strict=True))
+    return None
+
+
+def _image(relation: isl.Map, at: Sequence[int]) -> tuple[int, ...] | None:
+    """The image of a point, where there is just one."""
+    for k, x in enumerate(at):
+        relation = fixed(relation, IN, k, x)
+    image = relation.range()
+    if image.is_empty():
+        return None
+    least = image.lexmin()
+    return _coordinates(least) if image.is_subset(least) else None
