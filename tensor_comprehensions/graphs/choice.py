@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from time import perf_counter
 
 import torch
@@ -11,8 +10,8 @@ from torch import Tensor, fx
 from ..api import Op
 from ..inspection import logger
 
-ROUNDS = 5
-"""How often each side runs in turns before one is chosen."""
+ROUNDS, SECONDS = (5, 50), 0.05
+"""How often at least and at most each side runs in turns before one is chosen, and for about how long together."""
 
 
 def faster(ours: float, theirs: float) -> bool:
@@ -46,12 +45,13 @@ class Choice(torch.nn.Module):
     @torch.no_grad()
     def _choose(self, inputs: tuple[Tensor, ...]) -> None:
         times: tuple[list[float], list[float]] = ([], [])
-        for _ in range(ROUNDS + 1):
+        fewest, most = ROUNDS
+        while len(times[0]) <= fewest or (len(times[0]) <= most and sum(map(sum, times)) < SECONDS):
             for run, taken in zip((self._kernel, self._torch), times, strict=True):
                 start = perf_counter()
                 run(*inputs)
                 taken.append(perf_counter() - start)
-        ours, theirs = (median(taken[1:]) for taken in times)
+        ours, theirs = (min(taken[1:]) for taken in times)  # the least: whatever else the machine does only adds
         self.uses_kernel = faster(ours, theirs)
         logger("graph").debug(
             "%s: %.1f us here, %.1f us in torch: %s", self.op, ours * 1e6, theirs * 1e6,
