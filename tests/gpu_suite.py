@@ -1,4 +1,4 @@
-"""The defs that every way to run GPU kernels is tried on: the conformance programs and the benchmarks' at small sizes."""
+"""What every way to run GPU kernels is tried on: the conformance programs, and the benchmarks' defs at small sizes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 
 from benchmarks import sources
-from tensor_comprehensions.dtypes import BFLOAT16, DTYPES
+from tensor_comprehensions.compiler_gpu import GPU_PASSES, GpuJob
+from tensor_comprehensions.dtypes import DTYPES
 from tensor_comprehensions.errors import TCError
-from tensor_comprehensions.loop_ir import nodes as ir
 from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.loop_ir.numbers import storage
+from tensor_comprehensions.loop_ir.verify import verify
+from tensor_comprehensions.options import FUSION_STRATEGIES, MappingOptions, check_mapping
+from tensor_comprehensions.target import GpuTarget
 from tensor_comprehensions.tc_lang import bind, compile_source
 from tensor_comprehensions.tc_lang.arguments import TensorType, match
 from tensor_comprehensions.tc_lang.function import BoundFunction, Role, contiguous_strides
@@ -24,7 +28,7 @@ from tensor_comprehensions.tc_lang.legalise import legalise
 from tensor_comprehensions.tc_lang.reference import evaluate
 
 sys.path.insert(0, str(Path(__file__).parent / "conformance"))
-from cases import CASES  # noqa: E402
+from cases import CASES
 
 SIZES = {
     "B": 3, "M": 9, "N": 10, "K": 11, "C": 4, "O": 3, "D": 13, "E": 7, "E1": 7, "E2": 6, "L": 5, "L1": 5, "L2": 4,
@@ -123,9 +127,40 @@ def check(case: Case, arrays: dict[str, np.ndarray]) -> None:
             np.testing.assert_array_equal(found, expected, err_msg=case.name)
 
 
-def has(case: Case, dtype: Any = BFLOAT16) -> bool:
-    return any(t.dtype == dtype for t in case.bound.tensors)
+def random_options(r: Random, target: GpuTarget) -> MappingOptions:
+    """Legal options, small enough for small sizes to have several tiles, blocks and threads."""
+    shared = r.random() < 0.5
+    unroll = r.choice((1, 1, 4, 16, 64))
+    options = MappingOptions(
+        tile=tuple(r.choice((0, 1, 2, 4, 8, 16, 32)) for _ in range(r.randint(1, 4))),
+        threads=tuple(r.choice(n) for n in ((1, 4, 8, 16, 32, 64), (1, 2, 4, 8), (1, 2))[: r.randint(1, 3)]),
+        blocks=tuple(r.choice((1, 2, 8, 256)) for _ in range(r.randint(1, 3))),
+        unroll=unroll,
+        outer_fusion=r.choice(FUSION_STRATEGIES),
+        intra_tile_fusion=r.choice(FUSION_STRATEGIES),
+        shared_memory=shared,
+        max_shared_memory=r.choice((0, 0, 2048, 16384)) if shared else 0,
+        private_memory=r.random() < 0.5,
+        shared_depth=r.choice((-1, -1, 0, 1, 2, 3)),
+        private_depth=r.choice((-1, -1, 0, 1, 2, 3)),
+        unroll_copy_shared=shared and unroll > 1 and r.random() < 0.5,
+        read_only_cache=r.random() < 0.3,
+        cooperative_reductions=r.random() < 0.5,
+        split_reductions=r.choice((1, 1, 4)),
+        collapse=r.random() < 0.3,
+        vector=r.choice((1, 1, 2, 4)),
+        double_buffer=shared and r.random() < 0.3,
+    )
+    check_mapping(options, target)
+    return options
 
 
-def launches(module: Module) -> list[ir.Launch | None]:
-    return [k.launch for k in module.kernels]
+def mapped(case: Case, options: MappingOptions, target: GpuTarget) -> Module:
+    """The module that is printed for a case."""
+    job = GpuJob(options, target, "")
+    value: Any = case.bound
+    for step in GPU_PASSES[1:3]:
+        value = step.run(value, job)
+        verify(value)
+    module: Module = value
+    return module

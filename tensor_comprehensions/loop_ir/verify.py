@@ -10,11 +10,13 @@ from typing_extensions import assert_never
 from ..dtypes import BOOL, INT64
 from ..errors import InternalError
 from ..math_functions import FUNCTIONS
+from . import build
 from .bounds import Fact, Scope, facts_of, lane_bounds
 from .intrinsics import INTRINSICS
 from .nodes import (
     ARITHMETIC,
     COMPARISONS,
+    THREAD,
     Allocate,
     Binary,
     Block,
@@ -27,6 +29,7 @@ from .nodes import (
     Expr,
     If,
     Invoke,
+    Kernel,
     Let,
     Load,
     Loop,
@@ -43,7 +46,7 @@ from .nodes import (
     Unary,
     Var,
 )
-from .rewrite import children, walk
+from .rewrite import children, walk, walk_expr
 from .show import show
 
 _INDEX = Type(INT64)
@@ -52,6 +55,9 @@ _UPDATES = (None, "+", "*", "min", "max", "and", "or")
 
 def verify(module: Module) -> None:
     """Check types, lanes, ranks, scopes, registers, parallelism and the bounds of plain affine accesses.
+
+    In kernels with a launch also that all threads of a block come to its barriers together, and that shared buffers
+    have names of their own.
 
     Raises:
         InternalError: naming the first node that breaks a rule.
@@ -69,7 +75,20 @@ def verify(module: Module) -> None:
             isinstance(s, Loop) and s.kind in (LoopKind.UNROLLED, LoopKind.VECTOR) for s in walk(kernel.body)
         )
         place = _Place({b.name: b for b in buffers}, {}, Scope.empty(), len(module.sites), lowered)
-        _stmt(kernel.body, place)
+        _stmt(kernel.body, place if kernel.launch is None else _launched(kernel, place))
+
+
+def _launched(kernel: Kernel, place: _Place) -> _Place:
+    """The scope of a kernel that many threads run."""
+    assert kernel.launch is not None
+    for name, extent in kernel.launch.ranges():
+        _require(extent >= 1, f"{kernel.name} has {extent} along {name}")
+        place = place.bind(
+            name, _INDEX, place.scope.in_loop(Loop(name, build.const(0), build.const(extent), Block(())))
+        )
+    allocated = [s.buffer for s in walk(kernel.body) if isinstance(s, Allocate)]
+    _require_unique([b.name for b in allocated if b.space is Space.SHARED], f"shared buffers of {kernel.name}")
+    return replace(place, launched=True, varying=frozenset(THREAD))
 
 
 def _require(condition: bool, message: str, node: Stmt | Expr | None = None) -> None:
@@ -84,7 +103,11 @@ def _require_unique(names: list[str], what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What is in scope. lowered: no loop is left to unroll. guarded: a condition decides whether this runs."""
+    """What is in scope. lowered: no loop is left to unroll. guarded: a condition decides whether this runs.
+
+    launched: whether blocks of threads run this. varying: variables that may differ between the threads of a block.
+    divergent: whether some threads of a block may come here without the others.
+    """
 
     buffers: dict[str, Buffer]
     variables: dict[str, Type]
@@ -94,6 +117,16 @@ class _Place:
     parallel: bool = False
     guarded: bool = False
     hidden: frozenset[str] = frozenset()  # private buffers of the thread that started the parallel loop
+    launched: bool = False
+    varying: frozenset[str] = frozenset()
+    divergent: bool = False
+
+    def differs(self, *parts: Expr) -> bool:
+        """Whether one of `parts` may differ between the threads of a block. What data decides may."""
+        every = (e for part in parts for e in walk_expr(part))
+        return self.launched and any(
+            isinstance(e, Load) or (isinstance(e, Var) and e.name in self.varying) for e in every
+        )
 
     def bind(self, name: str, t: Type, scope: Scope) -> _Place:
         _require(name not in self.variables, f"{name} is bound twice, one inside the other")
@@ -114,13 +147,14 @@ def _stmt(s: Stmt, place: _Place) -> None:
             _loop(s, place)
         case If(condition, then, otherwise):
             _require_type(condition, Type(BOOL), place, s)
-            guarded = replace(place, guarded=True)
+            guarded = replace(place, guarded=True, divergent=place.divergent or place.differs(condition))
             _stmt(then, guarded)
             if otherwise is not None:
                 _stmt(otherwise, guarded)
         case Let(name, value, body):
             t = _expr(value, place)
-            _stmt(body, place.bind(name, t, place.scope.in_let(name, value)))
+            inner = place.bind(name, t, place.scope.in_let(name, value))
+            _stmt(body, replace(inner, varying=inner.varying | {name}) if place.differs(value) else inner)
         case Allocate(buffer, body):
             _allocate(buffer, body, place)
         case Check(condition, site, value):
@@ -138,6 +172,10 @@ def _loop(s: Loop, place: _Place) -> None:
     _require_type(s.stop, _INDEX, place, s)
     _require(s.step > 0 and s.grain > 0 and min(s.factor) > 0, f"bad step, grain or factor of loop {s.var}")
     inner = place.bind(s.var, _INDEX, place.scope.in_loop(s))
+    if place.launched:
+        _require(s.kind in (LoopKind.SERIAL, LoopKind.UNROLLED), f"loop {s.var} of a launch is {s.kind.value}")
+    if place.differs(s.start, s.stop):
+        inner = replace(inner, varying=inner.varying | {s.var}, divergent=True)
     if s.kind is LoopKind.PARALLEL:
         _require(not place.parallel, f"parallel loop {s.var} is inside a parallel loop")
         private = frozenset(b.name for b in place.buffers.values() if b.space is not Space.GLOBAL)
@@ -148,6 +186,9 @@ def _loop(s: Loop, place: _Place) -> None:
 def _allocate(buffer: Buffer, body: Stmt, place: _Place) -> None:
     _require(buffer.name not in place.buffers, f"buffer {buffer.name} is allocated twice, one inside the other")
     _require(buffer.space is not Space.GLOBAL, f"{buffer.name} is allocated but global")
+    if buffer.space is Space.SHARED:
+        _require(place.launched, f"{buffer.name} is shared, but there is no launch")
+        _require(not place.divergent, f"{buffer.name} is shared, but not all threads of a block allocate it")
     _require(buffer.type.lanes == 1 or buffer.space is Space.REGISTER, f"{buffer.name} holds vectors in memory")
     _require(len(buffer.shape) == len(buffer.strides), f"{buffer} has other ranks of shape and strides")
     _stmt(body, replace(place, buffers={**place.buffers, buffer.name: buffer}))
@@ -157,6 +198,7 @@ def _store(s: Store, place: _Place) -> None:
     t = _access(s.buffer, s.indices, s.mask, place, s)
     _require_type(s.value, t, place, s)
     _require(s.op in _UPDATES, f"{s.op} is no update of a store", s)
+    _require(not s.atomic or s.op is not None, "an atomic store updates nothing", s)
 
 
 def _invoke(s: Invoke, place: _Place) -> None:
@@ -165,9 +207,13 @@ def _invoke(s: Invoke, place: _Place) -> None:
     if known is not None:
         given = (len(s.operands), len(s.attributes))
         _require(given == (known.operands, known.attributes), f"{s.name} takes other operands", s)
+        _require(place.launched or not known.collective, f"{s.name} without a launch", s)
+        _require(not (known.collective and place.divergent), f"not all threads of a block come to {s.name}", s)
     for buffer, where in s.operands:
         _require(_indices(buffer, where, place, s) == 1, f"an operand of {s.name} is a vector of places", s)
-        _require(buffer.space is not Space.REGISTER, f"an operand of {s.name} is in registers", s)
+        inside = buffer.space is Space.REGISTER
+        expected = known is not None and known.registers
+        _require(inside is expected, f"an operand of {s.name} is {'' if inside else 'not '}in registers", s)
 
 
 # --- accesses ----------------------------------------------------------------------------------------------------
