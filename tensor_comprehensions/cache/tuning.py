@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -28,6 +28,8 @@ KEPT = 128
 """How many measurements a key keeps: the fastest."""
 SHORTEST, LONGEST = 1e-8, 1e5
 """Seconds that a call may have taken; what is said to be quicker or slower was not measured."""
+ATTEMPTS = 5
+"""How often the files of a key are listed while others replace them."""
 SEGMENTS = 16
 """A key whose measurements lie in more files than this gets them merged into one."""
 
@@ -246,14 +248,24 @@ def _add(store: Store, key: Key, measurements: Iterable[Measurement]) -> str | N
     return name if store.write((*_folder(key), name), payload) else None
 
 
-def _read(store: Store, folder: Name) -> Iterator[tuple[str, tuple[Key, tuple[Measurement, ...]]]]:
+def _read(store: Store, folder: Name) -> list[tuple[str, tuple[Key, tuple[Measurement, ...]]]]:
     """The files in the folder of a key that are what their names say."""
-    for name in store.names(folder):
-        payload = store.read((*folder, name))
-        if payload is None:
-            continue
-        found = from_bytes(payload)
-        if found is None or found[0].digest != folder[-1]:
-            store.tell(f"the entry {store.path((*folder, name))} is passed over: it is that of another key")
-        else:
-            yield name, found
+    for _ in range(ATTEMPTS):
+        names = store.names(folder)
+        payloads = [store.read((*folder, name)) for name in names]
+        # Where somebody merged the files meanwhile, what they said is in a new one.
+        if None not in payloads or set(names) <= set(store.names(folder)):
+            break
+    return [
+        (name, found)
+        for name, payload in zip(names, payloads, strict=True)
+        if payload is not None and (found := _understood(store, (*folder, name), payload)) is not None
+    ]
+
+
+def _understood(store: Store, name: Name, payload: bytes) -> tuple[Key, tuple[Measurement, ...]] | None:
+    found = from_bytes(payload)
+    if found is None or found[0].digest != name[-2]:
+        store.tell(f"the entry {store.path(name)} is passed over: it is that of another key")
+        return None
+    return found
