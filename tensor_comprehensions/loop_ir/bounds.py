@@ -222,7 +222,7 @@ def _depth_of(e: Expr, scope: Scope) -> int:
             return scope.order.get(name, -1)
         case Binary("min" | "max" | "add" | "sub", a, b):
             return max(_depth_of(a, scope), _depth_of(b, scope))
-        case Binary("div" | "mul", a, Const()):
+        case Binary("div" | "mul", a, Const()) | Binary("mul", Const(), a):
             return _depth_of(a, scope)
     return -1
 
