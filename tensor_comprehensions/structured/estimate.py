@@ -21,6 +21,10 @@ TRANSFER = (1 / 64, 1 / 14, 1 / 6)
 """Cycles per byte that comes into the first, the second and the third cache from the next one or from memory."""
 GATHER = 0.7
 """Cycles per element of a vector that is put together from elements apart."""
+SPLIT = 0.5
+"""Cycles per vector that begins anywhere in a cache line, as windows over an image do, and so ends in the next one."""
+EXPOSED = 0.4
+"""The part of the time for moving bytes that multiply-adds do not hide."""
 COPY, TURN, ELEMENT = 0.6, 1.2, 2.5
 """Cycles per element that is copied: by vectors, turned across, one by one; for elements of 4 bytes."""
 
@@ -35,8 +39,9 @@ def expected(known: Facts, plan: Plan, target: Target) -> float:
     sizes = tuple((i.name, plan.tile(i.name)) for i in known.parallel)
     padded = tuple((name, tiles(n, plan.lanes) * plan.lanes if name == plan.vector else n) for name, n in sizes)
     model = _Model(known, plan, target)
-    compute = compute_cycles(known, RegisterTile(plan.lanes, padded)) + model.gathering()
-    return compute + model.copying() + model.moving()
+    compute = compute_cycles(known, RegisterTile(plan.lanes, padded)) + model.gathering() + model.splitting()
+    moving = model.moving()
+    return max(compute + EXPOSED * moving, moving) + model.copying()
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,18 @@ class _Model:
                 continue
             reuse = prod(self.plan.tile(i.name) for i in self.facts.parallel if i.name not in used)
             total += GATHER * self.facts.op.multiplications / reuse
+        return total
+
+    def splitting(self) -> float:
+        """Cycles more for vectors of windows, which no alignment suits: neighbours along a sum begin one element on."""
+        total = 0.0
+        for side in Side:
+            factor, vector = self.factor(side), self.plan.vector
+            if side in self.packed or factor.step(vector) != 1:
+                continue
+            if any(0 < abs(factor.step(name) or 0) < self.plan.lanes for name in self.facts.reductions):
+                reuse = prod(self.plan.tile(i.name) for i in self.facts.parallel if i.name not in factor.used)
+                total += SPLIT * self.facts.op.multiplications / (self.plan.lanes * reuse)
         return total
 
     def copying(self) -> float:
