@@ -148,21 +148,21 @@ class Caller:
     def __call__(self, /, *tensors: Value, out: Out = None, **initial: Value) -> Any:
         operator = self._operator
         if _is_traced() and operator is not None:
+            if self._out_is_inout and out is not None:
+                out, initial = None, {"out": out, **initial}
             return traced(operator, tensors, out, initial)
         try:
-            if profiler._is_profiler_enabled and operator is not None and is_special((*tensors, *initial.values())):
-                return through(operator, tensors, out, initial)
             direct = self._direct
-            if direct is not None and out is None and not initial and plain_call(tensors):
+            watched = profiler._is_profiler_enabled and operator is not None
+            if direct is not None and out is None and not (initial or watched) and plain_call(tensors):
                 result = direct(*tensors)
                 if result is not NotImplemented:
                     return result
             if self._out_is_inout and out is not None:
                 out, initial = None, {"out": out, **initial}
-            result = self._lanes.call(tensors, out, initial)
-            if result is MISS:
-                if operator is not None and is_special((*tensors, *initial.values())):
-                    return through(operator, tensors, out, initial)
+            result = MISS if watched else self._lanes.call(tensors, out, initial)
+            special = result is MISS and operator is not None and is_special((*tensors, *initial.values()))
+            if result is MISS and not special:
                 if is_recorded((*tensors, *initial.values())):
                     return recorded(self, self._kernels.interface, self._gradients, tensors, out, initial)
                 if _elsewhere((*tensors, *initial.values())):
@@ -175,6 +175,8 @@ class Caller:
             raise
         except Exception as error:
             raise told(error) from error
+        if special and operator is not None:  # what torch itself says of such a call is left as it is
+            return through(operator, tensors, out, initial)
         return result
 
     def _gpu_kernels(self) -> GpuKernels:
@@ -214,6 +216,7 @@ class Op(Caller):
         machine = Machine(CpuOptions() if options is None or options == "tuned" else options, host())
         check_machine(machine.options, machine.target)
         super().__init__(kernels, machine, Gradients(function, backward, Op))
+        self._operator = operator(kernels, self._gradients, machine)
         self._asked = options
         self.__name__ = self.__qualname__ = function.name
         self.__doc__ = documentation(function)
@@ -225,6 +228,15 @@ class Op(Caller):
     def __reduce__(self) -> tuple[Callable[..., Op], tuple[Any, ...]]:
         """An operator is copied and pickled as its text; its kernels are made again where it arrives."""
         return _defined, (self.function.source, self.function.name, self._gradients.given, self._asked)
+
+    @property
+    def overload(self) -> Overload:
+        """The operator of torch that this def is, one of `torch.ops.tc`: all positional, initial values last.
+
+        Its name tells what it computes, so that it stays what a traced graph means, and the same in every process.
+        """
+        assert self._operator is not None
+        return self._operator.overload
 
     @guarded
     def backward_source(self) -> str:

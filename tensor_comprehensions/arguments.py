@@ -69,11 +69,26 @@ def to_tensor(expected: Expected, value: object) -> Tensor:
             found=short_repr(value),
             suggestion="pass a torch tensor or a NumPy array" + ("" if expected.dims else " or a number"),
         )
-    if tensor.ndim != len(expected.dims):
-        raise expected.error(
-            f"has {tensor.ndim} dimensions instead of {len(expected.dims)}", found=f"a shape of {tuple(tensor.shape)}"
-        )
+    _check_rank(expected, tensor)
     return tensor
+
+
+def check_elements(expected: Expected, x: Tensor) -> None:
+    """Has a tensor, which may have no memory, the expected dtype and rank? Raises ArgumentError."""
+    _check_type(expected, x)
+    _check_rank(expected, x)
+
+
+def _check_rank(expected: Expected, x: Tensor) -> None:
+    if x.ndim != len(expected.dims):
+        raise expected.error(
+            f"has {x.ndim} dimensions instead of {len(expected.dims)}", found=f"a shape of {tuple(x.shape)}"
+        )
+
+
+def _check_type(expected: Expected, x: Tensor) -> None:
+    if x.dtype is not TORCH_TYPES[expected.dtype]:
+        raise _wrong_type(expected, str(x.dtype).removeprefix("torch."), x.dtype in TYPES)
 
 
 def _from_torch(expected: Expected, x: Tensor) -> Tensor:
@@ -86,8 +101,7 @@ def _from_torch(expected: Expected, x: Tensor) -> Tensor:
         raise expected.error(f"is not dense: its layout is {_layout(x)}", suggestion="pass x.to_dense()")
     if x.device.type != "cpu":
         raise expected.error(f"is on the device {x.device}", suggestion="pass x.cpu()")
-    if x.dtype is not TORCH_TYPES[expected.dtype]:
-        raise _wrong_type(expected, str(x.dtype).removeprefix("torch."), x.dtype in TYPES)
+    _check_type(expected, x)
     if x.requires_grad and torch.is_grad_enabled():
         raise expected.error(
             "requires a gradient, which is not recorded here",

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
 from .arguments import PLAIN
 from .calls import Interface, check_names
@@ -29,16 +31,20 @@ LIMIT = 64
 class Plan:
     """How calls are recorded of which the same arguments require gradients.
 
-    keys: all that a call passes, in order. wanted: those of them that get a gradient. takes, reads: what the gradient
-    takes, and what of that it reads. gradient, op: as a def and as an operator; None for a Python function.
+    A call passes values (inputs, then initial values) and gives outputs; a position counts through both.
+
+    gradient, op: as a def and as an operator; None for a Python function.
+    saved: positions whose values the gradient reads. held: those of which it takes only the sizes.
+    takes: of each argument of the gradient the position, or, counted from -1 down, the output whose gradient it is.
+    gives: for each value the place among what the gradient returns, None where it gets no gradient.
     """
 
-    keys: tuple[Key, ...]
-    wanted: frozenset[Key]
-    takes: frozenset[Key]
-    reads: frozenset[Key]
     gradient: Gradient | None
     op: Run | None
+    saved: tuple[int, ...]
+    held: tuple[int, ...]
+    takes: tuple[int, ...]
+    gives: tuple[int | None, ...]
 
 
 class Gradients:
@@ -56,9 +62,21 @@ class Gradients:
             )
         self.function, self.given = function, given
         self.written = given_gradient(function, given) if isinstance(given, str) else None
-        self._make = make
+        self.make = make
+        self.keys: tuple[Key, ...] = (
+            *(("input", p.name) for p in function.parameters),
+            *(("initial", p.name) for p in function.initial),
+        )
+        self.integers = tuple(n for n, r in enumerate(function.returns) if not function.tensor(r).dtype.is_float)
+        """Outputs without a gradient."""
         self._plans: dict[tuple[bool, ...], Plan] = {}
         self._known: OncePerKey[tuple[Key, ...], tuple[Gradient, Run]] = OncePerKey(LIMIT)
+        self._tangents: OncePerKey[tuple[bool, ...], tuple[Gradient, Run]] = OncePerKey(LIMIT)
+
+    @property
+    def possible(self) -> bool:
+        """Has the def an output that can have a gradient?"""
+        return len(self.integers) < len(self.function.returns)
 
     def source(self) -> str:
         """The text of the gradient by all inputs. Raises CheckError where there is none."""
@@ -69,30 +87,89 @@ class Gradients:
         return differentiate(self.function).source
 
     def plan(self, required: tuple[bool, ...]) -> Plan:
-        """How to record a call; `required` tells of each argument whether it requires a gradient.
+        """How to record a call; `required` tells of each value whether it requires a gradient.
 
         Raises CheckError where there is no gradient by one of them.
         """
         return self._plans.get(required) or self._new(required)
 
     def _new(self, required: tuple[bool, ...]) -> Plan:
-        f = self.function
-        keys = (*(("input", p.name) for p in f.parameters), *(("initial", p.name) for p in f.initial))
-        possible = differentiable(f)
-        wanted = tuple(k for k, needed in zip(keys, required, strict=True) if needed and k in possible)
+        positions = self._positions()
+        possible = differentiable(self.function)
+        wanted = tuple(k for k, needed in zip(self.keys, required, strict=True) if needed and k in possible)
         if callable(self.given):
-            everything = frozenset((*keys, *(("output", r) for r in f.returns)))
-            plan = Plan(keys, frozenset(wanted), everything, everything, None, None)
+            gives = tuple(n if k in wanted else None for n, k in enumerate(self.keys))
+            everything = tuple(range(len(positions)))
+            takes = (*everything, *(-1 - n for n in range(len(self.function.returns))))
+            plan = Plan(None, None, everything, (), takes, gives)
         else:
             gradient, op = self._known.get(() if self.written else wanted, lambda: self._made(wanted))
             _check_gives(gradient, wanted)
-            plan = Plan(keys, frozenset(wanted), frozenset(gradient.takes), gradient.reads, gradient, op)
+            places = {key: n for n, key in enumerate(gradient.gives)}
+            kept = [key for key in gradient.takes if key[0] != "gradient"]
+            plan = Plan(
+                gradient,
+                op,
+                tuple(positions[k] for k in kept if k in gradient.reads),
+                tuple(positions[k] for k in kept if k not in gradient.reads),
+                tuple(self._place(k, positions) for k in gradient.takes),
+                tuple(places[k] if k in wanted else None for k in self.keys),
+            )
         self._plans[required] = plan
         return plan
 
+    def _positions(self) -> dict[Key, int]:
+        outputs: list[Key] = [("output", r) for r in self.function.returns]
+        return {key: n for n, key in enumerate((*self.keys, *outputs))}
+
+    def _place(self, key: Key, positions: Mapping[Key, int]) -> int:
+        return -1 - self.function.returns.index(key[1]) if key[0] == "gradient" else positions[key]
+
     def _made(self, wanted: tuple[Key, ...]) -> tuple[Gradient, Run]:
         gradient = self.written or differentiate(self.function, wanted)
-        return gradient, self._make(gradient.function)
+        return gradient, self.make(gradient.function)
+
+    # --- forward mode ------------------------------------------------------------------------------------------------
+
+    def tangents(self, values: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Tensor | None]) -> list[Any]:
+        """The derivative of each output in the direction of `tangents`; None of one that has none.
+
+        The gradient is linear in the gradients by the outputs, and its own gradient by these is the derivative.
+        """
+        moved = tuple(t is not None for t in tangents)
+        plan = self.plan(moved)
+        if plan.gradient is None:
+            raise ArgumentError(
+                f"the gradient of '{self.function.name}' is a Python function, which says nothing of forward mode",
+                suggestion="give the gradient as the text of a def, or leave it to be derived",
+            )
+        gradient = plan.gradient
+        transposed, op = self._tangents.get(moved, lambda: self._transposed(gradient))
+        mine = {p.name: place for p, place in zip(gradient.function.parameters, plan.takes, strict=True)}
+        positions = self._positions()
+        along = {}
+        for r, key in zip(gradient.function.returns, gradient.gives, strict=True):
+            tangent = tangents[positions[key]]
+            along[r] = torch.zeros_like(values[positions[key]]) if tangent is None else tangent.contiguous()
+        everything = (*values, *outputs)
+        arguments = []
+        for kind, name in transposed.takes:
+            if kind == "input":  # of the gradient by an output only the sizes count: the output has the same
+                place = mine[name]
+                arguments.append(everything[place] if place >= 0 else outputs[-1 - place])
+            else:
+                arguments.append(along[name])
+        found = op(*arguments)
+        results: list[Any] = [None] * len(outputs)
+        for (_, name), x in zip(transposed.gives, found if isinstance(found, tuple) else (found,), strict=True):
+            results[-1 - mine[name]] = x
+        return results
+
+    def _transposed(self, gradient: Gradient) -> tuple[Gradient, Run]:
+        passed = zip(gradient.function.parameters, gradient.takes, strict=True)
+        wanted = [("input", p.name) for p, key in passed if key[0] == "gradient"]
+        transposed = differentiate(gradient.function, wanted)
+        return transposed, self.make(transposed.function)
 
 
 def is_recorded(values: Sequence[object]) -> bool:
@@ -117,7 +194,7 @@ def recorded(
     """
     function = interface.function
     check_names(interface, tensors, initial)
-    if not any(function.tensor(r).dtype.is_float for r in function.returns):
+    if not gradients.possible:
         with torch.no_grad():
             return run(*tensors, out=out, **initial)
     if out is not None:
@@ -125,52 +202,77 @@ def recorded(
             f"an argument of {function.name} requires a gradient, and a call with 'out' does not record one",
             suggestion="leave 'out' away, or call under torch.no_grad()",
         )
-    names = [p.name for p in function.initial]
-    apply: Run = _Recorded.apply
-    return apply(run, gradients, len(tensors), names, *tensors, *(initial[name] for name in names))
+    if not initial:
+        return record(run, gradients, tensors)
+    names, count = [p.name for p in function.initial], len(tensors)
+
+    def by_position(*values: object) -> Any:
+        return run(*values[:count], **dict(zip(names, values[count:], strict=True)))
+
+    return record(by_position, gradients, (*tensors, *(initial[name] for name in names)))
 
 
-class _Recorded(torch.autograd.Function):
-    """One call. Old style, with the context in `forward`: the new one costs three times as much per call."""
+def record(run: Run, gradients: Gradients, values: Sequence[object]) -> Any:
+    """`run(*values)`, of inputs and then initial values, as a node of autograd's graph."""
+    return _apply(run, gradients, *values)
+
+
+class _Recorded(_SingleLevelFunction):
+    """One call. Old style, with the context in `forward`: the new one costs three times as much per call.
+
+    It records at one level of torch.func's transforms; an operator is dispatched once for each level.
+    """
 
     @staticmethod
-    def forward(ctx: Any, run: Run, gradients: Gradients, count: int, names: Sequence[str], *values: Any) -> Any:
-        plan = gradients.plan(ctx.needs_input_grad[4:])
-        result = run(*values[:count], **dict(zip(names, values[count:], strict=True)))
+    def forward(ctx: Any, run: Run, gradients: Gradients, *values: Any) -> Any:  # type: ignore[override]
+        required = ctx.needs_input_grad[2:]
+        result = run(*values)
         outputs = result if isinstance(result, tuple) else (result,)
-        ctx.gradients, ctx.plan = gradients, plan
-        _save(ctx, values, outputs)
-        integers = [x for x in outputs if not x.is_floating_point()]
-        if integers:
-            ctx.mark_non_differentiable(*integers)
+        ctx.gradients = gradients
+        if True in required:
+            plan = gradients.plan(required)
+            everything = (*values, *outputs)
+            kept: list[Any] = [None] * len(everything)
+            saved = []
+            for n in plan.saved:
+                if isinstance(everything[n], Tensor):
+                    saved.append(n)
+                else:
+                    kept[n] = everything[n]
+            for n in plan.held:  # it does not matter whether these change
+                kept[n] = everything[n].detach() if isinstance(everything[n], Tensor) else everything[n]
+            ctx.plan, ctx.saved, ctx.kept = plan, saved, kept
+            ctx.save_for_backward(*[everything[n] for n in saved])
+        if gradients.integers:
+            ctx.mark_non_differentiable(*[outputs[n] for n in gradients.integers])
+        if forward_ad._current_level >= 0:
+            ctx.others = [None if isinstance(x, Tensor) else x for x in values]
+            ctx.save_for_forward(*[x for x in values if isinstance(x, Tensor)], *outputs)
         return result
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         gradients, plan = cast("Gradients", ctx.gradients), cast("Plan", ctx.plan)
-        known = {**ctx.others, **dict(zip(ctx.saved_keys, ctx.saved_tensors, strict=True))}
-        for r, x in zip(gradients.function.returns, upstream, strict=True):
-            known["gradient", r] = x.contiguous()
-        if plan.gradient is None or plan.op is None:
-            results = _python(gradients, plan.keys, known)
+        known = list(ctx.kept)
+        for n, x in zip(ctx.saved, ctx.saved_tensors, strict=True):
+            known[n] = x
+        if plan.op is None:
+            results = _python(gradients, known, upstream)
         else:
-            found = plan.op(*[known[key] for key in plan.gradient.takes])
-            results = dict(zip(plan.gradient.gives, found if isinstance(found, tuple) else (found,), strict=True))
-        return (None, None, None, None, *[results.get(k) if k in plan.wanted else None for k in plan.keys])
+            found = plan.op(*[known[n] if n >= 0 else upstream[-1 - n].contiguous() for n in plan.takes])
+            results = found if isinstance(found, tuple) else (found,)
+        return (None, None, *[None if n is None else results[n] for n in plan.gives])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        gradients = cast("Gradients", ctx.gradients)
+        tensors = iter(ctx.saved_tensors)
+        values = [next(tensors) if x is None else x for x in ctx.others]
+        results = gradients.tangents(values, list(tensors), tangents[2:])
+        return results[0] if len(results) == 1 else tuple(results)
 
 
-def _save(ctx: Any, values: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-    """Keep what the backward takes; of tensors whose sizes alone it needs, it does not matter whether they change."""
-    plan = cast("Plan", ctx.plan)
-    saved, others = {}, {}
-    outputs_of = [("output", r) for r in ctx.gradients.function.returns]
-    for key, x in (*zip(plan.keys, values, strict=True), *zip(outputs_of, outputs, strict=True)):
-        if key in plan.reads and isinstance(x, Tensor):
-            saved[key] = x
-        elif key in plan.takes:
-            others[key] = x.detach() if isinstance(x, Tensor) else x
-    ctx.saved_keys, ctx.others = tuple(saved), others
-    ctx.save_for_backward(*saved.values())
+_apply: Run = _Recorded.apply
 
 
 def _check_gives(gradient: Gradient, wanted: Sequence[Key]) -> None:
@@ -180,14 +282,12 @@ def _check_gives(gradient: Gradient, wanted: Sequence[Key]) -> None:
             raise CheckError(f"'{gradient.function.name}' does not return '{name}', and '{key[1]}' requires a gradient")
 
 
-def _python(gradients: Gradients, keys: Sequence[Key], known: Mapping[Key, Any]) -> dict[Key, Tensor | None]:
+def _python(gradients: Gradients, known: Sequence[Any], upstream: Sequence[Tensor]) -> Sequence[Tensor | None]:
     """The gradients that a Python function gives."""
     assert callable(gradients.given)
-    returns = gradients.function.returns
+    keys = gradients.keys
     found = gradients.given(
-        tuple(known[k] for k in keys),
-        tuple(known["output", r] for r in returns),
-        tuple(known["gradient", r] for r in returns),
+        tuple(known[: len(keys)]), tuple(known[len(keys) :]), tuple(x.contiguous() for x in upstream)
     )
     found = found if isinstance(found, tuple | list) else (found,)
     if len(found) != len(keys):
@@ -195,4 +295,4 @@ def _python(gradients: Gradients, keys: Sequence[Key], known: Mapping[Key, Any])
             f"the gradient of '{gradients.function.name}' gives {len(found)} values",
             expected=f"{len(keys)}, a tensor or None for each of {', '.join(name for _, name in keys)}",
         )
-    return dict(zip(keys, found, strict=True))
+    return found

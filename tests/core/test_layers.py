@@ -32,6 +32,7 @@ LAYERS = (
     ("lanes",),
     ("kernels",),
     ("autograd", "entries"),
+    ("torch_ext",),
     ("autotuner", "gpu", "search"),
     ("api",),
     ("einstein", "definitions", "module", "graphs"),

@@ -1,0 +1,63 @@
+"""`torch.vmap` of an operator: the def with one more index, which is exact and one kernel for the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKeySet
+
+from ..tc_lang.batched import batched as with_batch
+from ..tc_lang.function import Function
+
+if TYPE_CHECKING:
+    from .operators import Operator
+
+Dimensions = tuple[Any, ...]
+Batched = tuple[Callable[..., Any], Function, frozenset[str]]
+"""The batched def as an operator and as a function, and its outputs that have the batch."""
+
+
+def batched(op: Operator, keys: DispatchKeySet, *values: Any) -> Any:
+    """The result of a call under a vmap that has a dimension of some of `values`."""
+    from torch._functorch.autograd_function import custom_function_call_vmap_helper
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+    def rule(info: Any, dimensions: Dimensions, *values: Any) -> tuple[Any, Any]:
+        return _rule(op, info.batch_size, dimensions, values)
+
+    interpreter = retrieve_current_functorch_interpreter()
+    return custom_function_call_vmap_helper(interpreter, rule, op.overload, *values)
+
+
+def _rule(op: Operator, size: int, dimensions: Dimensions, values: Sequence[Any]) -> tuple[Any, Any]:
+    """The results, and the dimension of each that is the batch; `dimensions` are those of the arguments."""
+    values = [x if d is None else x.movedim(d, 0) for x, d in zip(values, dimensions, strict=True)]
+    if op.gradients.given is not None:  # how to batch that, nobody has said
+        return _one_by_one(op, size, dimensions, values)
+    names = tuple(name for (_, name), d in zip(op.gradients.keys, dimensions, strict=True) if d is not None)
+    made, function, over = op.batched.get(names, lambda: _made(op, names))
+    results = made(*values[: op.count], **dict(zip(op.names, values[op.count :], strict=True)))
+    places = tuple(0 if r in over else None for r in function.returns)
+    return results, places if len(places) != 1 else places[0]
+
+
+def _made(op: Operator, names: tuple[str, ...]) -> Batched:
+    function, over = with_batch(op.function, names)
+    return op.gradients.make(function), function, over
+
+
+def _one_by_one(op: Operator, size: int, dimensions: Dimensions, values: Sequence[Any]) -> tuple[Any, Any]:
+    if not size:
+        one = [x if d is None else x.new_zeros(x.shape[1:]) for x, d in zip(values, dimensions, strict=True)]
+        outputs = op.describe(*one)
+        empty = tuple(y.new_empty((0, *y.shape)) for y in (outputs if isinstance(outputs, tuple) else (outputs,)))
+        return (empty[0], 0) if len(empty) == 1 else (empty, (0,) * len(empty))
+    slices = [
+        op.overload(*[x if d is None else x[n] for x, d in zip(values, dimensions, strict=True)]) for n in range(size)
+    ]
+    if isinstance(slices[0], Tensor):
+        return torch.stack(slices), 0
+    return tuple(torch.stack(parts) for parts in zip(*slices, strict=True)), (0,) * len(slices[0])

@@ -1,0 +1,30 @@
+"""Autocast: floating arguments are cast to the types that the def declares, as a def chooses its own precision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet
+
+from ..arguments import TORCH_TYPES, Expected
+
+if TYPE_CHECKING:
+    from .operators import Operator
+
+
+def cast(op: Operator, keys: DispatchKeySet, *values: Any) -> Any:
+    """The result of a call of which autocast may change the precision of what goes in.
+
+    As torch does, it leaves double precision alone: an argument of another type than declared is then refused.
+    """
+    expected = (*op.interface.parameters, *op.interface.initial)
+    with torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.AutocastCPU)):
+        return op.overload(*[_cast(e, x) for e, x in zip(expected, values, strict=True)])
+
+
+def _cast(expected: Expected, x: Any) -> Any:
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype is torch.float64:
+        return x
+    return x.to(TORCH_TYPES[expected.dtype]) if expected.dtype.is_float else x

@@ -1,0 +1,176 @@
+"""The registration: one operator of torch's dispatcher for each def, with a kernel for all that torch may ask of it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import PLAIN, Expected, to_tensor
+from ..autograd import Gradients
+from ..calls import check_names
+from ..errors import InternalError, TCError
+from ..kernels import Kernels, Machine
+from ..lanes import MISS, Lanes
+from ..once import OncePerKey
+from . import batching, casting, recording
+from .schema import NAMESPACE, Schema, schema_of
+from .shapes import empty_outputs
+
+Overload = torch._ops.OpOverload
+FOREVER = 1 << 62
+LIMIT = 64
+"""How many batched forms of an operator are kept."""
+
+
+class Operator:
+    """A def in torch's dispatcher.
+
+    It runs the kernels of the op that was defined last with this content, or its own when there is none any more.
+
+    Attributes:
+        overload: `torch.ops.tc.<name>.default`, which takes inputs, then the initial values of in/out outputs.
+        out: `torch.ops.tc.<name>.out`, which writes to the tensors that it takes by keyword.
+        schema: its name and how it is called.
+        names, count: the initial values, and how many inputs come before them.
+        kinds: of each argument the type, whether its value is in the kernel, and whether it has dimensions.
+        batched: its batched forms, by the names of what is batched.
+    """
+
+    overload: Overload
+    out: Overload
+
+    def __init__(self, schema: Schema, kernels: Kernels, gradients: Gradients, machine: Machine) -> None:
+        self.schema = schema
+        self.function = kernels.function
+        self.interface = kernels.interface
+        self._given, self._make = gradients.given, gradients.make
+        self.names = [p.name for p in self.interface.initial]
+        self.count = len(self.interface.parameters)
+        taken = (*self.function.parameters, *self.function.initial)
+        self.kinds = tuple((t.dtype, t.specialised, bool(t.rank)) for t in taken)
+        self.adopt(kernels, gradients, machine)
+        _register(self)
+
+    def adopt(self, kernels: Kernels, gradients: Gradients, machine: Machine) -> None:
+        """Run these kernels from now on, for as long as anybody else holds them."""
+        self._kernels, self._gradients = weakref.ref(kernels), weakref.ref(gradients)
+        self._machine = machine
+        self._lanes = Lanes(self.interface)
+        self._own: tuple[Kernels, Gradients] | None = None
+        self.batched: OncePerKey[tuple[str, ...], batching.Batched] = OncePerKey(LIMIT)
+
+    def parts(self) -> tuple[Kernels, Gradients]:
+        """The kernels to run and the gradients to record."""
+        if self._own is not None:
+            return self._own
+        kernels, gradients = self._kernels(), self._gradients()
+        if kernels is None or gradients is None:
+            self._own = Kernels(self.function), Gradients(self.function, self._given, self._make)
+            return self._own
+        return kernels, gradients
+
+    @property
+    def gradients(self) -> Gradients:
+        return self.parts()[1]
+
+    def run(self, *values: Any) -> Any:
+        """The kernel for the CPU: fresh outputs. Raises ArgumentError or RangeError."""
+        return self._call(values, None)
+
+    def run_out(self, *values: Any, **destinations: Tensor) -> None:
+        """The kernel for the CPU that writes where it is told; only when all went well."""
+        wanted = tuple(destinations[d] for d in self.schema.destinations)
+        if wanted:
+            self._call(values, wanted if len(wanted) > 1 else wanted[0])
+        else:
+            self._call(values, None)
+
+    def _call(self, values: Sequence[Any], out: Any) -> Any:
+        with torch.no_grad():
+            plain = [_plain(x) for x in values]
+            tensors, initial = plain[: self.count], dict(zip(self.names, plain[self.count :], strict=True))
+            try:
+                result = self._lanes.call(tensors, out, initial)
+                if result is not MISS:
+                    return result
+                return self.parts()[0].call(tensors, out, initial, self._machine, self._lanes)
+            except (TCError, InternalError):
+                raise
+            except Exception as error:
+                raise InternalError(f"{type(error).__name__}: {error}") from error
+
+    def by_position(self, tensors: Sequence[Any], initial: Mapping[str, Any]) -> list[Any]:
+        """The arguments of a call as the operator takes them: numbers as tensors but for those that are in the kernel.
+
+        Raises ArgumentError for what is neither a tensor nor a number that the def takes.
+        """
+        check_names(self.interface, tensors, initial)
+        values = [*tensors, *(initial[name] for name in self.names)]
+        expected = (*self.interface.parameters, *self.interface.initial)
+        return [_value(e, x, special) for e, x, (_, special, _) in zip(expected, values, self.kinds, strict=True)]
+
+    def describe(self, *values: Any) -> Any:
+        """The kernel for tensors without values."""
+        outputs = empty_outputs(self.interface, values)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _value(expected: Expected, x: Any, special: bool) -> Any:
+    if special:
+        return int(to_tensor(expected, x).item()) if not isinstance(x, torch.SymInt) else x
+    return x if isinstance(x, Tensor) else to_tensor(expected, x)
+
+
+def _plain(x: Any) -> Any:
+    return x.as_subclass(Tensor) if isinstance(x, Tensor) and type(x) not in PLAIN else x
+
+
+_operators: OncePerKey[str, Operator] = OncePerKey(FOREVER)
+_library: OncePerKey[str, torch.library.Library] = OncePerKey(1)
+
+
+def operator(kernels: Kernels, gradients: Gradients, machine: Machine) -> Operator:
+    """The operator of a def; the same for every def with the same content."""
+    schema = schema_of(kernels.function, _gradient_name(gradients))
+    found = _operators.get(schema.name, lambda: Operator(schema, kernels, gradients, machine))
+    if found.parts()[0] is not kernels:
+        found.adopt(kernels, gradients, machine)
+    return found
+
+
+_python_gradients: dict[Any, int] = {}
+
+
+def _gradient_name(gradients: Gradients) -> str:
+    """What a given gradient adds to the content of a def; a Python function counts as the object that it is."""
+    given = gradients.given
+    if given is None or isinstance(given, str):
+        return given or ""
+    return f"python {_python_gradients.setdefault(given, len(_python_gradients))}"
+
+
+def _register(op: Operator) -> None:
+    library = _library.get("", lambda: torch.library.Library(NAMESPACE, "FRAGMENT"))
+    name, tags = op.schema.name, (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+    library.define(op.schema.functional, tags=tags)
+    packet = getattr(getattr(torch.ops, NAMESPACE), name)
+    op.overload = packet.default
+    library.impl(name, op.run, "CPU")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", op.describe, lib=library)
+    library.define(op.schema.out, tags=tags[:1])
+    op.out = packet.out
+    library.impl(f"{name}.out", op.run_out, "CPU")
+    library.impl(f"{name}.out", lambda *values, **destinations: None, "Meta")
+    library.impl(f"{name}.out", partial(recording.unrecorded, op), "Autograd", with_keyset=True)
+    layered: dict[str, Callable[..., Any]] = {
+        "Autograd": partial(recording.recorded, op),
+        "AutocastCPU": partial(casting.cast, op),
+        "FuncTorchBatched": partial(batching.batched, op),
+    }
+    for key, kernel in layered.items():
+        library.impl(name, kernel, key, with_keyset=True)

@@ -1,0 +1,56 @@
+"""The autograd kernel of an operator: records a call where torch asks for it, and goes on to what computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKeySet
+from torch.autograd import forward_ad
+
+from ..autograd import record
+from ..errors import ArgumentError
+
+if TYPE_CHECKING:
+    from .operators import Operator
+
+
+def recorded(op: Operator, keys: DispatchKeySet, *values: Any) -> Any:
+    """The result of a call, as a node of the graph where an input requires a gradient or has a tangent."""
+    below = keys & torch._C._after_autograd_keyset
+    wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(*values)
+    if not (wanted or forward_ad._current_level >= 0) or not op.gradients.possible:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.overload.redispatch(below, *values)
+    if not torch._C._are_functorch_transforms_active():
+
+        def run(*values: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                return op.overload.redispatch(below, *values)
+
+        return record(run, op.gradients, values)
+    return _at_this_level(op, below, values)
+
+
+def _at_this_level(op: Operator, below: DispatchKeySet, values: tuple[Any, ...]) -> Any:
+    """Record at the level of torch.func's transforms that is running; those around it record what is called below."""
+    from torch._functorch.autograd_function import enable_single_level_autograd_function
+
+    def run(*values: Any) -> Any:
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), torch._C._AutoDispatchBelowAutograd():
+            return op.overload.redispatch(below, *values)
+
+    with enable_single_level_autograd_function():
+        return record(run, op.gradients, values)
+
+
+def unrecorded(op: Operator, keys: DispatchKeySet, *values: Any, **destinations: Tensor) -> None:
+    """A call that writes to `destinations`, which autograd cannot record. Raises ArgumentError where it should."""
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*values, *destinations.values()):
+        raise ArgumentError(
+            f"an argument of {op.function.name} requires a gradient, and a call with 'out' does not record one",
+            suggestion="leave 'out' away, or call under torch.no_grad()",
+        )
+    with torch._C._AutoDispatchBelowAutograd():
+        op.out.redispatch(keys & torch._C._after_autograd_keyset, *values, **destinations)

@@ -1,0 +1,64 @@
+"""The name and the schema of a def as an operator of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+
+import torch
+
+from ..tc_lang.function import Function
+
+NAMESPACE = "tc"
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """How torch calls a def.
+
+    name: within the namespace; it tells what the operator computes.
+    functional: `name(Tensor A, SymInt k, Tensor C) -> (Tensor C)`; initial values of in/out outputs come last.
+    out: the same with the tensors to write to as keywords, as overload `out`.
+    destinations: the names of these keywords.
+    """
+
+    name: str
+    functional: str
+    out: str
+    destinations: tuple[str, ...]
+
+
+def schema_of(function: Function, gradient: str) -> Schema:
+    """The schema of a def whose gradient is what `gradient` says."""
+    taken = (*function.parameters, *function.initial)
+    parts = (function.canonical, *(t.name for t in taken), "->", *function.returns, gradient)
+    name = f"{function.name}_{sha256(chr(0).join(parts).encode()).hexdigest()[:12]}"
+    names: set[str] = set()
+    arguments = ", ".join(f"{'SymInt' if t.specialised else 'Tensor'} {_free(t.name, names)}" for t in taken)
+    destinations = tuple(_free(n, names) for n in _destinations(function))
+    mutated = ", ".join(f"Tensor(a{n}!) {d}" for n, d in enumerate(destinations))
+    returns = ", ".join("Tensor" for _ in function.returns)
+    out = f"{name}.out({', '.join(filter(None, (arguments, f'*, {mutated}')))}) -> ()"
+    return Schema(name, f"{name}({arguments}) -> ({returns})", out, destinations)
+
+
+def _destinations(function: Function) -> tuple[str, ...]:
+    return ("out",) if len(function.returns) == 1 else tuple(f"{r}_out" for r in function.returns)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """`name` as an argument of a schema that is called like no other, and like no word of the schema language."""
+    while name in taken or not _is_name(name):
+        name += "_"
+    taken.add(name)
+    return name
+
+
+@cache
+def _is_name(name: str) -> bool:
+    try:
+        torch._C.parse_schema(f"f(Tensor {name}) -> ()")
+    except RuntimeError:
+        return False
+    return True
