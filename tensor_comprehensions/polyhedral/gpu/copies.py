@@ -17,7 +17,7 @@ from ...loop_ir import build
 from ...loop_ir.intrinsics import COPY_ASYNC
 from ...loop_ir.nodes import THREAD, Buffer, Expr, Invoke, Launch, Load, Loop, LoopKind, Ramp, Stmt, Store
 from .footprint import Box
-from .spell import IDENTIFIERS, Values
+from .spell import Values, identifiers
 
 VECTOR_BYTES = 16
 ASYNC_BYTES = (4, 8, 16)
@@ -48,16 +48,28 @@ class Copy:
         trip = f"{self.buffer.name}.{'in' if into else 'out'}"
         position = build.add(build.mul(build.var(trip), threads), rank(launch))
         place = _digits(rank(launch), threads, build.var(trip), shape)
-        body = self._element(outer, place, into=into, asynchronous=asynchronous)
+        body = self._element(outer, place, launch, into=into, asynchronous=asynchronous)
         if total % threads:
             body = build.when(build.lt(position, total), body)
         kind = LoopKind.UNROLLED if trips <= UNROLLED_TRIPS else LoopKind.SERIAL
         return Loop(trip, build.const(0), build.const(trips), body, kind)
 
-    def _element(self, outer: Sequence[Expr], place: Sequence[Expr], *, into: bool, asynchronous: bool) -> Stmt:
-        *rest, last = place
-        inside = [*rest, build.mul(last, self.lanes)]
-        values = Values(tuple(outer), IDENTIFIERS)
+    def private(self, outer: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
+        """The copy by each thread of a box of its own, every element written out."""
+        shape = units(self.box.shape, self.lanes)
+        name = f"{self.buffer.name}.{'in' if into else 'out'}"
+        place = [build.var(f"{name}{d}") if extent > 1 else build.const(0) for d, extent in enumerate(shape)]
+        body = self._element(outer, place, launch, into=into, asynchronous=False)
+        for d, extent in reversed(list(enumerate(shape))):
+            if extent > 1:
+                body = Loop(f"{name}{d}", build.const(0), build.const(extent), body, LoopKind.UNROLLED)
+        return body
+
+    def _element(
+        self, outer: Sequence[Expr], place: Sequence[Expr], launch: Launch, *, into: bool, asynchronous: bool
+    ) -> Stmt:
+        inside = [*place[:-1], build.mul(place[-1], self.lanes)] if self.box.digits else []
+        values = Values(tuple(outer), identifiers(launch))
         element = [values.of(side.first) for side in self.box.sides]
         for (d, stride, _), p in zip(self.box.digits, inside, strict=True):
             element[d] = build.add(element[d], build.mul(p, stride))
@@ -69,17 +81,17 @@ class Copy:
             moved = Invoke(COPY_ASYNC, (target, source), (size,))
         else:
             moved = Store(target[0], self._wide(target[1]), Load(source[0], self._wide(source[1])))
-        return build.when(self._condition(outer, element), moved)
+        return build.when(self._condition(outer, element, launch), moved)
 
     def _wide(self, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return (*indices[:-1], Ramp(indices[-1], 1, self.lanes)) if self.lanes > 1 else indices
 
-    def _condition(self, outer: Sequence[Expr], element: Sequence[Expr]) -> Expr:
+    def _condition(self, outer: Sequence[Expr], element: Sequence[Expr], launch: Launch) -> Expr:
         around = self.box.relation()
         inside = within(around.get_space(), self.tensor.shape)
         wanted = inside if self.only is None else self.only
         missing = wanted.gist(around.intersect_domain(self.points))
-        return Values((*outer, *element), IDENTIFIERS).holds(missing.wrap().flatten())
+        return Values((*outer, *element), identifiers(launch)).holds(missing.wrap().flatten())
 
 
 def within(space: isl.Space, shape: Sequence[int]) -> isl.Map:

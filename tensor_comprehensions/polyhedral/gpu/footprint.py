@@ -8,7 +8,7 @@ is affine in `c` and the parameters, while their distance and number are constan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -112,7 +112,9 @@ class Group:
         return any(r.writes for r in self.references)
 
 
-def groups(references: Sequence[Reference], scope: isl.UnionMap) -> Mapping[str, tuple[Group, ...]]:
+def groups(
+    references: Sequence[Reference], scope: isl.UnionMap, around: Callable[[isl.Map], Box | None]
+) -> Mapping[str, tuple[Group, ...]]:
     """Per tensor the groups of the references below `scope`, in order of appearance; () where it may not be copied.
 
     Two references share a group where their boxes overlap and one of them writes, or where one box for both is no
@@ -125,7 +127,7 @@ def groups(references: Sequence[Reference], scope: isl.UnionMap) -> Mapping[str,
         mine = [(r, f) for r, f in live if r.tensor == tensor]
         exact = [(r, f) for r, f in mine if r.affine]
         unsafe = len(exact) < len(mine) and any(r.writes for r, _ in mine)
-        found[tensor] = () if unsafe else _joined(exact)
+        found[tensor] = () if unsafe else _joined(exact, around)
     return found
 
 
@@ -138,17 +140,17 @@ def footprint(reference: Reference, scope: isl.UnionMap) -> isl.Map | None:
     return isl.Map.from_union_map(touched).coalesce()
 
 
-def _joined(items: Sequence[tuple[Reference, isl.Map]]) -> tuple[Group, ...]:
+def _joined(items: Sequence[tuple[Reference, isl.Map]], around: Callable[[isl.Map], Box | None]) -> tuple[Group, ...]:
     """The groups of the references to one tensor, to a fixpoint; () where a write has no box."""
     found: list[Group] = []
     for reference, footprint in items:
-        side = box(footprint)
-        if side is None:
+        mine = around(footprint)
+        if mine is None:
             if any(r.writes for r, _ in items):
                 return ()
             continue
-        found.append(Group((reference,), footprint, side))
-    while (pair := _first_pair(found)) is not None:
+        found.append(Group((reference,), footprint, mine))
+    while (pair := _first_pair(found, around)) is not None:
         i, j, joined = pair
         if joined is None:
             return ()
@@ -157,7 +159,7 @@ def _joined(items: Sequence[tuple[Reference, isl.Map]]) -> tuple[Group, ...]:
     return tuple(found)
 
 
-def _first_pair(found: Sequence[Group]) -> tuple[int, int, Group | None] | None:
+def _first_pair(found: Sequence[Group], boxed: Callable[[isl.Map], Box | None]) -> tuple[int, int, Group | None] | None:
     """The first two groups that belong together, and their union (None where that has no box)."""
     for i, a in enumerate(found):
         for j in range(i + 1, len(found)):
@@ -165,7 +167,7 @@ def _first_pair(found: Sequence[Group]) -> tuple[int, int, Group | None] | None:
             if a.box.relation().is_disjoint(b.box.relation()):
                 continue
             footprint = a.footprint.union(b.footprint).coalesce()
-            around = box(footprint)
+            around = boxed(footprint)
             must = a.writes or b.writes
             if must or (around is not None and around.size <= a.box.size + b.box.size):
                 both = (*a.references, *b.references)
@@ -274,6 +276,77 @@ def _complexity(aff: isl.Aff) -> tuple[int, ...]:
         sum(not aff.get_coefficient_val(kind, k).is_zero() for k in range(aff.dim(kind))) for kind in (DIV, IN, PARAM)
     )
     return tuple(terms)
+
+
+# --- boxes with gaps ---------------------------------------------------------------------------------------------
+
+MOST_OFFSETS = 512
+"""Elements along one dimension, at most, for which gaps are looked for."""
+
+
+def spaced_box(footprint: isl.Map) -> Box | None:
+    """The box around `[c] -> T[x]` in which a side may have two gaps, as of vectors that go round the threads.
+
+    The gaps are those at the first point; a box in which they differ elsewhere is not taken, but one without.
+    """
+    plain = box(footprint)
+    sides: list[Side] = []
+    for d in range(footprint.dim(OUT)):
+        line = footprint.project_out(OUT, d + 1, footprint.dim(OUT) - d - 1).project_out(OUT, 0, d)
+        side = _spaced_side(line)
+        if side is None:
+            return plain
+        sides.append(side)
+    found = Box(tuple(sides), footprint.get_space())
+    if plain is not None and plain.size <= found.size:
+        return plain
+    return found if footprint.is_subset(found.relation()) else plain
+
+
+def _spaced_side(line: isl.Map) -> Side | None:
+    firsts = _firsts(line)
+    if not firsts or any(not f.plain_is_equal(firsts[0]) for f in firsts[1:]):
+        return None
+    offsets = _sample(line)
+    digits = _digits(offsets) if offsets is not None else None
+    return None if digits is None else Side(firsts[0], digits)
+
+
+def _firsts(line: isl.Map) -> list[isl.Aff]:
+    found: list[isl.Aff] = []
+    domain = line.domain()
+    line.lexmin_pw_multi_aff().get_at(0).coalesce().foreach_piece(lambda _, f: found.append(simplified(f, domain)))
+    return found
+
+
+def _sample(line: isl.Map) -> list[int] | None:
+    """The distances from the first of the elements at one point."""
+    flat = line.wrap().flatten().move_dims(SET, 0, PARAM, 0, line.dim(PARAM))
+    outside = flat.dim(SET) - 1
+    point = flat.sample_point().get_multi_val()
+    for k in range(outside):
+        flat = flat.fix_val(SET, k, point.get_at(k))
+    here = flat.project_out(SET, 0, outside)
+    low, high = here.dim_min_val(0), here.dim_max_val(0)
+    if not (low.is_int() and high.is_int()) or high.sub(low).to_python() > 8 * MOST_OFFSETS:
+        return None
+    found: list[int] = []
+    here.foreach_point(lambda p: found.append(p.get_coordinate_val(SET, 0).to_python()))
+    return [x - min(found) for x in sorted(found)] if len(found) <= MOST_OFFSETS else None
+
+
+def _digits(offsets: Sequence[int]) -> tuple[tuple[int, int], ...] | None:
+    """The sums of which digits `offsets`, sorted from 0, are all; None where no more than two digits make them."""
+    if len(offsets) == 1:
+        return ((1, 1),)
+    stride = offsets[1]
+    run = next((k for k, o in enumerate(offsets) if o != k * stride), len(offsets))
+    if run == len(offsets):
+        return ((stride, run),)
+    period, count = offsets[run], len(offsets) // run
+    if list(offsets) != [k * period + j * stride for k in range(count) for j in range(run)]:
+        return None
+    return (period, count), (stride, run)
 
 
 # --- spaces ------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import islpy as isl
@@ -12,7 +12,7 @@ from ...loop_ir import build
 from ...loop_ir import nodes as ir
 
 Instance = Callable[[str, tuple[ir.Expr, ...]], ir.Stmt]
-"""(name of the statement, values of its indices) -> what it does there."""
+"""(name of the statement, values of its indices and of further functions of them) -> what it does there."""
 
 _BINARY = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "div", "fdiv_q": "div", "pdiv_q": "div", "pdiv_r": "mod",
@@ -23,13 +23,18 @@ _BINARY = {
 
 
 def generate(
-    schedule: isl.Schedule, context: isl.Set, identifiers: Mapping[str, ir.Expr], instance: Instance
+    schedule: isl.Schedule,
+    context: isl.Set,
+    identifiers: Mapping[str, ir.Expr],
+    instance: Instance,
+    further: Mapping[str, Sequence[isl.PwAff]],
 ) -> ir.Stmt:
     """The loops of `schedule`, with `instance` for every statement.
 
-    context: what is known of the parameters, which are worth `identifiers` in the loop program.
+    context: what is known of the parameters, which are worth `identifiers` in the loop program. further: by the name
+    of a statement, functions of its indices whose values `instance` wants after those of the indices.
     """
-    walk = _Walk(identifiers, instance, {})
+    walk = _Walk(identifiers, instance, further, {})
     built, _alive = isl.AstBuild.from_context(context).set_at_each_domain(walk.visit)
     return walk.statement(built.node_from_schedule(schedule))
 
@@ -38,17 +43,18 @@ def generate(
 class _Walk:
     identifiers: Mapping[str, ir.Expr]
     instance: Instance
+    further: Mapping[str, Sequence[isl.PwAff]]
     found: dict[str, tuple[str, tuple[ir.Expr, ...]]]
 
     def visit(self, node: isl.AstNode, built: isl.AstBuild) -> isl.AstNode:
         """Called by isl for every statement of the syntax tree, while the loops around it are known."""
         times = isl.Map.from_union_map(built.get_schedule())
         where = isl.PwMultiAff.from_map(times.reverse())
-        indices = tuple(
-            self.expression(built.expr_from_pw_aff(where.get_pw_aff(k))) for k in range(where.dim(isl.dim_type.out))
-        )
+        name = times.get_tuple_name(isl.dim_type.in_)
+        wanted = [where.get_pw_aff(k) for k in range(where.dim(isl.dim_type.out))]
+        wanted += [f.pullback_pw_multi_aff(where) for f in self.further.get(name, ())]
         key = f"instance{len(self.found)}"
-        self.found[key] = times.get_tuple_name(isl.dim_type.in_), indices
+        self.found[key] = name, tuple(self.expression(built.expr_from_pw_aff(f)) for f in wanted)
         return node.set_annotation(isl.Id.read_from_str(node.get_ctx(), key))
 
     def statement(self, node: isl.AstNode) -> ir.Stmt:

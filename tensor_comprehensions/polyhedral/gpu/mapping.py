@@ -108,6 +108,10 @@ class KernelPlan:
         index, shift = self.group.rows[k].place(unit.node)
         return f"{isl_name(index)} + {shift - self.group.rows[k].lower}"
 
+    def tile(self, k: int, unit: Unit) -> str:
+        """The number of the tile of row `k`."""
+        return f"floor(({self.row(k, unit)})/{self.sizes[k]})" if self.tiles[k] > 1 else "0"
+
     def value(self, axis: Axis, unit: Unit) -> str:
         """The position along `axis` inside the tiles of rows; 0 for a unit that does not walk it."""
         if axis.dim.row is not None:
@@ -222,26 +226,24 @@ def _contiguous(function: BoundFunction, leaf: Leaf, dim: Dim) -> int:
 Below = Callable[[KernelPlan, tuple[Unit, ...], LeafPlan], Tree]
 
 
-def tree(plan: KernelPlan, barriers: Sequence[int] = ()) -> Tree:
-    """The schedule tree of a kernel; a barrier stands before each of the leaves with a number in `barriers`."""
+def tree(plan: KernelPlan, barriers: Sequence[str]) -> Tree:
+    """The schedule tree of a kernel. barriers: the name of the collective before each leaf, empty for none."""
     units = plan.units
     rows = range(len(plan.group.rows))
     members = tuple(
         Member(
-            tuple((u.name, f"floor(({plan.row(k, u)})/{plan.sizes[k]})" if n > 1 else "0") for u in units),
+            tuple((u.name, plan.tile(k, u)) for u in units),
             True,
             _label(plan, k),
         )
-        for k, n in zip(rows, plan.tiles, strict=True)
+        for k in rows
     )
     children: list[Child | Collective] = []
     for number, leaf in enumerate(plan.leaves):
-        if number in barriers:
-            children.append(Collective(f"barrier{number}"))
+        if barriers[number]:
+            children.append(Collective(barriers[number]))
         children += _children(plan, number, leaf)
-    if len(plan.leaves) in barriers:
-        children.append(Collective(f"barrier{len(plan.leaves)}"))
-    body = Band(members, units, Sequence_(tuple(children), _domain(plan, ())))
+    body = Band(members, units, Mark("tile", Sequence_(tuple(children), _domain(plan, ()))))
     blocks = tuple(
         (BLOCK_IDS[k], count, tuple((u.name, f"({dict(members[k].values)[u.name]}) mod {count}") for u in units))
         for k, count in enumerate(plan.blocks)
@@ -289,6 +291,13 @@ def _tiles(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[Axis], leaf
         for a in axes
     )
     return Band(members, units, Mark("shared", threads(plan, units, leaf, below(plan, units, leaf))))
+
+
+def thread_values(plan: KernelPlan, leaf: LeafPlan, unit: Unit) -> tuple[str, str, str]:
+    """The identifiers of the thread that runs an instance of `unit`."""
+    by_identifier = {a.identifier: a for a in leaf.axes}
+    x, y, z = (_thread(plan, by_identifier[k], unit) if k in by_identifier else "0" for k in range(3))
+    return x, y, z
 
 
 def threads(plan: KernelPlan, units: tuple[Unit, ...], leaf: LeafPlan, child: Tree) -> Tree:

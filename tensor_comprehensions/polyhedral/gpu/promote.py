@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import count
 from math import prod
 
 import islpy as isl
@@ -20,7 +21,8 @@ from ...loop_ir.intrinsics import BARRIER
 from ...loop_ir.nodes import Buffer, Expr, Invoke, Launch, Space, Stmt
 from .banks import padded
 from .copies import Copy, lanes_of, within
-from .footprint import OUT, Box, Group, Reference, footprint, groups
+from .footprint import OUT, Box, Group, Reference, box, footprint, groups
+from .references import subscript
 from .threads import Steps, steps_of
 
 BARRIER_STATEMENT = Invoke(BARRIER, ())
@@ -79,17 +81,38 @@ class Promotion:
     accesses: Mapping[str, Promoted] = field(default_factory=dict)
     stagings: Mapping[str, Staging] = field(default_factory=dict)
 
+    contracted: frozenset[str] = frozenset()
+
     @property
     def bytes(self) -> int:
-        """Shared memory that the buffers take, each aligned to 16 bytes."""
-        return sum(-(-size_of(b) // 16) * 16 for b in self.buffers if b.space is Space.SHARED)
+        """Shared memory that the buffers take."""
+        return sum(room_of(b) for b in self.buffers if b.space is Space.SHARED)
+
+    @property
+    def ranks(self) -> Mapping[str, tuple[str, int]]:
+        """Per tag the name and the rank of the buffer."""
+        return {tag: (p.buffer.name, len(p.buffer.shape)) for tag, p in self.accesses.items()}
+
+    def functions(self, statement: str) -> list[isl.PwAff]:
+        """The subscripts of the promoted references of a statement, as functions of its instances."""
+        return [f for tag, p in self.accesses.items() if _is_of(tag, statement) for f in p.subscripts()]
+
+    def names(self, statement: str) -> list[str]:
+        """What `references.moved` calls the values of `functions`."""
+        mine = [(tag, p) for tag, p in self.accesses.items() if _is_of(tag, statement)]
+        return [subscript(tag, d) for tag, p in mine for d in range(len(p.buffer.shape))]
 
     def joined(self, other: Promotion) -> Promotion:
         return Promotion(
             (*self.buffers, *other.buffers),
             {**self.accesses, **other.accesses},
             {**self.stagings, **other.stagings},
+            self.contracted | other.contracted,
         )
+
+
+def _is_of(tag: str, statement: str) -> bool:
+    return tag.rpartition(".")[0] == statement
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +138,7 @@ class Surroundings:
 
     def used_outside(self, scope: isl.UnionMap, promoted: Mapping[str, Promoted]) -> frozenset[str]:
         """The tensors that instances outside of `scope`, or references not promoted, touch."""
-        inside = scope.domain()
+        inside = scope.domain().project_out_all_params()
         found = set()
         for r in self.references:
             everywhere = isl.UnionSet.from_set(r.relation.domain())
@@ -136,14 +159,14 @@ def promote_shared(
     chosen: list[tuple[Group, Buffer]] = []
     room = around.budget - done.bytes
     for group, steps in _candidates(free, scope, around):
-        name = f"shared_{group.tensor}_{_count(done, chosen, group.tensor)}"
+        name = _name(group.tensor, done, chosen)
         tensor = around.tensors[group.tensor]
         buffer = build.buffer(name, tensor.type.dtype, group.box.shape, Space.SHARED)
         lanes = lanes_of(tensor, group.box, isl.Set.from_union_set(scope.range()), None)
         buffer = padded(buffer, group.box, steps, around.launch, lanes)
-        if size_of(buffer) <= room:
+        if room_of(buffer) <= room:
             chosen.append((group, buffer))
-            room -= -(-size_of(buffer) // 16) * 16
+            room -= room_of(buffer)
     if not chosen:
         return node, done
     number = len(done.stagings)
@@ -152,19 +175,25 @@ def promote_shared(
         for group, buffer in chosen
         for r in group.references
     }
-    node, stagings = _staged(node, scope, around, chosen, accesses, number)
-    return node, done.joined(Promotion(tuple(b for _, b in chosen), accesses, stagings))
+    node, stagings, dead = _staged(node, scope, around, chosen, accesses, number)
+    return node, done.joined(Promotion(tuple(b for _, b in chosen), accesses, stagings, dead))
 
 
-def _count(done: Promotion, chosen: Sequence[tuple[Group, Buffer]], tensor: str) -> int:
-    names = [b.name for b in done.buffers] + [b.name for _, b in chosen]
-    return sum(name.startswith(f"shared_{tensor}_") for name in names)
+def _name(tensor: str, done: Promotion, chosen: Sequence[tuple[Group, Buffer]]) -> str:
+    taken = {b.name for b in (*done.buffers, *(b for _, b in chosen))}
+    names = (f"{tensor}.shared{n or ''}" for n in count())
+    return next(name for name in names if name not in taken)
 
 
 def size_of(buffer: Buffer) -> int:
     """Bytes of a buffer, padding included."""
     span = 1 + sum((n - 1) * s for n, s in zip(buffer.shape, buffer.strides, strict=True))
     return max(span, prod(buffer.shape)) * buffer.type.dtype.size * buffer.type.lanes
+
+
+def room_of(buffer: Buffer) -> int:
+    """Bytes of shared memory that a buffer takes, aligned to 16."""
+    return -(-size_of(buffer) // 16) * 16
 
 
 def prefix_of(scope: isl.UnionMap, reference: Reference) -> isl.PwMultiAff:
@@ -181,7 +210,7 @@ def _candidates(
 ) -> list[tuple[Group, list[Steps]]]:
     """The groups that gain, those with most accesses saved per byte first; each with how its references step."""
     found = []
-    for tensor, mine in groups(references, scope).items():
+    for tensor, mine in groups(references, scope, box).items():
         for group in mine:
             if not group.box.sides or not _copyable(group, scope, around):
                 continue
@@ -240,8 +269,8 @@ def _staged(
     chosen: Sequence[tuple[Group, Buffer]],
     accesses: Mapping[str, Promoted],
     number: int,
-) -> tuple[isl.ScheduleNode, Mapping[str, Staging]]:
-    """`node` with the extension statements that copy in and out, and what these mean."""
+) -> tuple[isl.ScheduleNode, Mapping[str, Staging], frozenset[str]]:
+    """`node` with the extension statements that copy in and out, what these mean, and the tensors they never touch."""
     points = isl.Set.from_union_set(scope.range())
     repeats = not isl.Map.from_range(points).is_single_valued()
     elsewhere = around.used_outside(scope, accesses)
@@ -259,7 +288,7 @@ def _staged(
         shared = any(g.tensor in elsewhere for g, _ in chosen if g.writes)
         found[name] = Staging(writing, False, before=True, after=shared)
         node = _graft(node, name, points, after=True)
-    return node, found
+    return node, found, frozenset(g.tensor for g, _ in chosen if g.tensor in dead)
 
 
 def _graft(node: isl.ScheduleNode, name: str, points: isl.Set, *, after: bool) -> isl.ScheduleNode:

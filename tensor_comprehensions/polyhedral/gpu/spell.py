@@ -9,14 +9,17 @@ import islpy as isl
 
 from ...errors import CannotLower
 from ...loop_ir import build
-from ...loop_ir.nodes import BLOCK, THREAD, Expr
+from ...loop_ir.nodes import BLOCK, THREAD, Expr, Launch
 
-IDENTIFIERS: Mapping[str, Expr] = {
-    isl_name: build.var(name)
-    for names, variables in ((("b0", "b1", "b2"), BLOCK), (("t0", "t1", "t2"), THREAD))
-    for isl_name, name in zip(names, variables, strict=True)
-}
+BLOCK_IDS = ("b0", "b1", "b2")
+THREAD_IDS = ("t0", "t1", "t2")
 """The parameters that stand for the block and the thread in sets and functions."""
+
+
+def identifiers(launch: Launch) -> dict[str, Expr]:
+    """What the parameters are worth; those that take one value are 0."""
+    names = zip((*BLOCK_IDS, *THREAD_IDS), (*BLOCK, *THREAD), (*launch.grid, *launch.block), strict=True)
+    return {p: build.var(name) if count > 1 else build.const(0) for p, name, count in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +47,30 @@ class Values:
         return holds
 
     def _one(self, constraint: isl.Constraint) -> Expr:
-        value = self._numerator(constraint.get_aff())
-        return build.eq(value, 0) if constraint.is_equality() else build.ge(value, 0)
+        """Terms with a minus go to the other side: people and compilers read `x < 5` more easily than `4 - x >= 0`."""
+        aff = constraint.get_aff()
+        left, right = self._sum(aff, -1), self._sum(aff, 1)
+        if constraint.is_equality():
+            return build.eq(left, right)
+        constant = build.integer(right)
+        return build.le(left, right) if constant is None else build.lt(left, constant + 1)
 
     def _numerator(self, aff: isl.Aff) -> Expr:
         """The function times its denominator."""
+        return build.sub(self._sum(aff, 1), self._sum(aff, -1))
+
+    def _sum(self, aff: isl.Aff, sign: int) -> Expr:
+        """The sum of the terms and the constant of that sign, without it, times the denominator."""
         scale = aff.get_denominator_val()
-        total: Expr = build.const(aff.get_constant_val().mul(scale).to_python())
+        total: Expr | None = None
         for kind, k, factor in _terms(aff):
-            total = build.add(self._atom(aff, kind, k, factor.mul(scale).to_python()), total)
+            weight = sign * factor.mul(scale).to_python()
+            if weight > 0:
+                term = self._atom(aff, kind, k, weight)
+                total = term if total is None else build.add(total, term)
+        constant = sign * aff.get_constant_val().mul(scale).to_python()
+        if constant > 0 or total is None:
+            total = build.const(max(0, constant)) if total is None else build.add(total, constant)
         return total
 
     def _atom(self, aff: isl.Aff, kind: isl.dim_type, k: int, factor: int) -> Expr:

@@ -20,9 +20,9 @@ class Emitter:
     buffers: Mapping[str, Buffer | View]
     sums: Mapping[str, Buffer]
 
-    def statement(self, unit: Unit, indices: Sequence[ir.Expr]) -> ir.Stmt:
-        """What `unit` does at the instance with the given values of its indices."""
-        scope = Scope({i.name: e for i, e in zip(unit.indices, indices, strict=True)}, self.buffers)
+    def statement(self, unit: Unit, indices: Sequence[ir.Expr], further: Mapping[str, ir.Expr]) -> ir.Stmt:
+        """What `unit` does at the instance with the given values of its indices, and of `further` ones by name."""
+        scope = Scope({**{i.name: e for i, e in zip(unit.indices, indices, strict=True)}, **further}, self.buffers)
         s = unit.statement
         buffer, where = element(s.target, s.subscripts, scope)
         dtype = buffer.type.dtype

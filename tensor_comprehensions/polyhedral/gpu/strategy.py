@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import islpy as isl
 
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
-from ...loop_ir.intrinsics import BARRIER
+from ...loop_ir.intrinsics import BARRIER, WARP_BARRIER
 from ...loop_ir.nodes import BLOCK, THREAD, Buffer, CheckSite, Kernel, Launch, Module, Type
 from ...options import MappingOptions, check_mapping
 from ...target import GpuTarget
@@ -23,9 +23,12 @@ from ..strategy import split_initialisation
 from .checks import check_kernels
 from .generate import generate
 from .mapping import KernelPlan, plan_kernel, tree
+from .promote import Promotion
+from .promotion import promote
 from .reductions import Sum, combine
+from .references import moved
 from .statements import Emitter, register_view, sum_register
-from .sync import barriers
+from .sync import Level, barriers
 from .tree import BLOCK_IDS, THREAD_IDS, schedule, show
 from .units import Part
 
@@ -52,7 +55,7 @@ def explain(function: BoundFunction, options: MappingOptions, target: GpuTarget)
             launch = plan.launch
             lines.append(f"kernel: {_times(launch.grid)} blocks of {_times(launch.block)} threads")
             lines.append("  domain: " + "; ".join(u.domain for u in plan.units))
-            lines += ["  " + line for line in show(tree(plan, barriers(scop, plan)))]
+            lines += ["  " + line for line in show(tree(plan, _names(barriers(scop, plan))))]
         return "\n".join(lines)
 
 
@@ -99,7 +102,11 @@ def _lower(function: BoundFunction, options: MappingOptions, target: GpuTarget) 
         registers = _registers(function, groups, plan)
         contracted |= {t.name for t in registers}
         name = function.name if len(plans) == 1 else f"{function.name}_{len(kernels)}"
-        kernels.append(_Kernel(scop, plan, buffers, registers).kernel(name))
+        local = frozenset(t.name for t in local_temporaries(function, groups, plan.group))
+        emission = _Kernel(scop, plan, buffers, registers, local, options, target)
+        kernel, promoted = emission.kernel(name)
+        kernels.append(kernel)
+        contracted |= promoted
     return _module(function, buffers, contracted, kernels, sites)
 
 
@@ -132,8 +139,12 @@ class _Kernel:
     plan: KernelPlan
     buffers: dict[str, Buffer]
     registers: tuple[Tensor, ...]
+    local: frozenset[str]
+    options: MappingOptions
+    target: GpuTarget
 
-    def kernel(self, name: str) -> Kernel:
+    def kernel(self, name: str) -> tuple[Kernel, frozenset[str]]:
+        """The kernel, and the tensors that need no memory because it keeps them in shared memory or registers."""
         views: dict[str, View] = {t.name: register_view(t) for t in self.registers}
         sums = {
             u.node.name: sum_register(u, self.scop.function.tensor(u.statement.target))
@@ -141,23 +152,38 @@ class _Kernel:
             if u.part is Part.TERM
         }
         collectives, shared = self.collectives(sums)
-        emitter = Emitter({**self.buffers, **views}, sums)
-        units = {u.name: u for u in self.plan.units}
+        launch = self.plan.launch
+        mapped = tree(self.plan, _names(barriers(self.scop, self.plan)))
+        isl_tree, promotion = self.promotion(schedule(CONTEXT, self.plan.units, mapped), views.keys(), shared)
+        emitter = Emitter({**self.buffers, **views, **{b.name: b for b in promotion.buffers}}, sums)
+        units = {u.name: moved(u, promotion.ranks) for u in self.plan.units}
 
-        def instance(name: str, indices: tuple[ir.Expr, ...]) -> ir.Stmt:
+        def instance(name: str, values: tuple[ir.Expr, ...]) -> ir.Stmt:
             if name in units:
-                return emitter.statement(units[name], indices)
-            return collectives.get(name) or ir.Invoke(BARRIER, (), ())
+                count = len(units[name].indices)
+                further = dict(zip(promotion.names(name), values[count:], strict=True))
+                return emitter.statement(units[name], values[:count], further)
+            if name in promotion.stagings:
+                return promotion.stagings[name].statement(values, launch)
+            return collectives[name]
 
-        mapped = tree(self.plan, barriers(self.scop, self.plan))
-        isl_tree = schedule(CONTEXT, self.plan.units, mapped)
-        body = generate(isl_tree, _context(self.plan.launch), identifiers(self.plan.launch), instance)
-        held = [*shared, *(v.buffer for v in views.values()), *sums.values()]
-        return Kernel(name, build.allocate(held, body), self.plan.launch)
+        functions = {name: promotion.functions(name) for name in units}
+        body = generate(isl_tree, _context(launch), identifiers(launch), instance, functions)
+        held = [*shared, *promotion.buffers, *(v.buffer for v in views.values()), *sums.values()]
+        return Kernel(name, build.allocate(held, body), launch), promotion.contracted
+
+    def promotion(
+        self, isl_tree: isl.Schedule, elsewhere: Collection[str], shared: Sequence[Buffer]
+    ) -> tuple[isl.Schedule, Promotion]:
+        """The tree with copies to shared memory and registers, and what they promote."""
+        tensors = {n: b for n, b in self.buffers.items() if n not in elsewhere}
+        return promote(isl_tree, self.plan, self.scop.function, tensors, self.local, shared, self.options, self.target)
 
     def collectives(self, sums: Mapping[str, Buffer]) -> tuple[dict[str, ir.Stmt], list[Buffer]]:
         """What the threads do together in cooperative leaves, by name, and the shared arrays that this takes."""
-        meanings: dict[str, ir.Stmt] = {}
+        meanings: dict[str, ir.Stmt] = {
+            f"{b}{k}": ir.Invoke(b, (), ()) for b in (BARRIER, WARP_BARRIER) for k in range(len(self.plan.leaves))
+        }
         shared: list[Buffer] = []
         for number, leaf in enumerate(self.plan.leaves):
             terms = leaf.part(Part.TERM)
@@ -172,6 +198,12 @@ class _Kernel:
                 *(ir.Store(s.register, (), build.neutral(s.op, s.register.type.dtype)) for s in found)
             )
         return meanings, shared
+
+
+def _names(levels: Sequence[Level]) -> tuple[str, ...]:
+    """The collectives before the leaves of a kernel."""
+    kinds = {Level.NONE: "", Level.WARP: WARP_BARRIER, Level.BLOCK: BARRIER}
+    return tuple(f"{kinds[level]}{k}" if level else "" for k, level in enumerate(levels))
 
 
 def identifiers(launch: Launch) -> dict[str, ir.Expr]:

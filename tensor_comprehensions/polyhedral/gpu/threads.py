@@ -13,8 +13,8 @@ import islpy as isl
 
 from ...loop_ir.nodes import Launch
 from .footprint import IN, OUT, PARAM, SET, Reference
+from .spell import THREAD_IDS
 
-THREADS = ("t0", "t1", "t2")
 # Instances between those of neighbouring threads: next to each other, or as far apart as a vector is long.
 STRIDES = (1, 2, 4, 8)
 
@@ -56,7 +56,7 @@ def threads_of(schedule: isl.Schedule, launch: Launch) -> isl.UnionMap:
 
 def _thread(instances: isl.Set, launch: Launch) -> isl.Map:
     result = isl.Map.from_domain(instances)
-    for name, count in zip(THREADS, launch.block, strict=True):
+    for name, count in zip(THREAD_IDS, launch.block, strict=True):
         position, k = result.find_dim_by_name(PARAM, name), result.dim(OUT)
         result = result.add_dims(OUT, 1) if position < 0 else result.move_dims(OUT, k, PARAM, position, 1)
         least, most = (isl.Val(v, result.get_ctx()) for v in (0, count - 1))
@@ -75,13 +75,13 @@ def steps_of(reference: Reference, threads: isl.UnionMap) -> Steps | None:
         return None
     who = isl.Map.from_union_map(mine).project_out(PARAM, 0, isl.Map.from_union_map(mine).dim(PARAM))
     first = who
-    for k in range(len(THREADS)):
+    for k in range(len(THREAD_IDS)):
         first = fixed(first, OUT, k, 0)
     start = first.domain().coalesce()
     if start.is_empty():
         return None
     at = _coordinates(start.lexmin())
-    return Steps(tuple(_move(reference, who, at, k) for k in range(len(THREADS))))
+    return Steps(tuple(_move(reference, who, at, k) for k in range(len(THREAD_IDS))))
 
 
 def _coordinates(point: isl.Set) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ def _move(reference: Reference, who: isl.Map, at: Sequence[int], direction: int)
         for stride in STRIDES:
             there = [x + stride * (k == d) for k, x in enumerate(at)]
             threads = _image(who, there)
-            if threads == tuple(int(k == direction) for k in range(len(THREADS))):
+            if threads == tuple(int(k == direction) for k in range(len(THREAD_IDS))):
                 a, b = _image(reference.relation, at), _image(reference.relation, there)
                 if a is None or b is None:
                     return None

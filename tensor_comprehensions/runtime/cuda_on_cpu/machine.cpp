@@ -51,6 +51,7 @@ struct Cell {
     bool atomic = false, defined = false;
 };
 const int MANY = -2;
+const int SOME = -3;  // less a number: several readers, all in the warp with that number
 
 struct Memory {
     char *begin = nullptr, *end = nullptr;
@@ -174,7 +175,15 @@ int block_of(int thread) { return thread / (int)fibers.size(); }
 // Whether what another thread did in this epoch comes before what the current one does, because their warp met between.
 bool in_order(int thread, int turn) {
     int mine = current / WARP;
+    if (thread <= SOME) return SOME - thread == mine && turn < turns[mine];
     return thread >= 0 && thread % (int)fibers.size() / WARP == mine && turn < turns[mine];
+}
+
+// Who read: another thread and `me`, as the one warp that they are in where that is so.
+int joined(int thread, int me) {
+    int warp = SOME - current / WARP, size = (int)fibers.size();
+    bool same = thread >= 0 ? thread / size == me / size && thread % size / WARP == me % size / WARP : thread == warp;
+    return same ? warp : MANY;
 }
 
 void fail_race(int region, int64_t cell, const void *address, Action action, Action before, int other) {
@@ -199,8 +208,8 @@ void visit(int region, int64_t index, Action action, const void *address) {
             return fail_race(region, index, address, action, c.atomic ? ATOMIC : WRITE, c.writer);
     }
     if (action == READ) {
-        bool together = c.read_epoch == epoch && c.reader != me && c.reader != -1;
-        c.reader = together ? MANY : me;
+        bool together = c.read_epoch == epoch && c.reader != me && c.reader != -1 && !in_order(c.reader, c.read_turn);
+        c.reader = together ? joined(c.reader, me) : me;
         c.read_epoch = epoch;
         c.read_turn = turns[current / WARP];
         c.read_block = c.read_block == -1 || c.read_block == block_number ? block_number : MANY;
@@ -212,7 +221,7 @@ void visit(int region, int64_t index, Action action, const void *address) {
             return fail_race(region, index, address, action, READ, other);
         }
         if (c.read_epoch == epoch && c.reader != me && c.reader != -1 && !in_order(c.reader, c.read_turn))
-            return fail_race(region, index, address, action, READ, c.reader == MANY ? -1 : c.reader);
+            return fail_race(region, index, address, action, READ, c.reader);
     }
     c.writer = me;
     c.write_epoch = epoch;

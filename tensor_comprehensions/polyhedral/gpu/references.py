@@ -1,0 +1,93 @@
+"""The accesses of units as references, and units with their accesses moved to where promotion keeps the elements."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+
+import islpy as isl
+
+from ...tc_lang import function as tc
+from ...tc_lang.function import BoundFunction
+from ..affine import quasi_affine
+from .footprint import Reference
+from .units import Part, Unit
+
+
+def references_of(units: Collection[Unit], function: BoundFunction, context: isl.Context) -> tuple[Reference, ...]:
+    """Every occurrence of a tensor in `units`: what they write, then what they read, in the order of the text."""
+    return tuple(r for u in units for r in _of_unit(u, function, context))
+
+
+def _of_unit(unit: Unit, function: BoundFunction, context: isl.Context) -> Iterator[Reference]:
+    s = unit.statement
+    if unit.part is not Part.TERM:
+        written = tc.Access(s.target, s.subscripts, s.value.dtype)
+        updates = unit.part is Part.UPDATE or (
+            s.reduction is not None and not s.initialise and unit.part is not Part.START
+        )
+        yield _reference(unit, "w", written, function, context, reads=updates, writes=True)
+    if unit.part in (Part.WHOLE, Part.UPDATE, Part.TERM):
+        reads = (e for e in tc.walk(s.value) if isinstance(e, tc.Access))
+        for n, access in enumerate(reads):
+            yield _reference(unit, f"r{n}", access, function, context, reads=True, writes=False)
+
+
+def _reference(
+    unit: Unit,
+    place: str,
+    access: tc.Access,
+    function: BoundFunction,
+    context: isl.Context,
+    *,
+    reads: bool,
+    writes: bool,
+) -> Reference:
+    """Guarded accesses touch what their subscripts say where that lies in the tensor, and nothing elsewhere."""
+    shape = function.tensor(access.tensor).shape
+    texts = [quasi_affine(e) for e in access.subscripts]
+    names = [f"x{d}" for d in range(len(texts))]
+    conditions = [f"{x} = {t}" for x, t in zip(names, texts, strict=True) if t is not None]
+    if None in texts or access.guarded:
+        conditions += [f"0 <= {x} < {extent}" for x, extent in zip(names, shape, strict=True)]
+    element = f"T_{access.tensor}[{', '.join(names)}]"
+    bounds = unit.domain.partition(" : ")[2]
+    formula = " and ".join(c for c in (bounds, *conditions) if c)
+    relation = isl.Map(f"{{ {unit.instance} -> {element}{' : ' + formula if formula else ''} }}", context)
+    subscripts = None
+    if None not in texts:
+        subscripts = isl.MultiAff(f"{{ {unit.instance} -> [{', '.join(f'({t})' for t in texts)}] }}", context)
+    return Reference(f"{unit.name}.{place}", access.tensor, relation, reads, writes, None not in texts, subscripts)
+
+
+def moved(unit: Unit, buffers: Mapping[str, tuple[str, int]]) -> Unit:
+    """`unit` with the accesses whose tags are in `buffers`, each with a name and a rank, moved to those buffers.
+
+    The subscripts there are indices of their own, named by `subscript`.
+    """
+    counter = iter(range(1 << 30))
+
+    def expression(e: tc.Expr) -> tc.Expr:
+        tag = f"{unit.name}.r{next(counter)}" if isinstance(e, tc.Access) else ""
+        parts = [expression(child) for child in tc.children(e)]
+        if isinstance(e, tc.Access) and tag in buffers:
+            name, rank = buffers[tag]
+            return replace(e, tensor=name, subscripts=_subscripts(tag, rank))
+        return tc.rebuild(e, parts)
+
+    s = unit.statement
+    new = replace(s, value=expression(s.value))
+    tag = f"{unit.name}.w"
+    if tag in buffers:
+        name, rank = buffers[tag]
+        new = replace(new, target=name, subscripts=_subscripts(tag, rank))
+    return Unit(replace(unit.node, statements=(new,)), unit.part)
+
+
+def subscript(tag: str, d: int) -> str:
+    """The name of the index that is dimension `d` of the access with that tag."""
+    return f"{tag}.{d}"
+
+
+def _subscripts(tag: str, rank: int) -> tuple[tc.Expr, ...]:
+    return tuple(tc.Index(subscript(tag, d), tc.INDEX_TYPE) for d in range(rank))
