@@ -19,19 +19,18 @@ import llvmlite.binding as llvm
 import torch
 from torch import Tensor
 
-from . import caching, contract
+from . import caching, contract, tuning
 from .api import Op, define
-from .arguments import TORCH_TYPES, numbers
+from .arguments import numbers
 from .compiler import KINDS
-from .describe import dims, ranges
+from .describe import ranges
 from .entries import CacheEntry
 from .errors import ArgumentError, TCError
 from .options import CpuOptions
 from .runtime import process
 from .runtime.host import host
+from .samples import sample_arguments
 from .structured.pipeline import parse
-from .tc_lang.function import Symbol
-from .tc_lang.ranges import output_shapes
 
 DEFAULT_KINDS = ("ranges", "schedule", "loops", "c")
 
@@ -66,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--no-check", action="store_true", help="do not compare with the reference evaluator")
     contract.add_parser(commands)
     caching.add_parser(commands, _add_def, _entry)
+    tuning.add_parser(commands)
     doctor = commands.add_parser("doctor", help="what the machine and the installation offer")
     doctor.set_defaults(command=_doctor)
     return parser
@@ -168,47 +168,9 @@ def _op(options: argparse.Namespace) -> Op:
     return next(iter(library))
 
 
-def _arguments(op: Op, values: dict[str, float]) -> tuple[list[Tensor | float], dict[str, Any]]:
-    """Random arguments of the sizes given: floats in [-1, 1), integers that are subscripts of the smallest size."""
-    function = op.function
-    numbers = {p.name: values.get(p.name, 1) for p in function.parameters if not p.rank}
-    for name in values:
-        if name not in function.sizes and name not in numbers:
-            raise ArgumentError(
-                f"{op.__name__} has no size and no number called {name!r}",
-                expected=", ".join([*function.sizes, *numbers]),
-            )
-    sizes = {name: _size(op, name, values) for name in function.sizes}
-    shapes = output_shapes(function, sizes, {name: int(numbers[name]) for name in function.scalars})
-    smallest = min(sizes.values(), default=1)
-    generator = torch.Generator().manual_seed(0)
-
-    def make(symbol: Symbol) -> Tensor | float:
-        if not symbol.rank:
-            return numbers.get(symbol.name, 1)
-        shape = shapes.get(symbol.name) or [sizes[d] if d in sizes else int(d) for d in dims(symbol)]
-        return _random(symbol, shape, smallest, generator)
-
-    return [make(p) for p in function.parameters], {p.name: make(p) for p in function.initial}
-
-
-def _size(op: Op, name: str, values: dict[str, float]) -> int:
-    size = values.get(name)
-    if not isinstance(size, int) or size < 0:
-        raise ArgumentError(
-            f"{op.__name__} needs a value of its size {name}",
-            found="" if size is None else str(size),
-            suggestion=f"add {name}=... to --sizes",
-        )
-    return size
-
-
-def _random(symbol: Symbol, shape: Sequence[int], limit: int, generator: torch.Generator) -> Tensor:
-    dtype = TORCH_TYPES[symbol.dtype]
-    if symbol.dtype.is_float:
-        return (torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1).to(dtype)
-    high = 2 if symbol.dtype.is_bool else max(1, min(limit, 100))
-    return torch.randint(high, shape, generator=generator).to(dtype)
+def _arguments(op: Op, values: dict[str, float]) -> tuple[list[Any], dict[str, Any]]:
+    """Random arguments of the sizes given, and initial values of in/out outputs."""
+    return sample_arguments(op.function, values)
 
 
 # --- doctor -----------------------------------------------------------------------------------------------------

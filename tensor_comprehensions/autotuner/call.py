@@ -79,17 +79,21 @@ def autotune(
             f"the executor is a {type(executor).__name__}",
             expected="a concurrent.futures.Executor, such as Client(...).get_executor(pure=False) of Dask",
         )
-    bound = kernels.bound_for(sizes_of(kernels.function, arguments), arguments)
-    message = describe(kernels.function, arguments, trying.seed)
-    subject = Subject(kernels.function, bound, message, host(), _plain(options), store_of(store))
+    subject = subject_of(kernels, arguments, _plain(options), trying.seed, store_of(store))
     found = tune(subject, trying, named_devices(devices), executor=executor, **others)
     logger("tune").info(
         "%s: %.3g s, %.2f times as fast as untuned (%.3g s), after %d candidates in %.0f s",
-        bound.name, found.seconds, found.speedup, found.default_seconds, len(found.outcomes), found.elapsed,
+        kernels.function.name, found.seconds, found.speedup, found.default_seconds, len(found.outcomes), found.elapsed,
     )  # fmt: skip
     if report is not None:
-        write(Path(report), [(bound.name, found)])
+        write(Path(report), [(kernels.function.name, found)])
     return found
+
+
+def subject_of(kernels: Kernels, arguments: Arguments, start: CpuOptions, seed: int, store: Store) -> Subject:
+    """What a call with `arguments` is, to a tuner. Raises ArgumentError where they do not fit the def."""
+    bound = kernels.bound_for(sizes_of(kernels.function, arguments), arguments)
+    return Subject(kernels.function, bound, describe(kernels.function, arguments, seed), host(), start, store)
 
 
 def _plain(options: CpuOptions) -> CpuOptions:

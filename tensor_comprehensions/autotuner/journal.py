@@ -21,6 +21,7 @@ _MAGIC = b"tcjournal1\n"
 _HEADER = struct.Struct("<II")
 LARGEST = 1 << 20
 """Bytes of a record."""
+Record = pb.Start | pb.Outcome | pb.Decision
 
 
 class Journal:
@@ -34,6 +35,8 @@ class Journal:
 
     def __init__(self, path: Path | None) -> None:
         self._known: dict[tuple[str, bytes], pb.Outcome] = {}
+        self._decided: dict[str, pb.Decision] = {}
+        self._started: dict[str, pb.Start] = {}
         self._file: BinaryIO | None = None
         if path is None:
             return
@@ -56,10 +59,18 @@ class Journal:
         if not data.startswith(_MAGIC):
             raise ArgumentError(f"{path} is no journal of a search", suggestion="name another file, or remove it")
         end = len(_MAGIC)
-        for start, problem, outcome in _records(data):
-            self._known[problem, _key(outcome)] = outcome
+        for start, problem, record in _records(data):
+            self._take(problem, record)
             end = start
         return end
+
+    def _take(self, problem: str, record: Record) -> None:
+        if isinstance(record, pb.Outcome):
+            self._known[problem, _key(record)] = record
+        elif isinstance(record, pb.Start):
+            self._started[problem] = record
+        else:
+            self._decided[problem] = record
 
     def __len__(self) -> int:
         return len(self._known)
@@ -68,12 +79,21 @@ class Journal:
         """What became of options, a serialised message."""
         return self._known.get((problem, options))
 
-    def add(self, problem: str, outcome: pb.Outcome) -> None:
-        """Remember an outcome, on disk before this returns as far as the system is concerned."""
-        self._known[problem, _key(outcome)] = outcome
+    def decision(self, problem: str) -> pb.Decision | None:
+        """How the search for a problem ended, the last time that it did."""
+        return self._decided.get(problem)
+
+    def start(self, problem: str) -> pb.Start | None:
+        """What the search for a problem began with."""
+        return self._started.get(problem)
+
+    def add(self, problem: str, record: Record) -> None:
+        """Remember a record, on disk before this returns as far as the system is concerned."""
+        self._take(problem, record)
         if self._file is not None:
             name = problem.encode()
-            payload = bytes([len(name)]) + name + outcome.SerializeToString(deterministic=True)
+            kind = next(k for k, message in _KINDS.items() if isinstance(record, message))
+            payload = kind + bytes([len(name)]) + name + record.SerializeToString(deterministic=True)
             self._file.write(_HEADER.pack(len(payload), zlib.crc32(payload)) + payload)
             self._file.flush()
 
@@ -88,17 +108,24 @@ def _key(outcome: pb.Outcome) -> bytes:
     return outcome.options.SerializeToString(deterministic=True)
 
 
-def _records(data: bytes) -> Iterator[tuple[int, str, pb.Outcome]]:
-    """(where it ends, problem, outcome) of every record up to the first that is damaged."""
+def _records(data: bytes) -> Iterator[tuple[int, str, Record]]:
+    """(where it ends, problem, record) of every record up to the first that is damaged."""
     at = len(_MAGIC)
     while at + _HEADER.size <= len(data):
         length, check = _HEADER.unpack_from(data, at)
         payload = data[at + _HEADER.size : at + _HEADER.size + length]
-        if length > LARGEST or len(payload) < length or zlib.crc32(payload) != check:
+        if not 2 <= length <= LARGEST or len(payload) < length or zlib.crc32(payload) != check:
             return
         at += _HEADER.size + length
-        name = payload[1 : 1 + payload[0]]
+        text = 2 + payload[1]
         try:
-            yield at, name.decode(), pb.Outcome.FromString(payload[1 + payload[0] :])
-        except (DecodeError, UnicodeDecodeError):
+            yield at, payload[2:text].decode(), _KINDS[payload[:1]].FromString(payload[text:])
+        except (KeyError, DecodeError, UnicodeDecodeError):
             return
+
+
+_KINDS: dict[bytes, type[pb.Start] | type[pb.Outcome] | type[pb.Decision]] = {
+    b"s": pb.Start,
+    b"o": pb.Outcome,
+    b"d": pb.Decision,
+}

@@ -225,7 +225,8 @@ class Group:
 
     def _lose(self, worker: Worker | None) -> None:
         with self._lock:
-            self._living.discard(worker)  # type: ignore[arg-type]
+            if worker is not None:
+                self._living.discard(worker)
 
     def close(self) -> None:
         """End all workers; those who wait for one learn that it died. Returns when they are gone."""

@@ -83,7 +83,7 @@ def _page(results: Results) -> Iterator[str]:
     yield "</head><body><h1>Tuning</h1><table><tr><th>def</th><th>untuned</th><th>tuned</th><th>gain</th></tr>"
     for name, found in results:
         yield (
-            f"<tr><td>{escape(name)}</td><td>{_time(found.default_seconds)}</td><td>{_time(found.seconds)}</td>"
+            f"<tr><td>{escape(name)}</td><td>{shown(found.default_seconds)}</td><td>{shown(found.seconds)}</td>"
             f"<td>{found.speedup:.2f} x</td></tr>"
         )
     yield "</table>"
@@ -121,7 +121,7 @@ def _curve(found: Tuned) -> str:
     for (elapsed, seconds), (following, _) in zip(points, [*points[1:], (end, best)], strict=True):
         (x, y), (next_x, _) = place(elapsed, seconds), place(following, seconds)
         path += f"{'L' if path else 'M'}{x:.1f} {y:.1f} L{next_x:.1f} {y:.1f} "
-    labels = _label(4, MARGIN, _time(worst)) + _label(4, HEIGHT - MARGIN, _time(best))
+    labels = _label(4, MARGIN, shown(worst)) + _label(4, HEIGHT - MARGIN, shown(best))
     labels += _label(MARGIN, HEIGHT - 8, "0 s") + _label(WIDTH - 2 * MARGIN, HEIGHT - 8, f"{end:.0f} s")
     return _svg(f'<path d="{path}" fill="none" stroke="#2a6" stroke-width="2"/>{labels}')
 
@@ -141,7 +141,7 @@ def _distribution(found: Tuned) -> str:
             f'<rect x="{MARGIN + k * step:.1f}" y="{HEIGHT - MARGIN - tall:.1f}" width="{step - 2:.1f}" '
             f'height="{tall:.1f}" fill="#48c"/>'
         )
-    labels = _label(MARGIN, HEIGHT - 20, _time(10**low)) + _label(WIDTH - 2 * MARGIN, HEIGHT - 20, _time(10**high))
+    labels = _label(MARGIN, HEIGHT - 20, shown(10**low)) + _label(WIDTH - 2 * MARGIN, HEIGHT - 20, shown(10**high))
     return _svg(bars + labels + _label(4, MARGIN, str(most)))
 
 
@@ -156,7 +156,8 @@ def _label(x: float, y: float, text: str) -> str:
     return f'<text x="{x:.0f}" y="{y:.0f}">{escape(text)}</text>'
 
 
-def _time(seconds: float) -> str:
+def shown(seconds: float) -> str:
+    """A time with its unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

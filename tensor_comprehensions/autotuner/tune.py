@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ import torch
 
 from ..cache import tuning
 from ..cache.key import Key, make_key, spelling
+from ..cache.records import from_message, to_message
 from ..cache.store import Store, current
 from ..errors import ArgumentError
 from ..inspection import logger
@@ -70,14 +71,15 @@ def tune(
     """
     start = time.monotonic()
     key = subject.key(devices[0].threads)
-    known = starting_points(subject, key)
-    made, seeds = space(subject.bound, subject.target, subject.start, known)
     book = Journal(journal)
+    problem = Problem(subject.message)
+    known = begun(book, problem.digest, lambda: starting_points(subject, key))
+    made, seeds = space(subject.bound, subject.target, subject.start, known)
     where = evaluator or (Local(devices) if executor is None else Elsewhere(executor, devices[0]))
     try:
         with stoppable() as stop:
             tuner = Tuner(
-                Problem(subject.message),
+                problem,
                 made,
                 seeds,
                 effort,
@@ -104,6 +106,15 @@ def publish(subject: Subject, key: Key, found: Tuned, effort: Effort) -> None:
     if found.options != found.default:
         kept.append(tuning.measurement_of(subject.bound, found.default, found.default_seconds, **facts))
     tuning.record(subject.store, key, kept)
+
+
+def begun(book: Journal, problem: str, look: Callable[[], list[CpuOptions]]) -> list[CpuOptions]:
+    """What a search starts from, beside the default: as when it began, if it is one that goes on."""
+    record = book.start(problem)
+    if record is None:
+        record = pb.Start(known=map(to_message, look()))
+        book.add(problem, record)
+    return [from_message(message) for message in record.known]
 
 
 # --- what is known -----------------------------------------------------------------------------------------------

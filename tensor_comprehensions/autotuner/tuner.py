@@ -176,20 +176,20 @@ class Tuner:
         search = SEARCHES[self.effort.search](self._space, self._seeds, self.effort.population, self.effort.seed)
         self._evaluate([Candidate(self._seeds[0], default)], 0)
         for generation in range(1, self.effort.generations + 1):
-            if self._over() or not self._generation(search, generation):
+            if not self._generation(search, generation):
                 break
         return self._decided(default)
 
     def _generation(self, search: Search, generation: int) -> bool:
-        """Evaluate one generation; False where there is nothing left to try."""
+        """Evaluate one generation; False where there is nothing left to try, or no time."""
         candidates = search.ask()
         if not candidates:
             return False
         width = max(1, self._evaluator.width)
         for start in range(0, len(candidates), width):
-            if self._over():
-                break
             batch = candidates[start : start + width]
+            if self._over() and all(self._remembered(c.options) is None for c in batch):
+                return False
             self._evaluate([c for c in batch if c.options not in self._by_options], generation)
             for c in batch:
                 if c.options in self._by_options:
@@ -339,7 +339,19 @@ class Tuner:
         )  # fmt: skip
 
     def _race(self, finalists: Sequence[CpuOptions]) -> list[pb.Timing]:
-        """The timings of finalists, in turns; without runs where one fails, alone if it takes the others with it."""
+        """The timings of finalists, in turns, as remembered or now; one that fails has no runs."""
+        messages = [to_message(o) for o in finalists]
+        known = self._journal.decision(self.problem.digest)
+        if known is not None and list(known.finalists) == messages:
+            self._clock.replayed(known.elapsed)
+            return list(known.timings)
+        timings = self._ran(finalists)
+        if not self._stop.wanted:
+            decision = pb.Decision(finalists=messages, timings=timings, elapsed=self.elapsed())
+            self._journal.add(self.problem.digest, decision)
+        return timings
+
+    def _ran(self, finalists: Sequence[CpuOptions]) -> list[pb.Timing]:
         seconds = min(5.0, max(0.2, self.effort.seconds * RESERVE / 2))
         reply = self._raced(finalists, 1.0 if self._stop.wanted else seconds)
         if reply.status == pb.OK and len(reply.timings) == len(finalists):

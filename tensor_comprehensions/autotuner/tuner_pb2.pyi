@@ -176,3 +176,19 @@ class Outcome(_message.Message):
     running: float
     elapsed: float
     def __init__(self, options: _Optional[_Union[_tc_cache_pb2.Options, _Mapping]] = ..., status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., digest: _Optional[str] = ..., generation: _Optional[int] = ..., compiling: _Optional[float] = ..., running: _Optional[float] = ..., elapsed: _Optional[float] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("known",)
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    known: _containers.RepeatedCompositeFieldContainer[_tc_cache_pb2.Options]
+    def __init__(self, known: _Optional[_Iterable[_Union[_tc_cache_pb2.Options, _Mapping]]] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("finalists", "timings", "elapsed")
+    FINALISTS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_FIELD_NUMBER: _ClassVar[int]
+    finalists: _containers.RepeatedCompositeFieldContainer[_tc_cache_pb2.Options]
+    timings: _containers.RepeatedCompositeFieldContainer[Timing]
+    elapsed: float
+    def __init__(self, finalists: _Optional[_Iterable[_Union[_tc_cache_pb2.Options, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[Timing, _Mapping]]] = ..., elapsed: _Optional[float] = ...) -> None: ...

@@ -33,10 +33,11 @@ LAYERS = (
     ("kernels",),
     ("autograd", "entries"),
     ("torch_ext",),
+    ("samples",),
     ("autotuner", "gpu", "search"),
     ("api",),
     ("einstein", "definitions", "module", "graphs"),
-    ("contract", "caching"),
+    ("contract", "caching", "tuning"),
     ("cli",),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -1,0 +1,119 @@
+"""How a job goes, for whoever waits: a live table on a terminal that `rich` can draw on, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from . import tuner_pb2 as pb
+from .job import Task, Watcher
+from .report import shown
+from .tuner import Tuned, Tuner, median
+
+PERIOD = 5.0
+"""Seconds between two plain lines."""
+
+
+def state(tuner: Tuner, generation: int) -> dict[str, str]:
+    """What there is to tell: generation, candidates, best, median, failures by kind, time left."""
+    times = tuner.best
+    failed = Counter(o.kind for o in tuner.outcomes if o.status not in (pb.OK, pb.SLOW))
+    left = tuner.effort.seconds - tuner.elapsed()
+    middle = median(tuner.outcomes)
+    return {
+        "generation": str(generation),
+        "candidates": str(len(tuner.outcomes)),
+        "best": "-" if times is None or times.seconds is None else shown(times.seconds),
+        "median": "-" if middle is None else shown(middle),
+        "failed": ", ".join(f"{count} {kind}" for kind, count in failed.most_common()) or "none",
+        "left": f"{max(0.0, left):.0f} s" if math.isfinite(left) else "no limit",
+    }
+
+
+class Lines(Watcher):
+    """A line when something begins or ends, and one every few seconds between."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out, self._told, self._title = out, 0.0, ""
+
+    def begin(self, number: int, of: int, task: Task) -> None:
+        self._title, self._told = f"[{number + 1}/{of}] {task.name}", time.monotonic()
+        self._say(f"{self._title}: begins")
+
+    def seen(self, tuner: Tuner, generation: int) -> None:
+        if time.monotonic() - self._told >= PERIOD:
+            self._told = time.monotonic()
+            facts = ", ".join(f"{name} {text}" for name, text in state(tuner, generation).items())
+            self._say(f"{self._title}: {facts}")
+
+    def end(self, task: Task, found: Tuned | None, problem: str) -> None:
+        self._say(f"{self._title}: {ended(found, problem)}")
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._out, flush=True)
+
+
+def ended(found: Tuned | None, problem: str) -> str:
+    """The result of a task in one line."""
+    if found is None:
+        return f"failed: {problem.splitlines()[0]}"
+    early = ", ended early" if found.interrupted else ""
+    return (
+        f"{shown(found.seconds)}, {found.speedup:.2f} times as fast as untuned ({shown(found.default_seconds)}), "
+        f"{len(found.outcomes)} candidates in {found.elapsed:.0f} s{early}"
+    )
+
+
+class Table(Watcher):
+    """A table with a row for each task, drawn over and over by `rich`."""
+
+    COLUMNS = ("generation", "candidates", "best", "median", "failed", "left")
+
+    def __init__(self, live: Any) -> None:
+        self._live = live
+        self._rows: list[list[str]] = []
+
+    def begin(self, number: int, of: int, task: Task) -> None:
+        self._rows.append([f"{number + 1}/{of} {task.name}", *("" for _ in self.COLUMNS)])
+        self._draw()
+
+    def seen(self, tuner: Tuner, generation: int) -> None:
+        facts = state(tuner, generation)
+        self._rows[-1][1:] = [facts[name] for name in self.COLUMNS]
+        self._draw()
+
+    def end(self, task: Task, found: Tuned | None, problem: str) -> None:
+        self._live.console.print(f"{task.name}: {ended(found, problem)}", markup=False, highlight=False)
+        self._rows.pop()
+        self._draw()
+
+    def _draw(self) -> None:
+        from rich.table import Table as Drawn
+
+        table = Drawn("def", *self.COLUMNS)
+        for row in self._rows:
+            table.add_row(*row)
+        self._live.update(table, refresh=True)
+
+
+@contextmanager
+def watcher(out: TextIO | None = None) -> Iterator[Watcher]:
+    """The watcher that suits where `out` (standard error) goes."""
+    stream = sys.stderr if out is None else out
+    try:
+        from rich.console import Console
+        from rich.live import Live
+    except ImportError:
+        yield Lines(stream)
+        return
+    console = Console(file=stream)
+    if not console.is_terminal:
+        yield Lines(stream)
+        return
+    with Live(console=console, transient=True, auto_refresh=False) as live:
+        yield Table(live)

@@ -1,0 +1,104 @@
+"""Results in stores that are reached by URL: one immutable file per shard, added to a cache by `tensorc cache merge`.
+
+Always holds: a store that is slow, full or away costs a bounded delay and never a result.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from ..cache.exchange import Found, read_measurements, write_measurements
+from ..cache.store import Store
+from ..errors import CacheError
+
+T = TypeVar("T")
+PATIENCE = 60.0
+"""Seconds that a store may take."""
+SUFFIX = ".tct"
+
+
+def is_url(place: str) -> bool:
+    """Is it a URL rather than a path?"""
+    return "://" in place
+
+
+def upload(store: Store, url: str) -> str:
+    """Put the measurements of a store into a new file below a URL: where it is.
+
+    Where that fails they are kept in a local file, whose path is given, after a warning.
+    """
+    name = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:12]}{SUFFIX}"
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, name)
+        write_measurements(store, made)
+        data = made.read_bytes()
+
+    def put() -> str:
+        fs, path = _filesystem(url)
+        fs.makedirs(path, exist_ok=True)
+        fs.pipe_file(f"{path}/{name}", data)
+        return f"{url.rstrip('/')}/{name}"
+
+    try:
+        return within(put, url)
+    except CacheError as error:
+        kept = Path(name)
+        kept.write_bytes(data)
+        store.tell(f"{error}; the results are in {kept.resolve()}")
+        return str(kept)
+
+
+def download(url: str) -> Found:
+    """All measurements below a URL; files that are damaged are passed over. Raises CacheError where it is not read."""
+
+    def get() -> list[bytes]:
+        fs, path = _filesystem(url)
+        names = [path] if path.endswith(SUFFIX) else sorted(fs.glob(f"{path}/*{SUFFIX}"))
+        return [fs.cat_file(name) for name in names]
+
+    found: Found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for number, data in enumerate(within(get, url)):
+            path = Path(folder, str(number))
+            path.write_bytes(data)
+            try:
+                part = read_measurements(path)
+            except CacheError:
+                continue
+            for key, measurements in part.items():
+                found[key] = (*found.get(key, ()), *measurements)
+    return found
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    import fsspec
+
+    fs, path = fsspec.core.url_to_fs(url)
+    return fs, path.rstrip("/")
+
+
+def within(action: Callable[[], T], url: str, patience: float = PATIENCE) -> T:
+    """The result of `action`. Raises CacheError where it fails, or takes too long; then it is left behind."""
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(action())
+        except Exception as error:  # whatever a file system's driver raises
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(patience)
+    if results:
+        return results[0]
+    reason = f"{type(errors[0]).__name__}: {errors[0]}" if errors else f"no answer in {patience:.0f} s"
+    raise CacheError(f"the store {url} cannot be used: {reason}")
