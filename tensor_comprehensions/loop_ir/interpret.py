@@ -1,7 +1,7 @@
 """Loop programs run on NumPy, slowly, with every access checked.
 
 Beside running, the interpreter reports what compiled code would get wrong in silence: elements outside their buffer,
-reads of memory that nothing wrote, iterations of a PARALLEL or VECTOR loop that meet in an element.
+reads of memory that nothing wrote, iterations of a PARALLEL or VECTOR loop, or threads, that meet in an element.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing_extensions import assert_never
 from ..errors import InternalError
 from ..math_functions import FUNCTIONS
 from . import build
+from .interpret_launch import copy_async, run_launch
 from .intrinsics import is_hint
 from .memory import Memory, Race
 from .nodes import (
@@ -64,7 +65,7 @@ def interpret(module: Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> lis
     Raises:
         InternalError: the module reads undefined memory, leaves a buffer, or has a race.
     """
-    machine = _Machine()
+    machine = Machine()
     for b in module.arguments:
         array = arrays[b.name]
         if array.shape != b.shape or array.dtype != storage(b.type.dtype):
@@ -74,12 +75,16 @@ def interpret(module: Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> lis
         machine.memory[b.name] = Memory.undefined(b, depth=0)
     with np.errstate(all="ignore"):
         for kernel in module.kernels:
-            if not machine.failures:
+            if machine.failures:
+                break
+            if kernel.launch is not None:
+                run_launch(machine, kernel, kernel.launch)
+            else:
                 machine.stmt(kernel.body)()
     return machine.failures
 
 
-class _Machine:
+class Machine:
     """The state of a run. Each method translates a node, once, into a function that does what the node says."""
 
     def __init__(self) -> None:
@@ -87,7 +92,9 @@ class _Machine:
         self.memory: dict[str, Memory] = {}
         self.races: list[Race] = []  # of the checked loops around the current statement, outermost first
         self.failures: list[Failure] = []
-        self.scopes: list[tuple[Loop, set[str]]] = []  # while translating: checked loops, names that vary with each
+        # While translating: checked loops (None: the blocks, and the threads, of a launch), names that vary with each
+        self.scopes: list[tuple[Loop | None, set[str]]] = []
+        self.thread: Any = None  # the `Thread` of a launch that runs
 
     # --- statements ----------------------------------------------------------------------------------------------
 
@@ -173,7 +180,7 @@ class _Machine:
 
     def invoke(self, s: Invoke) -> Run:
         if not is_hint(s):
-            raise InternalError(f"no meaning is known for the intrinsic {s.name}")
+            return copy_async(self, s)
         evaluated = [self.expr(i) for _, where in s.operands for i in where]
 
         def run() -> None:
@@ -187,7 +194,9 @@ class _Machine:
         mask = self.expr(s.mask) if s.mask is not None else None
         dtype, name = s.buffer.type.dtype, s.buffer.name
         combine = operator(build.combiner(s.op, dtype), dtype) if s.op is not None else None
-        reducing = [not any(mentions(i, names) for i in s.indices) for _, names in self.scopes]
+        reducing = [
+            s.atomic if loop is None else not any(mentions(i, names) for i in s.indices) for loop, names in self.scopes
+        ]
 
         def run() -> None:
             memory, indices = self.memory[name], tuple([i() for i in where])

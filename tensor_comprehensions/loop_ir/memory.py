@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 Points = tuple[Any, ...]
 """Per dimension of the stored data an array with an entry per lane that takes part, or one number for a scalar."""
 
-_NOBODY, _MANY = -(1 << 62), -(1 << 62) + 1
+_NOBODY, MANY = -(1 << 62), -(1 << 62) + 1
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Race:
                     f" and another iteration a {other}"
                 )
         who = marks[action]
-        who[where] = np.where(self.others(who[where]), _MANY, self.iteration)
+        who[where] = np.where(self.others(who[where]), MANY, self.iteration)
 
     def others(self, who: Any) -> Any:
         """Where `who` is an iteration other than the current one."""
