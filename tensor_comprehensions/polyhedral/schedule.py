@@ -18,7 +18,7 @@ from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, walk
 from .affine import isl_name
-from .scop import CONTEXT, Node, Scop, check_reads, instance, union_map
+from .scop import CONTEXT, Node, Scop, check_reads, ends, instance, union_map
 
 # A kernel with fewer independent iterations than this does not feed the threads of a usual machine.
 ENOUGH_PARALLELISM = 32
@@ -75,7 +75,7 @@ def partition(scop: Scop, fusion: str, worth: Callable[[Group, Group, Group], bo
         alone = _alone(scop, node)
         joined = None
         if groups and fusion != "min":
-            joined = _fused(scop, (*groups[-1].nodes, node))
+            joined = _fused(scop, groups[-1], node)
         if joined is not None and (fusion == "max" or worth(groups[-1], alone, joined)):
             groups[-1] = joined
         else:
@@ -123,10 +123,53 @@ def carries_nothing(dependences: isl.UnionMap, node: Node, position: int) -> boo
     return bool(dependences.is_subset(same))
 
 
-def _fused(scop: Scop, nodes: Sequence[Node]) -> Group | None:
-    """The group of all `nodes`, or None where they share no coincident row of the simple form that we lower."""
-    if not _connected(nodes):
+def _fused(scop: Scop, group: Group, node: Node) -> Group | None:
+    """`group` with `node`, or None where they share no coincident row of the simple form that we lower."""
+    if not _connected(group.nodes, node):
         return None
+    extended = _extended(scop, group, node)
+    return extended if extended is not None else _scheduled(scop, (*group.nodes, node))
+
+
+def _extended(scop: Scop, group: Group, node: Node) -> Group | None:
+    """`group` with `node` at an index of its own in every row of the group; None where a row would carry a dependence.
+
+    No schedule of them all has more rows than the group has, so that there is nothing to ask isl's scheduler for, which
+    takes the longer the more nodes there are.
+    """
+    between = scop.dependences_between(group.nodes, node)
+    if all(ends(r)[0] == node.name for r in between):
+        return None  # no dependence tells which index belongs to which row
+    rows: list[Row] = []
+    for row in group.rows:
+        taken = {r.place(node)[0] for r in rows}
+        places = ((i.name, row.lower - i.lower) for i in node.free if i.name not in taken and i.extent == row.extent)
+        candidates = (Row((*row.places, (node.name, place)), row.lower, row.upper) for place in places)
+        fitting = next((c for c in candidates if _is_coincident(between, c, (*group.nodes, node))), None)
+        if fitting is None:
+            return None
+        rows.append(fitting)
+    return Group((*group.nodes, node), tuple(rows)) if rows else None
+
+
+def _is_coincident(dependences: Sequence[isl.Map], row: Row, nodes: Sequence[Node]) -> bool:
+    """Do all `dependences` stay within one iteration of `row`?"""
+    by_name = {n.name: n for n in nodes}
+
+    def place(name: str) -> isl.Map:
+        index, shift = row.place(by_name[name])
+        return isl.Map(f"{{ {instance(by_name[name])} -> [{isl_name(index)} + {shift}] }}", CONTEXT)
+
+    same = isl.Map("{ [x] -> [x] }", CONTEXT)
+    for relation in dependences:
+        source, sink = ends(relation)
+        if not relation.apply_domain(place(source)).apply_range(place(sink)).is_subset(same):
+            return False
+    return True
+
+
+def _scheduled(scop: Scop, nodes: Sequence[Node]) -> Group | None:
+    """The group of all `nodes` with the rows that isl finds."""
     rows: list[Row] = []
     for pieces in _outer_band(scop, nodes):
         row = _row(nodes, pieces)
@@ -136,8 +179,7 @@ def _fused(scop: Scop, nodes: Sequence[Node]) -> Group | None:
     return Group(tuple(nodes), tuple(rows)) if rows else None
 
 
-def _connected(nodes: Sequence[Node]) -> bool:
-    *before, last = nodes
+def _connected(before: Sequence[Node], last: Node) -> bool:
     written = {w.tensor for n in before for w in n.writes}
     if any(check_reads(s) & written for s in last.statements):
         return False  # its subscripts are verified in between

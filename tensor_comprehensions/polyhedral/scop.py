@@ -35,7 +35,7 @@ CONTEXT = _context()
 LOCK = threading.RLock()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Node:
     """What one loop nest computes: a statement, or the statements of a cluster that `structured` lowers as one.
 
@@ -50,15 +50,15 @@ class Node:
     def free(self) -> tuple[BoundIndex, ...]:
         return self.statements[0].free
 
-    @property
+    @cached_property
     def reduced(self) -> tuple[BoundIndex, ...]:
         return tuple(dict.fromkeys(i for s in self.statements for i in s.reduced))
 
-    @property
+    @cached_property
     def writes(self) -> tuple[tc.Access, ...]:
         return tuple(tc.Access(s.target, s.subscripts, s.value.dtype) for s in self.statements)
 
-    @property
+    @cached_property
     def reads(self) -> tuple[tc.Access, ...]:
         """Every read, that of the target by an update or in/out reduction included."""
         found: list[tc.Access] = []
@@ -68,7 +68,7 @@ class Node:
                 found.append(tc.Access(s.target, s.subscripts, s.value.dtype))
         return tuple(dict.fromkeys(found))
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(a.tensor for a in (*self.writes, *self.reads)))
 
@@ -157,6 +157,19 @@ class Scop:
             pieces.append(f"{instance(node)} -> [{', '.join(time)}]")
         return union_map("{ " + "; ".join(pieces) + " }").intersect_domain(self.domain)
 
+    @cached_property
+    def _dependences_by_sink(self) -> dict[str, list[tuple[str, isl.Map]]]:
+        found: dict[str, list[tuple[str, isl.Map]]] = {}
+        for relation in _maps(self.dependences):
+            source, sink = ends(relation)
+            found.setdefault(sink, []).append((source, relation))
+        return found
+
+    def dependences_between(self, before: Sequence[Node], after: Node) -> tuple[isl.Map, ...]:
+        """The dependences of instances of `after` on those of the nodes `before` it and on one another."""
+        sources = {after.name, *(n.name for n in before)}
+        return tuple(r for source, r in self._dependences_by_sink.get(after.name, ()) if source in sources)
+
     def dependences_among(self, nodes: Sequence[Node]) -> isl.UnionMap:
         """The dependences whose both ends are in `nodes`."""
         domain = domain_of(nodes)
@@ -174,10 +187,10 @@ class Scop:
         constraints = constraints.set_validity(dependences).set_coincidence(dependences)
         part = {n.name: n.name for n in nodes}
         for relation in _maps(dependences):
-            _join(part, *_ends(relation))
+            _join(part, *ends(relation))
         reuse = union_map("{ }")
         for relation in _maps(self.shared_reads.intersect_domain(domain).intersect_range(domain)):
-            source, sink = _ends(relation)
+            source, sink = ends(relation)
             if part[source] != part[sink]:
                 _join(part, source, sink)
                 reuse = reuse.union(isl.UnionMap.from_map(relation))
@@ -187,10 +200,11 @@ class Scop:
 def _maps(relation: isl.UnionMap) -> list[isl.Map]:
     found: list[isl.Map] = []
     relation.foreach_map(found.append)
-    return sorted(found, key=_ends)
+    return sorted(found, key=ends)
 
 
-def _ends(relation: isl.Map) -> tuple[str, str]:
+def ends(relation: isl.Map) -> tuple[str, str]:
+    """The names of the nodes that a relation leads from and to."""
     return relation.get_tuple_name(isl.dim_type.in_), relation.get_tuple_name(isl.dim_type.out)
 
 
