@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64
 from ..loop_ir import nodes as ir
+from ..loop_ir.exchange import without_warps
 from ..math_functions import FUNCTIONS
 from .c_dialect import C99, CDialect, VectorType, helpers
 from .gpu import GpuCode, GpuDialect
@@ -118,11 +121,9 @@ OPENCL = GpuDialect(
 
 
 def emit(module: ir.Module, *, header: str = "", aligned: bool = True) -> GpuCode:
-    """The OpenCL C of `module` and its launches; see `gpu.emit`.
-
-    Raises CannotLower where it shuffles values between the threads of a warp or copies past the registers.
-    """
-    code = emit_gpu(module, OPENCL, header=header, aligned=aligned)
+    """The OpenCL C of `module` and its launches; see `gpu.emit`. Shuffles become exchanges through shared memory."""
+    portable = replace(module, kernels=tuple(map(without_warps, module.kernels)))
+    code = emit_gpu(portable, OPENCL, header=header, aligned=aligned)
     pragmas = ["cl_khr_fp64"] * ("double" in code.source) + ["cl_khr_int64_base_atomics"] * ("atom_" in code.source)
     lines = "".join(f"#pragma OPENCL EXTENSION {name} : enable\n" for name in pragmas)
     return GpuCode(lines + code.source, code.kernels, code.aligned)

@@ -1,0 +1,102 @@
+"""OpenCL kernels through PyOpenCL, on the first device there is; PoCL makes one of the CPU."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..codegen.gpu import GpuCode
+from ..errors import ArgumentError, InternalError
+from ..loop_ir import nodes as ir
+
+_HOW = "pip install 'tensor-comprehensions[opencl]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device, with what PyOpenCL needs to reach it."""
+
+    opencl: Any
+    context: Any
+    queue: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.queue.device.name)
+
+
+def is_available() -> bool:
+    """Whether there is a device."""
+    try:
+        device()
+    except ArgumentError:
+        return False
+    return True
+
+
+@functools.cache
+def device() -> Device:
+    """The first device. Raises ArgumentError where there is none."""
+    try:
+        import pyopencl
+    except ImportError as error:
+        raise ArgumentError("running OpenCL kernels needs PyOpenCL", suggestion=_HOW) from error
+    try:
+        devices = [d for p in pyopencl.get_platforms() for d in p.get_devices()]
+    except pyopencl.Error:
+        devices = []
+    if not devices:
+        raise ArgumentError("there is no OpenCL device", suggestion=_HOW)
+    context = pyopencl.Context(devices[:1])
+    return Device(pyopencl, context, pyopencl.CommandQueue(context))
+
+
+def run(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[int, int]:
+    """Build and run the text of `module` on arrays, one per argument by name, into which the results are written.
+
+    Arrays lie as the buffers say, with half-precision numbers as their own type or their bits.
+
+    Returns:
+        (0, 0), or the number of a failed check and the value that it found.
+
+    Raises:
+        ArgumentError: there is no device.
+        InternalError: the device's compiler refuses the text, which is quoted.
+    """
+    found = device()
+    cl, flags = found.opencl, found.opencl.mem_flags
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = cl.Program(found.context, code.source).build()
+    except cl.Error as error:
+        raise InternalError(f"OpenCL refuses what we emitted: {error}\n{code.source}") from error
+    memories = [
+        cl.Buffer(found.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=arrays[b.name])
+        if arrays[b.name].size
+        else cl.Buffer(found.context, flags.READ_WRITE, 16)
+        for b in module.arguments
+    ]
+    memories += [cl.Buffer(found.context, flags.READ_WRITE, max(16, _bytes(b))) for b in module.temporaries]
+    status = np.zeros(2, np.int64)
+    failed = cl.Buffer(found.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=status)
+    for kernel in code.kernels:
+        given = [memories[n] for n in kernel.buffers] + ([failed] if kernel.status else [])
+        size = tuple(g * b for g, b in zip(kernel.launch.grid, kernel.launch.block, strict=True))
+        cl.Kernel(program, kernel.name)(found.queue, size, kernel.launch.block, *given)
+    for b, memory in zip(module.arguments, memories, strict=False):
+        if b.name in module.written and arrays[b.name].size:
+            cl.enqueue_copy(found.queue, arrays[b.name], memory)
+    cl.enqueue_copy(found.queue, status, failed)
+    found.queue.finish()
+    return int(status[0]), int(status[1])
+
+
+def _bytes(b: ir.Buffer) -> int:
+    span = 0 if 0 in b.shape else 1 + sum((n - 1) * s for n, s in zip(b.shape, b.strides, strict=True))
+    return span * b.type.dtype.size
