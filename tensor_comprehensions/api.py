@@ -34,7 +34,6 @@ from .calls import (
 )
 from .compiler import Compiled
 from .describe import documentation, python_signature, signature
-from .entries import CacheEntry, entry_of
 from .errors import ArgumentError, InternalError, TCError
 from .guard import guarded, told
 from .inspection import Picture
@@ -56,6 +55,7 @@ Out = Tensor | tuple[Tensor, ...] | None
 _is_traced = torch.compiler.is_dynamo_compiling
 
 if TYPE_CHECKING:
+    from .entries import CacheEntry
     from .gpu import GpuKernel, GpuKernels
 
 
@@ -387,6 +387,8 @@ class Op(Caller):
         """
         machine = self._machine if options is None else Machine(options, host())
         check_machine(machine.options, machine.target)
+        from .entries import entry_of  # it knows protobuf, which takes longer to import than a kernel to load
+
         arguments = gather(self._kernels.interface, tensors, initial)
         bound, chosen = self._kernels.entry(arguments, machine)
         return entry_of(self.function, bound, arguments, chosen, machine.target, current(), self._forget)

@@ -96,7 +96,7 @@ class Kernels:
         key = (sizes, strides, options, machine.target)
         route = self.routes.get(key, make)
         if logger("cache").isEnabledFor(DEBUG):
-            self._explain(found, key)
+            self._explain(found, key, "loaded" if recall.was_found(route.compiled) else "compiled")
         self._last_key = key
         return route
 
@@ -109,16 +109,16 @@ class Kernels:
             return self._chosen.get(key, lambda: choose(self.function, bound, arguments) or machine.options)
         return machine.options if known is None else known
 
-    def _explain(self, found: bool, key: tuple[object, ...]) -> None:
+    def _explain(self, found: bool, key: tuple[object, ...], made: str) -> None:
         """Log whether a kernel was found, and if not, in what its key differs from the one used before."""
         parts, before = ("sizes", "strides", "options", "target"), self._last_key
         if found:
             what = "found"
         elif before is None:
-            what = "compiled, the first"
+            what = f"{made}, the first"
         else:
             new = [part for part, a, b in zip(parts, key, before, strict=True) if a != b]
-            what = f"compiled, because of new {' and '.join(new)}" if new else "compiled again: it was dropped"
+            what = f"{made}, because of new {' and '.join(new)}" if new else f"{made} again: it was dropped"
         text = ", ".join(f"{part} {value}" for part, value in zip(parts[:-1], key, strict=False))
         logger("cache").debug("%s: %s: %s", self.function.name, what, text)
 

@@ -89,6 +89,11 @@ FOUND = "found"
 """The name of the only pass of a kernel that was in the cache."""
 
 
+def was_found(compiled: Compiled) -> bool:
+    """Was a kernel in the cache?"""
+    return compiled.seconds[0][0] == FOUND
+
+
 def _why(store: Store, key: Key) -> str:
     near = cache.nearest(store, key)
     return "" if near is None else f": the nearest differs in {', '.join(key.difference(near))}"
