@@ -131,6 +131,31 @@ def test_schedules_are_proved(source: str) -> None:
     check(scop, plan)
 
 
+STENCILS = """
+def f(float(N) X) -> (O) {
+    T(n) = X(n) * 2.0
+    U(n) = T(n) + X(n)
+    O(n) = U(n) + U(n+1) + T(n)
+}"""
+TURNED = """
+def f(float(N,N) X) -> (O) {
+    T(a,b) = X(a,b) * 2.0
+    U(a,b) = T(b,a) + 1.0
+    O(a,b) = U(a,b) + T(b,a)
+}"""
+
+
+@pytest.mark.parametrize("source", [SOFTMAX, MOMENTS, MLP, POINTWISE, REVERSED, STENCILS, TURNED])
+def test_extended_groups_are_those_that_isl_schedules(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def groups() -> list[tuple[list[str], list[dict[str, tuple[str, int]]]]]:
+        _, plan = scheduled(source)
+        return [([n.name for n in s.group.nodes], [dict(r.places) for r in s.group.rows]) for s in plan]
+
+    extended = groups()
+    monkeypatch.setattr("tensor_comprehensions.polyhedral.schedule._extended", lambda *_: None)
+    assert extended == groups()
+
+
 def scheduled(source: str) -> tuple[Scop, tuple]:  # type: ignore[type-arg]
     (function,) = compile_source(source)
     sizes = dict.fromkeys(["N", "D", "K", "A", "B", "C", "O", "P"], 40)
