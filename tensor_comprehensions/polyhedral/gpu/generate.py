@@ -10,9 +10,13 @@ import islpy as isl
 from ...errors import InternalError
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
+from ...loop_ir.affine import Interval, interval
 
 Instance = Callable[[str, tuple[ir.Expr, ...]], ir.Stmt]
 """(name of the statement, values of its indices and of further functions of them) -> what it does there."""
+
+WRITTEN_OUT = "registers"
+"""The mark above loops that are unrolled, so that what they index may be in registers."""
 
 _BINARY = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "div", "fdiv_q": "div", "pdiv_q": "div", "pdiv_r": "mod",
@@ -28,15 +32,28 @@ def generate(
     identifiers: Mapping[str, ir.Expr],
     instance: Instance,
     further: Mapping[str, Sequence[isl.PwAff]],
+    ranges: Mapping[str, Interval],
 ) -> ir.Stmt:
     """The loops of `schedule`, with `instance` for every statement.
 
     context: what is known of the parameters, which are worth `identifiers` in the loop program. further: by the name
-    of a statement, functions of its indices whose values `instance` wants after those of the indices.
+    of a statement, functions of its indices whose values `instance` wants after those of the indices. ranges: of the
+    variables in `identifiers`. Loops below a mark `WRITTEN_OUT` are unrolled.
     """
-    walk = _Walk(identifiers, instance, further, {})
+    walk = _Walk(identifiers, instance, further, {}, dict(ranges), [])
     built, _alive = isl.AstBuild.from_context(context).set_at_each_domain(walk.visit)
     return walk.statement(built.node_from_schedule(schedule))
+
+
+def _written_out(name: str, start: tuple[ir.Expr, int], stop: tuple[ir.Expr, int], body: ir.Stmt) -> ir.Stmt:
+    """An unrolled loop from the least to the greatest value that its bounds, each with that, may have."""
+    runs: ir.Expr = build.TRUE
+    if build.integer(start[0]) is None:
+        runs = build.logical_and(runs, build.ge(build.var(name), start[0]))
+    if build.integer(stop[0]) is None:
+        runs = build.logical_and(runs, build.lt(build.var(name), stop[0]))
+    bounds = build.const(start[1]), build.const(stop[1])
+    return ir.Loop(name, *bounds, build.when(runs, body), ir.LoopKind.UNROLLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +62,8 @@ class _Walk:
     instance: Instance
     further: Mapping[str, Sequence[isl.PwAff]]
     found: dict[str, tuple[str, tuple[ir.Expr, ...]]]
+    ranges: dict[str, Interval]
+    marks: list[str]
 
     def visit(self, node: isl.AstNode, built: isl.AstBuild) -> isl.AstNode:
         """Called by isl for every statement of the syntax tree, while the loops around it are known."""
@@ -71,18 +90,26 @@ class _Walk:
                 otherwise = self.statement(node.if_get_else_node()) if node.if_has_else_node() else None
                 return build.when(self.expression(node.if_get_cond()), then, otherwise)
             case "mark":
-                return self.statement(node.mark_get_node())
+                self.marks.append(node.mark_get_id().get_name())
+                body = self.statement(node.mark_get_node())
+                self.marks.pop()
+                return body
         raise InternalError(f"an unknown kind of node: {node.to_C_str()}")
 
     def loop(self, node: isl.AstNode) -> ir.Stmt:
         name = node.for_get_iterator().get_id().get_name()
         start = self.expression(node.for_get_init())
-        body = self.statement(node.for_get_body())
         if node.for_is_degenerate():
-            return ir.Loop(name, start, build.add(start, 1), body)
+            return ir.Loop(name, start, build.add(start, 1), self.statement(node.for_get_body()))
         step = build.integer(self.expression(node.for_get_inc()))
         assert step is not None
-        return ir.Loop(name, start, self.stop(node.for_get_cond(), name), body, step=step)
+        stop = self.stop(node.for_get_cond(), name)
+        low, high = interval(start, self.ranges).low, interval(build.sub(stop, 1), self.ranges).high
+        self.ranges[name] = Interval(low, high)
+        body = self.statement(node.for_get_body())
+        if WRITTEN_OUT in self.marks and step == 1 and low is not None and high is not None:
+            return _written_out(name, (start, low), (stop, high + 1), body)
+        return ir.Loop(name, start, stop, body, step=step)
 
     def stop(self, condition: isl.AstExpr, name: str) -> ir.Expr:
         """The first value of a loop's variable that does not run."""

@@ -23,6 +23,8 @@ from .tree import BLOCK_IDS, THREAD_IDS, Band, Collective, Mapping, Mark, Member
 from .tree import Leaf as End
 from .units import Part, Unit, units_of
 
+NEIGHBOURS = 4
+"""Terms of a reduction that a thread with elements in registers reads together."""
 MOST_INNER = 256
 """Elements that one thread may have in flight in registers."""
 
@@ -61,6 +63,8 @@ class LeafPlan:
     parallel: tuple[Axis, ...]
     inner: tuple[Axis, ...]
     cooperative: bool
+    blocked: bool = False
+    """Whether a thread keeps several elements in registers while it walks the reduced dimensions once for all."""
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -160,12 +164,17 @@ def _leaf_plan(
         candidates = [a for a in reversed(parallel) if a.tile > 1]
         chosen = list(zip(range(3), candidates, strict=False))[: len(options.threads)]
     mapped = {a.dim.name: _mapped(a, k, options) for k, a in chosen}
-    return LeafPlan(
-        leaf,
-        tuple(mapped.get(a.dim.name, a) for a in parallel),
-        tuple(mapped.get(a.dim.name, a) for a in inner),
-        shared is not None,
-    )
+    walked = tuple(mapped.get(a.dim.name, a) for a in parallel)
+    blocked = options.private_memory and shared is None and _blockable(leaf, walked, inner)
+    return LeafPlan(leaf, walked, tuple(mapped.get(a.dim.name, a) for a in inner), shared is not None, blocked)
+
+
+def _blockable(leaf: Leaf, parallel: Sequence[Axis], inner: Sequence[Axis]) -> bool:
+    """Do threads have several elements each of one reduction, and registers enough for them?"""
+    reduces = all(s.reduction and s.reduced for n in leaf.nodes for s in n.statements)
+    terms = [a for a in inner if a.dim.kind is DimKind.REDUCTION]
+    elements = prod(a.trips * a.vector for a in parallel)
+    return reduces and len(terms) == len(inner) > 0 and 1 < elements <= MOST_INNER // 2
 
 
 def _axes(group: Group, leaf: Leaf, sizes: Sequence[int], options: MappingOptions) -> list[Axis]:
@@ -270,6 +279,8 @@ def _domain(plan: KernelPlan, inner: Sequence[int]) -> str:
 def _children(plan: KernelPlan, number: int, leaf: LeafPlan) -> list[Child | Collective]:
     if leaf.cooperative:
         return [(leaf.units, _cooperative_tree(plan, number, leaf))]
+    if leaf.blocked:
+        return [(leaf.units, _register_tiled(plan, leaf))]
     starts, rest = leaf.part(Part.START), leaf.part(Part.WHOLE, Part.UPDATE)
     tiled = [a for a in leaf.axes if a.tiles > 1]
     if any(a in leaf.inner for a in tiled):
@@ -349,6 +360,51 @@ def _points(plan: KernelPlan, units: tuple[Unit, ...], leaf: LeafPlan) -> Tree:
     if rest:
         children.append((rest, Band(_loops(plan, rest, reduced), rest, _in_order(rest))))
     return Band(outer, units, Sequence_(tuple(children), ""))
+
+
+def _register_tiled(plan: KernelPlan, leaf: LeafPlan) -> Tree:
+    """A reduction whose elements threads keep in registers, several each: the loops over them are innermost.
+
+    In the loops over terms a few go together, so that what they read is read in vectors.
+    """
+    starts, rest = leaf.part(Part.START), leaf.part(Part.UPDATE)
+    parallel, reduced = ([a for a in axes if a.tiles > 1] for axes in (leaf.parallel, leaf.inner))
+    outer, inner = _terms(plan, rest, leaf.inner)
+    updates = Band((*inner, *_loops(plan, rest, leaf.parallel)), rest, _in_order(rest))
+    points = threads(plan, rest, leaf, Band(outer, rest, Mark("registers", updates)))
+    below = Band(_tile_members(plan, rest, reduced), rest, Mark("shared", points))
+    children: list[Child | Collective] = [(rest, below)]
+    if starts:
+        cleared = Band(_loops(plan, starts, leaf.parallel), starts, _in_order(starts))
+        children.insert(0, (starts, threads(plan, starts, leaf, Mark("registers", cleared))))
+    body = Mark("accumulators", Sequence_(tuple(children), ""))
+    return Band(_tile_members(plan, leaf.units, parallel), leaf.units, body)
+
+
+def _terms(
+    plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[Axis]
+) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
+    """The loops over the points of reduced `axes`, and those over a few neighbours along the last of them."""
+    *rest, last = axes
+    if last.tile % NEIGHBOURS:
+        return _loops(plan, units, axes), ()
+    name, tile = last.dim.name, last.tile
+    points = tuple((u.name, plan.point(last, u)) for u in units)
+    steps = tuple((u, f"floor(({p})/{NEIGHBOURS})") for u, p in points)
+    terms = tuple((u, f"({p}) mod {NEIGHBOURS}") for u, p in points)
+    outer = [Member(steps, False, f"{name} mod {tile} / {NEIGHBOURS}")] if tile > NEIGHBOURS else []
+    return (*_loops(plan, units, rest), *outer), (Member(terms, False, f"{name} mod {NEIGHBOURS}"),)
+
+
+def _tile_members(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[Axis]) -> tuple[Member, ...]:
+    return tuple(
+        Member(
+            tuple((u.name, f"floor(({plan.value(a, u)})/{a.tile})") for u in units),
+            a.dim.kind is DimKind.PARALLEL,
+            f"{a.dim.name} / {a.tile}",
+        )
+        for a in axes
+    )
 
 
 def _in_order(units: Sequence[Unit]) -> Tree:

@@ -59,15 +59,21 @@ class Promoted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Staging:
-    """What an extension statement means: copies by all threads, and barriers where others may be reading or writing."""
+    """What an extension statement means: copies by all threads, and barriers where others may be reading or writing.
+
+    private: each thread copies for itself.
+    """
 
     copies: tuple[Copy, ...]
     into: bool
     before: bool
     after: bool
+    private: bool = False
 
     def statement(self, outer: Sequence[Expr], launch: Launch) -> Stmt:
         """The loop program of the statement whose dimensions are worth `outer`."""
+        if self.private:
+            return build.block(*(c.private(outer, launch, into=self.into) for c in self.copies))
         moves = [c.statement(outer, launch, into=self.into) for c in self.copies]
         barriers = [[BARRIER_STATEMENT] * needed for needed in (self.before, self.after)]
         return build.block(*barriers[0], *moves, *barriers[1])
@@ -121,7 +127,7 @@ class Surroundings:
 
     tensors: the buffers of the tensors; local: those that nothing reads after the kernel.
     order: `S[i] -> [time]`, the schedule before any copy. threads: `S[i] -> [x, y, z]`, who runs an instance.
-    budget: bytes of shared memory.
+    instances: `S[i]` on the block and the thread that are parameters. budget: bytes of shared memory.
     """
 
     references: tuple[Reference, ...]
@@ -129,6 +135,7 @@ class Surroundings:
     local: frozenset[str]
     order: isl.UnionMap
     threads: isl.UnionMap
+    instances: isl.UnionSet
     launch: Launch
     budget: int
 
@@ -159,7 +166,7 @@ def promote_shared(
     chosen: list[tuple[Group, Buffer]] = []
     room = around.budget - done.bytes
     for group, steps in _candidates(free, scope, around):
-        name = _name(group.tensor, done, chosen)
+        name = name_of(f"{group.tensor}.shared", done, chosen)
         tensor = around.tensors[group.tensor]
         buffer = build.buffer(name, tensor.type.dtype, group.box.shape, Space.SHARED)
         lanes = lanes_of(tensor, group.box, isl.Set.from_union_set(scope.range()), None)
@@ -179,9 +186,10 @@ def promote_shared(
     return node, done.joined(Promotion(tuple(b for _, b in chosen), accesses, stagings, dead))
 
 
-def _name(tensor: str, done: Promotion, chosen: Sequence[tuple[Group, Buffer]]) -> str:
+def name_of(stem: str, done: Promotion, chosen: Sequence[tuple[Group, Buffer]]) -> str:
+    """`stem`, or that with a number where it is taken."""
     taken = {b.name for b in (*done.buffers, *(b for _, b in chosen))}
-    names = (f"{tensor}.shared{n or ''}" for n in count())
+    names = (f"{stem}{n or ''}" for n in count())
     return next(name for name in names if name not in taken)
 
 
@@ -274,55 +282,55 @@ def _staged(
     points = isl.Set.from_union_set(scope.range())
     repeats = not isl.Map.from_range(points).is_single_valued()
     elsewhere = around.used_outside(scope, accesses)
-    reading = tuple(c for g, b in chosen if (c := _copy_in(g, b, scope, around, points)) is not None)
+    reading = tuple(
+        copy_of(g, b, around.tensors[g.tensor], points, only) for g, b in chosen for only in _wanted(g, scope, around)
+    )
     dead = around.local - elsewhere - {c.tensor.name for c in reading}
-    writing = tuple(_copy_out(g, b, scope, around, points) for g, b in chosen if g.writes and g.tensor not in dead)
+    writing = tuple(
+        copy_of(g, b, around.tensors[g.tensor], points, written_by(g, scope))
+        for g, b in chosen
+        if g.writes and g.tensor not in dead
+    )
     found: dict[str, Staging] = {}
     produced = any(g.tensor in around.written for g, _ in chosen)
     if reading or repeats:
         name = f"copy_in_{number}"
         found[name] = Staging(reading, True, before=repeats or produced, after=bool(reading))
-        node = _graft(node, name, points, after=False)
+        node = graft(node, name, points, after=False)
     if writing:
         name = f"copy_out_{number}"
         shared = any(g.tensor in elsewhere for g, _ in chosen if g.writes)
         found[name] = Staging(writing, False, before=True, after=shared)
-        node = _graft(node, name, points, after=True)
+        node = graft(node, name, points, after=True)
     return node, found, frozenset(g.tensor for g, _ in chosen if g.tensor in dead)
 
 
-def _graft(node: isl.ScheduleNode, name: str, points: isl.Set, *, after: bool) -> isl.ScheduleNode:
+def graft(node: isl.ScheduleNode, name: str, points: isl.Set, *, after: bool) -> isl.ScheduleNode:
+    """`node` with an extension statement `name[c]` before or after what is below it."""
     identity = points.identity().set_tuple_name(OUT, name)
     extension = isl.ScheduleNode.from_extension(isl.UnionMap.from_map(identity))
     return node.graft_after(extension) if after else node.graft_before(extension)
 
 
-def _copy_in(group: Group, buffer: Buffer, scope: isl.UnionMap, around: Surroundings, points: isl.Set) -> Copy | None:
-    """What is read before it is written; all of the box where nothing writes the tensor. None where that is nothing."""
+def _wanted(group: Group, scope: isl.UnionMap, around: Surroundings) -> list[isl.Map | None]:
+    """What to copy in: what is read before it is written; None for all of the box, where nothing writes the tensor."""
     if not group.reads:
-        return None
-    only = None
-    if group.tensor in around.written:
-        only = live_in(group, scope, around.order)
-        if only is None:
-            return None
-    return _copy(group, buffer, around, points, only)
+        return []
+    if group.tensor not in around.written:
+        return [None]
+    missing = live_in(group, scope, around.order)
+    return [] if missing is None else [missing]
 
 
-def _copy_out(group: Group, buffer: Buffer, scope: isl.UnionMap, around: Surroundings, points: isl.Set) -> Copy:
-    """What is written."""
-    return _copy(group, buffer, around, points, _written(group, scope))
-
-
-def _copy(group: Group, buffer: Buffer, around: Surroundings, points: isl.Set, only: isl.Map | None) -> Copy:
-    tensor = around.tensors[group.tensor]
+def copy_of(group: Group, buffer: Buffer, tensor: Buffer, points: isl.Set, only: isl.Map | None) -> Copy:
+    """The copy of `only`, or of all that lies in the tensor."""
     if only is not None:
         inside = group.box.relation().intersect_domain(points)
         only = None if inside.intersect(within(inside.get_space(), tensor.shape)).is_subset(only) else only
     return Copy(tensor, buffer, group.box, points, only, lanes_of(tensor, group.box, points, only))
 
 
-def _written(group: Group, scope: isl.UnionMap) -> isl.Map:
+def written_by(group: Group, scope: isl.UnionMap) -> isl.Map:
     """`[c] -> T[x]`: the elements that the group writes."""
     parts = [f for r in group.references if r.writes and (f := footprint(r, scope)) is not None]
     return reduce(lambda a, b: a.union(b), parts).coalesce()

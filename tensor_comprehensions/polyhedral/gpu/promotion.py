@@ -11,13 +11,16 @@ from ...options import MappingOptions
 from ...target import GpuTarget
 from ...tc_lang.function import BoundFunction
 from ..scop import CONTEXT
+from .generate import WRITTEN_OUT
 from .mapping import KernelPlan
 from .promote import Promotion, Surroundings, promote_shared, room_of
 from .references import references_of
-from .threads import threads_of
+from .registers import promote_registers
+from .threads import instances_of, threads_of
 
 SHARED_MARK = "shared"
 TILE_MARK = "tile"
+ACCUMULATORS_MARK = "accumulators"
 
 
 def promote(
@@ -33,32 +36,69 @@ def promote(
     """The schedule of a kernel with copies, and what they promote.
 
     Scopes are the marks of the tree: "tile" is below the loops over tiles that all leaves share, where what one leaf
-    writes for another is kept; "shared" below all loops over tiles of a leaf.
+    writes for another is kept; "shared" below all loops over tiles of a leaf; "accumulators" above those over tiles of
+    reduced indices; "registers" above loops that are written out, innermost.
 
     Args:
         tensors: the buffers of those that may be promoted. local: those that nothing reads after the kernel.
         shared: buffers in shared memory that the kernel has already.
     """
-    if not options.shared_memory:
+    if not (options.shared_memory or options.private_memory):
         return schedule, Promotion()
     every = references_of(plan.units, function, CONTEXT)
+    instances = instances_of(schedule)
     around = Surroundings(
         references=tuple(r for r in every if r.tensor in tensors),
         tensors=tensors,
         local=local,
         order=schedule.get_map().project_out_all_params(),
-        threads=threads_of(schedule, plan.launch),
+        threads=threads_of(instances, plan.launch),
+        instances=instances,
         launch=plan.launch,
         budget=(options.max_shared_memory or target.shared) - sum(room_of(b) for b in shared),
     )
     done = Promotion()
-    for mark, only in ((TILE_MARK, around.written), (SHARED_MARK, None)):
-        number = 0
-        while (node := _marked(schedule, mark, number)) is not None:
-            node, done = promote_shared(node, around, done, only=only)
-            schedule = node.get_schedule()
-            number += 1
+    if options.private_memory:
+        schedule, done = _registers(schedule, ACCUMULATORS_MARK, around, done)
+    if options.shared_memory:
+        for mark, only in ((TILE_MARK, around.written), (SHARED_MARK, None)):
+            number = 0
+            while (node := _marked(schedule, mark, number)) is not None:
+                node, done = promote_shared(node, around, done, only=only)
+                schedule = node.get_schedule()
+                number += 1
+    if options.private_memory:
+        schedule, done = _registers(schedule, WRITTEN_OUT, around, done)
     return schedule, done
+
+
+def _registers(
+    schedule: isl.Schedule, mark: str, around: Surroundings, done: Promotion
+) -> tuple[isl.Schedule, Promotion]:
+    unrolled = _unrolled(schedule, around)
+    number = 0
+    while (node := _marked(schedule, mark, number)) is not None:
+        node, done = promote_registers(node, around, done, unrolled)
+        schedule = node.get_schedule()
+        number += 1
+    return schedule, done
+
+
+def _unrolled(schedule: isl.Schedule, around: Surroundings) -> isl.UnionMap:
+    """`S[i] -> [q]`: the loops below the marks "registers"."""
+    total = isl.UnionMap.empty(around.threads.get_space())
+    number = 0
+    while (node := _marked(schedule, WRITTEN_OUT, number)) is not None:
+        below = node.child(0)
+        if is_band(below):
+            total = total.union(below.band_get_partial_schedule_union_map())
+        number += 1
+    return total
+
+
+def is_band(node: isl.ScheduleNode) -> bool:
+    kind: object = node.get_type()
+    return kind == isl.schedule_node_type.band
 
 
 def is_mark(node: isl.ScheduleNode, name: str) -> bool:

@@ -9,6 +9,7 @@ import islpy as isl
 
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
+from ...loop_ir.affine import Interval
 from ...loop_ir.intrinsics import BARRIER, WARP_BARRIER
 from ...loop_ir.nodes import BLOCK, THREAD, Buffer, CheckSite, Kernel, Launch, Module, Type
 from ...options import MappingOptions, check_mapping
@@ -168,7 +169,8 @@ class _Kernel:
             return collectives[name]
 
         functions = {name: promotion.functions(name) for name in units}
-        body = generate(isl_tree, _context(launch), identifiers(launch), instance, functions)
+        ranges = {name: Interval(0, count - 1) for name, count in launch.ranges()}
+        body = generate(isl_tree, _context(launch), identifiers(launch), instance, functions, ranges)
         held = [*shared, *promotion.buffers, *(v.buffer for v in views.values()), *sums.values()]
         return Kernel(name, build.allocate(held, body), launch), promotion.contracted
 

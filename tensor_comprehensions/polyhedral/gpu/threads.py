@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import islpy as isl
 
@@ -38,20 +39,24 @@ class Steps:
         return not any(rest) and abs(last) in STRIDES
 
 
-def threads_of(schedule: isl.Schedule, launch: Launch) -> isl.UnionMap:
-    """`S[i] -> [t0, t1, t2]`: the thread that runs each instance, read from the filters of the tree."""
-    parts: list[isl.UnionMap] = []
+def instances_of(schedule: isl.Schedule) -> isl.UnionSet:
+    """`S[i]` for the block and the thread that the parameters of the tree's filters say."""
+    parts: list[isl.UnionSet] = []
 
     def visit(node: isl.ScheduleNode) -> bool:
         if not node.has_children():
-            node.get_domain().foreach_set(lambda s: parts.append(isl.UnionMap.from_map(_thread(s, launch))))
+            parts.append(node.get_domain())
         return True
 
     schedule.foreach_schedule_node_top_down(visit)
-    total = parts[0]
-    for p in parts[1:]:
-        total = total.union(p)
-    return total
+    return reduce(lambda a, b: a.union(b), parts)
+
+
+def threads_of(instances: isl.UnionSet, launch: Launch) -> isl.UnionMap:
+    """`S[i] -> [t0, t1, t2]`: the thread that runs each instance."""
+    parts: list[isl.UnionMap] = []
+    instances.foreach_set(lambda s: parts.append(isl.UnionMap.from_map(_thread(s, launch))))
+    return reduce(lambda a, b: a.union(b), parts)
 
 
 def _thread(instances: isl.Set, launch: Launch) -> isl.Map:

@@ -1,0 +1,145 @@
+"""Promotion to registers: accumulators and reused tiles that a thread has to itself.
+
+A scope is looked at for one thread at a time. A group may go where no other thread touches what it writes, where
+elements are used more than once, and where every subscript is a number once the loops below a mark "registers", which
+are written out, are. Copies are extensions of the tree as those to shared memory, made by each thread for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import islpy as isl
+
+from ...dtypes import FLOAT32
+from ...loop_ir.nodes import Buffer, Space, Type
+from .footprint import Group, Reference, groups, spaced_box
+from .promote import Promoted, Promotion, Staging, Surroundings, copy_of, graft, live_in, name_of, prefix_of, written_by
+
+MOST_REGISTERS = 160
+"""Of a thread that hold elements."""
+
+
+def promote_registers(
+    node: isl.ScheduleNode, around: Surroundings, done: Promotion, unrolled: isl.UnionMap
+) -> tuple[isl.ScheduleNode, Promotion]:
+    """`node` with copies around what is below it, and `done` with what they promote.
+
+    What is in shared memory already is promoted from there. unrolled: `S[i] -> [q]`, the loops that are written out.
+    """
+    scope = node.get_prefix_schedule_relation().intersect_domain(around.instances)
+    sources = [_source(r, done) for r in around.references]
+    tensors = {**around.tensors, **{b.name: b for b in done.buffers}}
+    room = MOST_REGISTERS - sum(prod(b.shape) for b in done.buffers if b.space is Space.REGISTER)
+    chosen: list[tuple[Group, Buffer]] = []
+    candidates = [r for r in sources if r is not None]
+    for tensor, found in groups(candidates, scope, spaced_box).items():
+        for group in found:
+            if group.box.size > room or not _gains(group, candidates, scope, around, unrolled):
+                continue
+            origin = tensor.partition(".")[0]
+            buffer = _registers(name_of(f"{origin}.own", done, chosen), tensors[tensor], group.box.shape)
+            chosen.append((group, buffer))
+            room -= group.box.size
+    if not chosen:
+        return node, done
+    accesses = {
+        r.tag: Promoted(buffer, r.element(), prefix_of(scope, r), group.box)
+        for group, buffer in chosen
+        for r in group.references
+    }
+    number = len(done.stagings)
+    node, stagings = _copied(node, scope, around, chosen, tensors, number)
+    return node, done.joined(Promotion(tuple(b for _, b in chosen), accesses, stagings))
+
+
+def _registers(name: str, tensor: Buffer, shape: tuple[int, ...]) -> Buffer:
+    strides = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+    return Buffer(name, Type(tensor.type.dtype), shape, strides, Space.REGISTER)
+
+
+def _source(reference: Reference, done: Promotion) -> Reference | None:
+    """The reference as it stands: to a shared buffer where it was promoted to one; None where it is in a register."""
+    promoted = done.accesses.get(reference.tag)
+    if promoted is None:
+        return reference
+    if promoted.buffer.space is Space.REGISTER:
+        return None
+    relation = promoted.relation().intersect_domain(reference.relation.domain())
+    return Reference(reference.tag, promoted.buffer.name, relation, reference.reads, reference.writes)
+
+
+def _gains(
+    group: Group,
+    references: Sequence[Reference],
+    scope: isl.UnionMap,
+    around: Surroundings,
+    unrolled: isl.UnionMap,
+) -> bool:
+    """Does a thread use elements again, alone where it writes them, and with subscripts that are numbers?"""
+    if group.writes and not _private(group.tensor, references, scope, around):
+        return False
+    if len(group.references) < 2 and _used_once(group, scope):
+        return False
+    return all(_literal(r, group, scope, unrolled) for r in group.references)
+
+
+def _used_once(group: Group, scope: isl.UnionMap) -> bool:
+    (reference,) = group.references
+    return bool(scope.range_product(isl.UnionMap.from_map(reference.relation)).is_injective())
+
+
+def _private(tensor: str, references: Sequence[Reference], scope: isl.UnionMap, around: Surroundings) -> bool:
+    """Is each element that references below the scope touch touched by one thread only?"""
+    everyone = scope.project_out_all_params()
+    who = isl.UnionMap.empty(scope.get_space())
+    for r in references:
+        if r.tensor == tensor:
+            uses = everyone.range_product(isl.UnionMap.from_map(r.relation.project_out_all_params()))
+            who = who.union(uses.reverse().apply_range(around.threads))
+    return bool(who.is_single_valued())
+
+
+def _literal(reference: Reference, group: Group, scope: isl.UnionMap, unrolled: isl.UnionMap) -> bool:
+    """Do the loops that are written out decide the place in the buffer?"""
+    mine = unrolled.intersect_domain(isl.UnionSet.from_set(reference.relation.domain()))
+    if group.box.size == 1:
+        return True
+    if mine.is_empty():
+        return False
+    place = Promoted(_PLACE, reference.element(), prefix_of(scope, reference), group.box).relation()
+    here = scope.intersect_domain(isl.UnionSet.from_set(reference.relation.domain())).domain()
+    places = place.intersect_domain(isl.Set.from_union_set(here)).project_out_all_params()
+    loops = isl.Map.from_union_map(mine).project_out_all_params()
+    return bool(loops.reverse().apply_range(places).is_single_valued())
+
+
+_PLACE = Buffer("place", Type(FLOAT32), (), (), Space.REGISTER)
+
+
+def _copied(
+    node: isl.ScheduleNode,
+    scope: isl.UnionMap,
+    around: Surroundings,
+    chosen: Sequence[tuple[Group, Buffer]],
+    tensors: Mapping[str, Buffer],
+    number: int,
+) -> tuple[isl.ScheduleNode, Mapping[str, Staging]]:
+    """`node` with the extension statements that copy in and out, and what these mean."""
+    points = isl.Set.from_union_set(scope.range())
+    reading, writing = [], []
+    for group, buffer in chosen:
+        tensor = tensors[group.tensor]
+        wanted = live_in(group, scope, around.order) if group.writes else group.footprint
+        if group.reads and wanted is not None:
+            reading.append(copy_of(group, buffer, tensor, points, wanted))
+        if group.writes:
+            writing.append(copy_of(group, buffer, tensor, points, written_by(group, scope)))
+    found: dict[str, Staging] = {}
+    for copies, into in ((reading, True), (writing, False)):
+        if copies:
+            name = f"copy_{'in' if into else 'out'}_{number}"
+            found[name] = Staging(tuple(copies), into, before=False, after=False, private=True)
+            node = graft(node, name, points, after=not into)
+    return node, found
