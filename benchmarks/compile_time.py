@@ -1,6 +1,6 @@
 """Seconds from the text of a def to its first result in a warm process: `python -m benchmarks.compile_time`.
 
-Every repetition has sizes that the process has not seen, so nothing is found in a cache. Beside it, what importing
+Every repetition has sizes that the process has not seen, and the cache on disk is off. Beside it, what importing
 the package costs beyond importing torch.
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 import tensor_comprehensions
+from tensor_comprehensions import knobs
 
 from . import sources as tc
 from .runner import def_name
@@ -104,8 +105,10 @@ def report(repeat: int) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_time", description=__doc__)
     parser.add_argument("--repeat", type=int, default=7, help="repetitions per def (default 7)")
-    for text in report(parser.parse_args(arguments).repeat):
-        print(text, flush=True)
+    repeat = parser.parse_args(arguments).repeat
+    with knobs.override(cache="off"):
+        for text in report(repeat):
+            print(text, flush=True)
     return 0
 
 
