@@ -46,6 +46,9 @@ class Journal:
             self._file.truncate(end)
         except OSError as error:
             raise ArgumentError(f"the journal {path} cannot be written: {error}") from error
+        except ArgumentError:
+            self._file.close()
+            raise
 
     def _read(self, file: BinaryIO, path: Path) -> int:
         """Take in what there is; the offset at which the last whole record ends."""

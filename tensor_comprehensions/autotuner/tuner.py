@@ -188,9 +188,10 @@ class Tuner:
         width = max(1, self._evaluator.width)
         for start in range(0, len(candidates), width):
             batch = candidates[start : start + width]
-            if self._over() and all(self._remembered(c.options) is None for c in batch):
+            fresh = [c for c in batch if c.options not in self._by_options]
+            if self._over() and all(self._remembered(c.options) is None for c in fresh):
                 return False
-            self._evaluate([c for c in batch if c.options not in self._by_options], generation)
+            self._evaluate(fresh, generation)
             for c in batch:
                 if c.options in self._by_options:
                     search.tell(c, self._by_options[c.options].seconds)

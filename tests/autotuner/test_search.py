@@ -1,0 +1,136 @@
+"""Search spaces and searches: what they ask for, in what order, and that it means something."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from itertools import pairwise
+
+import pytest
+
+from tensor_comprehensions.autotuner.edits import edit, edits
+from tensor_comprehensions.autotuner.search import SEARCHES, Candidate, GeneticSearch
+from tensor_comprehensions.autotuner.space import sizes, space
+from tensor_comprehensions.options import CpuOptions
+from tensor_comprehensions.strategies import pack, tile, unroll, vectorize
+
+from .pretend import TMM, landscape, space_of, subject
+
+
+def test_sizes_are_powers_of_two_and_ceiling_divisors() -> None:
+    assert sizes(100) == (1, 2, 4, 7, 8, 13, 16, 25, 32, 50, 64, 100)
+    assert sizes(1) == (1,)
+    assert sizes(0) == ()
+
+
+def test_a_space_has_genes_for_what_the_def_can_vary() -> None:
+    pointwise, _ = space_of(subject("def f(float(N) x) -> (y) { y(i) = x(i) }", (64,)))
+    assert {g.name for g in pointwise.genes} == {"tile", "tile.0", "vectors", "grain"}
+    chain, _ = space_of(subject())
+    assert {g.name for g in chain.genes} >= {"fusion", "contract", "tile", "tile.0", "tile.1"}
+    assert "structured" not in {g.name for g in chain.genes}
+    product, _ = space_of(subject(TMM, (64, 96), (48, 96)))
+    assert {"structured", "S0.pipeline", "S0.m.inner", "S0.k.unroll"} <= {g.name for g in product.genes}
+
+
+def test_a_space_takes_in_the_values_of_what_it_starts_from() -> None:
+    what = subject()
+    odd = CpuOptions(tile=(11, 0, 13), grain=77, vectors=3)
+    made, seeds = space(what.bound, what.target, what.start, [odd])
+    assert [made.options(g) for g in seeds[:2]] == [CpuOptions(), odd]
+    assert made.genome(CpuOptions(grain=78)) is None
+
+
+def test_seeds_begin_with_the_default_and_have_presets_and_the_ranking() -> None:
+    made, seeds = space_of(subject(TMM, (64, 96), (48, 96)))
+    options = [made.options(g) for g in seeds]
+    assert options[0] == CpuOptions()
+    assert CpuOptions(structured=False) in options
+    ranked = [o.strategy for o in options if o.strategy is not None]
+    assert len(ranked) >= 8
+    assert len(set(ranked)) == len(ranked)
+    assert all(made.valid(o) for o in options)
+
+
+def test_random_genomes_mean_options_that_differ_and_most_are_valid() -> None:
+    made, _ = space_of(subject(TMM, (64, 96), (48, 96)))
+    source = random.Random(1)
+    options = [made.options(made.random(source)) for _ in range(200)]
+    assert len(set(options)) > 100
+    assert sum(map(made.valid, options)) > 100
+
+
+def test_edits_change_one_number_each() -> None:
+    what = subject(TMM, (64, 96), (48, 96))
+    _, _, op = space_of(what)[0].ops[0]
+    by_name = {e.name: e for e in edits(op)}
+    start = tile(n=32, m=6) >> pack(B="n1") >> vectorize("n") >> unroll(k=4)
+    changed = {
+        "m.inner": (12, tile(n=32, m=12) >> pack(B="n1") >> vectorize("n") >> unroll(k=4)),
+        "m.outer": (24, tile(m=24) >> start),
+        "k.inner": (48, tile(n=32, k=48, m=6) >> pack(B="n1") >> vectorize("n") >> unroll(k=4)),
+        "k.unroll": (8, tile(n=32, m=6) >> pack(B="n1") >> vectorize("n") >> unroll(k=8)),
+    }
+    for name, (value, expected) in changed.items():
+        assert edit(start, {by_name[name]: value}, op) == expected
+    assert edit(start, {by_name["k.unroll"]: 1}, op) == tile(n=32, m=6) >> pack(B="n1") >> vectorize("n")
+    assert edit(start, dict.fromkeys(by_name.values(), 0), op) == start
+
+
+def asked(kind: str, seed: int, generations: int = 6, population: int = 12) -> list[Candidate]:
+    """The candidates that a search asks for when times are those of the landscape."""
+    made, seeds = space_of(subject())
+    search = SEARCHES[kind](made, seeds, population, seed)
+    found = []
+    for _ in range(generations):
+        for candidate in search.ask():
+            found.append(candidate)
+            search.tell(candidate, landscape(candidate.options))
+    return found
+
+
+@pytest.mark.parametrize("kind", SEARCHES)
+def test_case_50_the_same_seed_gives_the_same_candidates(kind: str) -> None:
+    state = random.getstate()
+    first, second, other = asked(kind, 3), asked(kind, 3), asked(kind, 4)
+    assert first == second
+    assert first != other
+    assert random.getstate() == state
+
+
+@pytest.mark.parametrize("kind", SEARCHES)
+def test_nothing_is_asked_for_twice(kind: str) -> None:
+    options = [c.options for c in asked(kind, 0)]
+    assert len(set(options)) == len(options) > 50
+
+
+@pytest.mark.parametrize("kind", SEARCHES)
+def test_a_search_ends_when_the_space_is_exhausted(kind: str) -> None:
+    made, seeds = space_of(subject("def f(float(N) x) -> (y) { y(i) = x(i) }", (2,)))
+    search = SEARCHES[kind](made, seeds, 500, 0)
+    total = []
+    while candidates := search.ask():
+        for c in candidates:
+            total.append(c.options)
+            search.tell(c, 1.0)
+    assert len(set(total)) == len(total)
+    assert CpuOptions() in total
+
+
+def test_breeding_keeps_the_elite_and_beats_chance_on_a_landscape() -> None:
+    bests = {
+        kind: [min(landscape(c.options) for c in asked(kind, seed, 10, 16)) for seed in range(7)] for kind in SEARCHES
+    }
+    assert statistics.median(bests["genetic"]) < statistics.median(bests["random"])
+
+
+def test_a_population_of_failures_still_breeds() -> None:
+    made, seeds = space_of(subject())
+    search = GeneticSearch(made, seeds, 8, 0)
+    generations = []
+    for _ in range(3):
+        generations.append(search.ask())
+        for candidate in generations[-1]:
+            search.tell(candidate, None)
+    assert all(generations)
+    assert all(a != b for a, b in pairwise(generations))

@@ -1,0 +1,292 @@
+"""The tuner over an evaluator that runs nothing: what it believes, what it remembers and who wins."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tensor_comprehensions.autotuner import tuner_pb2 as pb
+from tensor_comprehensions.autotuner.device import Device
+from tensor_comprehensions.autotuner.journal import Journal
+from tensor_comprehensions.autotuner.problem import Problem
+from tensor_comprehensions.autotuner.tune import near, remembered, seconds, tune
+from tensor_comprehensions.autotuner.tuner import Effort, Tuned, Tuner
+from tensor_comprehensions.cache import tuning
+from tensor_comprehensions.cache.records import to_message
+from tensor_comprehensions.cache.store import Store
+from tensor_comprehensions.errors import ArgumentError
+from tensor_comprehensions.options import CpuOptions
+
+from .pretend import SOFTMAX, Pretend, landscape, space_of, subject
+
+EFFORT = Effort(seconds=1000.0, generations=4, population=12)
+HERE = (Device("cpu", (0,), 1),)
+
+
+def tuned(evaluator: Pretend, effort: Effort = EFFORT, **others: object) -> Tuned:
+    return tune(subject(), effort, HERE, evaluator=evaluator, **others)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("search", ["genetic", "random"])
+def test_the_fastest_wins_the_race_with_the_default(search: str) -> None:
+    evaluator = Pretend()
+    found = tuned(evaluator, replace(EFFORT, search=search))
+    assert found.seconds == min(map(landscape, evaluator.asked)) < found.default_seconds == landscape(CpuOptions())
+    assert found.speedup == found.default_seconds / found.seconds
+    assert len(found.outcomes) == len(evaluator.asked) > 20
+    assert landscape(found.options) == found.seconds
+
+
+def test_a_tie_goes_to_the_default() -> None:
+    assert tuned(Pretend(raced=lambda options: 1e-3)).options == CpuOptions()
+
+
+def test_case_44_one_lucky_measurement_does_not_win() -> None:
+    lucky: list[CpuOptions] = []
+
+    def seconds_of(options: CpuOptions) -> float:
+        if options != CpuOptions() and not lucky:
+            lucky.append(options)
+        return 1e-6 if options in lucky else landscape(options)
+
+    found = tuned(Pretend(seconds_of, raced=landscape))
+    assert lucky
+    assert found.options not in lucky
+    assert found.seconds < landscape(CpuOptions())
+
+
+@pytest.mark.parametrize("lie", [float("nan"), 0.0, -1.0, 1e-12, 1e9, float("inf")])
+def test_case_43_times_that_cannot_be_are_never_chosen(lie: float) -> None:
+    liars: set[CpuOptions] = set()
+
+    def change(options: CpuOptions, reply: pb.Reply) -> None:
+        if options.fusion == "max":
+            liars.add(options)
+            reply.timings[0].median, reply.timings[0].runs = lie, 5
+
+    found = tuned(Pretend(change=change))
+    assert liars
+    assert found.options not in liars
+    assert {o.status for o in found.outcomes if o.options in liars} == {pb.IMPOSSIBLE}
+
+
+def test_case_46_when_all_fail_the_reasons_are_told() -> None:
+    def change(options: CpuOptions, reply: pb.Reply) -> None:
+        reply.status, reply.message = (pb.CRASH, "SIGSEGV") if options.vectors else (pb.NAN, "output 0")
+
+    with pytest.raises(ArgumentError, match=r"no way to lower softmax works: \d+ x .*SIGSEGV") as error:
+        tuned(Pretend(change=change))
+    assert "x nan (output 0" in str(error.value)
+
+
+def test_a_default_that_fails_does_not_win() -> None:
+    def change(options: CpuOptions, reply: pb.Reply) -> None:
+        if options == CpuOptions():
+            reply.status = pb.RUN_TIMEOUT
+
+    found = tuned(Pretend(change=change, raced=lambda o: 0.0 if o == CpuOptions() else landscape(o)))
+    assert found.options != CpuOptions()
+
+
+def test_answers_of_another_device_are_refused() -> None:
+    def change(options: CpuOptions, reply: pb.Reply) -> None:
+        if options.vectors == 4:
+            reply.fingerprint = "elsewhere"
+
+    found = tuned(Pretend(change=change))
+    refused = [o for o in found.outcomes if o.options.vectors == 4]
+    assert refused
+    assert all(o.status == pb.REFUSED and "elsewhere" in o.message for o in refused)
+    assert found.options.vectors != 4
+
+
+def test_candidates_with_the_same_code_are_run_once() -> None:
+    class Same(Pretend):
+        def submit(self, request: pb.Request):  # type: ignore[no-untyped-def]
+            future = super().submit(request)
+            if request.stage != pb.COMPILE:
+                return future
+            reply = pb.Reply.FromString(future.result())
+            reply.digest = "one" if request.options[0].fields[0].value.text == "min" else reply.digest
+            done = type(future)()
+            done.set_result(reply.SerializeToString())
+            return done
+
+    evaluator = Same()
+    found = tuned(evaluator)
+    same = [o for o in found.outcomes if o.digest == "one"]
+    assert len(same) > 2
+    assert len([o for o in evaluator.asked if o.fusion == "min"]) == 1
+    assert len({o.seconds for o in same}) == 1
+
+
+def test_a_budget_ends_the_search() -> None:
+    evaluator = Pretend()
+    found = tuned(evaluator, replace(EFFORT, seconds=1e-6))
+    assert (found.options, len(found.outcomes)) == (CpuOptions(), 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("90s", 90), ("2min", 120), ("1h 30min", 5400), (2.5, 2.5), ("10", 10), ("1.5m", 90)]
+)
+def test_budgets(text: object, expected: float) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("wrong", ["", "soon", "-1s", 0, True, "3 weeks", None, "2min and"])
+def test_budgets_that_mean_nothing(wrong: object) -> None:
+    with pytest.raises(ArgumentError, match="budget"):
+        seconds(wrong)
+
+
+# --- journals ----------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """As if the process had ended here."""
+
+
+def test_case_48_a_search_that_was_killed_ends_as_if_it_had_not(tmp_path: Path) -> None:
+    whole = tuned(Pretend(), journal=tmp_path / "whole")
+    for after in (1, 7, 23):
+        journal, count = tmp_path / f"killed{after}", 0
+
+        def dying(options: CpuOptions, after: int = after) -> float:
+            nonlocal count
+            count += 1
+            if count > after:
+                raise Killed
+            return landscape(options)
+
+        with pytest.raises(Killed):
+            tuned(Pretend(dying), journal=journal)
+        with journal.open("ab") as f:
+            f.write(b"\x40\x00\x00\x00half a record")
+        book = Journal(journal)
+        folded = len(book)
+        book.close()
+        assert after - Pretend.width < folded <= after
+        evaluator = Pretend()
+        resumed = tuned(evaluator, journal=journal)
+        assert resumed.options == whole.options
+        assert [o.options for o in resumed.outcomes] == [o.options for o in whole.outcomes]
+        assert evaluator.asked == [o.options for o in whole.outcomes[folded:]]
+    again = Pretend()
+    assert tuned(again, journal=tmp_path / "whole").options == whole.options
+    assert again.asked == []
+
+
+def test_journals_forget_what_was_damaged_and_what_follows(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    outcomes = [pb.Outcome(options=to_message(CpuOptions(vectors=n)), status=pb.OK) for n in range(5)]
+    for outcome in outcomes:
+        journal.add("problem", outcome)
+    journal.close()
+    data = path.read_bytes()
+    for at in range(11, len(data), 7):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
+        damaged = Journal(path)
+        known = len(damaged)
+        assert known < 5
+        for n, outcome in enumerate(outcomes):
+            found = damaged.find("problem", outcome.options.SerializeToString(deterministic=True))
+            assert found == (outcome if n < known else None)
+        damaged.add("problem", outcomes[4])
+        damaged.close()
+        again = Journal(path)
+        assert len(again) == known + 1
+        again.close()
+
+
+def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("milk, bread")
+    with pytest.raises(ArgumentError, match="no journal"):
+        Journal(path)
+    assert path.read_text() == "milk, bread"
+    with pytest.raises(ArgumentError, match="cannot be written"):
+        Journal(tmp_path)
+
+
+# --- interruption ------------------------------------------------------------------------------------------------
+
+
+def test_case_47_ctrl_c_keeps_the_best_so_far() -> None:
+    evaluator = Pretend()
+
+    def interrupt(tuner: Tuner, generation: int) -> None:
+        if len(tuner.outcomes) > 10:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    found = tuned(evaluator, observe=interrupt)
+    assert found.interrupted
+    assert 10 < len(found.outcomes) < 20
+    assert found.seconds == min(map(landscape, evaluator.asked))
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_is_raised() -> None:
+    def interrupt(tuner: Tuner, generation: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned(Pretend(), observe=interrupt)
+
+
+# --- the cache ---------------------------------------------------------------------------------------------------
+
+
+def test_what_was_found_is_used_for_these_sizes_and_for_near_ones(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    small = subject(store=store)
+    found = tune(small, EFFORT, HERE, evaluator=Pretend())
+    evaluator = Pretend(lambda options: 1.0 / (1 + options.grain))
+    far = tune(subject(SOFTMAX, (4800, 6400), store=store), replace(EFFORT, generations=1), HERE, evaluator=evaluator)
+    assert found.options != far.options
+    key = small.key(1)
+    large = subject(SOFTMAX, (5000, 6000), store=store)
+    middle = subject(SOFTMAX, (50, 70), store=store)
+    assert tuning.best(store, key).options == found.options  # type: ignore[union-attr]
+    assert near(store, large.key(1), "")[0] == far.options
+    assert near(store, middle.key(1), "")[0] == found.options
+
+
+def test_nothing_is_remembered_of_an_empty_store(tmp_path: Path) -> None:
+    what = subject()
+    assert remembered(what.function, what.bound, what.target, Store(tmp_path)) is None
+
+
+def test_case_54_a_poisoned_record_is_measured_before_it_wins(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    what = subject(store=store)
+    poison = CpuOptions(vectors=8, grain=0)
+    with pytest.raises(ArgumentError, match="a time of"):
+        tuning.measurement_of(what.bound, poison, 1e-9, validated=True)
+    tuning.record(store, what.key(1), [tuning.measurement_of(what.bound, poison, 2e-8, validated=True)])
+    evaluator = Pretend()
+    found = tune(what, EFFORT, HERE, evaluator=evaluator)
+    assert poison in evaluator.asked
+    assert found.options != poison
+    assert found.seconds == landscape(found.options)
+
+
+def test_a_search_starts_from_what_is_known_elsewhere(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    best = tune(subject(store=store), EFFORT, HERE, evaluator=Pretend()).options
+    evaluator = Pretend()
+    tune(subject(SOFTMAX, (96, 64), store=store), EFFORT, HERE, evaluator=evaluator)
+    assert best in evaluator.asked[:4]
+
+
+def test_effort_that_means_nothing() -> None:
+    what = subject()
+    made, seeds = space_of(what)
+    with pytest.raises(ArgumentError, match="no search"):
+        Tuner(Problem(what.message), made, seeds, Effort(search="annealing"), Pretend())
