@@ -6,7 +6,19 @@ from tensor_comprehensions.strategies import pack, tile, vectorize
 from .structured.apply import explain, pipeline_of, plan_of
 from .structured.candidates import Candidate, candidates
 from .structured.experts import by_model, convolution, double_tiling, gett, log, single_tiling, triple_tiling, ttgt
-from .structured.pipeline import Pipeline, interchange, pack, pad, parallel, parse, peel, tile, unroll, vectorize
+from .structured.pipeline import (
+    Pipeline,
+    interchange,
+    pack,
+    pad,
+    parallel,
+    parse,
+    peel,
+    stream,
+    tile,
+    unroll,
+    vectorize,
+)
 
 __all__ = [
     "Candidate",
@@ -27,6 +39,7 @@ __all__ = [
     "pipeline_of",
     "plan_of",
     "single_tiling",
+    "stream",
     "tile",
     "triple_tiling",
     "ttgt",

@@ -45,6 +45,7 @@ class Nest:
         sums: the reduction loops inside it, outermost first.
         packs: factors and the loop inside which they are copied; None: outside of all.
         shared: how many of the outermost loops the threads share. alone: whether they may.
+        streaming: whether the output is written past the caches.
     """
 
     op: StructuredOp
@@ -59,6 +60,7 @@ class Nest:
     unrolled: tuple[tuple[str, int], ...] = ()
     shared: tuple[TileLoop, ...] = ()
     grain: int = 0
+    streaming: bool = False
     notes: tuple[str, ...] = field(default=())
 
     # --- names ---
@@ -293,6 +295,10 @@ def _unroll(piece: written.Unroll, nest: Nest) -> Nest:
     return replace(nest, unrolled=(*nest.unrolled, *pairs)).say(text)
 
 
+def _stream(piece: written.Stream, nest: Nest) -> Nest:
+    return replace(nest, streaming=True).say("the output is written past the caches")
+
+
 _MEANING: dict[type, Callable[..., Nest]] = {
     written.Tile: _tile,
     written.Interchange: _interchange,
@@ -302,6 +308,7 @@ _MEANING: dict[type, Callable[..., Nest]] = {
     written.Peel: _peel,
     written.Vectorize: _vectorize,
     written.Unroll: _unroll,
+    written.Stream: _stream,
 }
 
 
@@ -337,6 +344,7 @@ def _finish(nest: Nest) -> Plan:
         len(collapsed),
         grain,
         steps_at_once,
+        nest.streaming,
     )
     _check(nest, plan)
     return plan
@@ -405,6 +413,8 @@ def _check(nest: Nest, plan: Plan) -> None:
     partial = [level for level in plan.levels if not op.iterator(level.iterator).is_parallel]
     if any(level.size < op.extent(level.iterator) for level in partial):
         shown = nest.shown(partial[0].iterator)
+        if plan.streaming:
+            raise CannotLower(f"stream: partial sums of blocks of {shown} are read again soon")
         if op.output.buffer.type.dtype != op.dtype:
             raise CannotLower(f"tile({shown}=...): the output is too narrow for partial sums of {op.dtype}")
         if plan.vector not in {i.name for i in _contiguous(op)}:
@@ -455,6 +465,8 @@ def pipeline_of(plan: Plan, op: StructuredOp) -> Pipeline:
     pieces.append(written.Vectorize(nest.shown(plan.vector), plan.lanes))
     if unrolled := _unrolled(nest, plan):
         pieces.append(written.Unroll(unrolled))
+    if plan.streaming:
+        pieces.append(written.Stream())
     return Pipeline(tuple(pieces))
 
 

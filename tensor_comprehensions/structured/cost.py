@@ -28,6 +28,10 @@ PANEL_VECTOR = 0.1
 LINE = 64
 LINE_OVERHEAD = 2.0
 """Cycles to write to another cache line."""
+SHARED_LINE, FAR = 8.0, 1 << 20
+"""Cycles for lines that two register tiles share, where the output has more than so many bytes."""
+SHORT_RUN = 48
+"""Points along the lanes below which tiles that go on where the output's runs end are tried."""
 ROW_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28)
 
 
@@ -115,11 +119,21 @@ def tile_cycles(facts: Facts, lanes: int, points: Mapping[str, int]) -> float:
     along = points[facts.vector]
     vectors = -(-along // lanes)
     cells = vectors * prod(n for name, n in points.items() if name != facts.vector)
-    written = cells / vectors * (1 + along * facts.bits / 8 / LINE) * LINE_OVERHEAD
+    written = _output_cycles(facts, points)
     if facts.turned:
         written += TURN_OVERHEAD + TURN * cells * lanes
     steps = facts.steps * step_cycles(facts, lanes, points)
     return steps + TILE_OVERHEAD + 2 * cells * vector_cost(lanes, facts.bits) + written
+
+
+def _output_cycles(facts: Facts, points: Mapping[str, int]) -> float:
+    """Cycles for the lines of memory that the runs of the output in a register tile touch, whole ones or in part."""
+    run = facts.run(points)
+    runs = prod(points.values()) / run
+    cycles = runs * (1 + run * facts.output_bytes / LINE) * LINE_OVERHEAD
+    if facts.output_size > FAR and not facts.fills_lines(run, LINE):
+        cycles += runs * SHARED_LINE
+    return cycles
 
 
 @dataclass(frozen=True)
@@ -181,6 +195,11 @@ def _rows(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
     for name in names:
         for size in _sizes(facts.extent(name)):
             yield ((name, size),)
+    if facts.continuing is not None and facts.extent(facts.vector) < SHORT_RUN:
+        for row in facts.row_candidates:
+            for size in _sizes(min(8, facts.continuing.extent)):
+                if row is not facts.continuing and facts.continuing.extent % size == 0:
+                    yield from (((facts.continuing.name, size), (row.name, n)) for n in _sizes(min(14, row.extent)))
     short = [name for name in names if facts.extent(name) < 8][:3]
     for name in short:
         for other in names:

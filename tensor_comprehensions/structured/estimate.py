@@ -103,8 +103,8 @@ class _Model:
     @cached_property
     def outputs(self) -> list[int]:
         """Bytes of the output that the code inside the first d levels writes, for each d."""
-        size = self.facts.op.output.buffer.type.dtype.size
-        return [size * prod(region[name] for name in self.facts.written) for region in self.regions]
+        moved = [name for name, _ in self.facts.output_steps]
+        return [self.facts.output_bytes * prod(region[name] for name in moved) for region in self.regions]
 
     def moving(self) -> float:
         """Cycles for the bytes that reach each cache."""
@@ -116,7 +116,8 @@ class _Model:
             depth = next((d for d in range(last + 1) if working[d] <= room), last)
             for side in Side:
                 total += cost * self._arriving(self.footprints[side][depth], self.factor(side).used, depth)
-            total += 2 * cost * self._arriving(self.outputs[depth], self.facts.extents.keys(), depth)
+            ways = 1 if self.plan.streaming else 2
+            total += ways * cost * self._arriving(self.outputs[depth], self.facts.extents.keys(), depth)
         return total
 
     def _arriving(self, size: float, used: Collection[str], depth: int) -> float:

@@ -7,6 +7,7 @@ from math import gcd, prod
 
 from ..errors import CannotLower
 from ..target import Target
+from . import sliding
 from .cost import LINE, Ranking, RegisterTile, stream_cycles
 from .estimate import expected
 from .facts import Factor, Facts, facts
@@ -38,6 +39,8 @@ TURNED_STEPS = 128
 """Reduction steps that pay for storing across what memory is slow to take."""
 SHORT_UNIT = 128
 """Points of a contiguous run of the output below which lanes across such runs may be the better ones."""
+STREAMED_SHARE = 0.75
+"""Of the last cache: with more data than this around, what is written does not stay there."""
 UNROLL = 4
 """Innermost reductions up to this long are unrolled."""
 
@@ -67,6 +70,8 @@ def rankings(op: StructuredOp, target: Target) -> tuple[Ranking, ...]:
 def prefer(views: tuple[Ranking, ...], target: Target, *, parallel: bool) -> Plan:
     """The plan that the cost model prefers around the best register tile of one of `views`, from `rankings`."""
     default, *turned = views
+    if sliding.slides(default.facts):
+        return sliding.plan(default.facts, target, parallel=parallel)
     plan = Chooser(default.facts, target, default.best, parallel).plan()
     for view in turned:
         if _worth_turning(default.facts):
@@ -144,6 +149,7 @@ class Chooser:
             tuple(nest.packs),
             collapsed,
             grain,
+            streaming=self._streams(nest.levels),
         )
 
     def _standing_panel(self, reductions: tuple[str, ...], rows_outside: bool, packed: bool) -> _Nest:
@@ -383,6 +389,17 @@ class Chooser:
         """Whether the epilogue sees what the output held before, which partial sums would overwrite."""
         op = self.facts.op
         return op.epilogue is not None and any(a.buffer.name == op.output.buffer.name for a in loads(op.epilogue))
+
+    def _streams(self, levels: list[Level]) -> bool:
+        """Whether the output had better go past the caches: by whole lines, complete, and so much that none stays."""
+        known, op = self.facts, self.facts.op
+        if known.turned or any(level.iterator in self.facts.reductions for level in levels):
+            return False
+        if (op.initial is not None and loads(op.initial)) or self._reads_output():
+            return False
+        touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
+        run = known.run({i.name: self.tile.size(i.name) for i in known.parallel})
+        return touched > self.target.cache[-1] * STREAMED_SHARE and known.fills_lines(run, LINE)
 
     # --- threads ---
 

@@ -55,6 +55,7 @@ class Facts:
         moving, still: the factor that depends on the lanes (one, if both do), and the other.
         bits: of the accumulator's type.
         steps: multiply-adds per output element.
+        output_steps: the iterators that move the output and by how many elements, in either direction, least first.
     """
 
     op: StructuredOp
@@ -65,6 +66,7 @@ class Facts:
     still: Factor
     bits: int
     steps: int
+    output_steps: tuple[tuple[str, int], ...]
 
     @cached_property
     def parallel(self) -> tuple[Iterator, ...]:
@@ -77,10 +79,33 @@ class Facts:
     def extent(self, name: str) -> int:
         return self.extents[name]
 
+    @property
+    def output_bytes(self) -> int:
+        """Of one element of the output."""
+        return self.op.output.buffer.type.dtype.size
+
     @cached_property
-    def written(self) -> frozenset[str]:
-        """The iterators that move the output."""
-        return frozenset(name for index in self.op.output.indices for name in names(index)) & self.extents.keys()
+    def output_size(self) -> int:
+        """Bytes of the output that the op writes."""
+        return self.output_bytes * prod(self.extent(name) for name, _ in self.output_steps)
+
+    def run(self, points: Mapping[str, int]) -> int:
+        """How many neighbouring elements of the output a box of `points` covers at once, 1 along those left out."""
+        run = 1
+        for name, step in self.output_steps:
+            if step != run:
+                break
+            run *= points.get(name, 1)
+        return run
+
+    def fills_lines(self, run: int, line: int) -> bool:
+        """Whether boxes with runs of so many elements of the output begin and end with whole lines of bytes.
+
+        As far as multiples of their sizes are concerned; `op.output` itself had better be aligned, too.
+        """
+        size = self.output_bytes
+        steps = (step for _, step in self.output_steps)
+        return run * size % line == 0 and all(step < run or step * size % line == 0 for step in steps)
 
     @property
     def turned(self) -> bool:
@@ -113,6 +138,12 @@ class Facts:
             return still, moving
 
         return tuple(i.name for i in sorted(self.op.reductions, key=distance, reverse=True))
+
+    @cached_property
+    def continuing(self) -> Iterator | None:
+        """The iterator of the still factor along which the output's runs go on where those along the lanes end."""
+        end = self.extent(self.vector)
+        return next((i for i in self.only(self.still) if (i.name, end) in self.output_steps), None)
 
     @property
     def row_candidates(self) -> tuple[Iterator, ...]:
@@ -153,6 +184,7 @@ def facts(op: StructuredOp, vector: str | None = None) -> Facts:
         still,
         op.dtype.bits,
         steps_per_element,
+        tuple(sorted(((name, abs(step)) for name, step in written.items()), key=lambda s: s[1])),
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Block, Buffer, Call, Expr, Let, Load, Loop, Space, Stmt, Store, Type, Var
 from ..loop_ir.rewrite import walk_expr
+from .affine import steps
 from .op import ACCUMULATOR, StructuredOp, names
 from .plan import Plan
 from .tile import Region, local, number, point
@@ -41,6 +42,14 @@ class Cell:
     offsets: dict[str, int]
     mask: Expr | None
     register: int
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Vectors of the factor `side`, each with the accumulators and the steps of the innermost reduction that use it."""
+
+    side: int
+    users: tuple[tuple[tuple[Cell, int], ...], ...]
 
 
 def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence[Operand]) -> Stmt:
@@ -124,23 +133,30 @@ def _reduce(
     """The reduction loops around one step of multiply-adds."""
     loops = plan.reductions[: len(plan.reductions) - plan.unrolled]
     unrolled = plan.reductions[len(loops) :]
+    windows = _windows(op, plan, region, operands, cells, unrolled[-1]) if unrolled else None
+    apart = unrolled[:-1] if windows else unrolled
 
-    def steps(values: dict[str, Expr]) -> Stmt:
+    def unrolled_steps(values: dict[str, Expr]) -> Stmt:
         """All of the unrolled reductions where the others have given values."""
         parts: list[Stmt] = []
-        for offsets in product(*(range(region[name].size) for name in unrolled)):
+        for offsets in product(*(range(region[name].size) for name in apart)):
             at = dict(values)
-            for name, offset in zip(unrolled, offsets, strict=True):
+            for name, offset in zip(apart, offsets, strict=True):
                 at |= _reduction_values(region, name, build.const(offset))
-            parts.append(_step(op.name, operands, cells, registers, at))
+            parts.append(_step(op.name, operands, cells, registers, at) if windows is None else slide(windows, at))
         return build.block(*parts)
+
+    def slide(windows: Windows, at: dict[str, Expr]) -> Stmt:
+        taps = range(region[unrolled[-1]].size)
+        values = [at | _reduction_values(region, unrolled[-1], build.const(k)) for k in taps]
+        return _slide(op.name, operands, cells, registers, windows, values)
 
     values: dict[str, Expr] = {}
     for name in loops:
         values |= _reduction_values(region, name, Var(f"{name}_r"))
     if not loops:
-        return steps(values)
-    body = _innermost(loops[-1], plan.steps, region, lambda at: steps(values | at))
+        return unrolled_steps(values)
+    body = _innermost(loops[-1], plan.steps, region, lambda at: unrolled_steps(values | at))
     for name in reversed(loops[:-1]):
         body = Loop(f"{name}_r", build.const(0), build.const(region[name].size), body)
     return body
@@ -185,6 +201,54 @@ def _step(
     return _scoped(sequence)
 
 
+def _windows(
+    op: StructuredOp, plan: Plan, region: Region, operands: Sequence[Operand], cells: Sequence[Cell], name: str
+) -> Windows | None:
+    """How accumulators share vectors of a factor over the steps of the reduction `name`; None where none do."""
+    for side, operand in enumerate(operands):
+        moved = steps(operand.value, cells[0].offsets.keys() | {name}) if isinstance(operand.value, Load) else None
+        if operand.value is not op.factors[side] or moved is None or plan.vector not in moved:
+            continue
+        lanes = {iterator: step * (plan.lanes if iterator == plan.vector else 1) for iterator, step in moved.items()}
+        users: dict[tuple[int, int], list[tuple[Cell, int]]] = {}
+        for tap in range(region[name].size):
+            for cell in cells:
+                place = tap * moved.get(name, 0) + sum(lanes.get(i, 0) * n for i, n in cell.offsets.items())
+                users.setdefault((place, cell.offsets[plan.vector]), []).append((cell, tap))
+        if any(len({tap for _, tap in shared}) > 1 for shared in users.values()):
+            return Windows(side, tuple(tuple(u) for u in users.values()))
+    return None
+
+
+def _slide(
+    prefix: str,
+    operands: Sequence[Operand],
+    cells: Sequence[Cell],
+    registers: Buffer,
+    windows: Windows,
+    values: Sequence[dict[str, Expr]],
+) -> Stmt:
+    """The multiply-adds of the steps at `values`, vector by vector of the factor over which windows slide."""
+    moves = [_moves(operand, cells[0]) for operand in operands]
+    read: dict[tuple[int, ...], Var] = {}
+    sequence: list[tuple[Var, Expr] | Store] = []
+    for vector, users in enumerate(windows.users):
+        for cell, tap in users:
+            factors: list[Expr] = []
+            for side, operand in enumerate(operands):
+                own = (tap, *(cell.offsets[name] for name in moves[side]))
+                key = (side, vector) if side == windows.side else (side, *own)
+                if key not in read:
+                    value = evaluate(operand.value, cell.at | values[tap], None if operand.padded else cell.mask)
+                    value = build.broadcast(value, registers.type.lanes)
+                    read[key] = Var(f"{prefix}_v{len(read)}", value.type)
+                    sequence.append((read[key], value))
+                factors.append(read[key])
+            total = multiply_add(factors[0], factors[1], _get(registers, cell))
+            sequence.append(build.store(registers, (cell.register,), total))
+    return _scoped(sequence)
+
+
 def _moves(operand: Operand, cell: Cell) -> list[str]:
     """The tile's iterators that change what an operand reads."""
     used = names(operand.value)
@@ -215,24 +279,25 @@ def _finish(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell],
         sums = [_get(registers, c) for c in cells]
         complete = store_turned(op, plan, region, _row_order(op, plan), sums, point(region))
     else:
-        complete = _staged(op, plan, region, cells, registers) if _calls(op.stored) else _direct(op, cells, registers)
+        complete = (_staged if _calls(op.stored) else _direct)(op, plan, region, cells, registers)
     if build.is_true(last):
         return complete
     partial = _each(cells, lambda c: _put(op, c, _get(registers, c)))
     return build.when(last, complete, partial)
 
 
-def _direct(op: StructuredOp, cells: Sequence[Cell], registers: Buffer) -> Stmt:
-    return _each(cells, lambda c: _put(op, c, _stored(op, c, _get(registers, c))))
+def _direct(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell], registers: Buffer) -> Stmt:
+    return _each(cells, lambda c: _put(op, c, _stored(op, c, _get(registers, c)), streaming=plan.streaming))
 
 
 def _stored(op: StructuredOp, cell: Cell, total: Expr) -> Expr:
     return evaluate(op.stored, cell.at | {ACCUMULATOR: total}, cell.mask)
 
 
-def _put(op: StructuredOp, cell: Cell, value: Expr) -> Store:
+def _put(op: StructuredOp, cell: Cell, value: Expr, *, streaming: bool = False) -> Store:
     where = tuple(evaluate(i, cell.at) for i in op.output.indices)
-    return build.store(op.output.buffer, where, value, mask=cell.mask)
+    store = build.store(op.output.buffer, where, value, mask=cell.mask)
+    return replace(store, streaming=streaming)
 
 
 def _calls(e: Expr) -> bool:
@@ -270,4 +335,4 @@ def _epilogue(
     here = at | {plan.vector: column.at[plan.vector], local(plan.vector): column.at[local(plan.vector)]}
     total = build.load(buffer, row, build.ramp(v * plan.lanes, 1, plan.lanes))
     cell = Cell(here, column.offsets, column.mask, column.register)
-    return _put(op, cell, _stored(op, cell, total))
+    return _put(op, cell, _stored(op, cell, total), streaming=plan.streaming)

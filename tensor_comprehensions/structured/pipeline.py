@@ -114,6 +114,14 @@ class Parallel:
 
 
 @dataclass(frozen=True, slots=True)
+class Stream:
+    """The output is written past the caches, which its elements would only pass through."""
+
+    def __str__(self) -> str:
+        return "stream()"
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One of several pipelines."""
 
@@ -123,7 +131,7 @@ class Choice:
         return f"({' | '.join(str(option) for option in self.options)})"
 
 
-Piece = Tile | Interchange | Pack | Pad | Peel | Vectorize | Unroll | Parallel | Choice
+Piece = Tile | Interchange | Pack | Pad | Peel | Vectorize | Unroll | Parallel | Stream | Choice
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -252,6 +260,11 @@ def parallel(*loops: str, grain: int = 0) -> Pipeline:
     return Pipeline((Parallel(loops, grain),))
 
 
+def stream() -> Pipeline:
+    """Write the output past the caches: for large ones that nobody reads soon, in tiles of whole cache lines."""
+    return Pipeline((Stream(),))
+
+
 def _check_numbers(piece: str, values: Mapping[str, object], *, least: int) -> None:
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -272,6 +285,6 @@ def _keywords(values: Iterable[tuple[str, object]]) -> str:
 
 
 _WRITTEN: dict[str, Callable[..., Pipeline]] = {
-    f.__name__: f for f in (tile, interchange, pack, pad, peel, vectorize, unroll, parallel, Pipeline)
+    f.__name__: f for f in (tile, interchange, pack, pad, peel, vectorize, unroll, parallel, stream, Pipeline)
 }
 """What `parse` knows."""

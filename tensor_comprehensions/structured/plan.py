@@ -44,6 +44,7 @@ class Plan:
         collapsed: how many of the outermost levels make up the parallel loop; 0 runs serially.
         grain: least number of its iterations worth a thread.
         steps: of the innermost reduction loop that is left, taken per iteration.
+        streaming: whether the output is written past the caches.
     """
 
     vector: str
@@ -55,6 +56,7 @@ class Plan:
     collapsed: int = 0
     grain: int = 1
     steps: int = 1
+    streaming: bool = False
 
     def tile(self, iterator: str) -> int:
         """Points of a parallel iterator in one register tile."""

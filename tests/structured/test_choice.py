@@ -80,3 +80,35 @@ def test_what_large_operands_get_is_right_for_small_ones(
     small = replace(AVX512, cache=(256, 512, 8192))
     arrays = ops.run(op, lower(op, small, parallel=False))
     assert np.array_equal(arrays["result"], np.einsum(einsum, arrays["A"], arrays["B"]))
+
+
+TRIPLES = dict(zip("abcdefg", (24, 4, 12, 20, 5, 12, 6), strict=True))
+
+
+def test_large_outputs_are_written_past_the_caches_by_whole_lines(ops: Any) -> None:
+    op = ops.op("C:f,e,d,c,b,a = A:b,g,e,d x B:c,a,f,g", TRIPLES)
+    small = replace(AVX512, cache=(32768, 1 << 20, 1 << 22))
+    plan = choose(op, small, parallel=False)
+    assert plan.streaming
+    assert plan.vector == "a"
+    assert plan.tile("a") * plan.tile("b") * 4 % 64 == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "last"),
+    [
+        ("C:f,e,d,c,b,a = A:b,g,e,d x B:c,a,f,g", TRIPLES, 1 << 25),  # it stays in the last cache
+        ("C:f,e,d,c,b,a = A:b,g,e,d x B:c,a,f,g", TRIPLES | {"a": 23}, 1 << 22),  # no rows of whole lines
+        ("C:m,n = A:m,k x B:k,n", {"m": 1024, "n": 1024, "k": 4096}, 1 << 22),  # partial sums are read again
+    ],
+)
+def test_other_outputs_go_through_the_caches(ops: Any, text: str, sizes: dict[str, int], last: int) -> None:
+    target = replace(AVX512, cache=(32768, 1 << 20, last))
+    assert not choose(ops.op(text, sizes), target, parallel=False).streaming
+
+
+def test_an_output_that_is_read_goes_through_the_caches(ops: Any) -> None:
+    plain = ops.op("C:m,n = A:m,k x B:k,n", {"m": 1024, "n": 1024, "k": 16})
+    target = replace(AVX512, cache=(32768, 1 << 20, 1 << 22))
+    assert choose(plain, target, parallel=False).streaming
+    assert not choose(replace(plain, initial=plain.output), target, parallel=False).streaming
