@@ -27,7 +27,17 @@ from .faults import Failure, describe
 
 SOURCES = Path(__file__).parent / "cuda_on_cpu"
 _COMPILERS = ("g++", "c++", "clang++")
-_FLAGS = ("-std=c++17", "-O1", "-g1", "-fPIC", "-fno-strict-aliasing", "-fno-exceptions", "-fno-rtti", "-fwrapv")
+_FLAGS = (
+    "-std=c++17",
+    "-O1",
+    "-g1",
+    "-gdwarf-4",
+    "-fPIC",
+    "-fno-strict-aliasing",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fwrapv",
+)
 _CHECKS = ("-fsanitize=thread,bounds", "-Wno-unknown-pragmas", "-Wno-psabi")
 _STACK = 64 << 10
 _lock = threading.Lock()
