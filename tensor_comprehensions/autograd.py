@@ -224,7 +224,7 @@ class _Recorded(_SingleLevelFunction):
     """
 
     @staticmethod
-    def forward(ctx: Any, run: Run, gradients: Gradients, *values: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, run: Run, gradients: Gradients, *values: Any) -> Any:
         required = ctx.needs_input_grad[2:]
         result = run(*values)
         outputs = result if isinstance(result, tuple) else (result,)
@@ -255,7 +255,7 @@ class _Recorded(_SingleLevelFunction):
         gradients, plan = cast("Gradients", ctx.gradients), cast("Plan", ctx.plan)
         known = list(ctx.kept)
         for n, x in zip(ctx.saved, ctx.saved_tensors, strict=True):
-            known[n] = x
+            known[n] = _outlived(x)
         if plan.op is None:
             results = _python(gradients, known, upstream)
         else:
@@ -272,7 +272,9 @@ class _Recorded(_SingleLevelFunction):
         return results[0] if len(results) == 1 else tuple(results)
 
 
-_apply: Run = _Recorded.apply
+_outlived = torch._C._functorch.unwrap_if_dead
+"""The tensor inside a wrapper of a transform of torch.func that has ended; any other tensor as it is."""
+_apply: Run = _Recorded.apply  # type: ignore[attr-defined]
 
 
 def _check_gives(gradient: Gradient, wanted: Sequence[Key]) -> None:

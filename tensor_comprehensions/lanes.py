@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad as _forward_mode
 
 from . import knobs
 from .arguments import TORCH_TYPES, to_tensor
@@ -46,11 +47,12 @@ class Lane:
 
 
 def plain_call(tensors: Sequence[Any]) -> bool:
-    """Does torch expect nothing special of a call on `tensors` now: no gradient, no mode that replaces tensors?"""
+    """Does torch expect nothing special of a call on `tensors` now: no gradient, no tangent, no mode?"""
     return not (
         (_records_gradients() and _any_requires_gradient(*tensors))
         or _dispatch_modes()
         or _function_modes()
+        or _forward_mode._current_level >= 0
         or _knobs().interpret
     )
 

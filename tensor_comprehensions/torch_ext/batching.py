@@ -28,7 +28,7 @@ def batched(op: Operator, keys: DispatchKeySet, *values: Any) -> Any:
     def rule(info: Any, dimensions: Dimensions, *values: Any) -> tuple[Any, Any]:
         return _rule(op, info.batch_size, dimensions, values)
 
-    interpreter = retrieve_current_functorch_interpreter()
+    interpreter: Any = retrieve_current_functorch_interpreter()
     return custom_function_call_vmap_helper(interpreter, rule, op.overload, *values)
 
 

@@ -131,7 +131,7 @@ def _plain(x: Any) -> Any:
 
 
 _operators: OncePerKey[str, Operator] = OncePerKey(FOREVER)
-_library: OncePerKey[str, torch.library.Library] = OncePerKey(1)
+_library: OncePerKey[str, Any] = OncePerKey(1)
 
 
 def operator(kernels: Kernels, gradients: Gradients, machine: Machine) -> Operator:
@@ -155,7 +155,8 @@ def _gradient_name(gradients: Gradients) -> str:
 
 
 def _register(op: Operator) -> None:
-    library = _library.get("", lambda: torch.library.Library(NAMESPACE, "FRAGMENT"))
+    new: Callable[..., Any] = torch.library.Library
+    library = _library.get("", lambda: new(NAMESPACE, "FRAGMENT"))
     name, tags = op.schema.name, (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
     library.define(op.schema.functional, tags=tags)
     packet = getattr(getattr(torch.ops, NAMESPACE), name)

@@ -35,13 +35,15 @@ def recorded(op: Operator, keys: DispatchKeySet, *values: Any) -> Any:
 
 def _at_this_level(op: Operator, below: DispatchKeySet, values: tuple[Any, ...]) -> Any:
     """Record at the level of torch.func's transforms that is running; those around it record what is called below."""
-    from torch._functorch.autograd_function import enable_single_level_autograd_function
+    from torch._functorch import autograd_function
+
+    at_one_level: Any = autograd_function.enable_single_level_autograd_function  # type: ignore[attr-defined]
 
     def run(*values: Any) -> Any:
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), torch._C._AutoDispatchBelowAutograd():
             return op.overload.redispatch(below, *values)
 
-    with enable_single_level_autograd_function():
+    with at_one_level():
         return record(run, op.gradients, values)
 
 

@@ -65,8 +65,9 @@ def _checked(interface: Interface, values: Sequence[Any]) -> Shapes:
 def _symbolic(interface: Interface, values: Sequence[Any]) -> Shapes:
     """By formulas; what the sizes must satisfy becomes a guard, or a check when the program runs."""
     sizes, equal = _sizes(interface.function, values)
+    check: Callable[..., None] = torch._check
     for found, expected in equal:
-        torch._check(found == expected, lambda: f"a size of an argument of {interface.function.name} differs")
+        check(found == expected, lambda: f"a size of an argument of {interface.function.name} differs")
     return _evaluated(interface.function, sizes)
 
 
