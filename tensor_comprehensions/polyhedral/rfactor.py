@@ -21,26 +21,28 @@ MANY_TERMS = 1 << 17
 PARTS = 64
 
 
-def rfactor(function: BoundFunction) -> BoundFunction:
-    """`function` with its long reductions into few elements in two stages."""
+def rfactor(
+    function: BoundFunction, parts: int = PARTS, few: int = FEW_RESULTS, many: int = MANY_TERMS
+) -> BoundFunction:
+    """`function` with its reductions of at least `many` terms into fewer than `few` elements in two stages."""
     tensors, statements = list(function.tensors), []
     for s in function.statements:
-        index = _index(s)
+        index = _index(s, few, many)
         if index is None:
             statements.append(s)
             continue
-        part = _part(s, index, _fresh(f"{s.target}_part", {t.name for t in tensors}))
+        part = _part(s, index, _fresh(f"{s.target}_part", {t.name for t in tensors}), parts)
         tensors.append(part)
         statements += _stages(s, index, part)
     return replace(function, tensors=tuple(tensors), statements=tuple(statements))
 
 
-def _index(s: BoundStatement) -> BoundIndex | None:
+def _index(s: BoundStatement, few: int, many: int) -> BoundIndex | None:
     """The reduced index to cut: the outermost long enough one of a reduction that needs it."""
     if s.reduction is None or not s.reduced or s.checks or not _plain(s):
         return None
     terms = prod(i.extent for i in s.indices)
-    if prod(i.extent for i in s.free) >= FEW_RESULTS or terms < MANY_TERMS:
+    if prod(i.extent for i in s.free) >= few or terms < many:
         return None
     return next((i for i in s.reduced if i.extent >= FEW_RESULTS), None)
 
@@ -57,8 +59,8 @@ def _fresh(name: str, taken: set[str]) -> str:
     return name
 
 
-def _part(s: BoundStatement, index: BoundIndex, name: str) -> Tensor:
-    shape = (min(PARTS, index.extent), *(i.extent for i in s.free))
+def _part(s: BoundStatement, index: BoundIndex, name: str, parts: int) -> Tensor:
+    shape = (min(parts, index.extent), *(i.extent for i in s.free))
     return Tensor(name, s.value.dtype, shape, contiguous_strides(shape), Role.TEMPORARY)
 
 

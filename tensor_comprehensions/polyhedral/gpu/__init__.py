@@ -3,6 +3,6 @@
 A legalised `BoundFunction` and `MappingOptions` come in, a module of kernels with launches goes out.
 """
 
-from .strategy import explain, lower
+from .strategy import default_options, explain, lower
 
-__all__ = ["explain", "lower"]
+__all__ = ["default_options", "explain", "lower"]

@@ -92,6 +92,7 @@ class KernelPlan:
     blocks: tuple[int, ...]
     leaves: tuple[LeafPlan, ...]
     launch: Launch
+    options: MappingOptions
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -147,7 +148,7 @@ def plan_kernel(scop: Scop, group: Group, options: MappingOptions) -> KernelPlan
         if axis.identifier is not None:
             block[axis.identifier] = max(block[axis.identifier], axis.threads)
     x, y, z, *_ = (*blocks, 1, 1, 1)
-    return KernelPlan(group, sizes, blocks, plans, Launch((x, y, z), (block[0], block[1], block[2])))
+    return KernelPlan(group, sizes, blocks, plans, Launch((x, y, z), (block[0], block[1], block[2])), options)
 
 
 def _leaf_plan(

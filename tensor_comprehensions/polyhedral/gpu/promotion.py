@@ -25,6 +25,7 @@ ACCUMULATORS_MARK = "accumulators"
 
 def promote(
     schedule: isl.Schedule,
+    plain: isl.Schedule,
     plan: KernelPlan,
     function: BoundFunction,
     tensors: Mapping[str, Buffer],
@@ -40,18 +41,20 @@ def promote(
     reduced indices; "registers" above loops that are written out, innermost.
 
     Args:
+        plain: the schedule without what threads do together: isl cannot say when the statements of a tree with
+            extensions run.
         tensors: the buffers of those that may be promoted. local: those that nothing reads after the kernel.
         shared: buffers in shared memory that the kernel has already.
     """
     if not (options.shared_memory or options.private_memory):
         return schedule, Promotion()
     every = references_of(plan.units, function, CONTEXT)
-    instances = instances_of(schedule)
+    instances = instances_of(plain)
     around = Surroundings(
         references=tuple(r for r in every if r.tensor in tensors),
         tensors=tensors,
         local=local,
-        order=schedule.get_map().project_out_all_params(),
+        order=plain.get_map().project_out_all_params(),
         threads=threads_of(instances, plan.launch),
         instances=instances,
         launch=plan.launch,

@@ -7,7 +7,7 @@ isl reads a tree from text, so that building one is printing one. Blocks and thr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import islpy as isl
 from typing_extensions import assert_never
@@ -139,6 +139,20 @@ def _sequence(tree: Sequence_) -> str:
     tail = f" : {condition}" if condition else ""
     maps = "; ".join(f"{space} -> {name}[]{tail}" for name in extra)
     return f'extension: "{PARAMETERS}{{ {maps} }}", child: {{ {text} }}'
+
+
+def without_collectives(tree: Tree) -> Tree:
+    """The same order of the same instances, alone."""
+    match tree:
+        case Leaf():
+            return tree
+        case Sequence_(children, domain):
+            kept = tuple((c[0], without_collectives(c[1])) for c in children if not isinstance(c, Collective))
+            return Sequence_(kept, domain)
+        case Band() | Mapping() | Mark():
+            return replace(tree, child=without_collectives(tree.child))
+        case _:
+            assert_never(tree)
 
 
 def show(tree: Tree) -> Iterator[str]:

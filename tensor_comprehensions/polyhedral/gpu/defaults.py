@@ -1,0 +1,261 @@
+"""The mapping that is chosen where the user gives none, kernel by kernel, from sizes and the target.
+
+Kernels are of three kinds. A contraction reuses what it reads: square tiles in shared memory and registers, as large as
+leaves a tile for every processor. A row reduction has a warp or a block per row, or strips of columns. Everything else
+has a thread per element, along what memory lies along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from ...options import MappingOptions
+from ...target import GpuTarget
+from ...tc_lang import function as tc
+from ...tc_lang.function import walk
+from ..leaf import Dim, DimKind, Leaf, leaves
+from ..locality import stride, work
+from ..schedule import Group
+from ..scop import Node, Scop
+
+BLOCK = 256
+"""Threads of a block where nothing speaks for another number."""
+SHORT = 16
+"""Terms that one thread sums alone, however few threads there are."""
+WARP_ROW = 1024
+"""Elements of a row up to which a warp does it alone, if there are rows enough."""
+REREAD = 16 << 20
+"""Bytes that blocks may read again from the second-level cache to save a kernel."""
+UNLIMITED = (1 << 31) - 1
+# Side of the tile of a contraction, its elements per thread along both sides, and terms at a time.
+SQUARES = ((128, 8, 8), (64, 4, 16), (32, 2, 32), (16, 1, 32))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What matters of a group.
+
+    rows: extents of the shared rows. leaf: the one with most work. inner: elements that one point of the rows walks in
+    a leaf, at most. reduced: terms of an element in `leaf`.
+    """
+
+    group: Group
+    rows: tuple[int, ...]
+    leaf: Leaf
+    inner: int
+    reduced: int
+
+    @property
+    def points(self) -> int:
+        return prod(self.rows)
+
+
+def fits(scop: Scop, target: GpuTarget, before: Group, alone: Group, joined: Group) -> bool:
+    """Is it worth fusing: does the parallelism stay, or is what is left enough and what is read again small?"""
+    apart = min(before.parallelism, alone.parallelism)
+    if joined.parallelism <= 1:
+        return False
+    if joined.parallelism >= apart:
+        return True
+    return joined.parallelism >= target.processors // 2 and _reread(scop, joined) <= REREAD
+
+
+def _reread(scop: Scop, group: Group) -> int:
+    """Bytes that points of the rows read in common, once for each of them."""
+    total = 0
+    for node in group.nodes:
+        places = [row.place(node)[0] for row in group.rows]
+        for access in dict.fromkeys(node.reads):
+            names = {x.name for e in access.subscripts for x in walk(e) if isinstance(x, tc.Index)}
+            again = prod(r.extent for r, name in zip(group.rows, places, strict=True) if name not in names)
+            tensor = scop.function.tensor(access.tensor)
+            total += tensor.size * tensor.dtype.size * again if again > 1 else 0
+    return total
+
+
+def parts(target: GpuTarget) -> int:
+    """Into how many parts reductions with few results are cut."""
+    return 2 * target.processors
+
+
+def choose(scop: Scop, group: Group, target: GpuTarget) -> MappingOptions:
+    """The mapping of one group."""
+    shape = _shape(scop, group)
+    if shape.reduced > SHORT and _is_contraction(scop, shape):
+        return _contraction(shape, target)
+    if _column_reduction(scop, shape):
+        return _columns(shape, target)
+    if shape.inner > SHORT:
+        return _rows(shape, target)
+    return _elements(shape, target)
+
+
+def heaviest(scop: Scop, groups: tuple[Group, ...]) -> Group:
+    """The group with most work."""
+    return max(groups, key=lambda g: sum(_weight(scop, leaf) for leaf in _leaves(scop, g)))
+
+
+def _leaves(scop: Scop, group: Group) -> tuple[Leaf, ...]:
+    return leaves(scop, group, range(len(group.rows)), fuse=True)
+
+
+def _weight(scop: Scop, leaf: Leaf) -> int:
+    return prod(d.extent for d in leaf.dims) * work(scop.function, leaf)
+
+
+def _shape(scop: Scop, group: Group) -> Shape:
+    found = _leaves(scop, group)
+    heavy = max(found, key=lambda leaf: _weight(scop, leaf))
+    inner = max(prod(d.extent for d in leaf.dims if d.row is None) for leaf in found)
+    reduced = prod(d.extent for d in heavy.dims if d.kind is DimKind.REDUCTION)
+    return Shape(group, tuple(r.extent for r in group.rows), heavy, inner, reduced)
+
+
+# --- everything else ---------------------------------------------------------------------------------------------
+
+
+def _elements(shape: Shape, target: GpuTarget) -> MappingOptions:
+    """A thread per point of the rows, x along the last of them."""
+    block = BLOCK if shape.points >= BLOCK * target.processors else BLOCK // 2
+    tile: list[int] = []
+    threads: list[int] = []
+    left = block
+    for k, extent in reversed(list(enumerate(shape.rows))):
+        size = min(extent, left) if len(threads) < 3 else 1
+        if k > 2:
+            size = min(extent, left)
+            tile.append(0)
+        else:
+            tile.append(size)
+        if size > 1:
+            threads.append(size)
+            left = max(1, left // size)
+    return MappingOptions(
+        tile=tuple(reversed(tile)) or (1,),
+        threads=_limited(threads, target),
+        blocks=(UNLIMITED, 65535, 65535),
+        unroll=8,
+        collapse=True,
+    )
+
+
+def _limited(threads: list[int], target: GpuTarget) -> tuple[int, ...]:
+    """At most as many threads along each axis as the target has."""
+    return tuple(min(n, most) for n, most in zip(threads, target.block, strict=False)) or (1,)
+
+
+# --- reductions --------------------------------------------------------------------------------------------------
+
+
+def _rows(shape: Shape, target: GpuTarget) -> MappingOptions:
+    """So many threads per point of the rows as it has work for, and several points in a block where that is little."""
+    inner = shape.inner
+    plenty = shape.points >= 16 * target.processors
+    if inner <= 32 or (inner <= WARP_ROW and plenty):
+        along = min(32, _power(inner))
+    else:
+        along = min(1024, max(32, _power(inner // (8 if plenty else 4))))
+    down = max(1, (BLOCK // 2) // along)
+    last = min(shape.rows[-1], down) if shape.rows else 1
+    threads = (along, last) if last > 1 else (along,)
+    return MappingOptions(
+        tile=(*(1 for _ in shape.rows[:-1]), last),
+        threads=_limited(list(threads), target),
+        blocks=(UNLIMITED, 65535, 65535),
+        unroll=8,
+        cooperative_reductions=True,
+        shared_memory=len(shape.group.nodes) > 1,
+        collapse=True,
+    )
+
+
+def _column_reduction(scop: Scop, shape: Shape) -> bool:
+    """Are neighbours in memory neighbours along the last row, while long sums run across?"""
+    if shape.reduced <= SHORT or not shape.rows or shape.rows[-1] < 8:
+        return False
+    dims = [d for d in shape.leaf.dims if d.row == len(shape.rows) - 1]
+    inner = [d for d in shape.leaf.dims if d.row is None]
+    return bool(dims) and _along(scop, shape.leaf, dims[0]) > max(
+        (_along(scop, shape.leaf, d) for d in inner), default=0
+    )
+
+
+def _along(scop: Scop, leaf: Leaf, dim: Dim) -> int:
+    return sum(stride(scop.function, a, dim.index(n)) == 1 for n in leaf.nodes for a in n.reads)
+
+
+def _columns(shape: Shape, target: GpuTarget) -> MappingOptions:
+    """Strips of columns; the terms of a column go to more threads, the fewer strips there are."""
+    width = min(32, _power(shape.rows[-1]))
+    strips = shape.points // width
+    down = 1 if strips * width >= 4 * BLOCK * target.processors else 8 if strips >= 4 * target.processors else 32
+    down = max(1, min(down, _power(shape.reduced // 4)))
+    if down == 1:
+        return replace(_elements(shape, target), collapse=True)
+    return MappingOptions(
+        tile=(*(1 for _ in shape.rows[:-1]), width),
+        threads=(width, down),
+        blocks=(UNLIMITED, 65535, 65535),
+        unroll=8,
+        cooperative_reductions=True,
+        collapse=True,
+    )
+
+
+def _power(n: int) -> int:
+    """The least power of two that is not less than `n`."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+# --- contractions ------------------------------------------------------------------------------------------------
+
+
+def _is_contraction(scop: Scop, shape: Shape) -> bool:
+    """Do two rows each leave some read of the heaviest leaf where it is?"""
+    if len(shape.leaf.nodes) != 1 or len(shape.rows) < 2 or any(d.row is None for d in _free(shape)):
+        return False
+    (node,) = shape.leaf.nodes
+    still = [_reads_still(node, d) for d in _free(shape)[-2:]]
+    return all(still) and still[0] != still[1]
+
+
+def _free(shape: Shape) -> list[Dim]:
+    return [d for d in shape.leaf.dims if d.kind is DimKind.PARALLEL and d.extent > 1]
+
+
+def _reads_still(node: Node, dim: Dim) -> frozenset[str]:
+    """The tensors whose element does not change along `dim`."""
+    name = dim.index(node)
+    target = node.statements[0].target
+    return frozenset(
+        a.tensor
+        for a in node.reads
+        if a.tensor != target
+        and not any(isinstance(x, tc.Index) and x.name == name for e in a.subscripts for x in walk(e))
+    )
+
+
+def _contraction(shape: Shape, target: GpuTarget) -> MappingOptions:
+    """The largest square tiles of which there is one for every processor."""
+    free = _free(shape)[-2:]
+    positions = [d.row for d in free]
+    extents = [d.extent for d in free]
+    others = prod(r for k, r in enumerate(shape.rows) if k not in positions)
+
+    def plenty(side: int) -> bool:
+        tiles = others * prod(-(-n // side) for n in extents)
+        return tiles >= target.processors and min(extents) >= side // 2
+
+    side, each, depth = next((s for s in SQUARES if plenty(s[0])), SQUARES[-1])
+    sizes = dict(zip(positions, [min(side, _power(n)) for n in extents], strict=True))
+    tile = tuple(sizes.get(k, 1) for k in range(len(shape.rows)))
+    across, down = (min(side // each, _power(n)) for n in reversed(extents))
+    return MappingOptions(
+        tile=(*tile, min(depth, shape.reduced)),
+        threads=(across, down),
+        blocks=(UNLIMITED, 65535, 65535),
+        unroll=8,
+        shared_memory=True,
+        private_memory=True,
+    )

@@ -1,0 +1,121 @@
+"""One kernel: its schedule tree with copies, generated as a loop program."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import islpy as isl
+
+from ...loop_ir import build
+from ...loop_ir import nodes as ir
+from ...loop_ir.affine import Interval
+from ...loop_ir.intrinsics import BARRIER, WARP_BARRIER
+from ...loop_ir.nodes import BLOCK, THREAD, Buffer, Kernel, Launch
+from ...target import GpuTarget
+from ...tc_lang.function import Tensor
+from ...translate import View
+from ..scop import CONTEXT, Scop
+from .generate import generate
+from .mapping import KernelPlan, tree
+from .promote import Promotion
+from .promotion import promote
+from .reductions import Sum, combine
+from .references import moved
+from .statements import Emitter, register_view, sum_register
+from .sync import Level, barriers
+from .tree import BLOCK_IDS, THREAD_IDS, Tree, schedule, without_collectives
+from .units import Part
+from .unrolling import written_out
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What the emission of one kernel needs."""
+
+    scop: Scop
+    plan: KernelPlan
+    buffers: dict[str, Buffer]
+    registers: tuple[Tensor, ...]
+    local: frozenset[str]
+    target: GpuTarget
+
+    def kernel(self, name: str) -> tuple[Kernel, frozenset[str]]:
+        """The kernel, and the tensors that need no memory because it keeps them in shared memory or registers."""
+        views: dict[str, View] = {t.name: register_view(t) for t in self.registers}
+        sums = {
+            u.node.name: sum_register(u, self.scop.function.tensor(u.statement.target))
+            for u in self.plan.units
+            if u.part is Part.TERM
+        }
+        collectives, shared = self.collectives(sums)
+        launch = self.plan.launch
+        mapped = tree(self.plan, collective_names(barriers(self.scop, self.plan)))
+        isl_tree, promotion = self.promotion(mapped, views.keys(), shared)
+        emitter = Emitter({**self.buffers, **views, **{b.name: b for b in promotion.buffers}}, sums)
+        units = {u.name: moved(u, promotion.ranks) for u in self.plan.units}
+
+        def instance(name: str, values: tuple[ir.Expr, ...]) -> ir.Stmt:
+            if name in units:
+                count = len(units[name].indices)
+                further = dict(zip(promotion.names(name), values[count:], strict=True))
+                return emitter.statement(units[name], values[:count], further)
+            if name in promotion.stagings:
+                return promotion.stagings[name].statement(values, launch)
+            return collectives[name]
+
+        functions = {name: promotion.functions(name) for name in units}
+        ranges = {name: Interval(0, count - 1) for name, count in launch.ranges()}
+        body = generate(isl_tree, _context(launch), identifiers(launch), instance, functions, ranges)
+        body = written_out(body, self.plan.options.unroll)
+        held = [*shared, *promotion.buffers, *(v.buffer for v in views.values()), *sums.values()]
+        return Kernel(name, build.allocate(held, body), launch), promotion.contracted
+
+    def promotion(
+        self, mapped: Tree, elsewhere: Collection[str], shared: Sequence[Buffer]
+    ) -> tuple[isl.Schedule, Promotion]:
+        """The tree with copies to shared memory and registers, and what they promote."""
+        tensors = {n: b for n, b in self.buffers.items() if n not in elsewhere}
+        units = self.plan.units
+        whole, plain = (schedule(CONTEXT, units, t) for t in (mapped, without_collectives(mapped)))
+        where = self.plan, self.scop.function, tensors, self.local, shared
+        return promote(whole, plain, *where, self.plan.options, self.target)
+
+    def collectives(self, sums: Mapping[str, Buffer]) -> tuple[dict[str, ir.Stmt], list[Buffer]]:
+        """What the threads do together in cooperative leaves, by name, and the shared arrays that this takes."""
+        meanings: dict[str, ir.Stmt] = {
+            f"{b}{k}": ir.Invoke(b, (), ()) for b in (BARRIER, WARP_BARRIER) for k in range(len(self.plan.leaves))
+        }
+        shared: list[Buffer] = []
+        for number, leaf in enumerate(self.plan.leaves):
+            terms = leaf.part(Part.TERM)
+            if not terms:
+                continue
+            found = [Sum(sums[u.node.name], u.statement.reduction or "+", u.node.name) for u in terms]
+            again = self.plan.repeats or any(a.tiles * a.trips > 1 for a in leaf.parallel)
+            combined = combine(found, self.plan.launch, leaf.reduced_over, again=again)
+            shared += combined.shared
+            meanings[f"combine{number}"] = combined.body
+            meanings[f"clear{number}"] = build.block(
+                *(ir.Store(s.register, (), build.neutral(s.op, s.register.type.dtype)) for s in found)
+            )
+        return meanings, shared
+
+
+def collective_names(levels: Sequence[Level]) -> tuple[str, ...]:
+    """The collectives before the leaves of a kernel."""
+    kinds = {Level.NONE: "", Level.WARP: WARP_BARRIER, Level.BLOCK: BARRIER}
+    return tuple(f"{kinds[level]}{k}" if level else "" for k, level in enumerate(levels))
+
+
+def identifiers(launch: Launch) -> dict[str, ir.Expr]:
+    """What the parameters of a tree are worth; those that take one value are 0."""
+    names = zip((*BLOCK_IDS, *THREAD_IDS), (*BLOCK, *THREAD), (*launch.grid, *launch.block), strict=True)
+    return {p: build.var(name) if count > 1 else build.const(0) for p, name, count in names}
+
+
+def _context(launch: Launch) -> isl.Set:
+    ids = (*BLOCK_IDS, *THREAD_IDS)
+    sizes = (*launch.grid, *launch.block)
+    conditions = " and ".join(f"0 <= {p} < {count}" for p, count in zip(ids, sizes, strict=True))
+    return isl.Set(f"[{', '.join(ids)}] -> {{ : {conditions} }}", CONTEXT)
