@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from .errors import RangeError
 from .tc_lang.function import BoundFunction, Const, Expr, Function, Size, Symbol
@@ -33,7 +34,8 @@ def declaration(symbol: Symbol, sizes: tuple[str, ...] | None = None) -> str:
     return f"{symbol.dtype}({','.join(sizes)}) {symbol.name}" if sizes else f"{symbol.dtype} {symbol.name}"
 
 
-def sizes_of_returns(function: Function) -> dict[str, tuple[str, ...]]:
+@lru_cache(maxsize=64)
+def sizes_of_returns(function: Function) -> Mapping[str, tuple[str, ...]]:
     """The sizes of each output as formulas: `N - K + 1`; as declared where only numbers will tell."""
     try:
         shape = symbolic_ranges(function).shape
