@@ -12,6 +12,7 @@ from operator import or_
 
 from ..errors import CannotLower
 from ..target import Target
+from . import sliding
 from .affine import coefficients
 from .apply import NOWHERE, TileLoop, pipeline_of, start
 from .candidates import Insistent
@@ -126,6 +127,18 @@ def convolution(op: StructuredOp, target: Target) -> Pipeline:
             if vectors * size < target.vector_registers - vectors:
                 options.append(_nest(op, order, RegisterTile(lanes, tuple(sizes)), len(op.parallel) - 1))
     return reduce(or_, dict.fromkeys(options))
+
+
+def depthwise(op: StructuredOp, target: Target) -> Pipeline:
+    """Windows that slide over one factor whose vectors nothing else shares: each is read once for all taps it meets.
+
+    Raises CannotLower for an op with anything to pack for, or without a window.
+    """
+    op = normalise(op)
+    known = facts(op)
+    if not sliding.slides(known):
+        raise CannotLower("depthwise: no window slides over a contiguous factor that has all output positions")
+    return pipeline_of(sliding.plan(known, target, parallel=True), op)
 
 
 def _windowed(op: StructuredOp) -> frozenset[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tensor_comprehensions.errors import ArgumentError, CannotLower
+from tensor_comprehensions.loop_ir.show import show
 from tensor_comprehensions.structured import experts
 from tensor_comprehensions.structured.apply import pipeline_of, plan_of
 from tensor_comprehensions.structured.candidates import candidates
@@ -46,6 +48,38 @@ def test_experts_keep_the_result(ops: Any, expert: Any, name: str) -> None:
     assert pipeline in list(expert(op, AVX512).alternatives())
     result = ops.run(op, generate(normalise(op), plan_of(pipeline, op, AVX512)))["result"]
     assert np.array_equal(result, ops.run(op, lower(op, AVX512, parallel=False))["result"])
+
+
+SLIDING = {
+    "channels last": ("C:n,h,w,c = A:n,h+y,w+x,c x B:y,x,c", {"n": 2, "h": 3, "w": 11, "c": 37, "y": 3, "x": 3}),
+    "channels first": ("C:n,c,h,w = A:n,c,h+y,w+x x B:c,y,x", {"n": 1, "c": 2, "h": 9, "w": 19, "y": 5, "x": 2}),
+    "strided": ("C:w,c = A:2*w+x,c x B:x,c", {"w": 13, "c": 20, "x": 5}),
+    "dilated": ("C:w,c = A:w+2*x,c x B:x,c", {"w": 9, "c": 16, "x": 3}),
+    "many taps": ("C:w,c = A:w+x,c x B:x,c", {"w": 30, "c": 4, "x": 7}),
+}
+
+
+@pytest.mark.parametrize("target", [AVX512, AVX2], ids=lambda t: t.name)
+@pytest.mark.parametrize("name", SLIDING)
+def test_windows_that_slide_read_each_vector_once(ops: Any, name: str, target: Any) -> None:
+    op = ops.op(*SLIDING[name])
+    pipeline = experts.depthwise(op, target)
+    plan = plan_of(pipeline, op, target)
+    assert plan == choose(normalise(op), target, parallel=True)
+    assert plan.unrolled
+    body = generate(normalise(op), plan)
+    plain = generate(normalise(op), replace(plan, unrolled=0))
+    assert np.array_equal(ops.run(op, body)["result"], ops.run(op, plain)["result"])
+    lines = show(body).splitlines()
+    reads = [line for line in lines if "= A[" in line]
+    taps = [line for line in lines if "fma(" in line]
+    assert len(reads) < len(taps)
+
+
+def test_the_depthwise_expert_needs_a_window(ops: Any) -> None:
+    for name in ("matmul", "nchw"):
+        with pytest.raises(CannotLower, match="no window slides"):
+            experts.depthwise(ops.op(*OPS[name]), AVX512)
 
 
 def test_loops_over_products_need_a_contiguous_factor(ops: Any) -> None:
