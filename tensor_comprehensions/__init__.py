@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import inspection, knobs
-from .errors import ArgumentError, CheckError, InternalError, ParseError, RangeError, TCError
+from .errors import ArgumentError, CacheError, CheckError, InternalError, ParseError, RangeError, TCError
 
 if TYPE_CHECKING:
     from .api import Kernel, Library, Op, define
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
+    "CacheError",
     "CheckError",
     "CpuOptions",
     "InternalError",
