@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from . import knobs
-from .cache import code, evict, exchange, tuning
+from .cache import code, evict, exchange, remote, tuning
 from .cache.code import Code
 from .cache.key import Key
 from .cache.store import KERNEL, LAYERS, TUNING, Name, Store, current
@@ -43,7 +43,7 @@ def add_parser(
     verify = add("verify", _verify, "read every entry; the exit code is 1 where one is damaged")
     verify.add_argument("--remove", action="store_true", help="remove what is damaged")
     merge = add("merge", _merge, "add the measurements of other caches, or of exported files")
-    merge.add_argument("source", nargs="+", type=Path, help="a folder or a file")
+    merge.add_argument("source", nargs="+", help="a folder, a file, or a URL below which shards put theirs")
     export = add("export", _export, "write all measurements to a file that can be shared")
     export.add_argument("file", type=Path)
     export.add_argument("--code", action="store_true", help="copy signed code to a folder instead; needs TC_CACHE_KEY")
@@ -176,14 +176,15 @@ def _is_sound(store: Store, name: Name) -> bool:
 def _merge(arguments: Namespace) -> int:
     store = _store(arguments)
     for source in arguments.source:
-        fresh = exchange.add_measurements(store, exchange.read_measurements(source))
+        found = remote.download(source) if remote.is_url(source) else exchange.read_measurements(Path(source))
+        fresh = exchange.add_measurements(store, found)
         print(f"{source}: {fresh} new measurements")
     return 0
 
 
 def _merge_one(arguments: Namespace) -> int:
     if not arguments.code:
-        arguments.source = [arguments.file]
+        arguments.source = [str(arguments.file)]
         return _merge(arguments)
     store = _store(arguments)
     given = Store(arguments.file, "read", secret=store.secret, system=exchange.ANYBODY)  # signed, whoever owns it

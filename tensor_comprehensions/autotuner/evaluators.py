@@ -82,7 +82,7 @@ def suspect(raw: bytes) -> bool:
 class Local:
     """Worker processes of this machine: some that compile, and one for each device that runs.
 
-    Usage: `with Local(devices) as evaluator: ...`; afterwards no process is left.
+    They start with the first request. Usage: `with Local(devices) as evaluator: ...`; afterwards none is left.
     """
 
     separate = True
@@ -90,29 +90,28 @@ class Local:
     def __init__(
         self, devices: Sequence[Device], *, memory: int = 0, service: str = SERVICE, path: tuple[str, ...] = ()
     ) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="tensorc-tune-"))
-        self._zygote = Zygote()
         compilers = len(available())
-        self._compilers = Group(self._zygote, [Settings(service, path, (), 1, memory)] * compilers)
-        runners = [Settings(service, path, d.cpus, d.threads, memory) for d in devices]
-        self._runners = Group(self._zygote, runners, suspect=suspect)
-        self.width = 4 * max(compilers, len(devices))
+        self._compiling = [Settings(service, path, (), 1, memory)] * compilers
+        self._running = [Settings(service, path, d.cpus, d.threads, memory) for d in devices]
+        self._site: _Processes | None = None
+        self.width = 8 * max(compilers, len(devices))
         self.fingerprint = fingerprint(devices[0].threads)
 
     def submit(self, request: pb.Request) -> Future[bytes]:
         """Compile on any processor, or run on a device that is free."""
-        request.folder = str(self._folder)
+        if self._site is None:
+            self._site = _Processes(self._compiling, self._running)
+        request.folder = str(self._site.folder)
         if request.stage == pb.COMPILE:
             request.fingerprint = ""  # compiling is the same on any number of threads
-            return self._compilers.submit(request.SerializeToString(), limits(request))
-        return self._runners.submit(request.SerializeToString(), limits(request))
+            return self._site.compilers.submit(request.SerializeToString(), limits(request))
+        return self._site.runners.submit(request.SerializeToString(), limits(request))
 
     def close(self) -> None:
         """End every process."""
-        self._compilers.close()
-        self._runners.close()
-        self._zygote.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._site is not None:
+            self._site.close()
+            self._site = None
 
     def __enter__(self) -> Local:
         return self
@@ -121,6 +120,22 @@ class Local:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _Processes:
+    """A zygote with its workers, and a folder that they share."""
+
+    def __init__(self, compiling: Sequence[Settings], running: Sequence[Settings]) -> None:
+        self.zygote = Zygote()
+        self.folder = Path(tempfile.mkdtemp(prefix="tensorc-tune-"))
+        self.compilers = Group(self.zygote, compiling)
+        self.runners = Group(self.zygote, running, suspect)
+
+    def close(self) -> None:
+        self.compilers.close()
+        self.runners.close()
+        self.zygote.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 # --- elsewhere ---------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from ..cache.exchange import Found, read_measurements, write_measurements
-from ..cache.store import Store
 from ..errors import CacheError
+from .exchange import Found, read_measurements, write_measurements
+from .store import Store
 
 T = TypeVar("T")
 PATIENCE = 60.0
