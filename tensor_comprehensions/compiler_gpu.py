@@ -48,7 +48,7 @@ def _mapper() -> Any:
 
 def _lower(bound: BoundFunction, job: GpuJob) -> Module:
     try:
-        module: Module = _mapper().lower(bound, job.options or MappingOptions.naive(), job.target)
+        module: Module = _mapper().lower(bound, job.options, job.target)
     except CannotLower as refusal:
         raise ArgumentError(f"{bound.name} cannot be mapped to {job.target.name}: {refusal}") from refusal
     for kernel in module.kernels:
@@ -182,7 +182,7 @@ class GpuCompiled:
 
 GPU_KINDS: Mapping[str, Callable[[GpuCompiled], str]] = {
     "tc": lambda k: k.text,
-    "schedule": lambda k: str(_mapper().explain(k.stage("legalise"), k.options or MappingOptions.naive(), k.target)),
+    "schedule": lambda k: str(_mapper().explain(k.stage("legalise"), k.options, k.target)),
     "loops": lambda k: show(k.module),
     "cuda": lambda k: k.code.source,
     "opencl": lambda k: opencl.emit(k.module, header=k.text).source,

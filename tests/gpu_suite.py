@@ -155,7 +155,7 @@ def random_options(r: Random, target: GpuTarget) -> MappingOptions:
     return options
 
 
-def mapped(case: Case, options: MappingOptions, target: GpuTarget) -> Module:
+def mapped(case: Case, options: MappingOptions | None, target: GpuTarget) -> Module:
     """The module that is printed for a case."""
     job = GpuJob(options, target, "")
     value: Any = case.bound

@@ -194,17 +194,17 @@ def array_shape(buffer: ir.Buffer) -> tuple[int, ...] | None:
 def _offset(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: Scope) -> str:
     terms: list[str] = []
     constant = 0
+    far = scope.dialect.small and span(buffer) >= LIMIT  # then no product may be computed in the small type
     for index, stride in zip(indices, buffer.strides, strict=True):
         if isinstance(index, ir.Const):
             constant += int(index.value) * stride
-        elif stride == 1:
-            terms.append(spell(index, scope).at(SUM))
         elif stride:
-            terms.append(f"{spell(index, scope).at(PRODUCT)} * {stride}")
+            text = spell(index, scope)
+            if far:
+                text = Text(f"({scope.dialect.type(INT64)}){text.at(UNARY)}", UNARY)
+            terms.append(text.at(SUM) if stride == 1 else f"{text.at(PRODUCT)} * {stride}")
     if constant or not terms:
         terms.append(str(constant))
-    if scope.dialect.small and span(buffer) >= LIMIT:
-        terms[0] = f"({scope.dialect.type(INT64)})" + (terms[0] if len(terms) > 1 else f"({terms[0]})")
     return " + ".join(terms)
 
 

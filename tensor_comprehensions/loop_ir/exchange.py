@@ -47,10 +47,10 @@ _SHUFFLES = (SHUFFLE_XOR, SHUFFLE_DOWN)
 def _exchanged(s: Invoke, exchange: Buffer, launch: Launch) -> Stmt:
     (target, to), (source, where) = s.operands
     offset, width = s.attributes
-    step, number = 1, build.const(0)
-    own: Expr = number
+    step = 1
+    own: Expr = build.const(0)
     for name, extent in zip(THREAD, launch.block, strict=True):
-        own = build.add(own, build.mul(build.var(name), step))
+        own = build.add(own, build.mul(build.var(name), step)) if extent > 1 else own
         step *= extent
     lane = build.mod(own, _WARP)
     if s.name == SHUFFLE_DOWN:
