@@ -24,6 +24,7 @@ class Reference:
     tag: names the occurrence in the whole program. relation: `S[i] -> T[x]`, the elements it may touch.
     affine: whether the subscripts are known; where they are not, data decides.
     subscripts: `S[i] -> [x]` where they are known, also at instances that a condition keeps from touching memory.
+    starter: the tag of the reference by which each element gets its first value before this one.
     """
 
     tag: str
@@ -33,6 +34,7 @@ class Reference:
     writes: bool
     affine: bool = True
     subscripts: isl.MultiAff | None = None
+    starter: str = ""
 
     def element(self) -> isl.MultiPwAff:
         """`S[i] -> [x]`. Only for an affine reference."""

@@ -34,14 +34,14 @@ class Promoted:
 
     buffer: Buffer
     element: isl.MultiPwAff
-    prefix: isl.PwMultiAff
+    prefix: isl.MultiPwAff
     box: Box
 
     def subscripts(self) -> tuple[isl.PwAff, ...]:
         """The indices in the buffer as functions of `S[i]`."""
         found = []
         for d, side in enumerate(self.box.sides):
-            first = isl.PwAff.from_aff(side.first).pullback_pw_multi_aff(self.prefix)
+            first = isl.PwAff.from_aff(side.first).pullback_multi_pw_aff(self.prefix)
             rest = self.element.get_at(d).sub(first)
             for stride, _ in side.digits:
                 step = isl.Val(stride, rest.get_ctx())
@@ -161,7 +161,7 @@ def promote_shared(
 
     only: the tensors that may be promoted; None for all.
     """
-    scope = node.get_prefix_schedule_relation()
+    scope, prefix = node.get_prefix_schedule_relation(), node.get_prefix_schedule_multi_union_pw_aff()
     free = [r for r in around.references if r.tag not in done.accesses and (only is None or r.tensor in only)]
     chosen: list[tuple[Group, Buffer]] = []
     room = around.budget - done.bytes
@@ -178,7 +178,7 @@ def promote_shared(
         return node, done
     number = len(done.stagings)
     accesses = {
-        r.tag: Promoted(buffer, r.element(), prefix_of(scope, r), group.box)
+        r.tag: Promoted(buffer, r.element(), prefix_of(prefix, r), group.box)
         for group, buffer in chosen
         for r in group.references
     }
@@ -204,10 +204,21 @@ def room_of(buffer: Buffer) -> int:
     return -(-size_of(buffer) // 16) * 16
 
 
-def prefix_of(scope: isl.UnionMap, reference: Reference) -> isl.PwMultiAff:
-    """`S[i] -> [c]` for the statement of `reference`."""
-    mine = scope.intersect_domain(isl.UnionSet.from_set(reference.relation.domain()))
-    return isl.PwMultiAff.from_map(isl.Map.from_union_map(mine))
+def prefix_of(prefix: isl.MultiUnionPwAff, reference: Reference) -> isl.MultiPwAff:
+    """`S[i] -> [c]` for the statement of `reference`, at every point: where it has no instance nobody asks."""
+    space = reference.relation.domain().get_space()
+    found = prefix.extract_multi_pw_aff(space)
+    parts = isl.PwAffList.alloc(space.get_ctx(), found.dim(OUT))
+    for k in range(found.dim(OUT)):
+        parts = parts.add(_everywhere(found.get_at(k)))
+    return isl.MultiPwAff.from_pw_aff_list(found.get_space(), parts)
+
+
+def _everywhere(f: isl.PwAff) -> isl.PwAff:
+    """A function of one piece without its domain."""
+    pieces: list[isl.Aff] = []
+    f.foreach_piece(lambda _, aff: pieces.append(aff))
+    return isl.PwAff.from_aff(pieces[0]) if len(pieces) == 1 else f
 
 
 # --- what gains --------------------------------------------------------------------------------------------------
@@ -338,18 +349,26 @@ def written_by(group: Group, scope: isl.UnionMap) -> isl.Map:
 
 def live_in(group: Group, scope: isl.UnionMap, order: isl.UnionMap) -> isl.Map | None:
     """`[c] -> T[x]`: the elements of the group that are read below the scope before anything there writes them."""
+    reading = [r for r in group.references if r.reads and not _started(r, group, scope)]
+    if not reading:
+        return None
     reads, writes = (
         _union([scope.range_product(isl.UnionMap.from_map(r.relation)) for r in references], scope)
-        for references in (
-            [r for r in group.references if r.reads],
-            [r for r in group.references if r.writes],
-        )
+        for references in (reading, [r for r in group.references if r.writes])
     )
     info = isl.UnionAccessInfo.from_sink(reads).set_must_source(writes).set_schedule_map(order)
     missing = info.compute_flow().get_must_no_source().range()
     if missing.is_empty():
         return None
     return isl.Set.from_union_set(missing).unwrap().coalesce()
+
+
+def _started(reference: Reference, group: Group, scope: isl.UnionMap) -> bool:
+    """Does every element of `reference` get its first value below the scope?"""
+    starter = next((r for r in group.references if r.tag == reference.starter), None)
+    first = None if starter is None else footprint(starter, scope)
+    touched = footprint(reference, scope)
+    return first is not None and touched is not None and bool(touched.is_subset(first))
 
 
 def _union(parts: Sequence[isl.UnionMap], scope: isl.UnionMap) -> isl.UnionMap:

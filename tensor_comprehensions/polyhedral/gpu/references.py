@@ -57,7 +57,10 @@ def _reference(
     subscripts = None
     if None not in texts:
         subscripts = isl.MultiAff(f"{{ {unit.instance} -> [{', '.join(f'({t})' for t in texts)}] }}", context)
-    return Reference(f"{unit.name}.{place}", access.tensor, relation, reads, writes, None not in texts, subscripts)
+    starts = unit.part is Part.UPDATE and unit.statement.initialise and writes
+    starter = f"{Unit(unit.node, Part.START).name}.w" if starts else ""
+    tag = f"{unit.name}.{place}"
+    return Reference(tag, access.tensor, relation, reads, writes, None not in texts, subscripts, starter)
 
 
 def moved(unit: Unit, buffers: Mapping[str, tuple[str, int]]) -> Unit:

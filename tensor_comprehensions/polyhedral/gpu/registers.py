@@ -29,6 +29,7 @@ def promote_registers(
     What is in shared memory already is promoted from there. unrolled: `S[i] -> [q]`, the loops that are written out.
     """
     scope = node.get_prefix_schedule_relation().intersect_domain(around.instances)
+    prefix = node.get_prefix_schedule_multi_union_pw_aff()
     sources = [_source(r, done) for r in around.references]
     tensors = {**around.tensors, **{b.name: b for b in done.buffers}}
     room = MOST_REGISTERS - sum(prod(b.shape) for b in done.buffers if b.space is Space.REGISTER)
@@ -36,7 +37,7 @@ def promote_registers(
     candidates = [r for r in sources if r is not None]
     for tensor, found in groups(candidates, scope, spaced_box).items():
         for group in found:
-            if group.box.size > room or not _gains(group, candidates, scope, around, unrolled):
+            if group.box.size > room or not _gains(group, candidates, scope, prefix, around, unrolled):
                 continue
             origin = tensor.partition(".")[0]
             buffer = _registers(name_of(f"{origin}.own", done, chosen), tensors[tensor], group.box.shape)
@@ -45,7 +46,7 @@ def promote_registers(
     if not chosen:
         return node, done
     accesses = {
-        r.tag: Promoted(buffer, r.element(), prefix_of(scope, r), group.box)
+        r.tag: Promoted(buffer, r.element(), prefix_of(prefix, r), group.box)
         for group, buffer in chosen
         for r in group.references
     }
@@ -74,6 +75,7 @@ def _gains(
     group: Group,
     references: Sequence[Reference],
     scope: isl.UnionMap,
+    prefix: isl.MultiUnionPwAff,
     around: Surroundings,
     unrolled: isl.UnionMap,
 ) -> bool:
@@ -82,7 +84,7 @@ def _gains(
         return False
     if len(group.references) < 2 and _used_once(group, scope):
         return False
-    return all(_literal(r, group, scope, unrolled) for r in group.references)
+    return all(_literal(r, group, scope, prefix, unrolled) for r in group.references)
 
 
 def _used_once(group: Group, scope: isl.UnionMap) -> bool:
@@ -101,14 +103,16 @@ def _private(tensor: str, references: Sequence[Reference], scope: isl.UnionMap, 
     return bool(who.is_single_valued())
 
 
-def _literal(reference: Reference, group: Group, scope: isl.UnionMap, unrolled: isl.UnionMap) -> bool:
+def _literal(
+    reference: Reference, group: Group, scope: isl.UnionMap, prefix: isl.MultiUnionPwAff, unrolled: isl.UnionMap
+) -> bool:
     """Do the loops that are written out decide the place in the buffer?"""
     mine = unrolled.intersect_domain(isl.UnionSet.from_set(reference.relation.domain()))
     if group.box.size == 1:
         return True
     if mine.is_empty():
         return False
-    place = Promoted(_PLACE, reference.element(), prefix_of(scope, reference), group.box).relation()
+    place = Promoted(_PLACE, reference.element(), prefix_of(prefix, reference), group.box).relation()
     here = scope.intersect_domain(isl.UnionSet.from_set(reference.relation.domain())).domain()
     places = place.intersect_domain(isl.Set.from_union_set(here)).project_out_all_params()
     loops = isl.Map.from_union_map(mine).project_out_all_params()
