@@ -6,6 +6,7 @@ No GPU and no driver is needed for any of it. Assembling the text is left until 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -204,5 +205,12 @@ def compile_gpu(bound: BoundFunction, text: str, options: MappingOptions | None,
 def header(text: str, bound: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> str:
     """What the opening comment of the text says."""
     shapes = ", ".join(f"{t.name}({', '.join(map(str, t.shape))})" for t in bound.tensors if t.shape)
+    text = definition(text, bound.name)
     chosen = "chosen from the sizes" if options is None else repr(options)
     return "\n".join(("", text.strip("\n"), "", f"sizes: {shapes}", f"mapping: {chosen}", f"target: {target.name}"))
+
+
+def definition(text: str, name: str) -> str:
+    """The def called `name` of a program."""
+    found = re.search(rf"\bdef\s+{re.escape(name)}\b[^{{]*{{[^}}]*}}", text)
+    return found[0] if found else text

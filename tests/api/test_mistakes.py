@@ -91,7 +91,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[tc.TCError], list[str]]] = 
         lambda: OPS.matmul.compile(A, B, options=tc.CpuOptions(fusion="most")), tc.ArgumentError, ["fusion", "most"],
     ),
     "target of no kind": (
-        lambda: OPS.matmul.compile(A, B, target="cuda"), tc.ArgumentError, ["target", "Target"],
+        lambda: OPS.matmul.compile(A, B, target="fpga"), tc.ArgumentError, ["target", "Target"],
     ),
     "show before any call": (
         lambda: tc.define("def f(float(N) x) -> (y) { y(i) = x(i) }").f.show(), tc.ArgumentError, ["takes 1 argument"],
