@@ -6,7 +6,7 @@ They are read once, when the package is imported. `override` changes them for a 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -119,6 +119,22 @@ def bytes_of(variable: str, text: str) -> int:
 _current = Knobs.read(os.environ)
 
 
+_observers: list[Callable[[Knobs], None]] = []
+
+
+def observe(observer: Callable[[Knobs], None]) -> None:
+    """Call `observer` with the knobs in force, now and after every change: for those who cannot ask each time."""
+    _observers.append(observer)
+    observer(_current)
+
+
+def _put(knobs: Knobs) -> None:
+    global _current
+    _current = knobs
+    for observer in _observers:
+        observer(knobs)
+
+
 def current() -> Knobs:
     """The knobs in force."""
     return _current
@@ -127,10 +143,9 @@ def current() -> Knobs:
 @contextmanager
 def override(**values: Any) -> Iterator[Knobs]:
     """Put other values in force for the `with` block: `with override(verify=True): ...`."""
-    global _current
     before = _current
-    _current = replace(before, **values)
+    _put(replace(before, **values))
     try:
         yield _current
     finally:
-        _current = before
+        _put(before)

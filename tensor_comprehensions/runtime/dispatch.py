@@ -64,7 +64,7 @@ class Launcher:
         """
         self.executable = executable
         self.accepts: Callable[..., bool] = native.builtin("match", _guards(inputs))
-        offsets, self._arena = _offsets(temporaries)
+        offsets, self._arena = places(temporaries)
         self._run = native.builtin("run", _plan(executable, order, offsets))
         self._allocate = [_allocator(o) for o in outputs]
         self._single = len(outputs) == 1
@@ -123,7 +123,7 @@ def _strides_like(model: torch.Tensor) -> tuple[int, ...] | None:
         return None
 
 
-def _offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
+def places(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Where each temporary starts in one aligned arena, and the bytes of the arena."""
     offsets, total = [], 0
     for size in sizes:

@@ -81,10 +81,10 @@ def _address(library: ctypes.CDLL, name: str) -> int | None:
 
 
 @functools.cache
-def torch_library() -> ctypes.CDLL:
-    """torch's CPU library, as torch loaded it."""
-    name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
-    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+def torch_library(name: str = "torch_cpu") -> ctypes.CDLL:
+    """A library of torch, by default that for the CPU, as torch loaded it."""
+    prefix, suffix = {"darwin": ("lib", ".dylib"), "win32": ("", ".dll")}.get(sys.platform, ("lib", ".so"))
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"{prefix}{name}{suffix}"))
 
 
 class ThreadPool:

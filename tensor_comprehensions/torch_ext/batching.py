@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKeySet
 
 from ..tc_lang.batched import batched as with_batch
 from ..tc_lang.function import Function
@@ -20,7 +19,7 @@ Batched = tuple[Callable[..., Any], Function, frozenset[str]]
 """The batched def as an operator and as a function, and its outputs that have the batch."""
 
 
-def batched(op: Operator, keys: DispatchKeySet, *values: Any) -> Any:
+def batched(op: Operator, *values: Any) -> Any:
     """The result of a call under a vmap that has a dimension of some of `values`."""
     from torch._functorch.autograd_function import custom_function_call_vmap_helper
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .operators import Operator
 
 
-def cast(op: Operator, keys: DispatchKeySet, *values: Any) -> Any:
+def cast(op: Operator, *values: Any) -> Any:
     """The result of a call of which autocast may change the precision of what goes in.
 
     As torch does, it leaves double precision alone: an argument of another type than declared is then refused.

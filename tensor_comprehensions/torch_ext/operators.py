@@ -17,7 +17,9 @@ from ..errors import InternalError, TCError
 from ..kernels import Kernels, Machine
 from ..lanes import MISS, Lanes
 from ..once import OncePerKey
+from ..runtime.boxed import Cell
 from . import batching, casting, recording
+from .native import NativeLanes, native_kernels
 from .schema import NAMESPACE, Schema, schema_of
 from .shapes import empty_outputs
 
@@ -53,16 +55,28 @@ class Operator:
         self.count = len(self.interface.parameters)
         taken = (*self.function.parameters, *self.function.initial)
         self.kinds = tuple((t.dtype, t.specialised, bool(t.rank)) for t in taken)
+        self.cell: Cell | None = None
         self.adopt(kernels, gradients, machine)
         _register(self)
+        self._lanes = self._new_lanes()
 
     def adopt(self, kernels: Kernels, gradients: Gradients, machine: Machine) -> None:
         """Run these kernels from now on, for as long as anybody else holds them."""
         self._kernels, self._gradients = weakref.ref(kernels), weakref.ref(gradients)
         self._machine = machine
-        self._lanes = Lanes(self.interface)
+        self._lanes = self._new_lanes()
         self._own: tuple[Kernels, Gradients] | None = None
         self.batched: OncePerKey[tuple[str, ...], batching.Batched] = OncePerKey(LIMIT)
+
+    def forget(self) -> None:
+        """Ask for kernels anew, because calls are to be lowered in another way."""
+        self._lanes = self._new_lanes()
+
+    def _new_lanes(self) -> Lanes:
+        if self.cell is None:
+            return Lanes(self.interface)
+        self.cell.forget()
+        return NativeLanes(self.interface, self.cell)
 
     def parts(self) -> tuple[Kernels, Gradients]:
         """The kernels to run and the gradients to record."""
@@ -95,9 +109,10 @@ class Operator:
             plain = [_plain(x) for x in values]
             tensors, initial = plain[: self.count], dict(zip(self.names, plain[self.count :], strict=True))
             try:
-                result = self._lanes.call(tensors, out, initial)
-                if result is not MISS:
-                    return result
+                if self.cell is None or out is not None:  # else no lane fits, or the cell has lost it
+                    result = self._lanes.call(tensors, out, initial)
+                    if result is not MISS:
+                        return result
                 return self.parts()[0].call(tensors, out, initial, self._machine, self._lanes)
             except (TCError, InternalError):
                 raise
@@ -161,17 +176,20 @@ def _register(op: Operator) -> None:
     library.define(op.schema.functional, tags=tags)
     packet = getattr(getattr(torch.ops, NAMESPACE), name)
     op.overload = packet.default
-    library.impl(name, op.run, "CPU")
+    op.cell = native_kernels(op, NAMESPACE)
+    if op.cell is None:
+        library.impl(name, op.run, "CPU")
+    library.impl(name, op.run, "CompositeExplicitAutograd")  # for defs that take no tensor
     torch.library.register_fake(f"{NAMESPACE}::{name}", op.describe, lib=library)
     library.define(op.schema.out, tags=tags[:1])
     op.out = packet.out
     library.impl(f"{name}.out", op.run_out, "CPU")
     library.impl(f"{name}.out", lambda *values, **destinations: None, "Meta")
-    library.impl(f"{name}.out", partial(recording.unrecorded, op), "Autograd", with_keyset=True)
+    library.impl(f"{name}.out", partial(recording.unrecorded, op), "Autograd")
     layered: dict[str, Callable[..., Any]] = {
         "Autograd": partial(recording.recorded, op),
         "AutocastCPU": partial(casting.cast, op),
         "FuncTorchBatched": partial(batching.batched, op),
     }
     for key, kernel in layered.items():
-        library.impl(name, kernel, key, with_keyset=True)
+        library.impl(name, kernel, key)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKeySet
 from torch.autograd import forward_ad
 
 from ..autograd import record
@@ -16,38 +16,37 @@ if TYPE_CHECKING:
     from .operators import Operator
 
 
-def recorded(op: Operator, keys: DispatchKeySet, *values: Any) -> Any:
+def recorded(op: Operator, *values: Any) -> Any:
     """The result of a call, as a node of the graph where an input requires a gradient or has a tangent."""
-    below = keys & torch._C._after_autograd_keyset
     wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(*values)
     if not (wanted or forward_ad._current_level >= 0) or not op.gradients.possible:
-        with torch._C._AutoDispatchBelowAutograd():
-            return op.overload.redispatch(below, *values)
+        return below(op, *values)
     if not torch._C._are_functorch_transforms_active():
-
-        def run(*values: Any) -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
-                return op.overload.redispatch(below, *values)
-
-        return record(run, op.gradients, values)
-    return _at_this_level(op, below, values)
+        return record(partial(below, op), op.gradients, values)
+    return _at_this_level(op, values)
 
 
-def _at_this_level(op: Operator, below: DispatchKeySet, values: tuple[Any, ...]) -> Any:
+def below(op: Operator, *values: Any) -> Any:
+    """Go on to what computes, traces or batches."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.overload(*values)
+
+
+def _at_this_level(op: Operator, values: tuple[Any, ...]) -> Any:
     """Record at the level of torch.func's transforms that is running; those around it record what is called below."""
     from torch._functorch import autograd_function
 
     at_one_level: Any = autograd_function.enable_single_level_autograd_function  # type: ignore[attr-defined]
 
     def run(*values: Any) -> Any:
-        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), torch._C._AutoDispatchBelowAutograd():
-            return op.overload.redispatch(below, *values)
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            return below(op, *values)
 
     with at_one_level():
         return record(run, op.gradients, values)
 
 
-def unrecorded(op: Operator, keys: DispatchKeySet, *values: Any, **destinations: Tensor) -> None:
+def unrecorded(op: Operator, *values: Any, **destinations: Tensor) -> None:
     """A call that writes to `destinations`, which autograd cannot record. Raises ArgumentError where it should."""
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*values, *destinations.values()):
         raise ArgumentError(
@@ -55,4 +54,4 @@ def unrecorded(op: Operator, keys: DispatchKeySet, *values: Any, **destinations:
             suggestion="leave 'out' away, or call under torch.no_grad()",
         )
     with torch._C._AutoDispatchBelowAutograd():
-        op.out.redispatch(keys & torch._C._after_autograd_keyset, *values, **destinations)
+        op.out(*values, **destinations)
