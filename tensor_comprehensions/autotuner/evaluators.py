@@ -10,12 +10,13 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Executor, Future
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+import torch
 from google.protobuf.message import DecodeError
 
 from . import tuner_pb2 as pb
@@ -142,19 +143,29 @@ class _Processes:
 
 
 class Elsewhere:
-    """Workers behind anything that has the interface of `concurrent.futures.Executor`."""
+    """Workers behind anything that has the interface of `concurrent.futures.Executor`.
+
+    width: requests that are sent before the first must answer. function: what workers run, `evaluate`.
+    """
 
     separate = False
 
-    def __init__(self, executor: Executor, device: Device, *, width: int = 16) -> None:
-        self._executor, self.width = executor, width
+    def __init__(
+        self,
+        executor: Executor,
+        device: Device,
+        *,
+        width: int = 16,
+        function: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        self._executor, self.width, self._function = executor, width, evaluate if function is None else function
         self._threads = device.threads
         self.fingerprint = fingerprint(device.threads)
 
     def submit(self, request: pb.Request) -> Future[bytes]:
         """Send a request away as bytes."""
         request.threads = self._threads
-        return self._executor.submit(evaluate, request.SerializeToString())
+        return self._executor.submit(self._function, request.SerializeToString())
 
     def close(self) -> None:
         """The executor is the caller's."""
@@ -166,11 +177,12 @@ def evaluate(raw: bytes) -> bytes:
     Never raises and always returns within the limits of the request; fit for `Executor.submit`. Calls of one process
     take turns: a device that is timed does one thing at a time.
     """
+    request = pb.Request()
     try:
-        request = pb.Request.FromString(raw)
+        request.ParseFromString(raw)
+        threads = request.threads or torch.get_num_threads()
         with _site_lock:
-            future = _site(request.threads).submit(raw, limits(request))
-            reply = answer(future, fingerprint(request.threads or None))
+            reply = answer(_site(threads).submit(raw, limits(request)), fingerprint(threads))
     except Exception as error:
         reply = pb.Reply(status=pb.REFUSED, message=f"{type(error).__name__}: {error}")
     reply.version = VERSION
@@ -188,7 +200,7 @@ def _site(threads: int) -> Group:
     if key not in _sites:
         close_site()
         zygote = Zygote()
-        _sites[key] = zygote, Group(zygote, [Settings(threads=threads or 1)], suspect)
+        _sites[key] = zygote, Group(zygote, [Settings(threads=threads)], suspect)
         atexit.register(close_site)
     return _sites[key][1]
 

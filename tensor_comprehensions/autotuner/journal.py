@@ -47,7 +47,7 @@ class Journal:
         except OSError as error:
             raise ArgumentError(f"the journal {path} cannot be written: {error}") from error
         except ArgumentError:
-            self._file.close()
+            self.close()
             raise
 
     def _read(self, file: BinaryIO, path: Path) -> int:

@@ -23,6 +23,8 @@ class Guarded:
         self.bytes = self._whole[GUARD : GUARD + size]
         self.bytes.zero_()
         self._before, self._after = self._whole[:GUARD], self._whole[GUARD + size :]
+        words = self._whole[: (size + 2 * GUARD) // 8 * 8]  # what is left over is guard
+        self._words = words.view(torch.int64)
 
     @property
     def address(self) -> int:
@@ -36,6 +38,10 @@ class Guarded:
     def poison(self) -> None:
         """Fill with what no candidate should leave or read: NaN, -1."""
         self.bytes.fill_(_POISON)
+
+    def digest(self) -> int:
+        """A number that changes when a byte does."""
+        return int(self._words.sum())
 
     def intact(self) -> bool:
         """Is nothing written outside?"""

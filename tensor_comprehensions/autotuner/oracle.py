@@ -27,7 +27,7 @@ from ..tc_lang.function import Const, Role, Size
 from ..tc_lang.ranges import output_shapes
 from . import tuner_pb2 as pb
 from .problem import KINDS, Problem, fill
-from .run import Launch, Memory
+from .run import Launch, Loaded, Memory
 
 DIRECT = 1 << 25
 """Points that the reference evaluator computes for one set of inputs in a second or two."""
@@ -113,7 +113,7 @@ class Oracle:
         if self._default is None:
             bound = self.problem.bound
             self._default = compile_function(bound, self.problem.message.source, CpuOptions(), host())
-        failed = Launch(self._default.executable, memory, self._default.temporaries).poisoned()
+        failed = Launch(Loaded(self._default.executable, self._default.temporaries), memory).poisoned()
         if failed:
             raise RangeError(f"the inputs of {self.problem.function.name} lead out of a tensor")
         return tuple(x.clone() for x in memory.outputs)

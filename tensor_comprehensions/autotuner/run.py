@@ -53,6 +53,7 @@ class Memory:
             g.tensor(TORCH_TYPES[t.dtype], t.shape, t.strides) for g, t in zip(self._outputs, returned, strict=True)
         )
         self._starts = self._initial()
+        self._digests: list[int] = []
 
     def _initial(self) -> list[tuple[Tensor, Tensor]]:
         """(initial value, output) of the in/out outputs."""
@@ -89,27 +90,33 @@ class Memory:
         groups = {"an input": self._inputs, "an output": self._outputs}
         return next((name for name, parts in groups.items() if not all(g.intact() for g in parts)), "")
 
-    def snapshot(self) -> tuple[Tensor, ...]:
-        """A copy of the inputs, to see later whether they changed."""
-        return tuple(g.bytes.clone() for g in self._inputs)
+    def remember(self) -> None:
+        """Note what the inputs hold, to see later whether that changed."""
+        self._digests = [g.digest() for g in self._inputs]
 
-    def changed(self, before: Sequence[Tensor]) -> bool:
-        return not all(bool((g.bytes == x).all()) for g, x in zip(self._inputs, before, strict=True))
+    def changed(self) -> bool:
+        """Do the inputs hold something else than when `remember` was called?"""
+        return [g.digest() for g in self._inputs] != self._digests
 
-    def reach(self) -> int:
-        """Bytes that a run has to touch at least: its outputs."""
-        return sum(g.size for g in self._outputs)
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(g.size for g in (*self._inputs, *self._outputs))
+
+
+class Loaded:
+    """A kernel with its temporaries. Raises MemoryError or RuntimeError where there is no memory for these."""
+
+    def __init__(self, executable: Executable, temporaries: Sequence[int]) -> None:
+        self.executable, self.temporaries = executable, [Guarded(size) for size in temporaries]
 
 
 class Launch:
-    """A kernel on a problem's memory, with temporaries of its own.
+    """A kernel on a problem's memory."""
 
-    Raises MemoryError or RuntimeError where there is no memory for these.
-    """
-
-    def __init__(self, executable: Executable, memory: Memory, temporaries: Sequence[int]) -> None:
+    def __init__(self, loaded: Loaded, memory: Memory) -> None:
         self.memory = memory
-        self._executable, self._temporaries = executable, [Guarded(size) for size in temporaries]
+        self._executable, self._temporaries = loaded.executable, loaded.temporaries
         addresses = [*memory.addresses(), *(g.address for g in self._temporaries)]
         self._status = (ctypes.c_int64 * 2)()
         self._slots = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, ctypes.addressof(self._status))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
@@ -26,10 +25,12 @@ from . import tuner_pb2 as pb
 from .device import fingerprint
 from .oracle import Expected, Oracle
 from .problem import KINDS, MORE_KINDS, Problem, fill
-from .run import Launch, Memory, Times, race, sample, timed
+from .run import Launch, Loaded, Memory, Times, race, sample, timed
 
 VERSION = 1
 """Of the messages."""
+ROOM = 1 << 31
+"""Bytes of inputs that are kept, beside those in use."""
 PROBLEMS = 2
 """Whose inputs are kept."""
 CHECK, COMPILE, RUN = "prepare", "compile", "run"
@@ -119,18 +120,29 @@ def compiled(problem: Problem, options: object) -> pb.Code:
 # --- measuring ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Bench:
     """A problem ready to run candidates on, with its right results."""
 
-    problem: Problem
-    memory: Memory
-    oracle: Oracle
+    def __init__(self, problem: Problem, folder: str) -> None:
+        self.problem = problem
+        self._oracle = Oracle(problem, Path(folder) if folder else None)
+        self._memories: OrderedDict[tuple[str, int], Memory] = OrderedDict()
+
+    def memory(self, kind: str, seed: int) -> Memory:
+        """Memory with inputs of a kind, made where there is none; what was used longest ago makes room for it."""
+        if (kind, seed) not in self._memories:
+            while sum(m.size for m in self._memories.values()) > ROOM:
+                self._memories.popitem(last=False)
+            made = Memory(self.problem)
+            fill(made.inputs, self.problem, kind, seed)
+            made.remember()
+            self._memories[kind, seed] = made
+        self._memories.move_to_end((kind, seed))
+        return self._memories[kind, seed]
 
     def expected(self, kind: str, seed: int) -> Expected:
-        """Put inputs of a kind into the memory: what they should give."""
-        fill(self.memory.inputs, self.problem, kind, seed)
-        return self.oracle.expected(self.memory, kind, seed)
+        """What inputs of a kind should give."""
+        return self._oracle.expected(self.memory(kind, seed), kind, seed)
 
 
 _benches: OrderedDict[str, Bench] = OrderedDict()
@@ -152,8 +164,7 @@ def bench(message: pb.Problem, folder: str) -> Bench:
     if problem.digest not in _benches:
         while len(_benches) >= PROBLEMS:
             _benches.popitem(last=False)
-        made = Bench(problem, Memory(problem), Oracle(problem, Path(folder) if folder else None))
-        _benches[problem.digest] = made
+        _benches[problem.digest] = Bench(problem, folder)
     _benches.move_to_end(problem.digest)
     return _benches[problem.digest]
 
@@ -170,34 +181,34 @@ def _measure(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
 
 
 def _run(made: Bench, code: pb.Code, request: pb.Request, reply: pb.Reply) -> None:
-    launch = loaded(made, code)
+    kernel = loaded(code)
     first = 0.0
     for kind in KINDS:
-        first = checked(made, launch, kind, 0)
+        launch, first = checked(made, kernel, kind, 0)
         if request.hopeless and first > request.hopeless:  # unless something else took the processor
-            first = min(first, *(sample(launch, 1, made.memory.restored) for _ in range(AGAIN)))
+            first = min(first, *(sample(launch, 1, launch.memory.restored) for _ in range(AGAIN)))
         if request.hopeless and first > request.hopeless:
             reply.status, reply.message = pb.SLOW, f"the first run took {first:.3g} s"
             reply.timings.append(pb.Timing(median=first, low=first, high=first, runs=1))
             return
-    before = tuple(x.clone() for x in made.memory.outputs)
+    before = tuple(x.clone() for x in launch.memory.outputs)
     times = timed(launch, first, request.seconds, request.losing)
     launch.poisoned()
-    if not all(_same(x, y) for x, y in zip(made.memory.outputs, before, strict=True)):
+    if not all(_same(x, y) for x, y in zip(launch.memory.outputs, before, strict=True)):
         raise Rejected(pb.WRONG_RESULT, "two runs on the same inputs give different results")
     reply.timings.append(timing(times))
 
 
-def loaded(made: Bench, code: pb.Code) -> Launch:
-    """A launch of the code."""
+def loaded(code: pb.Code) -> Loaded:
+    """The code, loaded, with memory for its temporaries."""
     executable = cpu.load_object(cpu.ObjectCode(code.program, tuple(code.symbols)))
-    return Launch(executable, made.memory, tuple(code.temporaries))
+    return Loaded(executable, tuple(code.temporaries))
 
 
-def checked(made: Bench, launch: Launch, kind: str, seed: int) -> float:
-    """Run once on inputs of a kind: the seconds it took. Raises Rejected where anything is wrong."""
+def checked(made: Bench, kernel: Loaded, kind: str, seed: int) -> tuple[Launch, float]:
+    """Run once on inputs of a kind: the launch, and the seconds it took. Raises Rejected where anything is wrong."""
     expected = made.expected(kind, seed)
-    inputs = made.memory.snapshot()
+    launch = Launch(kernel, made.memory(kind, seed))
     start = perf_counter()
     failed = launch.poisoned()
     seconds = perf_counter() - start
@@ -205,11 +216,11 @@ def checked(made: Bench, launch: Launch, kind: str, seed: int) -> float:
         raise Rejected(pb.WRONG_RESULT, f"{kind}: it reports failure {failed}")
     if place := launch.damaged():
         raise Harmful(f"{kind}: it writes next to the memory of {place}")
-    if made.memory.changed(inputs):
+    if launch.memory.changed():
         raise Harmful(f"{kind}: it writes to its inputs")
-    if (fault := expected.fault(made.memory.outputs)) is not None:
+    if (fault := expected.fault(launch.memory.outputs)) is not None:
         raise Rejected(fault[0], f"{kind}: {fault[1]}")
-    return seconds
+    return launch, seconds
 
 
 def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -244,24 +255,26 @@ def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     made = bench(request.problem, request.folder)
     kinds = MORE_KINDS if request.fresh else KINDS
     seed = FRESH if request.fresh else 0
+    for kind in kinds:
+        made.expected(kind, seed)
+    usual = made.memory(KINDS[-1], 0)
     launches: list[Launch] = []
     failures: list[str] = []
     places: list[int] = []
     for number, code in enumerate(request.codes):
         phase(RUN)
         try:
-            launch = loaded(made, code)
+            kernel = loaded(code)
             for kind in kinds:
-                checked(made, launch, kind, seed)
-            launches.append(launch)
+                checked(made, kernel, kind, seed)
+            launches.append(Launch(kernel, usual))
             places.append(number)
         except Harmful:
             raise
         except Rejected as rejection:
             failures.append(f"{number}: {rejection.message}")
     phase(RUN)
-    made.expected(KINDS[-1], 0)
-    firsts = [sample(x, 1, made.memory.restored) for x in launches]
+    firsts = [sample(x, 1, usual.restored) for x in launches]
     times = race(launches, firsts, request.seconds) if launches else []
     found = dict(zip(places, times, strict=True))
     for number in range(len(request.codes)):
