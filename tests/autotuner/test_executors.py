@@ -32,15 +32,16 @@ DEFAULT = to_message(tc.CpuOptions())
 
 
 class Losing(Executor):
-    """An executor that loses every third request, as when a worker dies."""
+    """An executor that loses every third request when it is sent first, as when a worker dies."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.seen: set[bytes] = set()
 
     def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.count += 1
         future: Future[Any] = Future()
-        if self.count % 3 == 0:
+        lost = args[0] not in self.seen and len(self.seen) % 3 == 0
+        self.seen.add(args[0])
+        if lost:
             future.set_exception(RuntimeError("the worker is gone"))
         else:
             future.set_result(function(*args))
