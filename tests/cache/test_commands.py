@@ -10,7 +10,7 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions import cli, knobs
-from tensor_comprehensions.cache import source, tuning
+from tensor_comprehensions.cache import tuning
 from tensor_comprehensions.cache.store import Store, current
 from tensor_comprehensions.cache.tuning import Measurement
 from tensor_comprehensions.options import CpuOptions
@@ -20,9 +20,8 @@ SIZES = ["--def", "matmul", "--sizes", "M=6,K=5,N=4"]
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def root(tmp_path: Path) -> Iterator[Path]:
     """A cache with a kernel and two measurements."""
-    monkeypatch.setattr(source, "_stamp", lambda: source._imported)
     with knobs.override(cache="write", cache_dir=str(tmp_path / "cache"), verify=False):
         op = tc.define(Path(MATMUL).read_text()).matmul
         a, b = torch.randn(6, 5), torch.randn(5, 4)

@@ -25,6 +25,7 @@ from tests.programs import Program, programs
 
 MATMUL = "def mm(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }"
 SIZES = {"M": 4, "K": 5, "N": 6}
+STAMP = source._stamp
 
 
 def of(
@@ -137,8 +138,11 @@ def test_names_count_where_the_options_use_them() -> None:
     assert of(options=options).difference(of(renamed, options=options)) == ("spelling",)
 
 
-def test_fault_30_keys_are_the_same_in_every_process() -> None:
+def test_fault_30_keys_are_the_same_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key, "_source", lambda: "somebody may edit it meanwhile")
     program = (
+        "from tensor_comprehensions.cache import key\n"
+        "key._source = lambda: 'somebody may edit it meanwhile'\n"
         "from tensor_comprehensions.cache.key import make_key\n"
         "from tensor_comprehensions.tc_lang import bind, compile_source\n"
         "from tensor_comprehensions.target import AVX2\n"
@@ -206,6 +210,7 @@ def test_fault_26_another_text_of_the_package_has_other_kernels(
     module.write_text("first")
     store = Store(tmp_path / "cache")
     monkeypatch.setattr(source, "_FOLDER", str(package))
+    monkeypatch.setattr(source, "_stamp", STAMP)
 
     def imported() -> str:
         monkeypatch.setattr(source, "_imported", source._stamp())
@@ -227,6 +232,7 @@ def test_fault_26_another_text_of_the_package_has_other_kernels(
 
 def test_a_package_that_is_not_files_has_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "_FOLDER", str(tmp_path / "archive.zip"))
+    monkeypatch.setattr(source, "_stamp", STAMP)
     monkeypatch.setattr(source, "_imported", source._stamp())
     source.digest.cache_clear()
     with pytest.raises(NotAKey):

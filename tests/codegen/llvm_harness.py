@@ -50,6 +50,10 @@ def compile_module(m: Module, target: Target) -> cpu.Executable:
     return cpu.load(emit(m, target, process.mathematics()), target)
 
 
+def assembly(m: Module, target: Target) -> str:
+    return cpu.assembly(emit(m, target, process.mathematics()), target)
+
+
 def run(m: Module, arrays: Mapping[str, np.ndarray], target: Target) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
     """The arguments after a compiled run on copies of `arrays`, laid out as the buffers say; and the status."""
     memory = {b.name: _lay_out(b, arrays[b.name]) for b in m.arguments}
