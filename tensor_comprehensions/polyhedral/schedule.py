@@ -18,7 +18,7 @@ from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, walk
 from .affine import isl_name
-from .scop import CONTEXT, Node, Scop, check_reads, ends, instance, union_map
+from .scop import CONTEXT, Node, Scop, bounded, check_reads, ends, instance, union_map
 
 # A kernel with fewer independent iterations than this does not feed the threads of a usual machine.
 ENOUGH_PARALLELISM = 32
@@ -123,6 +123,16 @@ def carries_nothing(dependences: isl.UnionMap, node: Node, position: int) -> boo
     return bool(dependences.is_subset(same))
 
 
+def joined(scop: Scop, first: Group, second: Group) -> Group | None:
+    """The nodes of two groups that follow one another as one group, or None where they share no coincident row."""
+    written = {w.tensor for n in first.nodes for w in n.writes}
+    if any(check_reads(s) & written for n in second.nodes for s in n.statements):
+        return None  # its subscripts are verified in between
+    if not {t for n in second.nodes for t in n.tensors} & {t for n in first.nodes for t in n.tensors}:
+        return None
+    return _scheduled(scop, (*first.nodes, *second.nodes))
+
+
 def _fused(scop: Scop, group: Group, node: Node) -> Group | None:
     """`group` with `node`, or None where they share no coincident row of the simple form that we lower."""
     if not _connected(group.nodes, node):
@@ -188,7 +198,7 @@ def _connected(before: Sequence[Node], last: Node) -> bool:
 
 def _outer_band(scop: Scop, nodes: Sequence[Node]) -> Iterator[dict[str, isl.Aff]]:
     """The leading coincident rows of isl's schedule of `nodes`, each as one affine function per node."""
-    found = _bounded_schedule(scop.constraints_among(nodes), OPERATIONS_PER_NODE * len(nodes))
+    found = bounded(OPERATIONS_PER_NODE * len(nodes), scop.constraints_among(nodes).compute_schedule)
     if found is None:
         return
     band = found.get_root().child(0)
@@ -204,20 +214,6 @@ def _outer_band(scop: Scop, nodes: Sequence[Node]) -> Iterator[dict[str, isl.Aff
                 return
             pieces[piece.domain().get_tuple_name()] = piece.as_aff()
         yield pieces
-
-
-def _bounded_schedule(constraints: isl.ScheduleConstraints, operations: int) -> isl.Schedule | None:
-    """isl's schedule, or None where finding it takes more than so many of isl's operations, the same everywhere."""
-    CONTEXT.reset_operations()
-    CONTEXT.set_max_operations(operations)
-    try:
-        return constraints.compute_schedule()
-    except isl.Error as error:
-        if "number of operations" not in str(error):
-            raise
-        return None
-    finally:
-        CONTEXT.set_max_operations(0)
 
 
 def _pw_affs(row: isl.UnionPwAff) -> list[isl.PwAff]:

@@ -7,9 +7,10 @@ as one. Its domain in the schedule is the box of its free indices; the reduced o
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import islpy as isl
 
@@ -33,6 +34,22 @@ CONTEXT = _context()
 
 # isl is not thread-safe: whoever lowers holds this.
 LOCK = threading.RLock()
+
+R = TypeVar("R")
+
+
+def bounded(operations: int, run: Callable[[], R]) -> R | None:
+    """What `run` gives, or None where that takes more than so many of isl's operations, the same everywhere."""
+    CONTEXT.reset_operations()
+    CONTEXT.set_max_operations(operations)
+    try:
+        return run()
+    except isl.Error as error:
+        if "number of operations" not in str(error):
+            raise
+        return None
+    finally:
+        CONTEXT.set_max_operations(0)
 
 
 @dataclass(frozen=True)

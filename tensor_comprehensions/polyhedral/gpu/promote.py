@@ -16,14 +16,19 @@ from math import prod
 
 import islpy as isl
 
+from ...errors import CannotLower
 from ...loop_ir import build
 from ...loop_ir.intrinsics import BARRIER
 from ...loop_ir.nodes import Buffer, Expr, Invoke, Launch, Space, Stmt
+from ..scop import bounded
 from .banks import padded
 from .copies import Copy, lanes_of, within
 from .footprint import OUT, Box, Group, Reference, box, footprint, groups
 from .references import subscript
 from .threads import Steps, steps_of
+
+FLOW_OPERATIONS = 100_000
+"""Of isl's, for the values that a group has at first: three times what the largest scopes of usual kernels take."""
 
 BARRIER_STATEMENT = Invoke(BARRIER, ())
 
@@ -348,7 +353,11 @@ def written_by(group: Group, scope: isl.UnionMap) -> isl.Map:
 
 
 def live_in(group: Group, scope: isl.UnionMap, order: isl.UnionMap) -> isl.Map | None:
-    """`[c] -> T[x]`: the elements of the group that are read below the scope before anything there writes them."""
+    """`[c] -> T[x]`: the elements of the group that are read below the scope before anything there writes them.
+
+    Raises:
+        CannotLower: that would take isl too long.
+    """
     reading = [r for r in group.references if r.reads and not _started(r, group, scope)]
     if not reading:
         return None
@@ -357,7 +366,10 @@ def live_in(group: Group, scope: isl.UnionMap, order: isl.UnionMap) -> isl.Map |
         for references in (reading, [r for r in group.references if r.writes])
     )
     info = isl.UnionAccessInfo.from_sink(reads).set_must_source(writes).set_schedule_map(order)
-    missing = info.compute_flow().get_must_no_source().range()
+    flow = bounded(FLOW_OPERATIONS, info.compute_flow)
+    if flow is None:
+        raise CannotLower(f"what {group.tensor} holds before it is read takes too long to find")
+    missing = flow.get_must_no_source().range()
     if missing.is_empty():
         return None
     return isl.Set.from_union_set(missing).unwrap().coalesce()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import islpy as isl
 
+from ...errors import CannotLower
 from ...loop_ir.nodes import Buffer
 from ...options import MappingOptions
 from ...target import GpuTarget
@@ -61,17 +63,32 @@ def promote(
         budget=(options.max_shared_memory or target.shared) - sum(room_of(b) for b in shared),
     )
     done = Promotion()
+    if options.shared_memory:  # the outer scopes first: copies at inner ones then start from what is there already
+        schedule, done = _shared(schedule, TILE_MARK, around, done, around.written & _crossing(plan))
     if options.private_memory:
         schedule, done = _registers(schedule, ACCUMULATORS_MARK, around, done)
     if options.shared_memory:
-        for mark, only in ((TILE_MARK, around.written), (SHARED_MARK, None)):
-            number = 0
-            while (node := _marked(schedule, mark, number)) is not None:
-                node, done = promote_shared(node, around, done, only=only)
-                schedule = node.get_schedule()
-                number += 1
+        schedule, done = _shared(schedule, SHARED_MARK, around, done, None)
     if options.private_memory:
         schedule, done = _registers(schedule, WRITTEN_OUT, around, done)
+    return schedule, done
+
+
+def _crossing(plan: KernelPlan) -> frozenset[str]:
+    """The tensors that several leaves touch."""
+    touched = [{t for n in leaf.leaf.nodes for t in n.tensors} for leaf in plan.leaves]
+    return frozenset(t for k, mine in enumerate(touched) for t in mine if any(t in other for other in touched[:k]))
+
+
+def _shared(
+    schedule: isl.Schedule, mark: str, around: Surroundings, done: Promotion, only: frozenset[str] | None
+) -> tuple[isl.Schedule, Promotion]:
+    number = 0
+    while (node := _marked(schedule, mark, number)) is not None:
+        with suppress(CannotLower):  # the tensors stay where they are
+            node, done = promote_shared(node, around, done, only=only)
+            schedule = node.get_schedule()
+        number += 1
     return schedule, done
 
 
@@ -81,8 +98,9 @@ def _registers(
     unrolled = _unrolled(schedule, around)
     number = 0
     while (node := _marked(schedule, mark, number)) is not None:
-        node, done = promote_registers(node, around, done, unrolled)
-        schedule = node.get_schedule()
+        with suppress(CannotLower):
+            node, done = promote_registers(node, around, done, unrolled)
+            schedule = node.get_schedule()
         number += 1
     return schedule, done
 
