@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler
 
-from .autograd import Gradients, PythonGradient, is_recorded, recorded
+from .autograd import Gradients, PythonGradient, is_plainly_recorded, is_recorded, record, recorded
 from .cache import programs
 from .cache.store import current
 from .calls import (
@@ -154,10 +154,13 @@ class Caller:
         try:
             direct = self._direct
             watched = profiler._is_profiler_enabled and operator is not None
-            if direct is not None and out is None and not (initial or watched) and plain_call(tensors):
-                result = direct(*tensors)
-                if result is not NotImplemented:
-                    return result
+            if direct is not None and out is None and not (initial or watched):
+                if plain_call(tensors):
+                    result = direct(*tensors)
+                    if result is not NotImplemented:
+                        return result
+                elif is_plainly_recorded(tensors) and self._gradients.possible:
+                    return record(self, self._gradients, tensors)
             if self._out_is_inout and out is not None:
                 out, initial = None, {"out": out, **initial}
             result = MISS if watched else self._lanes.call(tensors, out, initial)

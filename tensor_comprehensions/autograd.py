@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
+from . import knobs
 from .arguments import PLAIN
 from .calls import Interface, check_names
 from .errors import ArgumentError, CheckError
@@ -69,14 +70,11 @@ class Gradients:
         )
         self.integers = tuple(n for n, r in enumerate(function.returns) if not function.tensor(r).dtype.is_float)
         """Outputs without a gradient."""
+        self.possible = len(self.integers) < len(function.returns)
+        """Has the def an output that can have a gradient?"""
         self._plans: dict[tuple[bool, ...], Plan] = {}
         self._known: OncePerKey[tuple[Key, ...], tuple[Gradient, Run]] = OncePerKey(LIMIT)
         self._tangents: OncePerKey[tuple[bool, ...], tuple[Gradient, Run]] = OncePerKey(LIMIT)
-
-    @property
-    def possible(self) -> bool:
-        """Has the def an output that can have a gradient?"""
-        return len(self.integers) < len(self.function.returns)
 
     def source(self) -> str:
         """The text of the gradient by all inputs. Raises CheckError where there is none."""
@@ -180,6 +178,24 @@ def is_recorded(values: Sequence[object]) -> bool:
     return any(x.requires_grad for x in tensors) and all(type(x) in PLAIN for x in tensors)
 
 
+def is_plainly_recorded(tensors: Sequence[object]) -> bool:
+    """Is recording all that torch does with a call on `tensors`? Quickly; `plain_call` has said no before."""
+    if (
+        not torch.is_grad_enabled()
+        or _transforms()
+        or _dispatch_modes()
+        or _function_modes()
+        or forward_ad._current_level >= 0
+        or knobs.current().interpret
+    ):
+        return False
+    return not [x for x in tensors if type(x) not in PLAIN]
+
+
+_transforms = torch._C._are_functorch_transforms_active
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+
+
 def recorded(
     run: Run,
     interface: Interface,
@@ -233,12 +249,12 @@ class _Recorded(_SingleLevelFunction):
             plan = gradients.plan(required)
             everything = (*values, *outputs)
             kept: list[Any] = [None] * len(everything)
-            saved = []
-            for n in plan.saved:
-                if isinstance(everything[n], Tensor):
-                    saved.append(n)
-                else:
-                    kept[n] = everything[n]
+            saved: Sequence[int] = plan.saved
+            if not all(isinstance(everything[n], Tensor) for n in saved):
+                for n in plan.saved:
+                    if not isinstance(everything[n], Tensor):
+                        kept[n] = everything[n]
+                saved = [n for n in plan.saved if isinstance(everything[n], Tensor)]
             for n in plan.held:  # it does not matter whether these change
                 kept[n] = everything[n].detach() if isinstance(everything[n], Tensor) else everything[n]
             ctx.plan, ctx.saved, ctx.kept = plan, saved, kept
