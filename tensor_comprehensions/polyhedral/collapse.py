@@ -19,9 +19,30 @@ Pair = tuple[str, str]  # (index of dimension q, index of dimension q + 1)
 
 def collapse(function: BoundFunction) -> BoundFunction:
     """The same program on the same memory with as few dimensions as possible."""
+    function = replace(function, statements=tuple(map(_without_single_terms, function.statements)))
     while candidates := _candidates(function):
         function = _merge(function, candidates)
     return function
+
+
+def _without_single_terms(s: BoundStatement) -> BoundStatement:
+    """`s` with the value of every sum's index that has but one in its place: windows of 1 x 1 are no windows."""
+    single = {i.name: i.lower for i in s.reduced if i.extent == 1}
+    if not single:
+        return s
+
+    def put(e: tc.Expr) -> tc.Expr:
+        match e:
+            case tc.Index(name, dtype) if name in single:
+                return tc.Const(single[name], dtype)
+            case tc.Binary("+", left, right, dtype) if dtype == tc.INDEX_TYPE:
+                terms = [x for x in (put(left), put(right)) if x != tc.Const(0, dtype)]
+                return tc.Binary("+", *terms, dtype) if len(terms) == 2 else (terms or [tc.Const(0, dtype)])[0]
+            case _:
+                return map_expression(e, put)
+
+    checks = (replace(c, subscript=put(c.subscript), guard=None if c.guard is None else put(c.guard)) for c in s.checks)
+    return replace(s, value=put(s.value), checks=tuple(checks))
 
 
 def _candidates(function: BoundFunction) -> frozenset[Candidate]:

@@ -26,7 +26,7 @@ from ..tc_lang.function import BoundFunction, BoundStatement, Tensor
 from ..translate import Scope, View, element, translate
 from .leaf import Dim, DimKind, Leaf
 from .legality import Scheduled
-from .locality import crossing, is_pointwise, loop_order, vector_dim, work
+from .locality import crossing, is_pointwise, loop_order, sums_columns, vector_dim, work
 from .prefetch import prefetches
 from .promote import lookahead, promotable, side, staged
 from .schedule import Group, Row
@@ -36,7 +36,7 @@ from .tiling import tile_order
 
 # Iterations of a vector loop that are in flight at once: enough to hide the latency of an addition in a reduction.
 REDUCTION_VECTORS = 4
-COLUMN_VECTORS = 4
+COLUMN_VECTORS, LONG_COLUMN_VECTORS = 4, 16
 POINTWISE_VECTORS = 2
 
 
@@ -175,6 +175,8 @@ class Emitter:
     def _vectors(leaf: Leaf, dim: Dim) -> int:
         if dim.kind is DimKind.REDUCTION:
             return REDUCTION_VECTORS
+        if sums_columns(leaf, dim):
+            return LONG_COLUMN_VECTORS
         if any(d.kind is DimKind.REDUCTION for d in leaf.dims):
             return COLUMN_VECTORS
         return POINTWISE_VECTORS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from ..target import Target
 from ..tc_lang import function as tc
@@ -14,6 +15,8 @@ from .scop import Node
 # Relative costs of one vector access, by how the address moves from lane to lane; a read that is contiguous along
 # another dimension is transposed in registers, or by way of a buffer.
 BROADCAST, CONTIGUOUS, TRANSPOSED, STAGED, STRIDED, SCATTERED = 0.25, 1.0, 2.0, 4.0, 10.0, 14.0
+# Terms of a long column, and operations on each that are nothing beside reading it.
+LONG_COLUMN, SIMPLE = 32, 3
 # Strides that loads of whole vectors serve, with shuffles of what they brought.
 INTERLEAVED = 4
 
@@ -95,6 +98,18 @@ def _turns(function: BoundFunction, leaf: Leaf, node: Node, access: tc.Access, l
         return False
     written = any(w.tensor == access.tensor for n in leaf.nodes for w in n.writes)
     return not written and stride(function, access, row.index(node)) == 1
+
+
+def sums_columns(leaf: Leaf, lanes: Dim | None) -> bool:
+    """Is the nest one long and simple reduction of each lane, which memory bounds?
+
+    Rows of memory are then worth reading in longer pieces than a few accumulators cover.
+    """
+    if lanes is None or lanes.kind is not DimKind.PARALLEL or len(leaf.nodes) > 1:
+        return False
+    (s,) = leaf.nodes[0].statements
+    terms = prod(d.extent for d in leaf.dims if d.kind is DimKind.REDUCTION)
+    return terms >= LONG_COLUMN and operations(s.value) <= SIMPLE
 
 
 def loop_order(function: BoundFunction, leaf: Leaf, vector: Dim | None) -> tuple[Dim, ...]:

@@ -10,13 +10,15 @@ from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction
 from .leaf import Dim, Leaf
-from .locality import crossing, is_pointwise, stride, vector_dim, work
+from .locality import crossing, is_pointwise, stride, sums_columns, vector_dim, work
 from .schedule import ENOUGH_PARALLELISM, Group
 from .scop import Node
 
 # Elements of a row that one iteration takes when the lanes run along it: long enough to amortise the loop around it,
 # short enough that the temporaries of fused nodes stay in the first-level cache.
 LONGEST_CHUNK = 4096
+# Vectors that one iteration of a sum of columns takes where there are enough columns for a few iterations.
+LONG_COLUMN_CHUNK, FEW_CHUNKS = 16, 8
 # Rows that a register-tiled contraction inside a fused group handles at a time.
 CONTRACTION_ROWS = 64
 # A leaf with less than this fraction of a group's work has no say in its tiles.
@@ -58,7 +60,10 @@ def _lane_tiles(function: BoundFunction, group: Group, leaves: Sequence[Leaf], t
     if transposed:
         return _transposed_tiles(group, wanted, transposed, long=nests == 1)
     others = prod(r.extent for k, r in enumerate(group.rows) if k not in wanted)
-    return tuple(_tile(row.extent, k in wanted, others, lanes) for k, row in enumerate(group.rows))
+    least = 4 * lanes
+    if all(sums_columns(leaf, vector_dim(function, leaf, target)) for leaf in leaves):
+        least = max(least, min(LONG_COLUMN_CHUNK * lanes, prod(r.extent for r in group.rows) // FEW_CHUNKS // lanes * lanes))
+    return tuple(_tile(row.extent, k in wanted, others, least) for k, row in enumerate(group.rows))
 
 
 def _contraction_tiles(group: Group) -> tuple[int, ...]:
@@ -123,13 +128,12 @@ def _neighbour(
             return
 
 
-def _tile(extent: int, wanted: bool, others: int, lanes: int) -> int:
+def _tile(extent: int, wanted: bool, others: int, least: int) -> int:
     if not wanted:
         return 1
     if others >= ENOUGH_PARALLELISM:
         return min(extent, LONGEST_CHUNK)
-    block = 4 * lanes
-    chunk = max(block, extent * others // ENOUGH_PARALLELISM // block * block)
+    chunk = max(least, extent * others // ENOUGH_PARALLELISM // least * least)
     return min(extent, chunk, LONGEST_CHUNK)
 
 
