@@ -31,7 +31,8 @@ def rfactor(
         if index is None:
             statements.append(s)
             continue
-        part = _part(s, index, _fresh(f"{s.target}_part", {t.name for t in tensors}), parts)
+        count = _parts(index.extent, parts)
+        part = _part(s, index, _fresh(f"{s.target}_part", {t.name for t in tensors}), count)
         tensors.append(part)
         statements += _stages(s, index, part)
     return replace(function, tensors=tuple(tensors), statements=tuple(statements))
@@ -47,6 +48,12 @@ def _index(s: BoundStatement, few: int, many: int) -> BoundIndex | None:
     return next((i for i in s.reduced if i.extent >= FEW_RESULTS), None)
 
 
+def _parts(extent: int, most: int) -> int:
+    """How many parts: a number that leaves no terms over, if there is one that is not much smaller."""
+    whole = (n for n in range(most, most // 2, -1) if extent % n == 0)
+    return min(next(whole, most), extent)
+
+
 def _plain(s: BoundStatement) -> bool:
     forms = [affine(e) for e in s.subscripts]
     names = [f.single for f in forms if f is not None]
@@ -60,7 +67,7 @@ def _fresh(name: str, taken: set[str]) -> str:
 
 
 def _part(s: BoundStatement, index: BoundIndex, name: str, parts: int) -> Tensor:
-    shape = (min(parts, index.extent), *(i.extent for i in s.free))
+    shape = (parts, *(i.extent for i in s.free))
     return Tensor(name, s.value.dtype, shape, contiguous_strides(shape), Role.TEMPORARY)
 
 

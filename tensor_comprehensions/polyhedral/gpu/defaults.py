@@ -7,7 +7,8 @@ has a thread per element, along what memory lies along.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 from ...options import MappingOptions
@@ -18,6 +19,7 @@ from ..leaf import Dim, DimKind, Leaf, leaves
 from ..locality import stride, work
 from ..schedule import Group
 from ..scop import Node, Scop
+from .mapping import scattering
 
 BLOCK = 256
 """Threads of a block where nothing speaks for another number."""
@@ -27,6 +29,8 @@ WARP_ROW = 1024
 """Elements of a row up to which a warp does it alone, if there are rows enough."""
 REREAD = 16 << 20
 """Bytes that blocks may read again from the second-level cache to save a kernel."""
+LIGHT = 1 << 14
+"""Elements that a block may work through rather than leave them to another kernel with more blocks."""
 UNLIMITED = (1 << 31) - 1
 # Side of the tile of a contraction, its elements per thread along both sides, and terms at a time.
 SQUARES = ((128, 8, 8), (64, 4, 16), (32, 2, 32), (16, 1, 32))
@@ -56,9 +60,11 @@ def fits(scop: Scop, target: GpuTarget, before: Group, alone: Group, joined: Gro
     apart = min(before.parallelism, alone.parallelism)
     if joined.parallelism <= 1:
         return False
+    if joined.parallelism < target.processors and joined.parallelism < max(before.parallelism, alone.parallelism):
+        return all(_shape(scop, g).inner * g.parallelism <= LIGHT * joined.parallelism for g in (before, alone))
     if joined.parallelism >= apart:
         return True
-    return joined.parallelism >= target.processors // 2 and _reread(scop, joined) <= REREAD
+    return _reread(scop, joined) <= REREAD
 
 
 def _reread(scop: Scop, group: Group) -> int:
@@ -79,16 +85,22 @@ def parts(target: GpuTarget) -> int:
     return 2 * target.processors
 
 
+def power(n: int) -> int:
+    """The least power of two that is not less than `n`."""
+    return 1 << max(0, n - 1).bit_length()
+
+
 def choose(scop: Scop, group: Group, target: GpuTarget) -> MappingOptions:
     """The mapping of one group."""
     shape = _shape(scop, group)
-    if shape.reduced > SHORT and _is_contraction(scop, shape):
-        return _contraction(shape, target)
+    sides = _sides(shape) if shape.reduced > SHORT else None
+    if sides is not None:
+        return _contraction(shape, sides, target)
     if _column_reduction(scop, shape):
-        return _columns(shape, target)
+        return _columns(scop, shape, target)
     if shape.inner > SHORT:
         return _rows(shape, target)
-    return _elements(shape, target)
+    return _elements(scop, shape, target)
 
 
 def heaviest(scop: Scop, groups: tuple[Group, ...]) -> Group:
@@ -115,8 +127,13 @@ def _shape(scop: Scop, group: Group) -> Shape:
 # --- everything else ---------------------------------------------------------------------------------------------
 
 
-def _elements(shape: Shape, target: GpuTarget) -> MappingOptions:
-    """A thread per point of the rows, x along the last of them."""
+def _elements(scop: Scop, shape: Shape, target: GpuTarget) -> MappingOptions:
+    """A thread per point of the rows, x along the last of them; squares where reads lie along another row."""
+    turned = _turned_row(scop, shape)
+    if turned is not None:
+        sizes = tuple(32 if k in (turned, len(shape.rows) - 1) else 1 for k in range(len(shape.rows)))
+        blocks = (UNLIMITED, 65535, 65535)
+        return MappingOptions(tile=sizes, threads=(32, 8), blocks=blocks, unroll=8, shared_memory=True, collapse=True)
     block = BLOCK if shape.points >= BLOCK * target.processors else BLOCK // 2
     tile: list[int] = []
     threads: list[int] = []
@@ -132,7 +149,7 @@ def _elements(shape: Shape, target: GpuTarget) -> MappingOptions:
             threads.append(size)
             left = max(1, left // size)
     return MappingOptions(
-        tile=tuple(reversed(tile)) or (1,),
+        tile=tuple(reversed(tile)) or (0,),
         threads=_limited(threads, target),
         blocks=(UNLIMITED, 65535, 65535),
         unroll=8,
@@ -140,7 +157,23 @@ def _elements(shape: Shape, target: GpuTarget) -> MappingOptions:
     )
 
 
-def _limited(threads: list[int], target: GpuTarget) -> tuple[int, ...]:
+def _turned_row(scop: Scop, shape: Shape) -> int | None:
+    """The row along which a read of the heaviest leaf is contiguous that is not along the last one."""
+    if len(shape.rows) < 2 or min(shape.rows[-1], max(shape.rows[:-1])) < 16:
+        return None
+    dims = {d.row: d for d in shape.leaf.dims if d.row is not None}
+    last = dims[len(shape.rows) - 1]
+    for node in shape.leaf.nodes:
+        for access in node.reads:
+            if stride(scop.function, access, last.index(node)) in (0, 1, None):
+                continue
+            for k in range(min(3, len(shape.rows) - 1)):
+                if shape.rows[k] >= 16 and stride(scop.function, access, dims[k].index(node)) == 1:
+                    return k
+    return None
+
+
+def _limited(threads: Sequence[int], target: GpuTarget) -> tuple[int, ...]:
     """At most as many threads along each axis as the target has."""
     return tuple(min(n, most) for n, most in zip(threads, target.block, strict=False)) or (1,)
 
@@ -153,15 +186,23 @@ def _rows(shape: Shape, target: GpuTarget) -> MappingOptions:
     inner = shape.inner
     plenty = shape.points >= 16 * target.processors
     if inner <= 32 or (inner <= WARP_ROW and plenty):
-        along = min(32, _power(inner))
+        along = min(32, power(inner))
     else:
-        along = min(1024, max(32, _power(inner // (8 if plenty else 4))))
-    down = max(1, (BLOCK // 2) // along)
-    last = min(shape.rows[-1], down) if shape.rows else 1
-    threads = (along, last) if last > 1 else (along,)
+        along = min(1024, max(32, power(inner // (8 if plenty else 4))))
+    beside = prod(d.extent for d in shape.leaf.dims if d.row is None and d.kind is DimKind.PARALLEL)
+    if shape.reduced > 1 and beside > 1:  # many sums at each point of the rows: a warp for each
+        along = min(32, power(shape.reduced))
+        threads = (along, min(power(beside), 2 * BLOCK // along))
+        return _cooperative(shape, 1, threads, target)
+    last = min(shape.rows[-1], max(1, BLOCK // 2 // along)) if shape.rows else 1
+    return _cooperative(shape, last, (along, last) if last > 1 else (along,), target)
+
+
+def _cooperative(shape: Shape, last: int, threads: tuple[int, ...], target: GpuTarget) -> MappingOptions:
+    """One point of the rows for a block, `last` along the last of them."""
     return MappingOptions(
-        tile=(*(1 for _ in shape.rows[:-1]), last),
-        threads=_limited(list(threads), target),
+        tile=(*(1 for _ in shape.rows[:-1]), last) if shape.rows else (0,),
+        threads=_limited(threads, target),
         blocks=(UNLIMITED, 65535, 65535),
         unroll=8,
         cooperative_reductions=True,
@@ -176,23 +217,18 @@ def _column_reduction(scop: Scop, shape: Shape) -> bool:
         return False
     dims = [d for d in shape.leaf.dims if d.row == len(shape.rows) - 1]
     inner = [d for d in shape.leaf.dims if d.row is None]
-    return bool(dims) and _along(scop, shape.leaf, dims[0]) > max(
-        (_along(scop, shape.leaf, d) for d in inner), default=0
-    )
+    costs = [scattering(scop.function, shape.leaf, d) for d in inner]
+    return bool(dims) and scattering(scop.function, shape.leaf, dims[0]) < min(costs, default=0.0)
 
 
-def _along(scop: Scop, leaf: Leaf, dim: Dim) -> int:
-    return sum(stride(scop.function, a, dim.index(n)) == 1 for n in leaf.nodes for a in n.reads)
-
-
-def _columns(shape: Shape, target: GpuTarget) -> MappingOptions:
+def _columns(scop: Scop, shape: Shape, target: GpuTarget) -> MappingOptions:
     """Strips of columns; the terms of a column go to more threads, the fewer strips there are."""
-    width = min(32, _power(shape.rows[-1]))
+    width = min(32, power(shape.rows[-1]))
     strips = shape.points // width
     down = 1 if strips * width >= 4 * BLOCK * target.processors else 8 if strips >= 4 * target.processors else 32
-    down = max(1, min(down, _power(shape.reduced // 4)))
+    down = max(1, min(down, power(shape.reduced // 4)))
     if down == 1:
-        return replace(_elements(shape, target), collapse=True)
+        return _elements(scop, shape, target)
     return MappingOptions(
         tile=(*(1 for _ in shape.rows[:-1]), width),
         threads=(width, down),
@@ -203,25 +239,20 @@ def _columns(shape: Shape, target: GpuTarget) -> MappingOptions:
     )
 
 
-def _power(n: int) -> int:
-    """The least power of two that is not less than `n`."""
-    return 1 << max(0, n - 1).bit_length()
-
-
 # --- contractions ------------------------------------------------------------------------------------------------
 
 
-def _is_contraction(scop: Scop, shape: Shape) -> bool:
-    """Do two rows each leave some read of the heaviest leaf where it is?"""
-    if len(shape.leaf.nodes) != 1 or len(shape.rows) < 2 or any(d.row is None for d in _free(shape)):
-        return False
+def _sides(shape: Shape) -> tuple[Dim, Dim] | None:
+    """Two rows of a contraction, the last and one before it, that each leave other reads of the heaviest leaf alone."""
+    free = [d for d in shape.leaf.dims if d.kind is DimKind.PARALLEL and d.extent > 1]
+    if len(shape.leaf.nodes) != 1 or len(free) < 2 or any(d.row is None for d in free):
+        return None
     (node,) = shape.leaf.nodes
-    still = [_reads_still(node, d) for d in _free(shape)[-2:]]
-    return all(still) and still[0] != still[1]
-
-
-def _free(shape: Shape) -> list[Dim]:
-    return [d for d in shape.leaf.dims if d.kind is DimKind.PARALLEL and d.extent > 1]
+    last = free[-1]
+    still = _reads_still(node, last)
+    others = (d for d in reversed(free[:-1]) if _reads_still(node, d) and _reads_still(node, d) != still)
+    other = next(others, None)
+    return None if other is None or not still else (other, last)
 
 
 def _reads_still(node: Node, dim: Dim) -> frozenset[str]:
@@ -236,11 +267,10 @@ def _reads_still(node: Node, dim: Dim) -> frozenset[str]:
     )
 
 
-def _contraction(shape: Shape, target: GpuTarget) -> MappingOptions:
+def _contraction(shape: Shape, sides: tuple[Dim, Dim], target: GpuTarget) -> MappingOptions:
     """The largest square tiles of which there is one for every processor."""
-    free = _free(shape)[-2:]
-    positions = [d.row for d in free]
-    extents = [d.extent for d in free]
+    positions = [d.row for d in sides]
+    extents = [d.extent for d in sides]
     others = prod(r for k, r in enumerate(shape.rows) if k not in positions)
 
     def plenty(side: int) -> bool:
@@ -248,14 +278,13 @@ def _contraction(shape: Shape, target: GpuTarget) -> MappingOptions:
         return tiles >= target.processors and min(extents) >= side // 2
 
     side, each, depth = next((s for s in SQUARES if plenty(s[0])), SQUARES[-1])
-    sizes = dict(zip(positions, [min(side, _power(n)) for n in extents], strict=True))
-    tile = tuple(sizes.get(k, 1) for k in range(len(shape.rows)))
-    across, down = (min(side // each, _power(n)) for n in reversed(extents))
+    sizes = dict(zip(positions, [min(side, power(n)) for n in extents], strict=True))
+    down, across = (max(1, min(side, power(n)) // each) for n in extents)
     return MappingOptions(
-        tile=(*tile, min(depth, shape.reduced)),
+        tile=(*(sizes.get(k, 1) for k in range(len(shape.rows))), min(depth, shape.reduced)),
         threads=(across, down),
         blocks=(UNLIMITED, 65535, 65535),
         unroll=8,
         shared_memory=True,
-        private_memory=True,
+        private_memory=each > 1,
     )

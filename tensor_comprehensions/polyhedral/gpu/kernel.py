@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import islpy as isl
 
+from ...knobs import current
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.affine import Interval
@@ -16,6 +17,7 @@ from ...target import GpuTarget
 from ...tc_lang.function import Tensor
 from ...translate import View
 from ..scop import CONTEXT, Scop
+from .check import check_kernel
 from .generate import generate
 from .mapping import KernelPlan, tree
 from .promote import Promotion
@@ -50,7 +52,10 @@ class Emission:
         }
         collectives, shared = self.collectives(sums)
         launch = self.plan.launch
-        mapped = tree(self.plan, collective_names(barriers(self.scop, self.plan)))
+        levels = barriers(self.scop, self.plan)
+        mapped = tree(self.plan, collective_names(levels))
+        if current().verify:
+            check_kernel(self.scop, self.plan, mapped, levels)
         isl_tree, promotion = self.promotion(mapped, views.keys(), shared)
         emitter = Emitter({**self.buffers, **views, **{b.name: b for b in promotion.buffers}}, sums)
         units = {u.name: moved(u, promotion.ranks) for u in self.plan.units}

@@ -206,7 +206,8 @@ def _cooperative(
 ) -> list[tuple[int, Axis]] | None:
     """Which dimensions threads walk where they share the terms of a reduction, or None where they do not.
 
-    They do where the free dimensions alone leave threads idle. x goes along what memory lies along.
+    They do where the free dimensions alone leave threads idle, or would read what lies far apart. x goes along what
+    memory lies along.
     """
     reductions = [a for a in reversed(inner) if a.dim.kind is DimKind.REDUCTION and a.extent > 1]
     sums = any(s.reduction and s.reduced for n in leaf.nodes for s in n.statements)
@@ -214,9 +215,9 @@ def _cooperative(
     if not options.cooperative_reductions or not reductions or not sums or ordered:
         return None
     free = [a for a in reversed(parallel) if a.tile > 1]
-    if prod(a.tile for a in free) >= prod(options.threads):
+    along = min((*reductions[:1], *free[:1]), key=lambda a: scattering(function, leaf, a.dim))
+    if prod(a.tile for a in free) >= prod(options.threads) and along not in reductions:
         return None
-    along = max((*reductions[:1], *free[:1]), key=lambda a: _contiguous(function, leaf, a.dim))
     others = [a for a in (*free, *reductions) if a is not along]
     if along in free:
         others.sort(key=lambda a: a.dim.kind is not DimKind.REDUCTION)
@@ -225,9 +226,14 @@ def _cooperative(
     return walked if any(a.dim.kind is DimKind.REDUCTION for _, a in walked) else None
 
 
-def _contiguous(function: BoundFunction, leaf: Leaf, dim: Dim) -> int:
-    """How many reads are next to each other along `dim`."""
-    return sum(stride(function, a, dim.index(n)) == 1 for n in leaf.nodes for a in n.reads)
+def scattering(function: BoundFunction, leaf: Leaf, dim: Dim) -> float:
+    """How much memory traffic neighbours along `dim` cause, per read: 1 where they read neighbours."""
+    costs = {0: 0.25, 1: 1.0}
+    return sum(
+        8.0 if (step := stride(function, a, dim.index(n))) is None else costs.get(step, 8.0)
+        for n in leaf.nodes
+        for a in n.reads
+    )
 
 
 # --- the tree ----------------------------------------------------------------------------------------------------

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from ...loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
 from ...options import MappingOptions, check_mapping
 from ...target import GpuTarget
 from ...tc_lang.function import BoundFunction, Role, Tensor
 from ..collapse import collapse
 from ..rfactor import rfactor
-from ..schedule import Group, partition
+from ..schedule import Group, joined, partition
 from ..scop import LOCK, Node, Scop
 from ..storage import in_register, local_temporaries
 from ..strategy import split_initialisation
@@ -81,7 +83,21 @@ def _groups(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tu
     def worth(before: Group, alone: Group, joined: Group) -> bool:
         return fits(scop, target, before, alone, joined)
 
-    return partition(scop, options.outer_fusion if options is not None else "preserve3", worth)
+    fusion = options.outer_fusion if options is not None else "preserve3"
+    groups = partition(scop, fusion, worth)
+    return groups if fusion == "min" else _chained(scop, groups, worth if fusion == "preserve3" else lambda *_: True)
+
+
+def _chained(scop: Scop, groups: Sequence[Group], worth: Callable[[Group, Group, Group], bool]) -> tuple[Group, ...]:
+    """Groups that follow one another joined: what starts a later layer need not touch what the earlier one wrote."""
+    found: list[Group] = []
+    for group in groups:
+        whole = joined(scop, found[-1], group) if found else None
+        if whole is not None and worth(found[-1], group, whole):
+            found[-1] = whole
+        else:
+            found.append(group)
+    return tuple(found)
 
 
 def _plans(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tuple[KernelPlan, ...]:
