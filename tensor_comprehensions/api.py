@@ -187,7 +187,7 @@ class Caller:
         if self._gpu is None:
             from .gpu import GpuKernels
 
-            self._gpu = GpuKernels(self._kernels.interface)
+            self._gpu = GpuKernels(self._kernels)
         return self._gpu
 
 

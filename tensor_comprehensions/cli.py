@@ -23,16 +23,19 @@ from . import caching, contract, tuning
 from .api import Op, define
 from .arguments import numbers
 from .compiler import KINDS
+from .compiler_gpu import GPU_KINDS
 from .describe import ranges
 from .entries import CacheEntry
 from .errors import ArgumentError, TCError
 from .options import CpuOptions
-from .runtime import process
+from .runtime import emulator, nvrtc, process
 from .runtime.host import host
 from .samples import sample_arguments
 from .structured.pipeline import parse
+from .target import GPUS
 
 DEFAULT_KINDS = ("ranges", "schedule", "loops", "c")
+DEFAULT_GPU_KINDS = ("ranges", "schedule", "loops", "cuda")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,8 +59,12 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(command=_show)
     _add_def(show)
     kinds = ("ranges", *KINDS)
+    kinds = tuple(dict.fromkeys((*kinds, *GPU_KINDS)))
     default = ", ".join(DEFAULT_KINDS)
     show.add_argument("--kind", action="append", choices=kinds, help=f"only this (repeatable); else {default}")
+    show.add_argument(
+        "--target", metavar="TARGET", help=f"a GPU to compile for, with its default mapping: {', '.join(GPUS)}"
+    )
     run = commands.add_parser("run", help="run a def on random tensors, check and time it")
     run.set_defaults(command=_run)
     _add_def(run)
@@ -114,10 +121,14 @@ def _options(arguments: argparse.Namespace) -> CpuOptions:
 def _show(options: argparse.Namespace) -> int:
     op = _op(options)
     arguments, initial = _arguments(op, numbers(options.sizes))
-    kernel = op.compile(*arguments, options=_options(options), **initial)
-    for kind in options.kind or DEFAULT_KINDS:
+    if options.target is None:
+        kinds, kernel = DEFAULT_KINDS, op.compile(*arguments, options=_options(options), **initial)
+    else:
+        kinds, kernel = DEFAULT_GPU_KINDS, op.compile(*arguments, target=options.target, **initial)
+    kinds = tuple(options.kind or kinds)
+    for kind in kinds:
         text = ranges(kernel.compiled.bound) if kind == "ranges" else kernel.source(kind)
-        print(f"# {kind}\n{text.rstrip()}\n" if len(options.kind or DEFAULT_KINDS) > 1 else text.rstrip())
+        print(f"# {kind}\n{text.rstrip()}\n" if len(kinds) > 1 else text.rstrip())
     return 0
 
 
@@ -196,8 +207,17 @@ def _facts() -> Iterator[tuple[str, str]]:
     yield "threads", f"{torch.get_num_threads()} (torch.set_num_threads)"
     functions = process.mathematics()
     yield "vector mathematics", f"{len(functions)} functions of SLEEF, from torch's library"
+    yield "CUDA devices", str(torch.cuda.device_count()) if torch.cuda.is_available() else "none"
+    yield "CUDA compiler", _nvrtc()
+    yield "CUDA on the CPU", "kernel.emulate works" if emulator.is_available() else "needs g++"
     compiler = shutil.which("cc") or shutil.which("g++") or shutil.which("clang")
     yield "C compiler", f"{compiler or 'none'} (not needed; torch.compile wants one)"
+
+
+def _nvrtc() -> str:
+    if not nvrtc.is_available():
+        return "none: CUDA text can be made and emulated, not compiled"
+    return "NVRTC {}.{}".format(*nvrtc.toolchain().version)
 
 
 def _works() -> bool:

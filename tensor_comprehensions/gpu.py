@@ -17,7 +17,6 @@ from .calls import (
     Arguments,
     Interface,
     Sizes,
-    bind_sizes,
     check_names,
     failure,
     fill_initial,
@@ -33,6 +32,7 @@ from .describe import signature
 from .errors import ArgumentError
 from .guard import guarded
 from .inspection import Picture
+from .kernels import Kernels
 from .once import OncePerKey
 from .options import MappingOptions, check_mapping
 from .runtime import cuda, emulator
@@ -47,12 +47,6 @@ ALIGNMENT = 16
 """Bytes that the address of a tensor must be a multiple of for vectors to be read from it at once."""
 
 
-def is_meant(options: object, wanted: object, tensors: Sequence[object]) -> bool:
-    """Is a kernel wanted for a graphics processor? By its options, its target, or where its tensors are."""
-    named = isinstance(wanted, GpuTarget) or (isinstance(wanted, str) and wanted != "cpu")
-    return named or isinstance(options, MappingOptions) or (wanted is None and on_device(tensors))
-
-
 def on_device(values: Sequence[object]) -> bool:
     """Is any of them a tensor on a CUDA device?"""
     return any(isinstance(v, Tensor) and v.device.type == "cuda" for v in values)
@@ -62,9 +56,13 @@ def on_device(values: Sequence[object]) -> bool:
 class GpuKernels:
     """The kernels of one def for graphics processors, and those of them that are on devices of this machine."""
 
-    interface: Interface
+    kernels: Kernels
     compiled: OncePerKey[Hashable, GpuCompiled] = field(default_factory=lambda: OncePerKey(LIMIT))
     loaded: OncePerKey[Hashable, Launches] = field(default_factory=lambda: OncePerKey(LIMIT))
+
+    @property
+    def interface(self) -> Interface:
+        return self.kernels.interface
 
     def kernel(
         self, sizes: Sizes, strides: tuple[Any, ...], options: MappingOptions | None, wanted: GpuTarget
@@ -74,7 +72,7 @@ class GpuKernels:
             check_mapping(options, wanted)
 
         def make() -> GpuCompiled:
-            bound = with_strides(bind_sizes(self.interface, sizes), strides)
+            bound = with_strides(self.kernels.bind(sizes), strides)
             return compile_gpu(bound, self.interface.function.source, options, wanted)
 
         return self.compiled.get((sizes, strides, options, wanted), make)
@@ -94,7 +92,7 @@ class GpuKernels:
             machine = cuda.device_target(device.index) if wanted is None else parsed(wanted)
         else:
             arguments, machine = gather(self.interface, tensors, initial), parsed(wanted)
-        sizes = sizes_of(self.interface.function, arguments)
+        sizes = _sizes(self.interface, arguments, tensors)
         strides = tuple(map(normal_strides, arguments.inputs))
         return GpuKernel(self, self.kernel(sizes, strides, options, machine), options)
 
@@ -107,8 +105,8 @@ class GpuKernels:
     ) -> Any:
         """The result of a call on tensors of one CUDA device."""
         arguments, device = gather_on_device(self.interface, tensors, initial)
-        sizes = sizes_of(self.interface.function, arguments)
-        bound = bind_sizes(self.interface, sizes)
+        sizes = _sizes(self.interface, arguments, tensors)
+        bound = self.kernels.bind(sizes)
         outputs = (
             tuple(_fresh(bound, name, device) for name in bound.returns)
             if out is None
@@ -210,7 +208,7 @@ class GpuKernel:
         """
         kernel, interface = self.compiled, self._kernels.interface
         arguments = gather(interface, tensors, initial)
-        bound = bind_sizes(interface, sizes_of(interface.function, arguments))
+        bound = self._kernels.kernels.bind(sizes_of(interface.function, arguments))
         strides = tuple(map(normal_strides, arguments.inputs))
         if with_strides(bound, strides) != kernel.bound:
             raise ArgumentError(
@@ -280,6 +278,16 @@ def gather_on_device(
     tensors = tuple([_on(device, p, v) for p, v in named])
     count = len(interface.parameters)
     return Arguments(tensors[:count], tensors[count:], None), device
+
+
+def _sizes(interface: Interface, arguments: Arguments, values: Sequence[object]) -> Sizes:
+    """As `sizes_of`, without asking a device for numbers that the caller has."""
+    scalars = []
+    for p, value, x in zip(interface.function.parameters, values, arguments.inputs, strict=True):
+        if p.specialised:
+            scalars.append((p.name, int(x.item()) if isinstance(value, Tensor) else int(value)))  # type: ignore[call-overload]
+    inputs, initial = ([tuple(x.shape) for x in xs] for xs in (arguments.inputs, arguments.initial))
+    return Sizes(tuple(inputs), tuple(initial), tuple(scalars))
 
 
 def _on(device: torch.device, expected: Expected, value: object) -> Tensor:

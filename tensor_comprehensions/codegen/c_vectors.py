@@ -8,7 +8,7 @@ from ..dtypes import INT64
 from ..loop_ir import affine
 from ..loop_ir import nodes as ir
 from ..loop_ir.rewrite import walk_expr
-from .c_dialect import CDialect, VectorType
+from .c_dialect import VectorType
 from .c_expressions import Scope, element
 
 ALIGNMENT = 16
@@ -91,8 +91,3 @@ def _is_multiple_atom(e: ir.Expr, n: int, scope: Scope) -> bool:
 def multiple(e: ir.Expr, scope: Scope) -> int:
     """A power of two, up to 8, of which `e` is certainly a multiple."""
     return next(n for n in (8, 4, 2, 1) if _is_multiple(e, n, scope))
-
-
-def vector_types(dialect: CDialect) -> frozenset[str]:
-    """Their names."""
-    return frozenset(v.name for v in dialect.vectors.values())

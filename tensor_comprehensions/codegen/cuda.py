@@ -69,13 +69,13 @@ switch template this thread_local throw true try typedef typeid typename union u
 wchar_t while xor xor_eq half bfloat16 dim3 threadIdx blockIdx blockDim gridDim warpSize min max INFINITY NAN
 dynamic_shared clock clock64 assert printf memcpy memset malloc free linux unix"""
 
-_ATOMIC_INT = {"int32": "atomic{}({}, {});", "uint32": "atomic{}({}, {});", "uint64": "atomic{}({}, {});"}
+_ATOMIC = ("int32", "uint32", "uint64")
 _ATOMICS = {
-    **{("+", name): "atomicAdd({}, {});" for name in ("int32", "uint32", "uint64", "float32", "float64")},
+    **{("+", name): "atomicAdd({}, {});" for name in (*_ATOMIC, "float32", "float64")},
     ("+", "int64"): "atomicAdd((unsigned long long *){}, (unsigned long long)({}));",
     ("+", "float16"): "atomicAdd({}, {});",
     ("+", "bfloat16"): "atomicAdd({}, {});",
-    **{(op, name): f"atomic{op.title()}({{}}, {{}});" for op in ("min", "max") for name in _ATOMIC_INT},
+    **{(op, name): f"atomic{op.title()}({{}}, {{}});" for op in ("min", "max") for name in _ATOMIC},
     **{(op, "int64"): f"atomic{op.title()}({{}}, {{}});" for op in ("min", "max")},
 }
 

@@ -29,6 +29,16 @@ def test_show_one_form(kind: str, part: str, capsys: pytest.CaptureFixture[str])
     assert "# ranges" not in text
 
 
+def test_show_for_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", MATMUL, *SIZES, "--target", "cuda:sm_90"]) == 0
+    text = capsys.readouterr().out
+    for part in ("# ranges", "# schedule", "blocks of", "# cuda", "__global__ void"):
+        assert part in text
+    assert cli.main(["show", MATMUL, *SIZES, "--target", "cuda:sm_90", "--kind", "opencl"]) == 0
+    assert "__kernel void" in capsys.readouterr().out
+    assert cli.main(["show", MATMUL, *SIZES, "--target", "fpga"]) == 2
+
+
 RUNS = [
     ("matmul.tc", "matmul", "M=6,K=5,N=4"),
     ("matmul.tc", "gemm", "M=6,K=5,N=4,alpha=0.5,beta=-2"),

@@ -6,7 +6,7 @@ sets of options on each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from functools import lru_cache
 from random import Random
 
 import pytest
@@ -22,7 +22,6 @@ from tensor_comprehensions.target import target
 
 from ..gpu_suite import Case, check, every, mapped, memory_of, random_options
 
-GROUP = 27
 TARGET = target("cuda:sm_90")
 ARCHITECTURES = ("sm_80", "sm_90")
 needs_compiler = pytest.mark.skipif(
@@ -31,24 +30,16 @@ needs_compiler = pytest.mark.skipif(
 needs_nvrtc = pytest.mark.skipif(not nvrtc.is_available(), reason="compiling CUDA needs NVRTC")
 needs_opencl = pytest.mark.skipif(not opencl.is_available(), reason="running OpenCL needs a device, such as PoCL")
 
-Chosen = Callable[[int], MappingOptions | None]
-"""The options of a def by its number."""
-
-
-def naive(_: int) -> MappingOptions:
-    return MappingOptions.naive()
-
-
-def default(_: int) -> None:
-    return None
-
-
-def at_random(round_: int) -> Chosen:
-    return lambda number: random_options(Random(1000 * round_ + number), TARGET)
-
-
-CHOICES: dict[str, Chosen] = {"naive": naive, "default": default, "random": at_random(0)}
 GROUPS = range(8)
+CHOICES = ("naive", "default", "random")
+
+
+def options_of(choice: str, number: int) -> MappingOptions | None:
+    """The options of the def `number`; `choice` may end in the number of a round."""
+    kind, _, round_ = choice.partition(" ")
+    if kind == "random":
+        return random_options(Random(1000 * int(round_ or 0) + number), TARGET)
+    return MappingOptions.naive() if kind == "naive" else None
 
 
 def cases(group: int) -> list[tuple[int, Case]]:
@@ -56,56 +47,49 @@ def cases(group: int) -> list[tuple[int, Case]]:
     return [(n, c) for n, c in enumerate(every()) if n % len(GROUPS) == group]
 
 
-def texts(group: int, choose: Chosen) -> list[tuple[Case, Module, GpuCode]]:
-    found = []
-    for number, case in cases(group):
-        module = mapped(case, choose(number), TARGET)
-        found.append((case, module, cuda.emit(module)))
-    return found
+@lru_cache(len(GROUPS) * len(CHOICES))
+def texts(group: int, choice: str) -> list[tuple[Case, Module, GpuCode]]:
+    modules = [(case, mapped(case, options_of(choice, number), TARGET)) for number, case in cases(group)]
+    return [(case, module, cuda.emit(module)) for case, module in modules]
 
 
-def run_emulated(printed: Sequence[tuple[Case, Module, GpuCode]]) -> None:
-    for (case, module, _), emulated in zip(printed, emulator.build([code for *_, code in printed]), strict=True):
-        arrays = memory_of(case, module)
-        assert emulator.run(emulated, module, arrays) == (0, 0), case.name
-        check(case, arrays)
+def is_long(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--long"))
 
 
 @needs_compiler
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("group", GROUPS)
-def test_emulated(group: int, choice: str) -> None:
+def test_emulated(group: int, choice: str, request: pytest.FixtureRequest) -> None:
     """No race, no undefined read, no place out of bounds, no barrier that a thread misses, and the right values."""
-    run_emulated(texts(group, CHOICES[choice]))
-
-
-@needs_compiler
-@pytest.mark.parametrize("group", GROUPS)
-def test_emulated_with_many_options(group: int, request: pytest.FixtureRequest) -> None:
-    """Two more random sets of options for each def; 200 with `--long`."""
-    for round_ in range(1, 201 if request.config.getoption("--long") else 2):
-        run_emulated(texts(group, at_random(round_)))
+    rounds = [f"random {n}" for n in range(200)] if choice == "random" and is_long(request) else [choice]
+    for chosen in rounds:
+        printed = texts(group, chosen)
+        for (case, module, _), emulated in zip(printed, emulator.build([code for *_, code in printed]), strict=True):
+            arrays = memory_of(case, module)
+            assert emulator.run(emulated, module, arrays) == (0, 0), case.name
+            check(case, arrays)
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("group", GROUPS)
 def test_accepted_by_nvrtc(group: int, request: pytest.FixtureRequest) -> None:
-    """For one of the architectures, in turn; with `--long` for all, with all options."""
-    long = request.config.getoption("--long")
-    for choose in CHOICES.values() if long else (at_random(0),):
-        for number, (_, _, code) in enumerate(texts(group, choose)):
-            for architecture in ARCHITECTURES if long else ARCHITECTURES[number % 2 : number % 2 + 1]:
+    """With random options, every third def for one of the architectures; with `--long` all, for all."""
+    long = is_long(request)
+    for choice in CHOICES if long else ("random",):
+        for number, (_, _, code) in enumerate(texts(group, choice)):
+            wanted = ARCHITECTURES if long else ARCHITECTURES[number % 3 : number % 3 + 1]
+            for architecture in wanted:
                 assert nvrtc.compile_text(code.source, architecture).binary
 
 
 @needs_opencl
 @pytest.mark.parametrize("group", GROUPS)
 def test_run_by_opencl(group: int, request: pytest.FixtureRequest) -> None:
-    """A quarter of the defs, with random options; with `--long` all of them."""
-    for number, case in cases(group):
-        if number // len(GROUPS) % 4 and not request.config.getoption("--long"):
+    """A fifth of the defs, with random options; with `--long` all of them."""
+    for number, (case, module, _) in enumerate(texts(group, "random")):
+        if number % 5 and not is_long(request):
             continue
-        module = mapped(case, at_random(0)(number), TARGET)
         arrays = memory_of(case, module)
         assert opencl.run(opencl_text.emit(module), module, arrays) == (0, 0)
         check(case, arrays)
@@ -114,12 +98,9 @@ def test_run_by_opencl(group: int, request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_interpreted(group: int, request: pytest.FixtureRequest) -> None:
     """By a machine that knows nothing of the text: some small defs; with `--long` all that are."""
-    long = request.config.getoption("--long")
-    for number, case in cases(group):
-        elements = sum(a.size for a in case.arrays.values())
-        if elements > 60 or (number // len(GROUPS) % 3 and not long):
+    for number, (case, module, _) in enumerate(texts(group, "random")):
+        if sum(a.size for a in case.arrays.values()) > 60 or (number % 3 and not is_long(request)):
             continue
-        module = mapped(case, at_random(0)(number), TARGET)
         arrays = memory_of(case, module)
         assert interpret(module, arrays) == []
         check(case, arrays)
