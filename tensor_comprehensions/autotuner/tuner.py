@@ -31,7 +31,7 @@ FINALISTS = 3
 TIE = 0.01
 """By how much a candidate must beat the default."""
 RESERVE = 0.1
-"""Of the budget, for the race."""
+"""Of the budget, for the race, at least."""
 HOPELESS, LOSING = 4.0, 1.25
 """Times the best so far: a first run that ends the measurement, and a median that does."""
 SHORTEST = 2e-3
@@ -202,7 +202,10 @@ class Tuner:
         return self._clock.elapsed()
 
     def _over(self) -> bool:
-        return self._stop.wanted or self.elapsed() >= self.effort.seconds * (1 - RESERVE)
+        """Is it time to decide? The race prepares inputs as the first candidate did, and takes as long at least."""
+        first = self.outcomes[0].elapsed if self.outcomes else 0.0
+        reserve = max(RESERVE * self.effort.seconds, min(first, self.effort.seconds / 3))
+        return self._stop.wanted or self.elapsed() >= self.effort.seconds - reserve
 
     # --- evaluating ---
 
