@@ -20,7 +20,8 @@ from ..scop import CONTEXT, Scop
 from .check import check_kernel
 from .generate import generate
 from .mapping import KernelPlan, tree
-from .promote import Promotion
+from .pipeline import double_buffered
+from .promote import Promotion, room_of
 from .promotion import promote
 from .reductions import Sum, combine
 from .references import moved
@@ -73,7 +74,8 @@ class Emission:
         ranges = {name: Interval(0, count - 1) for name, count in launch.ranges()}
         body = generate(isl_tree, _context(launch), identifiers(launch), instance, functions, ranges)
         body = written_out(body, self.plan.options.unroll)
-        held = [*shared, *promotion.buffers, *(v.buffer for v in views.values()), *sums.values()]
+        body, promoted = self.pipelined(body, promotion, shared)
+        held = [*shared, *promoted, *(v.buffer for v in views.values()), *sums.values()]
         return Kernel(name, build.allocate(held, body), launch), promotion.contracted
 
     def promotion(
@@ -85,6 +87,16 @@ class Emission:
         whole, plain = (schedule(CONTEXT, units, t) for t in (mapped, without_collectives(mapped)))
         where = self.plan, self.scop.function, tensors, self.local, shared
         return promote(whole, plain, *where, self.plan.options, self.target)
+
+    def pipelined(
+        self, body: ir.Stmt, promotion: Promotion, shared: Sequence[Buffer]
+    ) -> tuple[ir.Stmt, tuple[Buffer, ...]]:
+        """The body with the next tile copied while the present one is used, where that is wanted and fits."""
+        options = self.plan.options
+        if not (options.double_buffer and self.target.async_copies):
+            return body, promotion.buffers
+        room = (options.max_shared_memory or self.target.shared) - promotion.bytes - sum(map(room_of, shared))
+        return double_buffered(body, promotion.buffers, room)
 
     def collectives(self, sums: Mapping[str, Buffer]) -> tuple[dict[str, ir.Stmt], list[Buffer]]:
         """What the threads do together in cooperative leaves, by name, and the shared arrays that this takes."""
