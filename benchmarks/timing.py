@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import gc
+import os
 import random
 import statistics
 import time
@@ -125,8 +125,7 @@ def keep_memory() -> bool:
     Otherwise every call pays for the page faults of its outputs, for ours and torch's alike, which hides what the
     kernels do. Returns whether it worked.
     """
-    name = ctypes.util.find_library("c")
-    library = ctypes.CDLL(name) if name else None
+    library = ctypes.CDLL(None) if os.name == "posix" else None
     if library is None or not hasattr(library, "mallopt"):
         return False
     trim_threshold, mmap_max = -1, -4
