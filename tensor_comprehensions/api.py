@@ -331,7 +331,7 @@ class Op(Caller):
         check_runs_here(self.function.name, machine.target)
         found = search_candidates(self._kernels, sizes, arguments, machine, int(count), float(seconds))
         self._kernels.tune(sizes, arguments, machine, found.options)
-        self._lanes, self._direct = Lanes(self._kernels.interface), None
+        self._look_anew()
         return found
 
     @guarded
@@ -379,7 +379,7 @@ class Op(Caller):
             devices=devices, executor=executor, store=store, report=report,
         )  # fmt: skip
         self._kernels.tune(sizes_of(self.function, arguments), arguments, self._machine, found.options)
-        self._lanes, self._direct = Lanes(self._kernels.interface), None
+        self._look_anew()
         return found.options
 
     @guarded
@@ -399,7 +399,13 @@ class Op(Caller):
     def _forget(self) -> None:
         """Look for kernels anew from now on."""
         self._kernels.forget()
+        self._look_anew()
+
+    def _look_anew(self) -> None:
+        """Ask the kernels which one to use, whatever earlier calls have used."""
         self._lanes, self._direct = Lanes(self._kernels.interface), None
+        if self._operator is not None:
+            self._operator.forget()
 
     @guarded
     def reference(self, /, *tensors: Value, **initial: Value) -> Any:

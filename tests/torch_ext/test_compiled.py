@@ -1,0 +1,139 @@
+"""Ops in compiled and exported graphs: whole, differentiable, dynamic, and with mistakes told as ever."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+
+import tensor_comprehensions as tc
+from tests import differentiable as defs
+
+pytestmark = [  # Inductor's own
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
+]
+
+OPS = tc.define("\n".join((defs.MATMUL, defs.SOFTMAX, defs.GEMM, defs.GATHER, defs.POOL)))
+A, B = torch.randn(4, 5), torch.randn(5, 3)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Block(torch.nn.Module):
+    """A layer with two ops and something of torch between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = OPS.softmax(2 * OPS.matmul(x, self.weight))
+        return y + 1
+
+
+def plain(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.softmax(2 * (x @ weight), 1) + 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_forward_and_backward_in_one_graph(backend: str) -> None:
+    block, x = Block(), A.clone().requires_grad_()
+    compiled = torch.compile(block, fullgraph=True, backend=backend)
+    y = compiled(x)
+    torch.testing.assert_close(y, plain(x, block.weight))
+    found = torch.autograd.grad(y.square().sum(), (x, block.weight))
+    wanted = torch.autograd.grad(plain(x, block.weight).square().sum(), (x, block.weight))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), plain(x, block.weight))
+
+
+def test_inductor_calls_the_operators() -> None:
+    """Nothing but ops, so that Inductor has nothing to compile."""
+    x, w = A.clone().requires_grad_(), B.clone().requires_grad_()
+    compiled = torch.compile(lambda x, w: OPS.softmax(OPS.matmul(x, w)), fullgraph=True)
+    y = compiled(x, w)
+    torch.testing.assert_close(y, torch.softmax(x @ w, 1))
+    found = torch.autograd.grad(y, (x, w), grad_outputs=torch.arange(12.0).view(4, 3))
+    wanted = torch.autograd.grad(torch.softmax(x @ w, 1), (x, w), grad_outputs=torch.arange(12.0).view(4, 3))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_numbers_initial_values_and_destinations() -> None:
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def call(a: Tensor, b: Tensor, c: Tensor, out: Tensor, alpha: float) -> Any:
+        OPS.gemm(a, b, alpha, 0.5, C=c, out=out)
+        return OPS.gemm(a, b, 2, 0.5, C=c), OPS.pool(a[0], 2, 2)
+
+    c, out = torch.randn(4, 3), torch.empty(4, 3)
+    gemm, pool = call(A, B, c, out, 3.0)
+    torch.testing.assert_close(gemm, 2 * (A @ B) + c / 2)
+    torch.testing.assert_close(out, 3 * (A @ B) + c / 2)
+    torch.testing.assert_close(pool, OPS.pool(A[0], 2, 2))
+
+
+def test_a_changing_batch_compiles_at_most_two_graphs() -> None:
+    counter = CompileCounter()
+    compiled = torch.compile(lambda x: OPS.softmax(OPS.matmul(x, B)), fullgraph=True, backend=counter)
+    for n in (4, 5, 6, 9, 17):
+        x = torch.randn(n, 5)
+        torch.testing.assert_close(compiled(x), torch.softmax(x @ B, 1))
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_mistakes_in_compiled_graphs(backend: str) -> None:
+    """Wrong sizes and types, and data that leads out of a tensor: what eager says, from inside the graph."""
+    matmul = torch.compile(lambda a, b: OPS.matmul(a, b), fullgraph=True, backend=backend)
+    gather = torch.compile(lambda t, i: OPS.gather(t, i), fullgraph=True, backend=backend)
+    torch.testing.assert_close(gather(A, torch.tensor([3, 0])), A[[3, 0]])
+    for compiled, op, arguments in (
+        (matmul, OPS.matmul, (A, A)),
+        (matmul, OPS.matmul, (A.double(), B)),
+        (gather, OPS.gather, (A, torch.tensor([1, 4]))),
+    ):
+        with pytest.raises(tc.TCError) as eager:
+            op(*arguments)
+        with pytest.raises(tc.TCError) as caught:
+            compiled(*arguments)
+        assert (type(caught.value), str(caught.value)) == (type(eager.value), str(eager.value))
+    torch.testing.assert_close(gather(A, torch.tensor([3, 1])), A[[3, 1]])
+
+
+def test_export_keeps_a_symbolic_batch() -> None:
+    batch = torch.export.Dim("batch")
+    block = Block().requires_grad_(False)
+    program = torch.export.export(block, (A,), dynamic_shapes=({0: batch},))
+    targets = {str(n.target) for n in program.graph.nodes if n.op == "call_function"}
+    assert {str(OPS.matmul.overload), str(OPS.softmax.overload)} <= targets
+    for n in (1, 7):
+        x = torch.randn(n, 5)
+        torch.testing.assert_close(program.module()(x), plain(x, block.weight))
+
+
+def test_a_package_of_aot_inductor(tmp_path: Path) -> None:
+    """Compiled ahead of time, loaded in this process, where the operators are."""
+
+    class Product(torch.nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Any:
+            return OPS.matmul(a, b)
+
+    program = torch.export.export(Product(), (A, B))
+    package = torch._inductor.aoti_compile_and_package(
+        program,
+        package_path=os.fspath(tmp_path / "product.pt2"),
+        inductor_configs={"aot_inductor.compile_wrapper_opt_level": "O0"},
+    )
+    torch.testing.assert_close(torch._inductor.aoti_load_package(package)(A, B), A @ B)
