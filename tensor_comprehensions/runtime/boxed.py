@@ -21,7 +21,7 @@ import torch
 
 from ..once import OncePerKey
 from . import process
-from .boxed_code import CELL_WORDS, THUNKS, assembly
+from .boxed_code import CALLBACK, CELL_WORDS, PAUSED, THUNKS, assembly, cells_symbol
 
 Slow = Callable[..., Any]
 MOST = 64
@@ -270,6 +270,8 @@ class _Code:
         for name, address in symbols.items():
             llvm.add_symbol(name, address)
         self._callback = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 5, ctypes.c_void_p)(self._python)
+        llvm.add_symbol(CALLBACK, ctypes.cast(self._callback, ctypes.c_void_p).value or 0)
+        llvm.add_symbol(PAUSED, ctypes.addressof(_paused))
         self._offset, self._keys = keys_offset, plain_keys
         self._count = itertools.count()
         self._pools: OncePerKey[int, _Pool] = OncePerKey(1 << 62)
@@ -288,8 +290,7 @@ class _Code:
 
     def _pool(self, index: int) -> _Pool:
         number = index // THUNKS
-        callback = ctypes.cast(self._callback, ctypes.c_void_p).value or 0
-        return self._pools.get(number, lambda: _Pool(number, callback, self._offset, self._keys))
+        return self._pools.get(number, lambda: _Pool(number, self._offset, self._keys))
 
     def register(self, namespace: str, name: str, key: bytes, function: int) -> None:
         lib = process.torch_library()
@@ -327,15 +328,11 @@ def _library(namespace: bytes, key: bytes) -> ctypes.c_void_p:
 class _Pool:
     """Functions for the dispatcher that are not yet, or are, those of a cell: making them one by one takes longer."""
 
-    def __init__(self, number: int, callback: int, keys_offset: int, plain_keys: int) -> None:
+    def __init__(self, number: int, keys_offset: int, plain_keys: int) -> None:
         self._memory = (ctypes.c_uint64 * (CELL_WORDS * THUNKS))()
-        cells, paused = ctypes.addressof(self._memory), ctypes.addressof(_paused)
-        text = assembly(number * THUNKS, cells, callback, paused, keys_offset, plain_keys)
-        machine = llvm.Target.from_default_triple().create_target_machine(opt=2, jit=True)
-        module = llvm.parse_assembly(text)
-        module.verify()
-        self.engine = llvm.create_mcjit_compiler(module, machine)
-        self.engine.finalize_object()
+        first = number * THUNKS
+        llvm.add_symbol(cells_symbol(first), ctypes.addressof(self._memory))
+        self.engine = process.loaded(process.builtin_code(assembly(first, keys_offset, plain_keys)))
 
     def words(self, slot: int) -> Any:
         return (ctypes.c_uint64 * CELL_WORDS).from_address(ctypes.addressof(self._memory) + 8 * CELL_WORDS * slot)

@@ -12,21 +12,28 @@ THUNKS = 32
 CELL_WORDS = 4
 
 
-def assembly(first: int, cells: int, callback: int, paused: int, keys_offset: int, plain_keys: int) -> str:
-    """The code for cells that lie at the address `cells`, of which `callback` knows the first as `first`.
+CALLBACK, PAUSED = "tc_boxed_callback", "tc_boxed_paused"
+"""Symbols: the way back to Python, and a word that is not 0 while no kernel is to be looked for."""
+
+
+def cells_symbol(first: int) -> str:
+    """The symbol of the words of cells, of which the callback knows the first as `first`."""
+    return f"tc_boxed_cells_{first}"
+
+
+def assembly(first: int, keys_offset: int, plain_keys: int) -> str:
+    """The code for the cells at `cells_symbol(first)`. It is the same in every process.
 
     Args:
-        paused: the address of a word; while it is not 0, no kernel is looked for.
         keys_offset, plain_keys: where a tensor keeps its dispatch keys, and which those of an ordinary tensor are.
     """
-    numbers = {"callback": callback, "paused": paused, "keys_offset": keys_offset, "plain_keys": plain_keys}
-    text = _CODE
-    for name, number in numbers.items():
-        text = text.replace(f"{{{name}}}", str(number))
+    text = _CODE.replace("{keys_offset}", str(keys_offset)).replace("{plain_keys}", str(plain_keys))
+    cells = cells_symbol(first)
+    text += f"\n@{cells} = external global i64\n"
     thunks = [
         _THUNK.replace("{function}", function)
         .replace("{slot}", str(slot))
-        .replace("{cell}", str(cells + 8 * CELL_WORDS * slot))
+        .replace("{cell}", f"getelementptr (i64, ptr @{cells}, i64 {CELL_WORDS * slot})")
         .replace("{index}", str(first + slot))
         for slot in range(THUNKS)
         for function in ("compute", "record")
@@ -36,7 +43,7 @@ def assembly(first: int, cells: int, callback: int, paused: int, keys_offset: in
 
 _THUNK = """
 define void @tc_{function}_{slot}(ptr %stack, i64 %count, i64 %outputs) uwtable {
-  call void @{function}(i64 {index}, ptr inttoptr (i64 {cell} to ptr), ptr %stack, i64 %count, i64 %outputs)
+  call void @{function}(i64 {index}, ptr {cell}, ptr %stack, i64 %count, i64 %outputs)
   ret void
 }
 """
@@ -56,6 +63,8 @@ declare ptr @_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE(ptr, i64, ptr)
 declare zeroext i1 @_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb(i1 zeroext)
 declare ptr @__cxa_allocate_exception(i64)
 declare void @__cxa_throw(ptr, ptr, ptr)
+declare i32 @tc_boxed_callback(i64, i64, i64, i64, i64, ptr)
+@tc_boxed_paused = external global i64
 declare i32 @PyGILState_Ensure()
 declare void @PyGILState_Release(i32)
 declare void @Py_DecRef(ptr)
@@ -117,7 +126,7 @@ define internal void @throw(ptr %parts) uwtable noreturn {
 define internal void @python(i64 %index, i64 %layer, ptr %stack, i64 %count, i64 %outputs) uwtable {
   %parts = alloca ptr, i64 3
   %address = ptrtoint ptr %stack to i64
-  %failed = call i32 inttoptr (i64 {callback} to ptr)(
+  %failed = call i32 @tc_boxed_callback(
     i64 %index, i64 %layer, i64 %address, i64 %count, i64 %outputs, ptr %parts)
   %fine = icmp eq i32 %failed, 0
   br i1 %fine, label %done, label %raise
@@ -454,7 +463,7 @@ define internal i1 @serve(ptr %cell, ptr %stack, i64 %count) {
   %facts = alloca i64, i64 %facts.room
   call void @describe(ptr %kinds, ptr %stack, i64 %count, ptr %facts)
   %entered = atomicrmw add ptr %readers, i64 1 seq_cst
-  %paused = load i64, ptr inttoptr (i64 {paused} to ptr)
+  %paused = load i64, ptr @tc_boxed_paused
   %closed = icmp ne i64 %paused, 0
   br i1 %closed, label %leave, label %open
 open:
