@@ -73,7 +73,7 @@ class Emission:
         functions = {name: promotion.functions(name) for name in units}
         ranges = {name: Interval(0, count - 1) for name, count in launch.ranges()}
         body = generate(isl_tree, _context(launch), identifiers(launch), instance, functions, ranges)
-        body = written_out(body, self.plan.options.unroll)
+        body = written_out(body, self.plan.options.unroll, ranges)
         body, promoted = self.pipelined(body, promotion, shared)
         held = [*shared, *promoted, *(v.buffer for v in views.values()), *sums.values()]
         return Kernel(name, build.allocate(held, body), launch), promotion.contracted
