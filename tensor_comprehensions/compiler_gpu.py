@@ -9,6 +9,7 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from logging import DEBUG
 from math import prod
 from typing import Any
 
@@ -16,7 +17,7 @@ from .codegen import cuda, opencl
 from .codegen.gpu import GpuCode, shared_bytes
 from .compiler import Pass, digest, run_passes, temporary_bytes
 from .errors import ArgumentError, CannotLower
-from .inspection import Dump
+from .inspection import Dump, logger
 from .loop_ir.affine import Interval
 from .loop_ir.build import const
 from .loop_ir.nodes import CheckSite, Kernel, Module
@@ -199,7 +200,14 @@ def compile_gpu(bound: BoundFunction, text: str, options: MappingOptions | None,
         dump.write(1, "bound", repr(bound))
     job = GpuJob(options, target, header(text, bound, options, target))
     results, seconds = run_passes(GPU_PASSES, bound, job, dump)
-    return GpuCompiled(bound, text, options, target, results["simplify"], results["emit"], seconds)
+    compiled = GpuCompiled(bound, text, options, target, results["simplify"], results["emit"], seconds)
+    if dump is not None:
+        dump.write(3, "schedule", compiled.source("schedule"))
+    if logger("schedule").isEnabledFor(DEBUG):
+        logger("schedule").debug("%s: schedule:\n%s", bound.name, compiled.source("schedule"))
+    times = ", ".join(f"{step} {taken * 1e3:.1f}" for step, taken in seconds)
+    logger("passes").debug("%s: %.1f ms: %s", bound.name, compiled.compile_seconds * 1e3, times)
+    return compiled
 
 
 def header(text: str, bound: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> str:

@@ -121,7 +121,8 @@ def build(codes: Sequence[GpuCode]) -> list[Emulated]:
         ArgumentError: there is no C++ compiler.
         InternalError: it refuses a text.
     """
-    _machine()
+    with _lock:
+        _machine()
     folder = Path(tempfile.mkdtemp(dir=_folder()))
     prefixes = [f"m{n}_" if len(codes) > 1 else "" for n in range(len(codes))]
     for prefix, code in zip(prefixes, codes, strict=True):

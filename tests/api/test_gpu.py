@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
+from tensor_comprehensions import knobs
 from tensor_comprehensions.compiler_gpu import check_limits
 from tensor_comprehensions.dtypes import FLOAT32
 from tensor_comprehensions.errors import ArgumentError, InternalError, RangeError, TCError
@@ -123,6 +125,16 @@ def test_sources() -> None:
         kernel.source("llvm")
     assert kernel.source() == OPS.softmax.compile(x, target=target(SM90)).source()
     assert "sm_90" in repr(kernel)
+
+
+def test_stages_are_dumped(tmp_path: Path) -> None:
+    with knobs.override(dump=str(tmp_path)):
+        OPS.matmul.compile(torch.randn(7, 5), torch.randn(5, 3), target=SM90)
+    (folder,) = tmp_path.iterdir()
+    names = sorted(p.name for p in folder.iterdir())
+    assert names[0] == "00_def.tc"
+    assert "05_emit.cu" in names
+    assert "03_schedule.txt" in names
 
 
 @pytest.mark.parametrize("name", GPUS)
