@@ -19,7 +19,7 @@ Point = tuple[str, float, float]
 
 def draw(results: Sequence[Result], path: Path) -> None:
     """Left, under the roof: kernels that multiply-adds bound. Right: the others, as a share of a copy, by bytes."""
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    figure = Figure(figsize=(11, 6), layout="constrained")
     left, right = figure.subplots(1, 2)
     limits = [(r, r.limit) for r in results if r.limit is not None]
     _roof(left, [(r, x) for r, x in limits if x.unit == "FLOP"], [x for _, x in limits if x.unit == "B"])
@@ -37,7 +37,9 @@ def _roof(axes: Axes, limits: Sequence[tuple[Result, Limit]], copies: Sequence[L
     _scatter(axes, [(r.family, x.intensity, x.speed * 1e-9) for r, x in limits])
     if limits:
         peak = max(x.most for _, x in limits) * 1e-9
-        axes.axhline(peak, color="black", linewidth=1)
+        doubles = [x.most for r, x in limits if r.family.endswith("f64")]
+        for level in (peak, *([max(doubles) * 1e-9] if doubles else [])):
+            axes.axhline(level, color="black", linewidth=1)
         slowest = min((x.most for x in copies), default=0.0) * 1e-9
         if slowest:
             ends = (min(x.intensity for _, x in limits) / 2, peak / slowest)
@@ -45,8 +47,8 @@ def _roof(axes: Axes, limits: Sequence[tuple[Result, Limit]], copies: Sequence[L
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("operations per byte of the operands")
-    axes.set_ylabel("GFLOP/s of the kernel alone; the lines: measured multiply-adds, copy from memory")
-    axes.yaxis.label.set_fontsize(8)
+    axes.set_ylabel("GFLOP/s of the kernel alone")
+    axes.set_title("lines: measured multiply-adds of each type, copy from memory", fontsize=8)
 
 
 def _shares(axes: Axes, limits: Sequence[tuple[Result, Limit]]) -> None:
@@ -56,8 +58,8 @@ def _shares(axes: Axes, limits: Sequence[tuple[Result, Limit]]) -> None:
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlabel("bytes read and written")
-    axes.set_ylabel("speed of the kernel alone, relative to a copy of as many bytes")
-    axes.yaxis.label.set_fontsize(8)
+    axes.set_ylabel("speed of the kernel alone")
+    axes.set_title("relative to a copy of as many bytes", fontsize=8)
 
 
 def _scatter(axes: Axes, points: Sequence[Point]) -> None:
@@ -66,7 +68,7 @@ def _scatter(axes: Axes, points: Sequence[Point]) -> None:
         own = [(x, y) for name, x, y in points if name == family]
         axes.scatter([x for x, _ in own], [y for _, y in own], s=14, color=colour, marker=mark, label=family)
     if families:
-        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=5, fontsize=7)
+        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4, fontsize=7)
 
 
 def _styles() -> Iterator[tuple[str, str]]:

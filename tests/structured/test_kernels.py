@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import tensor_comprehensions as tc
 
 QUICK = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-FEW = settings(QUICK, max_examples=max(12, settings.default.max_examples // 8))
+FEW = settings(QUICK, max_examples=max(12, settings().max_examples // 8))
 SIZE = st.integers(1, 19)
 
 
