@@ -5,7 +5,17 @@ from tensor_comprehensions.strategies import pack, tile, vectorize
 
 from .structured.apply import explain, pipeline_of, plan_of
 from .structured.candidates import Candidate, candidates
-from .structured.experts import by_model, convolution, depthwise, double_tiling, gett, log, single_tiling, triple_tiling, ttgt
+from .structured.experts import (
+    by_model,
+    convolution,
+    depthwise,
+    double_tiling,
+    gett,
+    log,
+    single_tiling,
+    triple_tiling,
+    ttgt,
+)
 from .structured.pipeline import (
     Pipeline,
     interchange,
