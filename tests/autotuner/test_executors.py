@@ -31,6 +31,12 @@ EFFORT = Effort(seconds=1000.0, generations=3, population=12)
 DEFAULT = to_message(tc.CpuOptions())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    close_site()
+
+
 class Losing(Executor):
     """An executor that loses every third request when it is sent first, as when a worker dies."""
 
@@ -75,7 +81,6 @@ def test_evaluate_always_answers() -> None:
         reply = pb.Reply.FromString(evaluate(raw))
         assert (pb.Status.Name(reply.status), reply.version) == (pb.Status.Name(status), VERSION)
         assert reply.fingerprint == asked
-    close_site()
 
 
 def test_an_operator_is_tuned_on_an_executor() -> None:
@@ -83,7 +88,6 @@ def test_an_operator_is_tuned_on_an_executor() -> None:
     x = torch.arange(500.0)
     with ThreadPoolExecutor(2) as pool, tc.knobs.override(cache="off"):
         op.autotune(x, generations=1, population=4, executor=pool)
-    close_site()
     assert torch.equal(op(x), x + 1)
 
 
