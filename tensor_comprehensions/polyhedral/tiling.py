@@ -62,7 +62,8 @@ def _lane_tiles(function: BoundFunction, group: Group, leaves: Sequence[Leaf], t
     others = prod(r.extent for k, r in enumerate(group.rows) if k not in wanted)
     least = 4 * lanes
     if all(sums_columns(leaf, vector_dim(function, leaf, target)) for leaf in leaves):
-        least = max(least, min(LONG_COLUMN_CHUNK * lanes, prod(r.extent for r in group.rows) // FEW_CHUNKS // lanes * lanes))
+        few = prod(r.extent for r in group.rows) // FEW_CHUNKS // lanes
+        least = max(least, min(LONG_COLUMN_CHUNK, few) * lanes)
     return tuple(_tile(row.extent, k in wanted, others, least) for k, row in enumerate(group.rows))
 
 
