@@ -11,14 +11,12 @@ from ..target import Target
 from .apply import pipeline_of, plan_of
 from .cost import Ranking, RegisterTile
 from .estimate import expected
-from .expert import Chooser, prefer, rankings
+from .expert import TILES, Chooser, prefer, rankings
 from .normalise import normalise
 from .op import StructuredOp
 from .pipeline import Pipeline
 from .plan import Plan
 
-TILES = 6
-"""Register tiles that are tried."""
 _DECISIONS = tuple(d for d in product((True, False), repeat=3) if not (d[0] and d[2]))
 """Whether the moving and the still factor are packed, and whether panels of the latter stand still."""
 

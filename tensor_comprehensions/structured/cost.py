@@ -30,6 +30,8 @@ LINE_OVERHEAD = 2.0
 """Cycles to write to another cache line."""
 SHARED_LINE, FAR = 8.0, 1 << 20
 """Cycles for lines that two register tiles share, where the output has more than so many bytes."""
+NEARLY = 1.15
+"""Times the cycles of the best register tile: that is nearly as good."""
 SHORT_RUN = 48
 """Points along the lanes below which tiles that go on where the output's runs end are tried."""
 ROW_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28)
@@ -144,23 +146,30 @@ class Ranking:
     target: Target
 
     @cached_property
-    def tiles(self) -> tuple[RegisterTile, ...]:
-        """Those that fill a good part of the registers where any do."""
+    def cycles(self) -> dict[RegisterTile, float]:
+        """Of those that fill a good part of the registers where any do, in this order."""
         cells = {tile: tile.cells for tile in _tiles(self.facts, self.target)}
         most = max(cells.values())
-        cycles = {tile: compute_cycles(self.facts, tile) for tile, n in cells.items() if 2 * n >= most}
-        return tuple(sorted(cycles, key=cycles.__getitem__))
+        found = {tile: compute_cycles(self.facts, tile) for tile, n in cells.items() if 2 * n >= most}
+        return dict(sorted(found.items(), key=lambda item: item[1]))
 
     @property
     def best(self) -> RegisterTile:
-        return self.tiles[0]
+        return next(iter(self.cycles))
 
     def several(self, count: int) -> list[RegisterTile]:
-        """The best one and then others with few cycles, no two of one width and number of lanes."""
+        """The best one and then others with few cycles, no two of one width and number of lanes.
+
+        The narrowest that is nearly as good and fills cache lines is among them: panels of it hold long runs of memory.
+        """
         chosen: dict[tuple[int, int], RegisterTile] = {}
-        for tile in self.tiles:
+        for tile in self.cycles:
             chosen.setdefault((tile.lanes, tile.size(self.facts.vector)), tile)
-        return list(chosen.values())[:count]
+        tiles = list(chosen.values())
+        vector, line = self.facts.vector, LINE // self.facts.output_bytes
+        good = [t for t in tiles if t.size(vector) >= line and self.cycles[t] <= NEARLY * self.cycles[tiles[0]]]
+        narrow = [t for t in sorted(good, key=lambda t: t.size(vector))[:1] if count > 1 and t is not tiles[0]]
+        return [*[t for t in tiles if t not in narrow][: count - len(narrow)], *narrow]
 
 
 def _tiles(facts: Facts, target: Target) -> Generator[RegisterTile]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -19,6 +19,8 @@ from .tile import tiles
 
 TRANSFER = (1 / 64, 1 / 14, 1 / 6)
 """Cycles per byte that comes into the first, the second and the third cache from the next one or from memory."""
+PAGE, PAGES, PAGE_VISIT = 4096, 2048, 45.0
+"""Bytes of a page, pages whose addresses the processor keeps, and cycles to find another one."""
 GATHER = 0.7
 """Cycles per element of a vector that is put together from elements apart."""
 SPLIT = 0.5
@@ -88,6 +90,43 @@ class _Model:
             # Windows overlap: neighbouring positions and taps share elements.
             run += step * (region[name] - 1)
         return self.elements(side, region) * factor.bytes * max(1.0, LINE / (run * factor.bytes))
+
+    def pages(self, steps: Iterable[tuple[str, int]], size: int, region: Mapping[str, int]) -> int:
+        """Pages of a tensor with elements of `size` bytes, moved by `steps` elements, that a region touches."""
+        far, span = 1, size
+        for name, step in steps:
+            if step * size >= PAGE:
+                far *= region[name]
+            else:
+                span += (region[name] - 1) * step * size
+        return far * tiles(span, PAGE)
+
+    def source_pages(self, side: Side, region: Mapping[str, int]) -> int:
+        factor = self.factor(side)
+        return self.pages(factor.nearest, factor.bytes, region)
+
+    def _pages_inside(self, side: Side, depth: int) -> int:
+        """The same for the code inside the first `depth` levels, of the panel where it reads that."""
+        region = self.regions[depth]
+        if depth >= self.packed.get(side, depth + 1):
+            return tiles(self.elements(side, region) * self.facts.op.dtype.size, PAGE)
+        return self.source_pages(side, region)
+
+    def finding(self) -> float:
+        """Cycles to find the pages of the factors, or of their panels, and of the output."""
+        last = len(self.plan.levels)
+        touched: list[dict[Side | None, int]] = []
+        for depth, region in enumerate(self.regions):
+            output = self.pages(self.facts.output_steps, self.facts.output_bytes, region)
+            touched.append({**{side: self._pages_inside(side, depth) for side in Side}, None: output})
+            if sum(touched[-1].values()) <= PAGES:
+                break
+        depth = min(len(touched) - 1, last)
+        total = 0.0
+        for side, count in touched[depth].items():
+            used = self.facts.extents.keys() if side is None else self.factor(side).used
+            total += PAGE_VISIT * self._arriving(count, used, depth)
+        return total
 
     @cached_property
     def footprints(self) -> dict[Side, list[float]]:
@@ -161,6 +200,8 @@ class _Model:
             for capacity, cost in zip(self.target.cache[1:], TRANSFER[1:], strict=False):
                 if resident > capacity * 3 // 4:
                     cycles += cost * self.source_bytes(side, region)
+            if self.source_pages(side, self.regions[0]) > PAGES:
+                cycles += PAGE_VISIT * self.source_pages(side, region)
             total += times * cycles
         return total
 

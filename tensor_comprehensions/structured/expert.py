@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd, prod
+from math import gcd, inf, prod
 
 from ..errors import CannotLower
 from ..target import Target
@@ -41,6 +41,8 @@ SHORT_UNIT = 128
 """Points of a contiguous run of the output below which lanes across such runs may be the better ones."""
 STREAMED_SHARE = 0.75
 """Of the last cache: with more data than this around, what is written does not stay there."""
+TILES, CLEARLY = 8, 0.97
+"""Register tiles that are looked at; less than this share of the cycles makes one of them better than those before."""
 UNROLL = 4
 """Innermost reductions up to this long are unrolled."""
 
@@ -72,13 +74,16 @@ def prefer(views: tuple[Ranking, ...], target: Target, *, parallel: bool) -> Pla
     default, *turned = views
     if sliding.slides(default.facts):
         return sliding.plan(default.facts, target, parallel=parallel)
-    plan = Chooser(default.facts, target, default.best, parallel).plan()
-    for view in turned:
-        if _worth_turning(default.facts):
-            across = Chooser(view.facts, target, view.best, parallel).plan()
-            if expected(view.facts, across, target) < expected(default.facts, plan, target):
-                return across
-    return plan
+    views = views if turned and _worth_turning(default.facts) else (default,)
+    chosen, least = Plan("", 0, (), ()), inf
+    for view in views:
+        sweeps = Chooser(view.facts, target, view.best, parallel).sweeps()
+        for tile in view.several(TILES if sweeps else 1):
+            plan = Chooser(view.facts, target, tile, parallel).plan()
+            cycles = expected(view.facts, plan, target)
+            if cycles < least * CLEARLY:
+                chosen, least = plan, cycles
+    return chosen
 
 
 def _worth_turning(known: Facts) -> bool:
@@ -201,18 +206,38 @@ class Chooser:
     def _swept(self, factor: Factor) -> tuple[Iterator, ...]:
         """The iterator along which a factor is contiguous, where that is neither summed nor in the register tile.
 
-        A panel of all its values is turned across like one of a contiguous sum.
+        A panel of all its values is turned across like one of a contiguous sum. Where such panels are small, the
+        iterators along which memory goes on come along.
         """
         if factor.step(self.facts.vector) == 1:
             return ()
-        return tuple(i for i in self.facts.only(factor) if factor.step(i.name) == 1 and self.tile.size(i.name) == 1)
+        room, run = self._sweep_room(), 1
+        chosen: list[Iterator] = []
+        for i in sorted(self.facts.only(factor), key=lambda i: abs(factor.step(i.name) or 0)):
+            if self.tile.size(i.name) == 1 and factor.step(i.name) == run and (not chosen or room >= 2 * run):
+                chosen.append(i)
+                run *= i.extent
+        return tuple(reversed(chosen))
 
-    def _sweep_block(self, swept: tuple[Iterator, ...]) -> list[Level]:
-        """A part of a swept iterator whose panels fit the second cache together."""
+    def sweeps(self) -> bool:
+        """Whether panels of the moving factor are turned across that hold all of an iterator, so that runs are long."""
+        return not self.facts.turned and self.packs_moving() and bool(self._swept(self.facts.moving))
+
+    def _sweep_room(self) -> int:
+        """How many panels fit the second cache together."""
         steps = min(self.facts.steps, PACKED_STEPS)
         one = steps * self._panel_width() * self.facts.op.dtype.size
-        block = max(LINE // self.facts.op.dtype.size, self.target.cache[1] // 2 // one)
-        return [Level(i.name, _balanced(i.extent, block)) for i in swept if i.extent > block]
+        return max(LINE // self.facts.op.dtype.size, self.target.cache[1] * 5 // 8 // one)
+
+    def _sweep_block(self, swept: tuple[Iterator, ...]) -> list[Level]:
+        """A part of the swept iterators whose panels fit the second cache together."""
+        room = self._sweep_room()
+        levels: list[Level] = []
+        for i in reversed(swept):
+            if i.extent > room:
+                levels.append(Level(i.name, _balanced(i.extent, max(1, room))))
+            room //= i.extent
+        return list(reversed(levels))
 
     def _blocked_rows(self, reductions: tuple[str, ...], pack_moving: bool) -> _Nest:
         """A packed block of the still factor in the second cache, for all panels of the moving one."""

@@ -112,3 +112,13 @@ def test_an_output_that_is_read_goes_through_the_caches(ops: Any) -> None:
     target = replace(AVX512, cache=(32768, 1 << 20, 1 << 22))
     assert choose(plain, target, parallel=False).streaming
     assert not choose(replace(plain, initial=plain.output), target, parallel=False).streaming
+
+
+def test_panels_that_are_turned_hold_long_runs_of_memory(ops: Any) -> None:
+    sizes = dict(zip("abcdef", (48, 36, 36, 24, 48, 48), strict=True))
+    plan = choose(ops.op("C:e,d,c,b,a = A:a,f,b,c,e x B:d,f", sizes), AVX512, parallel=True)
+    (pack,) = plan.packs
+    inside = {level.iterator for level in plan.levels[pack.depth :]}
+    assert plan.tile("a") == 16  # one line of the output
+    assert {"c", "e"} <= inside  # where c ends in memory, e begins anew
+    assert pack.side is Side.LEFT
