@@ -14,18 +14,23 @@ from .threads import Steps
 BANKS, BANK_BYTES, WARP = 32, 4, 32
 
 
-def padded(buffer: Buffer, box: Box, steps: Sequence[Steps], launch: Launch, lanes: int) -> Buffer:
+def padded(buffer: Buffer, box: Box, steps: Sequence[Steps], launch: Launch, lanes: int, *, wide: bool) -> Buffer:
     """`buffer` with rows of the length, at least its own, at which its accesses conflict least.
 
-    steps: how references step through the tensor. lanes: elements that are copied at once, which rows must be a
-    multiple of to stay aligned.
+    steps: how references step through the tensor. lanes: elements that could be copied at once were rows a multiple of
+    them; rows of odd length, which are copied one by one, are for when nothing else helps. wide: whether threads read
+    as many at once, too, where they are aligned.
     """
     if len(buffer.shape) < 2:
         return buffer
     width = buffer.shape[-1]
-    lengths = [width + pad for pad in (0, lanes, 2 * lanes)]
-    best = min(lengths, key=lambda n: (sum(conflicts(_pitched(buffer, n), box, s, launch) for s in steps), n))
-    return _pitched(buffer, best)
+    lengths = [width + pad for pad in (0, lanes, 2 * lanes, 1 - width % 2)]
+    return min(
+        (_pitched(buffer, n) for n in lengths),
+        key=lambda b: sum(
+            conflicts(b, box, s, launch, lanes if wide and b.strides[-2] % lanes == 0 else 1) for s in steps
+        ),
+    )
 
 
 def _pitched(buffer: Buffer, row: int) -> Buffer:
@@ -38,17 +43,22 @@ def _pitched(buffer: Buffer, row: int) -> Buffer:
     return replace(buffer, strides=tuple(reversed(strides)))
 
 
-def conflicts(buffer: Buffer, box: Box, steps: Steps, launch: Launch) -> int:
-    """Further turns that a warp waits when its threads access `buffer` once: 0 where no two need the same bank."""
+def conflicts(buffer: Buffer, box: Box, steps: Steps, launch: Launch, lanes: int) -> int:
+    """Further turns that threads wait when they access `buffer` once: 0 where no two need the same bank.
+
+    lanes: elements that a thread takes at once. Of 16 bytes each, a quarter of a warp is served at a time.
+    """
     words: dict[int, set[int]] = defaultdict(set)
-    for lane in warp(launch):
+    span = max(1, lanes * buffer.type.dtype.size // BANK_BYTES)
+    for lane in warp(launch)[: WARP // span]:
         address = 0
         for count, move in zip(lane, steps.moves, strict=True):
             if move is None:
                 continue
             address += sum(p * s for p, s in zip(_places([count * m for m in move], box), buffer.strides, strict=True))
         word = address * buffer.type.dtype.size // BANK_BYTES
-        words[word % BANKS].add(word)
+        for part in range(word, word + span):
+            words[part % BANKS].add(part)
     return max(map(len, words.values())) - 1
 
 

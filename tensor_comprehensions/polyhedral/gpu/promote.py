@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import count
-from math import prod
+from math import gcd, prod
 
 import islpy as isl
 
@@ -133,6 +133,7 @@ class Surroundings:
     tensors: the buffers of the tensors; local: those that nothing reads after the kernel.
     order: `S[i] -> [time]`, the schedule before any copy. threads: `S[i] -> [x, y, z]`, who runs an instance.
     instances: `S[i]` on the block and the thread that are parameters. budget: bytes of shared memory.
+    blocked: the statements that find what they read in registers, which are filled by vectors.
     """
 
     references: tuple[Reference, ...]
@@ -143,6 +144,7 @@ class Surroundings:
     instances: isl.UnionSet
     launch: Launch
     budget: int
+    blocked: frozenset[str] = frozenset()
 
     @property
     def written(self) -> frozenset[str]:
@@ -175,7 +177,8 @@ def promote_shared(
         tensor = around.tensors[group.tensor]
         buffer = build.buffer(name, tensor.type.dtype, group.box.shape, Space.SHARED)
         lanes = lanes_of(tensor, group.box, isl.Set.from_union_set(scope.range()), None)
-        buffer = padded(buffer, group.box, steps, around.launch, lanes)
+        wide = all(r.tag.rpartition(".")[0] in around.blocked for r in group.references)
+        buffer = padded(buffer, group.box, steps, around.launch, lanes, wide=wide)
         if room_of(buffer) <= room:
             chosen.append((group, buffer))
             room -= room_of(buffer)
@@ -343,7 +346,8 @@ def copy_of(group: Group, buffer: Buffer, tensor: Buffer, points: isl.Set, only:
     if only is not None:
         inside = group.box.relation().intersect_domain(points)
         only = None if inside.intersect(within(inside.get_space(), tensor.shape)).is_subset(only) else only
-    return Copy(tensor, buffer, group.box, points, only, lanes_of(tensor, group.box, points, only))
+    lanes = gcd(lanes_of(tensor, group.box, points, only), *buffer.strides[:-1])
+    return Copy(tensor, buffer, group.box, points, only, lanes)
 
 
 def written_by(group: Group, scope: isl.UnionMap) -> isl.Map:

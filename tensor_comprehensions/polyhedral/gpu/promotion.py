@@ -60,6 +60,7 @@ def promote(
         threads=threads_of(instances, plan.launch),
         instances=instances,
         launch=plan.launch,
+        blocked=frozenset(u.name for leaf in plan.leaves if leaf.blocked for u in leaf.units),
         budget=(options.max_shared_memory or target.shared) - sum(room_of(b) for b in shared),
     )
     done = Promotion()

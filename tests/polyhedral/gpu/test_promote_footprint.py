@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 import islpy as isl
 import pytest
 
-from tensor_comprehensions.polyhedral.gpu.footprint import Group, Reference, groups
+from tensor_comprehensions.polyhedral.gpu.footprint import Group, Reference, box
+from tensor_comprehensions.polyhedral.gpu.footprint import groups as groups_around
 from tensor_comprehensions.polyhedral.scop import CONTEXT, union_map
 
 Point = tuple[int, ...]
@@ -19,6 +20,10 @@ Point = tuple[int, ...]
 def reference(tag: str, text: str, *, writes: bool = False, affine: bool = True) -> Reference:
     relation = isl.Map(text, CONTEXT)
     return Reference(tag, relation.get_tuple_name(isl.dim_type.out), relation, not writes, writes, affine)
+
+
+def groups(references: Sequence[Reference], scope: isl.UnionMap) -> Mapping[str, tuple[Group, ...]]:
+    return groups_around(references, scope, box)
 
 
 def pairs(relation: isl.Map) -> dict[Point, set[Point]]:

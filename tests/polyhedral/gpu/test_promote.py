@@ -1,0 +1,290 @@
+"""Promotion: what goes to shared memory and registers, that values stay right, and that mistakes in it are caught."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensor_comprehensions.codegen import cuda
+from tensor_comprehensions.compiler_gpu import GPU_PASSES, GpuJob
+from tensor_comprehensions.errors import InternalError
+from tensor_comprehensions.loop_ir.intrinsics import COPY_ASYNC, WAIT_ASYNC
+from tensor_comprehensions.loop_ir.nodes import Buffer, Invoke, Module, Space
+from tensor_comprehensions.loop_ir.rewrite import map_stmt, walk
+from tensor_comprehensions.options import MappingOptions
+from tensor_comprehensions.polyhedral.gpu import pipeline
+from tensor_comprehensions.polyhedral.gpu import promote as promotion
+from tensor_comprehensions.polyhedral.gpu.copies import Copy
+from tensor_comprehensions.runtime import emulator, nvrtc
+from tensor_comprehensions.target import target
+from tensor_comprehensions.tc_lang import bind, compile_source
+from tensor_comprehensions.tc_lang.legalise import legalise
+
+SM90 = target("cuda:sm_90")
+needs_compiler = pytest.mark.skipif(
+    not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler"
+)
+needs_nvrtc = pytest.mark.skipif(not nvrtc.is_available(), reason="compiling CUDA needs NVRTC")
+
+MATMUL = "def mm(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }"
+TRANSPOSE = "def f(float(M,N) A) -> (O) { O(n,m) = A(m,n) }"
+STENCIL = "def f(float(N) A) -> (O) { O(i) = A(i) + A(i+1) + A(i+2) }"
+GATHER = "def f(float(E,D) T, int(N) I) -> (O) { O(n,d) = T(I(n),d) + T(n,d) }"
+LAYERS = """def f(float(M,K) A, float(K,N) B, float(N) b) -> (H, O) {
+    H(m,n) +=! A(m,k) * B(k,n)
+    O(m,n) = fmax(H(m,n) + b(n), 0)
+}"""
+UPDATE = "def f(float(M,K) A, float(K,N) B, float(M,N) D) -> (C) { C(m,n) = D(m,n) * 2  C(m,n) += A(m,k) * B(k,n) }"
+
+SMALL = MappingOptions(tile=(8, 16, 8), threads=(4, 4), shared_memory=True)
+BLOCKED = replace(SMALL, private_memory=True, vector=4)
+DOUBLE = replace(BLOCKED, double_buffer=True)
+
+
+def module(source: str, options: MappingOptions, **sizes: int) -> Module:
+    """What is printed for a def at those sizes."""
+    (function,) = compile_source(source)
+    value: Any = legalise(bind(function, sizes))
+    for step in GPU_PASSES[1:3]:
+        value = step.run(value, GpuJob(options, SM90, ""))
+    assert isinstance(value, Module)
+    return value
+
+
+def allocated(m: Module, space: Space) -> dict[str, Buffer]:
+    found = {}
+    for kernel in m.kernels:
+        for s in walk(kernel.body):
+            buffer = getattr(s, "buffer", None)
+            if isinstance(buffer, Buffer) and type(s).__name__ == "Allocate" and buffer.space is space:
+                found[buffer.name] = buffer
+    return found
+
+
+def inputs(m: Module) -> dict[str, np.ndarray]:
+    """Small integers, so that sums are exact in any order."""
+    rng = np.random.default_rng(1)
+    found = {}
+    for b in m.arguments:
+        kind = {"float32": np.float32, "int32": np.int32}[b.type.dtype.name]
+        low = 0 if kind is np.int32 else -3
+        found[b.name] = np.zeros(b.shape, kind) if b.name in m.written else rng.integers(low, 4, b.shape).astype(kind)
+    return found
+
+
+def run(m: Module) -> dict[str, np.ndarray]:
+    arrays = inputs(m)
+    assert emulator.emulate(cuda.emit(m), m, arrays) == (0, 0)
+    return arrays
+
+
+def product(a: Mapping[str, np.ndarray]) -> np.ndarray:
+    return a["A"] @ a["B"]
+
+
+# --- what is promoted --------------------------------------------------------------------------------------------
+
+
+def test_operands_of_a_matmul_are_shared_by_threads() -> None:
+    shared = allocated(module(MATMUL, SMALL, M=32, N=32, K=16), Space.SHARED)
+    assert {b.name: b.shape for b in shared.values() if b.name != "C.shared"} == {
+        "A.shared": (8, 8),
+        "B.shared": (8, 16),
+    }
+
+
+def test_accumulators_and_fragments_are_registers() -> None:
+    m = module(MATMUL, BLOCKED, M=32, N=32, K=16)
+    own = allocated(m, Space.REGISTER)
+    assert {b.name: b.shape for b in own.values()} == {
+        "C.own": (2, 4),
+        "A.own": (2, 4),
+        "B.own": (4, 4),
+    }
+    assert "C.shared" not in allocated(m, Space.SHARED)
+
+
+def test_the_next_tile_is_on_its_way() -> None:
+    m = module(MATMUL, DOUBLE, M=32, N=32, K=32)
+    assert {b.name: b.shape[0] for b in allocated(m, Space.SHARED).values()} == {"A.shared": 2, "B.shared": 2}
+    names = [s.name for k in m.kernels for s in walk(k.body) if isinstance(s, Invoke)]
+    assert names.count(COPY_ASYNC) > 1
+    tight = module(MATMUL, replace(DOUBLE, max_shared_memory=1024), M=32, N=32, K=32)
+    assert all(s.name != COPY_ASYNC for k in tight.kernels for s in walk(k.body) if isinstance(s, Invoke))
+
+
+def test_what_is_used_once_in_order_stays() -> None:
+    copy = module("def f(float(M,N) A) -> (O) { O(m,n) = A(m,n) }", SMALL, M=32, N=32)
+    assert not allocated(copy, Space.SHARED)
+
+
+def test_what_is_read_across_goes_through_shared_memory() -> None:
+    shared = allocated(module(TRANSPOSE, replace(SMALL, tile=(32, 32), threads=(32, 4)), M=64, N=64), Space.SHARED)
+    (buffer,) = shared.values()
+    assert buffer.strides[0] % 2 == 1  # a column lies in as many banks as it has elements
+
+
+def test_neighbours_of_a_stencil_share_one_buffer() -> None:
+    shared = allocated(module(STENCIL, replace(SMALL, tile=(16,), threads=(16,)), N=66), Space.SHARED)
+    assert {b.name: b.shape for b in shared.values()} == {"A.shared": (18,)}
+
+
+def test_a_gather_reads_the_tensor_itself() -> None:
+    m = module(GATHER, replace(SMALL, tile=(8, 8)), E=20, D=16, N=16)
+    assert all(not name.startswith("T.") or b.shape == (8, 8) for name, b in allocated(m, Space.SHARED).items())
+
+
+@pytest.mark.parametrize(("limit", "count"), [(0, 3), (1024 + 256, 2), (600, 1), (100, 0)])
+def test_the_budget_holds(limit: int, count: int) -> None:
+    options = replace(SMALL, max_shared_memory=limit)
+    shared = allocated(module(MATMUL, options, M=32, N=32, K=32), Space.SHARED)
+    assert len(shared) <= count
+    assert sum(promotion.room_of(b) for b in shared.values()) <= (limit or SM90.shared)
+
+
+def test_rows_are_padded_only_where_banks_conflict() -> None:
+    across = allocated(module(TRANSPOSE, replace(SMALL, tile=(32, 32), threads=(32, 4)), M=64, N=64), Space.SHARED)
+    along = allocated(
+        module(MATMUL, replace(SMALL, tile=(32, 32, 32), threads=(32, 4)), M=64, N=64, K=64), Space.SHARED
+    )
+    assert across["A.shared"].strides == (33, 1)
+    assert along["B.shared"].strides == (32, 1)
+
+
+def test_temporaries_of_a_kernel_need_no_memory() -> None:
+    chain = """def f(float(N,D) X) -> (O) {
+        T(n,d) = X(n,d) * 2
+        U(n) +=! T(n,d)
+        O(n,d) = T(n,d) - U(n)
+    }"""
+    m = module(chain, replace(SMALL, tile=(4,), threads=(8, 4)), N=16, D=24)
+    assert m.temporaries == ()
+
+
+# --- values ------------------------------------------------------------------------------------------------------
+
+SIZES = ((32, 32, 16), (29, 35, 13), (7, 5, 3))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "options", [SMALL, BLOCKED, replace(BLOCKED, shared_memory=False), DOUBLE], ids=["shared", "both", "own", "double"]
+)
+def test_matmul(options: MappingOptions) -> None:
+    modules = [module(MATMUL, options, M=m, N=n, K=k) for m, n, k in SIZES]
+    for m, built in zip(modules, emulator.build([cuda.emit(m) for m in modules]), strict=True):
+        arrays = inputs(m)
+        assert emulator.run(built, m, arrays) == (0, 0)
+        np.testing.assert_array_equal(arrays["C"], product(arrays))
+
+
+@needs_compiler
+def test_updates_start_from_what_is_there() -> None:
+    for options in (SMALL, BLOCKED):
+        a = run(module(UPDATE, options, M=13, N=18, K=9))
+        np.testing.assert_array_equal(a["C"], 2 * a["D"] + product(a))
+
+
+@needs_compiler
+def test_what_other_leaves_read_is_written_back() -> None:
+    for options in (SMALL, BLOCKED):
+        a = run(module(LAYERS, options, M=13, N=18, K=9))
+        np.testing.assert_array_equal(a["H"], product(a))
+        np.testing.assert_array_equal(a["O"], np.maximum(product(a) + a["b"], 0))
+
+
+@needs_compiler
+def test_transposes_stencils_and_gathers() -> None:
+    a = run(module(TRANSPOSE, SMALL, M=19, N=33))
+    np.testing.assert_array_equal(a["O"], a["A"].T)
+    a = run(module(STENCIL, replace(SMALL, tile=(16,), threads=(8,)), N=45))
+    np.testing.assert_array_equal(a["O"], a["A"][:-2] + a["A"][1:-1] + a["A"][2:])
+    a = run(module(GATHER, replace(SMALL, tile=(4, 8)), E=20, D=12, N=15))
+    np.testing.assert_array_equal(a["O"], a["T"][a["I"]] + a["T"][:15])
+
+
+# --- planted faults ----------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+def test_a_missing_barrier_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promotion, "BARRIER_STATEMENT", Invoke("commit_async", ()))
+    with pytest.raises(InternalError, match=r"race|undefined"):
+        run(module(MATMUL, SMALL, M=16, N=16, K=16))
+
+
+@needs_compiler
+def test_a_shrunken_copy_is_an_undefined_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Copy.statement
+
+    def shrunken(self: Copy, *arguments: Any, **named: Any) -> Any:
+        loop = whole(self, *arguments, **named)
+        return replace(loop, stop=replace(loop.stop, value=loop.stop.value - 1)) if named["into"] else loop
+
+    monkeypatch.setattr(Copy, "statement", shrunken)
+    with pytest.raises(InternalError, match=r"undefined|nothing"):
+        run(module(MATMUL, SMALL, M=16, N=16, K=16))
+
+
+@needs_compiler
+def test_a_wrong_box_is_out_of_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = promotion.box
+
+    def narrow(footprint: Any) -> Any:
+        found = real(footprint)
+        if found is None or not found.sides:
+            return found
+        *rest, last = found.sides
+        (stride, extent) = last.digits[-1]
+        return replace(found, sides=(*rest, replace(last, digits=((stride, max(1, extent - 1)),))))
+
+    monkeypatch.setattr(promotion, "box", narrow)
+    with pytest.raises(InternalError):
+        run(module(MATMUL, SMALL, M=16, N=16, K=16))
+
+
+@needs_compiler
+def test_waiting_for_one_group_too_few_is_an_undefined_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = pipeline._pipelined
+
+    def hasty(*arguments: Any) -> Any:
+        def on_stmt(s: Any) -> Any:
+            s = map_stmt(s, lambda e: e, on_stmt)
+            return replace(s, attributes=(1,)) if isinstance(s, Invoke) and s.name == WAIT_ASYNC else s
+
+        return on_stmt(real(*arguments))
+
+    monkeypatch.setattr(pipeline, "_pipelined", hasty)
+    with pytest.raises(InternalError, match=r"race|undefined"):
+        run(module(MATMUL, DOUBLE, M=16, N=16, K=16))
+
+
+# --- the large one -----------------------------------------------------------------------------------------------
+
+LARGE = MappingOptions(
+    tile=(128, 128, 16), threads=(16, 16), blocks=(65535, 65535), vector=4, shared_memory=True, private_memory=True
+)
+PIPELINED = replace(LARGE, double_buffer=True)
+
+
+def test_large_matmul_moves_vectors() -> None:
+    text = cuda.emit(module(MATMUL, LARGE, M=1024, N=1024, K=1024)).source
+    lines = [line for line in text.splitlines() if "A[" in line or "B[" in line or "C[" in line]
+    assert lines
+    assert all("float4" in line for line in lines)
+    shared = [line for line in text.splitlines() if "_shared[" in line and "__shared__" not in line]
+    assert all("float4" in line for line in shared)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("options", [LARGE, PIPELINED], ids=["staged", "pipelined"])
+def test_large_matmul_fits_into_registers(options: MappingOptions, architecture: str) -> None:
+    cubin = nvrtc.compile_text(cuda.emit(module(MATMUL, options, M=1024, N=1024, K=1024)).source, architecture)
+    (used,) = cubin.resources.values()
+    assert (used.local, used.spill_stores, used.spill_loads) == (0, 0, 0)
+    assert used.registers <= 168
