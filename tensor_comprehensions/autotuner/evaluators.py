@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Executor, Future
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
@@ -124,11 +121,11 @@ class Local:
 
 
 class _Processes:
-    """A zygote with its workers, and a folder that they share."""
+    """A zygote with its workers."""
 
     def __init__(self, compiling: Sequence[Settings], running: Sequence[Settings]) -> None:
         self.zygote = Zygote()
-        self.folder = Path(tempfile.mkdtemp(prefix="tensorc-tune-"))
+        self.folder = self.zygote.folder
         self.compilers = Group(self.zygote, compiling)
         self.runners = Group(self.zygote, running, suspect)
 
@@ -136,7 +133,6 @@ class _Processes:
         self.compilers.close()
         self.runners.close()
         self.zygote.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 # --- elsewhere ---------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError, InternalError
@@ -63,7 +64,10 @@ class Settings:
 
 
 class Zygote:
-    """A process that forks workers; closing it ends them all."""
+    """A process that forks workers; closing it ends them all.
+
+    folder: for files that its workers share; it is gone when the zygote is, however that ends.
+    """
 
     def __init__(self) -> None:
         if not hasattr(os, "fork") or not hasattr(socket, "send_fds"):
@@ -74,7 +78,7 @@ class Zygote:
             command = [sys.executable, "-m", __package__ + ".zygote", str(theirs.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         try:
-            self._ask(None)
+            self.folder = Path(self._ask(None)["folder"])
         except frames.Closed as error:
             raise InternalError(f"the process for workers does not start: {self._process.wait()}") from error
 

@@ -13,11 +13,14 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import struct
 import sys
+import tempfile
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from . import frames
@@ -29,24 +32,35 @@ Handler = Callable[[bytes, Callable[[str], None]], bytes]
 """What a worker does: (request, tell the next phase) -> reply."""
 
 
+class Ended(Exception):
+    """The parent is gone."""
+
+
 def main(descriptor: int, parent: int) -> None:
-    """Serve until the parent is gone."""
+    """Serve until the parent is gone; then leave neither a process nor a file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
+    signal.signal(signal.SIGTERM, _end)
+    _die_with_parent(signal.SIGTERM)
     for module in PRELOAD:
         importlib.import_module(module)
     children: set[int] = set()
-    with socket.socket(fileno=descriptor) as control:
-        send_json(control, {"ready": True})
-        try:
+    folder = tempfile.mkdtemp(prefix="tensorc-tune-")
+    try:
+        with socket.socket(fileno=descriptor) as control, contextlib.suppress(frames.Closed, Ended):
+            send_json(control, {"folder": folder})
             while (order := _next_order(control, parent)) is not None:
                 _obey(control, order, children)
-        except frames.Closed:
-            pass
-    for pid in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise Ended
 
 
 def _next_order(control: socket.socket, parent: int) -> tuple[dict[str, Any], list[int]] | None:
@@ -81,7 +95,8 @@ def _work(connection: socket.socket, settings: dict[str, Any], zygote: int) -> N
     """Answer requests until there are none; never returns."""
     code = 1
     try:
-        _die_with_parent()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _die_with_parent(signal.SIGKILL)
         if os.getppid() == zygote:
             _confine(settings)
             handler = _handler(settings)
@@ -129,11 +144,11 @@ def _virtual_memory() -> int:
         return int(f.read().split()[0]) * os.sysconf("SC_PAGESIZE")
 
 
-def _die_with_parent() -> None:
-    """Have the system kill this process when its parent ends, where it can."""
+def _die_with_parent(number: int) -> None:
+    """Have the system send a signal to this process when its parent ends, where it can."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)
 
 
 # --- orders ------------------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ zygote = Zygote()
 group = Group(zygote, [Settings(service="fakes:handle", path=(sys.argv[1],))] * 2)
 pids = [int(group.submit(b"pid", {"prepare": 60.0}).result())]
 waiting = group.submit(b"sleep", {"prepare": 60.0, "run": 1000.0})
-print(zygote._process.pid, *pids, flush=True)
+print(zygote._process.pid, *pids, zygote.folder, flush=True)
 waiting.result()
 """
 
@@ -124,13 +124,16 @@ waiting.result()
 def test_case_49_no_worker_survives_whoever_asked() -> None:
     parent = subprocess.Popen([sys.executable, "-c", _PARENT, HERE], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    pids = [int(word) for word in parent.stdout.readline().split()]
+    *words, folder = parent.stdout.readline().split()
+    pids = [int(word) for word in words]
+    assert Path(folder).is_dir()
     assert len(pids) == 2
     assert not any(map(_dead, pids))
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
     assert all(map(gone, pids))
+    assert not Path(folder).exists()
 
 
 def _dead(pid: int) -> bool:
