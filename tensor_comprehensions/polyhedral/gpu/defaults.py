@@ -33,7 +33,7 @@ LIGHT = 1 << 14
 """Elements that a block may work through rather than leave them to another kernel with more blocks."""
 UNLIMITED = (1 << 31) - 1
 # Side of the tile of a contraction, its elements per thread along both sides, and terms at a time.
-SQUARES = ((128, 8, 8), (64, 4, 16), (32, 2, 32), (16, 1, 32))
+SQUARES = ((128, 8, 16), (64, 4, 16), (32, 2, 32), (16, 1, 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def choose(scop: Scop, group: Group, target: GpuTarget) -> MappingOptions:
     shape = _shape(scop, group)
     sides = _sides(shape) if shape.reduced > SHORT else None
     if sides is not None:
-        return _contraction(shape, sides, target)
+        return _contraction(scop, shape, sides, target)
     if _column_reduction(scop, shape):
         return _columns(scop, shape, target)
     if shape.inner > SHORT:
@@ -267,7 +267,7 @@ def _reads_still(node: Node, dim: Dim) -> frozenset[str]:
     )
 
 
-def _contraction(shape: Shape, sides: tuple[Dim, Dim], target: GpuTarget) -> MappingOptions:
+def _contraction(scop: Scop, shape: Shape, sides: tuple[Dim, Dim], target: GpuTarget) -> MappingOptions:
     """The largest square tiles of which there is one for every processor."""
     positions = [d.row for d in sides]
     extents = [d.extent for d in sides]
@@ -287,4 +287,11 @@ def _contraction(shape: Shape, sides: tuple[Dim, Dim], target: GpuTarget) -> Map
         unroll=8,
         shared_memory=True,
         private_memory=each > 1,
+        vector=4 if each % 4 == 0 and _reads_along(scop, shape.leaf, sides[1]) else 1,
+        double_buffer=True,
     )
+
+
+def _reads_along(scop: Scop, leaf: Leaf, dim: Dim) -> bool:
+    """Is what is next to each other along `dim` next to each other in memory for some read?"""
+    return any(stride(scop.function, a, dim.index(n)) == 1 for n in leaf.nodes for a in n.reads)
