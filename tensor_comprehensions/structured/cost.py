@@ -160,7 +160,7 @@ class Ranking:
     def several(self, count: int) -> list[RegisterTile]:
         """The best one and then others with few cycles, no two of one width and number of lanes.
 
-        The narrowest that is nearly as good and fills cache lines is among them: panels of it hold long runs of memory.
+        The second is the narrowest that is nearly as good and fills cache lines: panels of it hold long runs of memory.
         """
         chosen: dict[tuple[int, int], RegisterTile] = {}
         for tile in self.cycles:
@@ -168,8 +168,8 @@ class Ranking:
         tiles = list(chosen.values())
         vector, line = self.facts.vector, LINE // self.facts.output_bytes
         good = [t for t in tiles if t.size(vector) >= line and self.cycles[t] <= NEARLY * self.cycles[tiles[0]]]
-        narrow = [t for t in sorted(good, key=lambda t: t.size(vector))[:1] if count > 1 and t is not tiles[0]]
-        return [*[t for t in tiles if t not in narrow][: count - len(narrow)], *narrow]
+        narrow = min(good, key=lambda t: (t.size(vector), -t.lanes), default=tiles[0])
+        return list(dict.fromkeys([tiles[0], narrow, *tiles]))[:count]
 
 
 def _tiles(facts: Facts, target: Target) -> Generator[RegisterTile]:

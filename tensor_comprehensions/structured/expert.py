@@ -41,7 +41,7 @@ SHORT_UNIT = 128
 """Points of a contiguous run of the output below which lanes across such runs may be the better ones."""
 STREAMED_SHARE = 0.75
 """Of the last cache: with more data than this around, what is written does not stay there."""
-TILES, CLEARLY = 8, 0.97
+TILES, CLEARLY = 6, 0.97
 """Register tiles that are looked at; less than this share of the cycles makes one of them better than those before."""
 UNROLL = 4
 """Innermost reductions up to this long are unrolled."""
