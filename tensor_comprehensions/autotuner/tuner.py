@@ -26,8 +26,8 @@ from .search import SEARCHES, Candidate, Search
 from .service import VERSION
 from .space import Genome, Space
 
-FINALISTS = 3
-"""Candidates that race with the default in the end."""
+FINALISTS = 5
+"""Candidates that race with the default in the end: the best of many noisy times is seldom the best."""
 TIE = 0.01
 """By how much a candidate must beat the default."""
 RESERVE = 0.1
