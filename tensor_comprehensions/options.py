@@ -69,7 +69,7 @@ class MappingOptions:
         cooperative_reductions: let the threads of a block share the terms of a reduction.
         split_reductions: cut reductions with few results into so many parts, for as many blocks; 1 does not.
         collapse: make adjacent loops that walk memory as one loop one loop.
-        vector: elements that a thread computes next to each other along x, with wide accesses where those are aligned.
+        vector: elements that a thread computes next to each other along x.
         double_buffer: copy the next tile to shared memory while the present one is used, where that is possible.
         fix_parameters: sizes are always fixed before scheduling; kept for the sake of old sets of options.
         allow_skewing: loops are never skewed at present; kept for the sake of old sets of options.
