@@ -12,7 +12,7 @@ from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.affine import Interval
 from ...loop_ir.intrinsics import BARRIER, WARP_BARRIER
-from ...loop_ir.nodes import BLOCK, THREAD, Buffer, Kernel, Launch
+from ...loop_ir.nodes import Buffer, Kernel, Launch
 from ...target import GpuTarget
 from ...tc_lang.function import Tensor
 from ...translate import View
@@ -25,6 +25,7 @@ from .promote import Promotion, room_of
 from .promotion import promote
 from .reductions import Sum, combine
 from .references import moved
+from .spell import identifiers
 from .statements import Emitter, register_view, sum_register
 from .sync import Level, barriers
 from .tree import BLOCK_IDS, THREAD_IDS, Tree, schedule, without_collectives
@@ -123,12 +124,6 @@ def collective_names(levels: Sequence[Level]) -> tuple[str, ...]:
     """The collectives before the leaves of a kernel."""
     kinds = {Level.NONE: "", Level.WARP: WARP_BARRIER, Level.BLOCK: BARRIER}
     return tuple(f"{kinds[level]}{k}" if level else "" for k, level in enumerate(levels))
-
-
-def identifiers(launch: Launch) -> dict[str, ir.Expr]:
-    """What the parameters of a tree are worth; those that take one value are 0."""
-    names = zip((*BLOCK_IDS, *THREAD_IDS), (*BLOCK, *THREAD), (*launch.grid, *launch.block), strict=True)
-    return {p: build.var(name) if count > 1 else build.const(0) for p, name, count in names}
 
 
 def _context(launch: Launch) -> isl.Set:

@@ -10,14 +10,11 @@ import islpy as isl
 from ...errors import CannotLower
 from ...loop_ir import build
 from ...loop_ir.nodes import BLOCK, THREAD, Expr, Launch
-
-BLOCK_IDS = ("b0", "b1", "b2")
-THREAD_IDS = ("t0", "t1", "t2")
-"""The parameters that stand for the block and the thread in sets and functions."""
+from .tree import BLOCK_IDS, THREAD_IDS
 
 
 def identifiers(launch: Launch) -> dict[str, Expr]:
-    """What the parameters are worth; those that take one value are 0."""
+    """What the parameters of a tree are worth; those that take one value are 0."""
     names = zip((*BLOCK_IDS, *THREAD_IDS), (*BLOCK, *THREAD), (*launch.grid, *launch.block), strict=True)
     return {p: build.var(name) if count > 1 else build.const(0) for p, name, count in names}
 

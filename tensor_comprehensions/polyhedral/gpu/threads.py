@@ -14,7 +14,7 @@ import islpy as isl
 
 from ...loop_ir.nodes import Launch
 from .footprint import IN, OUT, PARAM, SET, Reference
-from .spell import THREAD_IDS
+from .tree import THREAD_IDS
 
 # Instances between those of neighbouring threads: next to each other, or as far apart as a vector is long.
 STRIDES = (1, 2, 4, 8)
