@@ -286,7 +286,8 @@ class _Code:
 
     def thunk(self, function: str, index: int) -> int:
         """The address of the function of a cell."""
-        return self._pool(index).engine.get_function_address(f"tc_{function}_{index % THUNKS}")
+        address: int = self._pool(index).engine.get_function_address(f"tc_{function}_{index % THUNKS}")
+        return address
 
     def _pool(self, index: int) -> _Pool:
         number = index // THUNKS

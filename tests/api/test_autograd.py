@@ -306,8 +306,11 @@ def test_mistakes(name: str) -> None:
 # --- random programs -----------------------------------------------------------------------------------------------
 
 
+RANDOM = 300 if settings().max_examples > 1000 else 12  # with --long
+
+
 @given(programs(most_statements=4))
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=RANDOM, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_random_programs(program: Program) -> None:
     sizes = {name: n % 4 + 1 for name, n in program.sizes}
     op = doubled(program.source)

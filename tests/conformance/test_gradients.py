@@ -1,0 +1,67 @@
+"""gradcheck over the conformance programs that are differentiable, in double precision."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES, Case
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.dtypes import FLOAT64
+from tensor_comprehensions.errors import CheckError
+from tensor_comprehensions.tc_lang import compile_source
+
+
+def differentiable() -> Iterator[Case]:
+    """Programs with floating inputs and outputs, all of them in double precision once they are doubled."""
+    for case in CASES:
+        if case.error is not None or case.record.get("may_reject"):
+            continue
+        try:
+            function = next(f for f in compile_source(doubled(case)) if f.name == called(case))
+        except CheckError:  # its literals make it a program in single precision
+            continue
+        outputs = [function.tensor(r).dtype for r in function.returns]
+        inputs = [p.dtype for p in (*function.parameters, *function.initial)]
+        floats = [t for t in (*inputs, *outputs) if t.is_float]
+        arrays = [a for part in case.arrays() for a in part.values()]
+        if not all(a.size for a in arrays):  # gradcheck's fast mode has nothing to do
+            continue
+        if any(t.is_float for t in inputs) and any(t.is_float for t in outputs) and set(floats) == {FLOAT64}:
+            yield case
+
+
+def doubled(case: Case) -> str:
+    """The text of a case in double precision."""
+    return re.sub(r"\bfloat(32|64)?(?=[\s(])", "double", case.source)
+
+
+def called(case: Case) -> str:
+    return str(case.record.get("fn") or case.source.split("def", 1)[1].split("(")[0].strip())
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every third program; with `--long`, all."""
+    cases = list(differentiable())[:: 1 if metafunc.config.getoption("--long") else 3]
+    metafunc.parametrize("case", cases, ids=[c.id for c in cases])
+
+
+def test_gradients_agree_with_finite_differences(case: Case) -> None:
+    op = tc.define(doubled(case))[called(case)]
+    inputs, initial = case.arrays()
+    values = [tensor(x) for x in (*inputs.values(), *initial.values())]
+
+    def call(*everything: Any) -> Any:
+        results = op(*everything[: len(inputs)], **dict(zip(initial, everything[len(inputs) :], strict=True)))
+        return tuple(r for r in (results if isinstance(results, tuple) else (results,)) if r.is_floating_point())
+
+    assert torch.autograd.gradcheck(call, tuple(values), fast_mode=True)
+
+
+def tensor(array: Any) -> torch.Tensor:
+    x = torch.from_numpy(array)
+    return x.double().clone(memory_format=torch.contiguous_format).requires_grad_() if x.is_floating_point() else x
