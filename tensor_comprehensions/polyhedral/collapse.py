@@ -36,8 +36,8 @@ def _without_single_terms(s: BoundStatement) -> BoundStatement:
             case tc.Index(name, dtype) if name in single:
                 return tc.Const(single[name], dtype)
             case tc.Binary("+", left, right, dtype) if dtype == tc.INDEX_TYPE:
-                terms = [x for x in (put(left), put(right)) if x != tc.Const(0, dtype)]
-                return tc.Binary("+", *terms, dtype) if len(terms) == 2 else (terms or [tc.Const(0, dtype)])[0]
+                a, b, zero = put(left), put(right), tc.Const(0, dtype)
+                return b if a == zero else a if b == zero else tc.Binary("+", a, b, dtype)
             case _:
                 return map_expression(e, put)
 

@@ -1,6 +1,6 @@
 """A def with one more dimension in front of some of its tensors: many calls of the def as one.
 
-Exact, because the new index is parallel everywhere: what the def says of its tensors, the batched def says of each slice.
+Exact, because the new index is parallel everywhere: what the def says of its tensors, the batched one says of slices.
 """
 
 from __future__ import annotations
