@@ -131,8 +131,7 @@ def _roots(s: BoundStatement) -> Iterator[tc.Expr]:
 
 
 def _accesses(s: BoundStatement) -> Iterator[tc.Access]:
-    yield tc.Access(s.target, s.subscripts, s.value.dtype)
-    for root in _roots(s):
+    for root in (tc.Access(s.target, s.subscripts, s.value.dtype), *_roots(s)):  # what is written may be found by data
         yield from (e for e in walk(root) if isinstance(e, tc.Access))
 
 
@@ -189,7 +188,7 @@ def _merged_statement(s: BoundStatement, candidates: set[Candidate]) -> BoundSta
     )
     return replace(
         s,
-        subscripts=merged(s.target, s.subscripts),
+        subscripts=merged(s.target, tuple(rewrite(e) for e in s.subscripts)),
         value=rewrite(s.value),
         indices=indices,
         left=sum(1 for i in s.free if i.name not in seconds),

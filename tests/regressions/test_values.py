@@ -90,3 +90,12 @@ def test_a_contraction_whose_tile_is_too_narrow_for_a_kernel_of_its_own() -> Non
                 options = tc.CpuOptions(fusion=fusion, tile=tile, contract=contract, grain=64)
                 kernel = op.compile(*arguments, options=options)
                 assert torch.equal(kernel(*arguments), op.reference(*arguments))
+
+
+def test_dimensions_of_data_that_says_where_to_write_are_not_merged() -> None:
+    op = tc.define(
+        "def f(float(N,M) x, uint8(N,M) c, float(M,K) z) -> (y) { y(m,k) = z(m,k) y(m, c(n,m)) += x(n,m) }"
+    ).f
+    x, code, start = torch.randn(7, 3), torch.randint(16, (7, 3), dtype=torch.uint8), torch.zeros(3, 16)
+    expected = start.clone().t().scatter_add(0, code.long(), x).t()
+    torch.testing.assert_close(op(x, code, start), expected)
