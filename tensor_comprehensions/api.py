@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler
 
-from .autograd import Gradients, PythonGradient, is_plainly_recorded, is_recorded, record, recorded
+from .autotuner.contractions import SECONDS, Found
+from .autotuner.contractions import search as search_candidates
 from .cache import programs
 from .cache.store import current
-from .calls import (
+from .calling.calls import (
     Arguments,
     Shape,
     Sizes,
@@ -32,20 +33,19 @@ from .calls import (
     sizes_from_shapes,
     sizes_of,
 )
+from .calling.describe import documentation, python_signature, signature
+from .calling.kernels import Kernels, Machine
+from .calling.lanes import MISS, Lanes, plain_call
 from .compiler import Compiled
-from .describe import documentation, python_signature, signature
 from .errors import ArgumentError, InternalError, TCError
 from .guard import guarded, told
 from .inspection import Picture
-from .kernels import Kernels, Machine
-from .lanes import MISS, Lanes, plain_call
 from .options import CpuOptions, MappingOptions
 from .runtime.host import host
-from .search import SECONDS, Found
-from .search import search as search_candidates
 from .structured.strategy import frozen
 from .target import GpuTarget, Target
 from .tc_lang.function import BoundFunction, Function
+from .torch_ext.autograd import Gradients, PythonGradient, is_plainly_recorded, is_recorded, record, recorded
 from .torch_ext.operators import Operator, Overload, operator
 from .torch_ext.tracing import is_special, through, traced
 
@@ -55,8 +55,8 @@ Out = Tensor | tuple[Tensor, ...] | None
 _is_traced = torch.compiler.is_dynamo_compiling
 
 if TYPE_CHECKING:
-    from .entries import CacheEntry
-    from .gpu import GpuKernel, GpuKernels
+    from .calling.entries import CacheEntry
+    from .calling.gpu import GpuKernel, GpuKernels
 
 
 @guarded
@@ -185,7 +185,7 @@ class Caller:
     def _gpu_kernels(self) -> GpuKernels:
         """The kernels for graphics processors, made when the first is asked for."""
         if self._gpu is None:
-            from .gpu import GpuKernels
+            from .calling.gpu import GpuKernels
 
             self._gpu = GpuKernels(self._kernels)
         return self._gpu
@@ -390,7 +390,7 @@ class Op(Caller):
         """
         machine = self._machine if options is None else Machine(options, host())
         check_machine(machine.options, machine.target)
-        from .entries import entry_of  # it knows protobuf, which takes longer to import than a kernel to load
+        from .calling.entries import entry_of
 
         arguments = gather(self._kernels.interface, tensors, initial)
         bound, chosen = self._kernels.entry(arguments, machine)

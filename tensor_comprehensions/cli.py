@@ -19,18 +19,20 @@ import llvmlite.binding as llvm
 import torch
 from torch import Tensor
 
-from . import caching, contract, tuning
 from .api import Op, define
-from .arguments import numbers
+from .calling.arguments import numbers
+from .calling.describe import ranges
+from .calling.entries import CacheEntry
+from .calling.samples import sample_arguments
+from .commands import cache as caching
+from .commands import contract
+from .commands import tune as tuning
 from .compiler import KINDS
 from .compiler_gpu import GPU_KINDS
-from .describe import ranges
-from .entries import CacheEntry
 from .errors import ArgumentError, TCError
 from .options import CpuOptions
 from .runtime import emulator, nvrtc, process
 from .runtime.host import host
-from .samples import sample_arguments
 from .structured.pipeline import parse
 from .target import GPUS
 

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, overload
 
 from .api import Op, define
-from .autograd import PythonGradient
 from .errors import ArgumentError
 from .guard import guarded
 from .tc_lang.shorthand import definition
+from .torch_ext.autograd import PythonGradient
 
 
 @overload

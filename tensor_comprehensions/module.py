@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from .api import Op, define
-from .arguments import TORCH_TYPES
-from .describe import signature
+from .calling.arguments import TORCH_TYPES
+from .calling.describe import signature
 from .errors import ArgumentError
 from .guard import guarded
 from .tc_lang.function import Const, Expr, Size, Symbol

@@ -9,10 +9,10 @@ from typing import Any
 
 from .. import knobs
 from ..cache.store import Store, current
-from ..calls import Arguments, check_machine, sizes_of
+from ..calling.calls import Arguments, check_machine, sizes_of
+from ..calling.kernels import Kernels
 from ..errors import ArgumentError
 from ..inspection import logger
-from ..kernels import Kernels
 from ..options import CpuOptions
 from ..runtime.host import host
 from ..structured.strategy import frozen

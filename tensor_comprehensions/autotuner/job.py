@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..arguments import numbers
 from ..cache.store import Store
-from ..calls import Interface, gather
+from ..calling.arguments import numbers
+from ..calling.calls import Interface, gather
+from ..calling.kernels import Kernels
+from ..calling.samples import sample_arguments
 from ..errors import ArgumentError, InternalError, TCError
 from ..inspection import logger
-from ..kernels import Kernels
 from ..options import CpuOptions
-from ..samples import sample_arguments
 from ..tc_lang import compile_source
 from ..tc_lang.function import Function
 from .call import effort, subject_of

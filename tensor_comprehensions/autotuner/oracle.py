@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import TORCH_TYPES
+from ..calling.arguments import TORCH_TYPES
 from ..compiler import Compiled, compile_function
 from ..errors import CannotLower, InternalError, RangeError, TCError
 from ..options import CpuOptions

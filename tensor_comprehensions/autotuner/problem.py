@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import TORCH_TYPES
-from ..calls import Arguments, Interface, Sizes, bind_sizes, normal_strides, with_strides
+from ..calling.arguments import TORCH_TYPES
+from ..calling.calls import Arguments, Interface, Sizes, bind_sizes, normal_strides, with_strides
 from ..errors import ArgumentError
 from ..tc_lang import compile_source
 from ..tc_lang.function import BoundFunction, Function

@@ -14,7 +14,7 @@ from time import perf_counter
 
 from torch import Tensor
 
-from ..arguments import TORCH_TYPES
+from ..calling.arguments import TORCH_TYPES
 from ..runtime.cpu import Executable
 from ..tc_lang.function import Role
 from .memory import Guarded

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..arguments import TYPES
+from ..calling.arguments import TYPES
 from ..dtypes import BOOL, FLOAT32, FLOAT64, INT64, DType
 from .body import Body, arithmetic, cast
 from .values import Value, aligned, broadcast, dropped, moved, of_shape, permuted, reshaped

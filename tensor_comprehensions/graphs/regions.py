@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..arguments import TYPES
+from ..calling.arguments import TYPES
 from .aten import INNER, TABLE, VIEWS, Context, Unsupported, aten, part, retyped
 from .body import Body
 from .values import Value

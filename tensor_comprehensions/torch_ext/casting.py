@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 
-from ..arguments import TORCH_TYPES, Expected
+from ..calling.arguments import TORCH_TYPES, Expected
 
 if TYPE_CHECKING:
     from .operators import Operator

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from .. import knobs
-from ..calls import Arguments, Interface
+from ..calling.calls import Arguments, Interface
+from ..calling.lanes import Lanes
 from ..compiler import Compiled
 from ..dtypes import DType
-from ..lanes import Lanes
 from ..runtime import boxed, process
 from ..runtime.dispatch import places
 from ..tc_lang.function import Role, contiguous_strides

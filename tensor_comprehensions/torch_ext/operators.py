@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import PLAIN, Expected, to_tensor
-from ..autograd import Gradients
-from ..calls import check_names
+from ..calling.arguments import PLAIN, Expected, to_tensor
+from ..calling.calls import check_names
+from ..calling.kernels import Kernels, Machine
+from ..calling.lanes import MISS, Lanes
 from ..errors import InternalError, TCError
-from ..kernels import Kernels, Machine
-from ..lanes import MISS, Lanes
 from ..once import OncePerKey
 from ..runtime.boxed import Cell
 from . import batching, casting, recording
+from .autograd import Gradients
 from .native import NativeLanes, native_kernels
 from .schema import NAMESPACE, Schema, schema_of
 from .shapes import empty_outputs

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..autograd import record
 from ..errors import ArgumentError
+from .autograd import record
 
 if TYPE_CHECKING:
     from .operators import Operator

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import TORCH_TYPES, check_elements
-from ..calls import Interface, Sizes, bind_sizes
+from ..calling.arguments import TORCH_TYPES, check_elements
+from ..calling.calls import Interface, Sizes, bind_sizes
 from ..errors import RangeError, TCError
 from ..tc_lang.formula import Applied, Name, Value
 from ..tc_lang.function import Const, Function, Size

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..arguments import PLAIN, TORCH_TYPES, conversion
-from ..calls import check_names
+from ..calling.arguments import PLAIN, TORCH_TYPES, conversion
+from ..calling.calls import check_names
 from ..errors import ArgumentError
 from .operators import Operator
 

@@ -13,8 +13,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import arguments, dtypes
-from tensor_comprehensions.arguments import Expected
+from tensor_comprehensions import dtypes
+from tensor_comprehensions.calling import arguments
+from tensor_comprehensions.calling.arguments import Expected
 from tensor_comprehensions.errors import ArgumentError
 
 MATRIX = Expected("f", "x", dtypes.FLOAT32, ("M", "N"))

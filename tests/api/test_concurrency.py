@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import recall
+from tensor_comprehensions.calling import recall
 
 SOURCE = """
 def mm(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }

@@ -12,7 +12,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import tensor_comprehensions as tc
 from tensor_comprehensions import knobs
-from tensor_comprehensions.lanes import MISS
+from tensor_comprehensions.calling.lanes import MISS
 
 SOURCE = """
 def add(float(N) a, float(N) b) -> (c) { c(i) = a(i) + b(i) }

@@ -17,7 +17,7 @@ from tensor_comprehensions.autotuner.space import Genome, Space, space
 from tensor_comprehensions.autotuner.tune import Subject
 from tensor_comprehensions.cache.records import from_message
 from tensor_comprehensions.cache.store import Store
-from tensor_comprehensions.calls import gather
+from tensor_comprehensions.calling.calls import gather
 from tensor_comprehensions.options import CpuOptions
 
 SOFTMAX = """

@@ -14,7 +14,7 @@ from tensor_comprehensions.autotuner.problem import describe
 from tensor_comprehensions.autotuner.processes import Group, Settings, Zygote
 from tensor_comprehensions.autotuner.service import VERSION, limits
 from tensor_comprehensions.cache.records import to_message
-from tensor_comprehensions.calls import gather
+from tensor_comprehensions.calling.calls import gather
 from tensor_comprehensions.runtime import cpu
 from tensor_comprehensions.runtime.host import host
 

@@ -15,11 +15,12 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import knobs, recall
+from tensor_comprehensions import knobs
 from tensor_comprehensions.cache import code, programs, source
 from tensor_comprehensions.cache.code import Code
 from tensor_comprehensions.cache.entry import HEADER
 from tensor_comprehensions.cache.store import KERNEL, Store, current
+from tensor_comprehensions.calling import recall
 from tensor_comprehensions.compiler import KINDS
 from tensor_comprehensions.errors import CannotLower
 from tensor_comprehensions.options import CpuOptions

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tensor_comprehensions import cli
-from tensor_comprehensions.contract import Contraction
+from tensor_comprehensions.commands.contract import Contraction
 
 NAME = "abc-bda-dc"
 ARGUMENTS = ["contract", NAME, "--sizes", "a=9,b=10,c=11,d=12"]

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.calls import gather, normal_strides, sizes_of, with_strides
+from tensor_comprehensions.calling.calls import gather, normal_strides, sizes_of, with_strides
 from tensor_comprehensions.codegen import llvm
 from tensor_comprehensions.compiler import PASSES, Job
 from tensor_comprehensions.dtypes import BFLOAT16, DType

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ..errors import ArgumentError
+from ..tc_lang.function import Function, Symbol
+from ..tc_lang.ranges import output_shapes
 from .arguments import TORCH_TYPES
 from .describe import dims
-from .errors import ArgumentError
-from .tc_lang.function import Function, Symbol
-from .tc_lang.ranges import output_shapes
 
 
 def sample_arguments(

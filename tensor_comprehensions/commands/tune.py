@@ -7,14 +7,14 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from .autotuner.call import store_of
-from .autotuner.job import dealt, read_job, shard_of, work
-from .autotuner.progress import watcher
-from .autotuner.report import write
-from .autotuner.tune import seconds
-from .cache import remote
-from .cache.store import Store
-from .errors import ArgumentError
+from ..autotuner.call import store_of
+from ..autotuner.job import dealt, read_job, shard_of, work
+from ..autotuner.progress import watcher
+from ..autotuner.report import write
+from ..autotuner.tune import seconds
+from ..cache import remote
+from ..cache.store import Store
+from ..errors import ArgumentError
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

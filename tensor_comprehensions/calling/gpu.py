@@ -12,6 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..compiler_gpu import GpuCompiled, compile_gpu
+from ..errors import ArgumentError
+from ..guard import guarded
+from ..inspection import Picture
+from ..once import OncePerKey
+from ..options import MappingOptions, check_mapping
+from ..runtime import cuda, emulator
+from ..runtime.cuda import Launches
+from ..runtime.emulator import Emulated, Memory
+from ..target import GpuTarget, target
+from ..tc_lang.function import BoundFunction, Role
+from ..tc_lang.function import Tensor as BoundTensor
 from .arguments import TORCH_TYPES, Expected, article, overlaps_itself, to_tensor
 from .calls import (
     Arguments,
@@ -27,20 +39,8 @@ from .calls import (
     sizes_of,
     with_strides,
 )
-from .compiler_gpu import GpuCompiled, compile_gpu
 from .describe import signature
-from .errors import ArgumentError
-from .guard import guarded
-from .inspection import Picture
 from .kernels import Kernels
-from .once import OncePerKey
-from .options import MappingOptions, check_mapping
-from .runtime import cuda, emulator
-from .runtime.cuda import Launches
-from .runtime.emulator import Emulated, Memory
-from .target import GpuTarget, target
-from .tc_lang.function import BoundFunction, Role
-from .tc_lang.function import Tensor as BoundTensor
 
 LIMIT = 256
 ALIGNMENT = 16
@@ -133,7 +133,7 @@ class GpuKernels:
 def _load(kernel: GpuCompiled, device: int, aligned: bool) -> Launches:
     if aligned or kernel.unaligned.source == kernel.code.source:
         return cuda.load(kernel.code, kernel.cubin, device)
-    from .runtime import nvrtc
+    from ..runtime import nvrtc
 
     return cuda.load(kernel.unaligned, nvrtc.compile_text(kernel.unaligned.source, kernel.target.name), device)
 

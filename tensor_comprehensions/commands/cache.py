@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
-from . import knobs
-from .cache import code, evict, exchange, remote, tuning
-from .cache.code import Code
-from .cache.key import Key
-from .cache.store import KERNEL, LAYERS, TUNING, Name, Store, current
-from .cache.tuning import Measurement
-from .entries import CacheEntry
-from .errors import ArgumentError, CacheError
+from .. import knobs
+from ..cache import code, evict, exchange, remote, tuning
+from ..cache.code import Code
+from ..cache.key import Key
+from ..cache.store import KERNEL, LAYERS, TUNING, Name, Store, current
+from ..cache.tuning import Measurement
+from ..calling.entries import CacheEntry
+from ..errors import ArgumentError, CacheError
 
 Namespace = argparse.Namespace
 EntryOf = Callable[[Namespace], CacheEntry]

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from . import knobs
-from .arguments import PLAIN
-from .calls import Interface, check_names
-from .errors import ArgumentError, CheckError
-from .once import OncePerKey
-from .tc_lang.differentiate import differentiable, differentiate
-from .tc_lang.function import Function
-from .tc_lang.gradient import Gradient, Key, given_gradient
+from .. import knobs
+from ..calling.arguments import PLAIN
+from ..calling.calls import Interface, check_names
+from ..errors import ArgumentError, CheckError
+from ..once import OncePerKey
+from ..tc_lang.differentiate import differentiable, differentiate
+from ..tc_lang.function import Function
+from ..tc_lang.gradient import Gradient, Key, given_gradient
 
 Run = Callable[..., Any]
 PythonGradient = Callable[[tuple[Any, ...], tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor | None]]

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from .dtypes import DTYPES, DType
-from .errors import ArgumentError
+from ..dtypes import DTYPES, DType
+from ..errors import ArgumentError
 
 TORCH_TYPES: dict[DType, torch.dtype] = {t: getattr(torch, name) for name, t in DTYPES.items()}
 TYPES = {theirs: ours for ours, theirs in TORCH_TYPES.items()}

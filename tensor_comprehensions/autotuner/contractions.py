@@ -10,16 +10,16 @@ from time import perf_counter, thread_time
 import torch
 from torch import Tensor
 
-from .calls import Arguments, Sizes, allocate, fill_initial
-from .compiler import contractions, settle
-from .errors import ArgumentError, CannotLower, InternalError
-from .inspection import logger
-from .kernels import Kernels, Machine, Route
-from .options import CpuOptions
-from .structured.candidates import candidates
-from .structured.op import StructuredOp
-from .structured.pipeline import Pipeline
-from .structured.strategy import meant_for
+from ..calling.calls import Arguments, Sizes, allocate, fill_initial
+from ..calling.kernels import Kernels, Machine, Route
+from ..compiler import contractions, settle
+from ..errors import ArgumentError, CannotLower, InternalError
+from ..inspection import logger
+from ..options import CpuOptions
+from ..structured.candidates import candidates
+from ..structured.op import StructuredOp
+from ..structured.pipeline import Pipeline
+from ..structured.strategy import meant_for
 
 SECONDS = 10.0
 """What a search may take, unless told otherwise: half of it to compile."""

@@ -12,17 +12,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .api import Op, define
-from .arguments import numbers
-from .compiler import KINDS, contractions
-from .errors import ArgumentError
-from .options import CpuOptions
-from .runtime.host import host
-from .search import SECONDS
-from .structured.apply import explain
-from .structured.candidates import candidates
-from .structured.op import StructuredOp
-from .structured.pipeline import Pipeline
+from ..api import Op, define
+from ..autotuner.contractions import SECONDS
+from ..calling.arguments import numbers
+from ..compiler import KINDS, contractions
+from ..errors import ArgumentError
+from ..options import CpuOptions
+from ..runtime.host import host
+from ..structured.apply import explain
+from ..structured.candidates import candidates
+from ..structured.op import StructuredOp
+from ..structured.pipeline import Pipeline
 
 TYPES = {"float": torch.float32, "double": torch.float64}
 LISTED = 8

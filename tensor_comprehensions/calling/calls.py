@@ -14,6 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..dtypes import BFLOAT16, DType
+from ..errors import ArgumentError, InternalError, RangeError
+from ..loop_ir.nodes import CheckSite
+from ..options import CpuOptions, check_fields
+from ..runtime.host import host
+from ..target import Target
+from ..tc_lang import reference
+from ..tc_lang.arguments import TensorType
+from ..tc_lang.arguments import match as match_arguments
+from ..tc_lang.bind import bind
+from ..tc_lang.function import BoundFunction, Function, Role, contiguous_strides
 from .arguments import (
     TORCH_TYPES,
     Convert,
@@ -26,17 +37,6 @@ from .arguments import (
     to_tensor,
 )
 from .describe import dims, signature, sizes_of_returns
-from .dtypes import BFLOAT16, DType
-from .errors import ArgumentError, InternalError, RangeError
-from .loop_ir.nodes import CheckSite
-from .options import CpuOptions, check_fields
-from .runtime.host import host
-from .target import Target
-from .tc_lang import reference
-from .tc_lang.arguments import TensorType
-from .tc_lang.arguments import match as match_arguments
-from .tc_lang.bind import bind
-from .tc_lang.function import BoundFunction, Function, Role, contiguous_strides
 
 Shape = tuple[int, ...]
 

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad as _forward_mode
 
-from . import knobs
+from .. import knobs
+from ..compiler import Compiled
+from ..dtypes import DType
+from ..runtime.dispatch import Launcher, Operand
+from ..tc_lang.function import Role
+from ..tc_lang.function import Tensor as BoundTensor
 from .arguments import TORCH_TYPES, to_tensor
 from .calls import Arguments, Interface, copy, failure
-from .compiler import Compiled
-from .dtypes import DType
-from .runtime.dispatch import Launcher, Operand
-from .tc_lang.function import Role
-from .tc_lang.function import Tensor as BoundTensor
 
 LIMIT = 256
 """How many lanes, and how many numbers, an operator remembers before it forgets them all."""

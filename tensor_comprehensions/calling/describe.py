@@ -7,9 +7,9 @@ import keyword
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from .errors import RangeError
-from .tc_lang.function import BoundFunction, Const, Expr, Function, Size, Symbol
-from .tc_lang.ranges import symbolic_ranges
+from ..errors import RangeError
+from ..tc_lang.function import BoundFunction, Const, Expr, Function, Size, Symbol
+from ..tc_lang.ranges import symbolic_ranges
 
 
 def dims(symbol: Symbol) -> tuple[str, ...]:

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import torch
 
-from .cache import code as cache
-from .cache import tuning
-from .cache.code import Code
-from .cache.key import Key, make_key
-from .cache.store import INJECTED, KERNEL, Store
-from .cache.tuning import Measurement
+from ..cache import code as cache
+from ..cache import tuning
+from ..cache.code import Code
+from ..cache.key import Key, make_key
+from ..cache.store import INJECTED, KERNEL, Store
+from ..cache.tuning import Measurement
+from ..errors import ArgumentError, CacheError, InternalError
+from ..options import CpuOptions
+from ..runtime import cpu
+from ..target import Target
+from ..tc_lang.function import BoundFunction, Function
 from .calls import Arguments, allocate, evaluate, fill_initial
-from .errors import ArgumentError, CacheError, InternalError
 from .lanes import plain_launcher
-from .options import CpuOptions
 from .recall import key_of, restored
-from .runtime import cpu
-from .target import Target
-from .tc_lang.function import BoundFunction, Function
 
 TOLERANCE = 1e-3
 """How far, relative to the largest element, the results of a kernel put there by hand may be from the reference."""

@@ -12,7 +12,16 @@ from typing import Any
 
 from torch import Tensor
 
-from . import knobs, recall
+from .. import knobs
+from ..compiler import Compiled
+from ..inspection import logger
+from ..once import OncePerKey
+from ..options import CpuOptions
+from ..runtime.dispatch import Launcher
+from ..runtime.host import host
+from ..target import Target
+from ..tc_lang.function import BoundFunction, Function
+from . import recall
 from .calls import (
     Arguments,
     Interface,
@@ -30,15 +39,7 @@ from .calls import (
     sizes_of,
     with_strides,
 )
-from .compiler import Compiled
-from .inspection import logger
 from .lanes import MISS, Lanes, plain_launcher
-from .once import OncePerKey
-from .options import CpuOptions
-from .runtime.dispatch import Launcher
-from .runtime.host import host
-from .target import Target
-from .tc_lang.function import BoundFunction, Function
 
 LIMIT = 256
 """How many kernels, and how many bound functions, are kept: those that were used last."""

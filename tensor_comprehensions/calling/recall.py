@@ -12,22 +12,22 @@ from logging import DEBUG
 from time import perf_counter
 from typing import Any
 
-from . import knobs
-from .cache import code as cache
-from .cache import source
-from .cache.code import Code
-from .cache.key import Key, NotAKey, make_key
-from .cache.store import Store, current
-from .compiler import Compiled, compile_function, settle
-from .errors import CannotLower
-from .inspection import logger
-from .loop_ir.nodes import CheckSite
-from .options import CpuOptions
-from .runtime import cpu
-from .runtime.cpu import ObjectCode
-from .structured.pipeline import parse
-from .target import Target
-from .tc_lang.function import BoundFunction, Function
+from .. import knobs
+from ..cache import code as cache
+from ..cache import source
+from ..cache.code import Code
+from ..cache.key import Key, NotAKey, make_key
+from ..cache.store import Store, current
+from ..compiler import Compiled, compile_function, settle
+from ..errors import CannotLower
+from ..inspection import logger
+from ..loop_ir.nodes import CheckSite
+from ..options import CpuOptions
+from ..runtime import cpu
+from ..runtime.cpu import ObjectCode
+from ..structured.pipeline import parse
+from ..target import Target
+from ..tc_lang.function import BoundFunction, Function
 
 
 def kernel(function: Function, bound: BoundFunction, options: CpuOptions, target: Target) -> Compiled:
