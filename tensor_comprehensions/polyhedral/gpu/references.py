@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from itertools import count
 
 import islpy as isl
 
@@ -27,10 +28,15 @@ def _of_unit(unit: Unit, function: BoundFunction, context: isl.Context) -> Itera
             s.reduction is not None and not s.initialise and unit.part is not Part.START
         )
         yield _reference(unit, "w", written, function, context, reads=updates, writes=True)
+        for n, access in enumerate(e for root in s.subscripts for e in _accesses(root)):  # data says where
+            yield _reference(unit, f"s{n}", access, function, context, reads=True, writes=False)
     if unit.part in (Part.WHOLE, Part.UPDATE, Part.TERM):
-        reads = (e for e in tc.walk(s.value) if isinstance(e, tc.Access))
-        for n, access in enumerate(reads):
+        for n, access in enumerate(_accesses(s.value)):
             yield _reference(unit, f"r{n}", access, function, context, reads=True, writes=False)
+
+
+def _accesses(root: tc.Expr) -> Iterator[tc.Access]:
+    return (e for e in tc.walk(root) if isinstance(e, tc.Access))
 
 
 def _reference(
@@ -68,18 +74,19 @@ def moved(unit: Unit, buffers: Mapping[str, tuple[str, int]]) -> Unit:
 
     The subscripts there are indices of their own, named by `subscript`.
     """
-    counter = iter(range(1 << 30))
+    numbers = {"r": count(), "s": count()}
 
-    def expression(e: tc.Expr) -> tc.Expr:
-        tag = f"{unit.name}.r{next(counter)}" if isinstance(e, tc.Access) else ""
-        parts = [expression(child) for child in tc.children(e)]
+    def expression(e: tc.Expr, place: str) -> tc.Expr:
+        tag = f"{unit.name}.{place}{next(numbers[place])}" if isinstance(e, tc.Access) else ""
+        parts = [expression(child, place) for child in tc.children(e)]
         if isinstance(e, tc.Access) and tag in buffers:
             name, rank = buffers[tag]
             return replace(e, tensor=name, subscripts=_subscripts(tag, rank))
         return tc.rebuild(e, parts)
 
     s = unit.statement
-    new = replace(s, value=expression(s.value))
+    subscripts = tuple(expression(e, "s") for e in s.subscripts)
+    new = replace(s, value=expression(s.value, "r"), subscripts=subscripts)
     tag = f"{unit.name}.w"
     if tag in buffers:
         name, rank = buffers[tag]

@@ -1,0 +1,26 @@
+"""Programs that once went wrong on their way to a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.options import MappingOptions
+from tensor_comprehensions.runtime import emulator
+
+EVERYTHING = MappingOptions.naive().use_shared_memory().use_private_memory()
+
+
+@pytest.mark.skipif(not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler")
+@pytest.mark.parametrize("options", [None, EVERYTHING, EVERYTHING.tile(4, 8).map_to_threads(32, 4)])
+def test_what_says_where_to_write_is_read_where_promotion_keeps_it(options: MappingOptions | None) -> None:
+    scatter = tc.define("""
+    def scatter(uint8(N,D) a, float(N,D) x, float(N,K) z) -> (y) {
+        place(n) max=! a(n,d)
+        y(n,k) = z(n,k)
+        y(n,place(n)) += x(n,d)
+    }""").scatter
+    arguments = torch.randint(100, (6, 40), dtype=torch.uint8), torch.randn(6, 40), torch.randn(6, 256)
+    kernel = scatter.compile(*arguments, target="cuda:sm_90", options=options)
+    torch.testing.assert_close(kernel.emulate(*arguments), scatter.reference(*arguments))
