@@ -54,7 +54,8 @@ class Module(nn.Module):
     ) -> None:
         super().__init__()
         self.op = source if isinstance(source, Op) else _chosen(source, name)
-        initial = dict(parameters) if isinstance(parameters, Mapping) else dict.fromkeys(parameters)
+        names = (parameters,) if isinstance(parameters, str) else parameters
+        initial = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names)
         inputs = {p.name: p for p in self.op.function.parameters}
         for given in (*initial, *(buffers or {})):
             if given not in inputs:
@@ -65,6 +66,9 @@ class Module(nn.Module):
             shape = _shape(inputs[parameter], sizes or {}, self.op.__name__)
             self.register_parameter(parameter, nn.Parameter(_filled(inputs[parameter], shape, value)))
         for buffer, tensor in (buffers or {}).items():
+            if buffer in initial or not isinstance(tensor, Tensor):
+                found = "a parameter" if buffer in initial else f"a {type(tensor).__name__}"
+                raise ArgumentError(f"'{buffer}' cannot be a buffer", expected="a tensor, no parameter", found=found)
             self.register_buffer(buffer, tensor)
         self._held = tuple(p if p in initial or p in (buffers or {}) else None for p in inputs)
 
@@ -102,8 +106,10 @@ def _shape(p: Symbol, sizes: Mapping[str, int], op: str) -> tuple[int, ...]:
         match e:
             case Const(int(value)):
                 return value
-            case Size(name) if isinstance(sizes.get(name), int):
+            case Size(name) if isinstance(sizes.get(name), int) and sizes[name] >= 0:
                 return sizes[name]
+            case Size(name) if name in sizes:
+                raise ArgumentError(f"the size '{name}' is {sizes[name]!r}", expected="a number of elements")
             case Size(name):
                 raise ArgumentError(
                     f"the size '{name}' of the parameter '{p.name}' of {op} is not known",
@@ -125,11 +131,23 @@ def _filled(p: Symbol, shape: tuple[int, ...], value: Initial | None) -> Tensor:
             )
         return value.detach().to(tensor.dtype, copy=True)
     if callable(value):
-        with torch.no_grad():
-            value(tensor)
-    elif value is not None:
+        _fill(p, tensor, value)
+    elif isinstance(value, int | float):
         tensor.fill_(value)
+    elif value is not None:
+        raise ArgumentError(
+            f"the initial value of '{p.name}' is a {type(value).__name__}",
+            expected="a function that fills a tensor, a tensor or a number",
+        )
     elif len(shape) > 1 and tensor.numel():
         bound = 1 / math.sqrt(math.prod(shape[1:]))
         tensor.uniform_(-bound, bound)
     return tensor
+
+
+def _fill(p: Symbol, tensor: Tensor, value: Callable[[Tensor], Any]) -> None:
+    try:
+        with torch.no_grad():
+            value(tensor)
+    except Exception as error:  # of the caller's function
+        raise ArgumentError(f"the function that fills '{p.name}' failed: {error}") from error

@@ -150,7 +150,7 @@ def _from_numpy(expected: Expected, array: np.ndarray) -> Tensor:
 def _from_dlpack(expected: Expected, array: object) -> Tensor:
     try:
         return from_dlpack(array)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # what libraries say of what they cannot share
+    except Exception as error:  # whatever a library says of what it cannot share
         raise expected.error(
             f"is an array that torch cannot read: {error}", suggestion="pass a torch tensor or a NumPy array"
         ) from error
@@ -176,7 +176,10 @@ def _library(value: object) -> Convert | None:
     namespace = getattr(value, "__array_namespace__", None)
     if namespace is None or not hasattr(value, "__dlpack__") or isinstance(value, np.generic):
         return None
-    convert: Convert = namespace().from_dlpack
+    try:
+        convert: Convert = namespace().from_dlpack
+    except Exception:  # of the caller's library, which then is one that the standard cannot name
+        return None
     return convert
 
 

@@ -259,3 +259,21 @@ def test_arrays_of_other_libraries_that_torch_cannot_read() -> None:
         add(Elsewhere(np.zeros(3)), Elsewhere(np.zeros(3)))
     with pytest.raises(tc.ArgumentError, match="'a' of expression is an array that torch cannot read"):
         add(Elsewhere(np.zeros(3, dtype="M8[s]")), Elsewhere(np.zeros(3)))
+    with pytest.raises(tc.ArgumentError, match="'a' of expression is an array that torch cannot read: 'lost'"):
+        add(Failing(np.zeros(3, np.float32)), np.zeros(3, np.float32))
+
+
+class Failing(Elsewhere):
+    def __dlpack__(self, **how: Any) -> Any:
+        raise KeyError("lost")
+
+
+class Unnamable(Elsewhere):
+    def __array_namespace__(self) -> Any:
+        raise RuntimeError("there is none")
+
+
+def test_arrays_of_a_library_that_cannot_be_named_give_tensors() -> None:
+    add = tc.from_expression("y(i) = a(i) + b(i)")
+    ones = Unnamable(np.ones(3, np.float32))
+    assert torch.equal(add(ones, ones), torch.full((3,), 2.0))
