@@ -62,17 +62,19 @@ class MappingOptions:
         shared_memory: keep tiles of reused or badly coalesced tensors in shared memory.
         max_shared_memory: bytes of it for a block; 0 is what a block may have without asking.
         private_memory: keep accumulators and reused tiles in registers.
-        shared_depth, private_depth: loops above the scope of these copies; -1 chooses.
-        unroll_copy_shared: unroll the loops that copy to and from shared memory.
-        read_only_cache: read tensors that the kernel does not write through the read-only cache.
-        match_library_calls: let a library compute statements that are exactly matrix products.
         cooperative_reductions: let the threads of a block share the terms of a reduction.
         split_reductions: cut reductions with few results into so many parts, for as many blocks; 1 does not.
         collapse: make adjacent loops that walk memory as one loop one loop.
         vector: elements that a thread computes next to each other along x.
         double_buffer: copy the next tile to shared memory while the present one is used, where that is possible.
-        fix_parameters: sizes are always fixed before scheduling; kept for the sake of old sets of options.
-        allow_skewing: loops are never skewed at present; kept for the sake of old sets of options.
+
+    The paper's other options are checked and kept for the sake of old sets of options, and change nothing at present:
+        shared_depth, private_depth: copies stand where reuse is found; -1 is what happens.
+        unroll_copy_shared: short copies are always unrolled.
+        read_only_cache: the compiler of CUDA reads what is marked as constant that way by itself.
+        match_library_calls: no statement is handed to a library.
+        fix_parameters: sizes are always fixed before scheduling.
+        allow_skewing: loops are never skewed.
     """
 
     tile: tuple[int, ...] = field(default=(32, 32, 32), metadata={"choices": (0, *_POWERS)})
