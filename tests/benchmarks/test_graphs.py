@@ -1,0 +1,20 @@
+"""The benchmark of whole graphs measures what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import graphs
+
+
+def test_ratios_are_of_equal_results(capsys: pytest.CaptureFixture[str]) -> None:
+    graphs.main(["perceptron", "--seconds", "0.01", "--without-inductor"])
+    line = capsys.readouterr().out
+    assert line.startswith("perceptron 64")
+    assert float(line.split(graphs.EAGER)[1]) > 0
+
+
+def test_a_wrong_result_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs.torch, "compile", lambda function, **_: lambda *inputs: function(*inputs) + 1)
+    with pytest.raises(ValueError, match="differs"):
+        graphs.measure("perceptron 64", 0.01, inductor=False)
