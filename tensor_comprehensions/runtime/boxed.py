@@ -24,6 +24,8 @@ from . import process
 from .boxed_code import CALLBACK, CELL_WORDS, PAUSED, THUNKS, assembly, cells_symbol
 
 Slow = Callable[..., Any]
+TRIED = ("2.13.",)
+"""Versions of torch that this was tried on: how they keep exceptions and the keys of tensors is nowhere promised."""
 MOST = 64
 """How many kernels a cell looks through, newest first; what is dropped is found again by the slow way."""
 
@@ -73,7 +75,7 @@ _publishing = _Lock()
 
 def available() -> bool:
     """Can kernels be made for the dispatcher of this torch, on this system?"""
-    return _code.get("", _attempt) is not None
+    return torch.__version__.startswith(TRIED) and _code.get("", _attempt) is not None
 
 
 class Cell:
