@@ -93,7 +93,7 @@ def literal(value: float | int | bool, dtype: DType) -> str:
     if kind == BOOL:
         return f"bool({int(bool(value))})"
     if not kind.is_float:
-        return str(int(value)) if kind == INT64 else f"{kind.name}({int(value)})"
+        return f"{kind.name}({int(value)})"
     number = float(value)
     if math.isinf(number) or math.isnan(number):
         text = "nan" if math.isnan(number) else "inf" if number > 0 else "(-inf)"
@@ -241,7 +241,7 @@ def full(c: Context, first: Any, value: Any = None, **_: Any) -> Value:
 def arange(c: Context, start: Any, end: Any = None, step: Any = 1, **_: Any) -> Value:
     if c.dtype != INT64 or not all(isinstance(n, int) for n in (start, step)):
         raise Unsupported("not of int64")
-    return of_shape(c.shape, lambda i: f"({start} + {step} * {i[0] if i else 0})", c.dtype, constant=True)
+    return of_shape(c.shape, lambda i: f"int64({start} + {step} * {i[0] if i else 0})", c.dtype, constant=True)
 
 
 # --- views -------------------------------------------------------------------------------------------------------

@@ -51,6 +51,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         ),
         (A, B),
     ),
+    "numbers alone": (lambda x: torch.where(x > 0, 1, 2) * 3 + 1, (A,)),
+    "small integers": (lambda x: (x.to(torch.uint8) * 3 + 250) * 2, (WHOLE.abs(),)),
     "infinity": (lambda x, m: x.masked_fill(m, -torch.inf).exp(), (A, BOOLEAN)),
     "range": (lambda x: x * torch.arange(6).float() + (torch.arange(4).unsqueeze(1) <= torch.arange(6)).float(), (A,)),
     "16 bits": (lambda x, y: (x * 2 + y.bfloat16()).float() * y, (HALF, A)),
@@ -110,7 +112,7 @@ def test_operations_agree_with_torch(name: str) -> None:
     module = fused(function, inputs)
     assert any(isinstance(m, Choice) for m in module.children()), "everything stayed with torch"
     ours, theirs = module(*inputs), function(*inputs)
-    assert ours.shape == theirs.shape
+    assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
     rounded = any(x.dtype == torch.bfloat16 for x in inputs)  # by torch after every operation, by a kernel at its end
     torch.testing.assert_close(ours, theirs, rtol=2e-2 if rounded else 1e-4, atol=2e-2 if rounded else 1e-5)
 
