@@ -60,11 +60,11 @@ class Memory:
 
 
 class Emulated:
-    """The compiled text of a module, which runs on addresses."""
+    """The compiled text of a module, which runs on addresses. path: the library that it is in."""
 
     def __init__(self, code: GpuCode, library: Path, prefix: str) -> None:
         self.code = code
-        self._path = library
+        self.path = library
         self._library = ctypes.CDLL(str(library))
         self._prefix = prefix
 
@@ -89,7 +89,7 @@ class Emulated:
                     taken.append(ctypes.addressof(status))
                 if self._run(machine, kernel, taken):
                     failure = Failure.in_dll(machine, "machine_failure")
-                    raise InternalError(describe(failure, kernel, self.code, [m.buffer for m in memories], self._path))
+                    raise InternalError(describe(failure, kernel, self.code, [m.buffer for m in memories], self.path))
         return status[0], status[1]
 
     def _run(self, machine: ctypes.CDLL, kernel: GpuKernel, addresses: Sequence[int]) -> int:
@@ -121,8 +121,7 @@ def build(codes: Sequence[GpuCode]) -> list[Emulated]:
         ArgumentError: there is no C++ compiler.
         InternalError: it refuses a text.
     """
-    with _lock:
-        _machine()
+    prepare()
     folder = Path(tempfile.mkdtemp(dir=_folder()))
     prefixes = [f"m{n}_" if len(codes) > 1 else "" for n in range(len(codes))]
     for prefix, code in zip(prefixes, codes, strict=True):
@@ -132,6 +131,12 @@ def build(codes: Sequence[GpuCode]) -> list[Emulated]:
     _compile([*flags, "-c", "unit.cpp", "-o", "unit.o"], folder)
     _compile(["-shared", "unit.o", str(_folder() / "machine.so"), f"-Wl,-rpath,{_folder()}", "-o", "unit.so"], folder)
     return [Emulated(code, folder / "unit.so", prefix) for prefix, code in zip(prefixes, codes, strict=True)]
+
+
+def prepare() -> None:
+    """Compile the machine now, so that processes forked from this one find it."""
+    with _lock:
+        _machine()
 
 
 def is_available() -> bool:

@@ -1,7 +1,7 @@
 """Every def of the conformance programs and of the benchmarks, on every way to run GPU kernels without a GPU.
 
-Here each def is mapped naively, by default, and as some random options say. `pytest --long tests/gpu` tries 200 random
-sets of options on each.
+Here each def is mapped naively, by default, and as some random options say. `pytest --long tests/gpu` tries 200 sets of
+options on each, and so does `python -m tests.gpu_proof`, which keeps a journal and can be stopped.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tensor_comprehensions.options import MappingOptions
 from tensor_comprehensions.runtime import emulator, nvrtc, opencl
 from tensor_comprehensions.target import target
 
+from ..gpu_proof import prove
 from ..gpu_suite import Case, check, every, mapped, memory_of, random_options
 
 TARGET = target("cuda:sm_90")
@@ -35,11 +36,10 @@ CHOICES = ("naive", "default", "random")
 
 
 def options_of(choice: str, number: int) -> MappingOptions | None:
-    """The options of the def `number`; `choice` may end in the number of a round."""
-    kind, _, round_ = choice.partition(" ")
-    if kind == "random":
-        return random_options(Random(1000 * int(round_ or 0) + number), TARGET)
-    return MappingOptions.naive() if kind == "naive" else None
+    """The options of the def `number`."""
+    if choice == "random":
+        return random_options(Random(number), TARGET)
+    return MappingOptions.naive() if choice == "naive" else None
 
 
 def cases(group: int) -> list[tuple[int, Case]]:
@@ -62,13 +62,13 @@ def is_long(request: pytest.FixtureRequest) -> bool:
 @pytest.mark.parametrize("group", GROUPS)
 def test_emulated(group: int, choice: str, request: pytest.FixtureRequest) -> None:
     """No race, no undefined read, no place out of bounds, no barrier that a thread misses, and the right values."""
-    rounds = [f"random {n}" for n in range(200)] if choice == "random" and is_long(request) else [choice]
-    for chosen in rounds:
-        printed = texts(group, chosen)
-        for (case, module, _), emulated in zip(printed, emulator.build([code for *_, code in printed]), strict=True):
-            arrays = memory_of(case, module)
-            assert emulator.run(emulated, module, arrays) == (0, 0), case.name
-            check(case, arrays)
+    printed = texts(group, choice)
+    for (case, module, _), emulated in zip(printed, emulator.build([code for *_, code in printed]), strict=True):
+        arrays = memory_of(case, module)
+        assert emulator.run(emulated, module, arrays) == (0, 0), case.name
+        check(case, arrays)
+    if choice == "random" and is_long(request):
+        assert [prove(case, "emulator", range(200)).failures for _, case in cases(group)] == [[]] * len(printed)
 
 
 @needs_nvrtc

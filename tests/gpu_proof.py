@@ -1,0 +1,228 @@
+"""`python -m tests.gpu_proof`: every def under many random sets of mapping options, on what runs GPU kernels here.
+
+Each def is one job in a process of its own, since a wrong kernel may crash what emulates it; a text that was seen
+before is not run again. A journal has one line for each job that is done: a run that was stopped goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatch
+from hashlib import sha256
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tensor_comprehensions import knobs
+from tensor_comprehensions.codegen import cuda
+from tensor_comprehensions.codegen import opencl as opencl_text
+from tensor_comprehensions.codegen.gpu import GpuCode
+from tensor_comprehensions.errors import ArgumentError
+from tensor_comprehensions.loop_ir.interpret import interpret
+from tensor_comprehensions.loop_ir.nodes import Module
+from tensor_comprehensions.options import MappingOptions
+from tensor_comprehensions.runtime import emulator, nvrtc, opencl
+from tensor_comprehensions.target import GpuTarget, target
+
+from .gpu_suite import Case, check, every, mapped, memory_of, random_options
+
+TARGETS = tuple(target(f"cuda:{name}") for name in ("sm_90", "sm_80", "sm_90", "sm_75"))
+ARCHITECTURES = ("sm_80", "sm_90")
+WAYS = ("emulator", "nvrtc", "opencl", "interpreter")
+TOGETHER = 24
+"""Texts that are compiled in one go: that takes a tenth of the time of compiling each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A set of options for a def. options: None leaves the mapping to the cost model."""
+
+    name: str
+    options: MappingOptions | None
+    target: GpuTarget
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of a job. pairs: of the def and a set of options; texts: different ones among what they give."""
+
+    case: str
+    way: str
+    rounds: tuple[int, int]
+    pairs: int = 0
+    texts: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+    failures: list[dict[str, str]] = field(default_factory=list)
+
+    def fail(self, choice: Choice, error: BaseException | str) -> None:
+        told = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        self.failures.append({"choice": choice.name, "options": repr(choice.options), "error": told[:4000]})
+
+
+def choices(case: str, rounds: range) -> Iterator[Choice]:
+    """The default and the naive mapping for round 0 and 1, then random ones: the same in every process."""
+    for n in rounds:
+        machine = TARGETS[n % len(TARGETS)]
+        if n < 2:
+            yield Choice(("default", "naive")[n], (None, MappingOptions.naive())[n], machine)
+        else:
+            yield Choice(f"random {n}", random_options(Random(f"{case} {n}"), machine), machine)
+
+
+def prove(case: Case, way: str, rounds: range) -> Tally:
+    """Try `case` under the options of `rounds`."""
+    tally = Tally(case.name, way, (rounds.start, rounds.stop))
+    start = time.process_time()
+    seen: set[bytes] = set()
+    waiting: list[tuple[Choice, Module, GpuCode]] = []
+    for choice in choices(case.name, rounds):
+        tally.pairs += 1
+        try:
+            module = mapped(case, choice.options, choice.target)
+            code = cuda.emit(module)
+        except ArgumentError:
+            tally.refused += 1
+            continue
+        except Exception as error:
+            tally.fail(choice, error)
+            continue
+        digest = sha256(code.source.encode()).digest()
+        if digest not in seen:
+            seen.add(digest)
+            waiting.append((choice, module, code))
+        if len(waiting) == TOGETHER:
+            _try(case, way, waiting, tally)
+            waiting.clear()
+    _try(case, way, waiting, tally)
+    tally.texts, tally.seconds = len(seen), time.process_time() - start
+    return tally
+
+
+def _try(case: Case, way: str, printed: Sequence[tuple[Choice, Module, GpuCode]], tally: Tally) -> None:
+    if way == "emulator" and printed:
+        _emulate(case, printed, tally)
+        return
+    for choice, module, code in printed:
+        try:
+            if way == "nvrtc":
+                for architecture in ARCHITECTURES:
+                    assert nvrtc.compile_text(code.source, architecture).binary
+            else:
+                arrays = memory_of(case, module)
+                if way == "opencl":
+                    assert opencl.run(opencl_text.emit(module), module, arrays) == (0, 0)
+                else:
+                    assert interpret(module, arrays) == []
+                check(case, arrays)
+        except Exception as error:
+            tally.fail(choice, error)
+
+
+def _emulate(case: Case, printed: Sequence[tuple[Choice, Module, GpuCode]], tally: Tally) -> None:
+    try:
+        built = emulator.build([code for *_, code in printed])
+    except Exception as error:
+        if len(printed) == 1:
+            tally.fail(printed[0][0], error)
+        else:
+            for one in printed:
+                _emulate(case, [one], tally)
+        return
+    for (choice, module, _), emulated in zip(printed, built, strict=True):
+        arrays = memory_of(case, module)
+        try:
+            assert emulator.run(emulated, module, arrays) == (0, 0)
+            check(case, arrays)
+        except Exception as error:
+            tally.fail(choice, error)
+    shutil.rmtree(built[0].path.parent, ignore_errors=True)
+
+
+# --- jobs --------------------------------------------------------------------------------------------------------
+
+
+def _child(case: Case, way: str, rounds: range, pipe: Any) -> None:
+    pipe.send(asdict(prove(case, way, rounds)))
+    pipe.close()
+
+
+def in_process(case: Case, way: str, rounds: range) -> Tally:
+    """As `prove`, in a process that may crash: then by halves, until it is known which options do it."""
+    receiver, sender = (fork := get_context("fork")).Pipe(duplex=False)
+    process = fork.Process(target=_child, args=(case, way, rounds, sender))
+    process.start()
+    sender.close()
+    try:
+        found = Tally(**receiver.recv())
+    except EOFError:
+        found = None
+    process.join()
+    if found is not None:
+        return found
+    if len(rounds) == 1:
+        tally = Tally(case.name, way, (rounds.start, rounds.stop), pairs=1)
+        tally.fail(next(choices(case.name, rounds)), f"the process ended with {process.exitcode}")
+        return tally
+    middle = (rounds.start + rounds.stop) // 2
+    first, second = (in_process(case, way, r) for r in (range(rounds.start, middle), range(middle, rounds.stop)))
+    return Tally(
+        case.name, way, (rounds.start, rounds.stop), first.pairs + second.pairs, first.texts + second.texts,
+        first.refused + second.refused, first.seconds + second.seconds, first.failures + second.failures,
+    )  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu_proof", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=200, help="sets of options for each def")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first round")
+    parser.add_argument("--way", choices=WAYS, default="emulator")
+    parser.add_argument("--cases", default="*", help="names of defs, with shell wildcards")
+    parser.add_argument("--shard", default="0/1", help="N/COUNT: one part of the defs, counted from 0")
+    parser.add_argument("--seconds", type=float, default=1e9, help="no job starts after so many")
+    parser.add_argument("--journal", type=Path, help="where lines of JSON go, and say what is done")
+    options = parser.parse_args(arguments)
+    part, _, count = options.shard.partition("/")
+    rounds = range(options.first, options.first + options.rounds)
+    cases = [c for n, c in enumerate(every()) if n % int(count) == int(part) and fnmatch(c.name, options.cases)]
+    lines = options.journal.read_text().splitlines() if options.journal and options.journal.exists() else []
+    known = {(t["case"], t["way"], tuple(t["rounds"])): t for t in map(json.loads, lines)}
+    emulator.prepare()
+    start, tallies = time.monotonic(), []
+    for case in cases:
+        key = (case.name, options.way, (rounds.start, rounds.stop))
+        if key in known:
+            tallies.append(Tally(**known[key]))
+            continue
+        if time.monotonic() - start > options.seconds:
+            break
+        tallies.append(tally := in_process(case, options.way, rounds))
+        if options.journal:
+            with options.journal.open("a") as journal:
+                journal.write(json.dumps(asdict(tally)) + "\n")
+        for failure in tally.failures:
+            print(f"{case.name}: {failure['choice']}: {failure['options']}\n    {failure['error'][:400]}", flush=True)
+    _report(options.way, tallies, len(cases))
+    return 1 if any(t.failures for t in tallies) else 0
+
+
+def _report(way: str, tallies: Sequence[Tally], wanted: int) -> None:
+    pairs, texts, refused, failed = (
+        sum(n) for n in zip(*((t.pairs, t.texts, t.refused, len(t.failures)) for t in tallies), strict=True)
+    )
+    print(
+        f"{way}: {len(tallies)} of {wanted} defs, {pairs} pairs of a def and options, {texts} different texts, "
+        f"{refused} refused, {failed} failed, {sum(t.seconds for t in tallies):.0f} s of processor time"
+    )
+
+
+if __name__ == "__main__":
+    with knobs.override(verify=True, cache="off"):
+        sys.exit(main())
