@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..loop_ir.nodes import Const, Expr, Invoke, Load, Loop, LoopKind, Space, Stmt, Store, Var
+from ..loop_ir.nodes import Allocate, Const, Expr, Invoke, Load, Loop, LoopKind, Space, Stmt, Store, Var
 from ..loop_ir.rewrite import children, expressions, substatements
 
 
@@ -12,7 +12,7 @@ from ..loop_ir.rewrite import children, expressions, substatements
 class Usage:
     """Names, and facts about the statement. The sets are only asked for membership."""
 
-    buffers: set[str] = field(default_factory=set)
+    buffers: set[str] = field(default_factory=set)  # but those that it allocates itself
     written: set[str] = field(default_factory=set)
     indexed: set[str] = field(default_factory=set)  # register buffers with subscripts that are not constants
     variables: set[str] = field(default_factory=set)
@@ -30,7 +30,7 @@ def usage(s: Stmt, known: dict[int, Usage]) -> Usage:
     """Everything `s` mentions; `known` keeps what was found of parallel loops, by their `id`."""
     if id(s) in known:
         return known[id(s)]
-    used, stack = Usage(), [s]
+    used, stack, own = Usage(), [s], set[str]()
     while stack:
         top = stack.pop()
         if isinstance(top, Loop) and top.kind is LoopKind.PARALLEL and top is not s:
@@ -40,11 +40,14 @@ def usage(s: Stmt, known: dict[int, Usage]) -> Usage:
             _access(used, top)
             used.written.add(top.buffer.name)
             used.streams |= top.streaming
+        elif isinstance(top, Allocate):
+            own.add(top.buffer.name)
         elif isinstance(top, Invoke):
             used.buffers.update(buffer.name for buffer, _ in top.operands)
         for e in expressions(top):
             _expression(used, e)
         stack.extend(substatements(top))
+    used.buffers -= own  # a statement before may have had others of these names
     if isinstance(s, Loop):
         known[id(s)] = used
     return used

@@ -299,6 +299,17 @@ def test_parallel_loops_capture_what_they_use(grain: int, step: int, target: Tar
 
 
 @on_targets
+@pytest.mark.parametrize("space", [Space.REGISTER, Space.SCRATCH])
+def test_parallel_loops_allocate_what_a_statement_before_had_under_the_same_name(space: Space, target: Target) -> None:
+    a, b = ir.buffer("A", d.FLOAT32, (9,)), ir.buffer("B", d.FLOAT32, (9,))
+    acc = ir.buffer("acc", d.FLOAT32, (), space)
+    double = Block((ir.store(acc, (), ir.load(a, I)), ir.store(b, (I,), ir.add(ir.load(acc), ir.load(acc)))))
+    part = Allocate(acc, double)
+    m = module(Block((loop("i", 4, part), Loop("i", ir.const(4), ir.const(9), part, LoopKind.PARALLEL))))
+    compare(m, {x.name: random_array(d.FLOAT32, x.shape, n) for n, x in enumerate(m.arguments)}, target)
+
+
+@on_targets
 @pytest.mark.parametrize("columns", [40, 3000])
 def test_scratch_on_stack_and_heap(columns: int, target: Target) -> None:
     a, b = ir.buffer("A", d.FLOAT32, (9, columns)), ir.buffer("B", d.FLOAT32, (9, columns))
