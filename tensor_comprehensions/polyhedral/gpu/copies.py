@@ -7,16 +7,18 @@ wholly outside of the tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import islpy as isl
 
 from ...loop_ir import build
-from ...loop_ir.intrinsics import COPY_ASYNC
-from ...loop_ir.nodes import THREAD, Buffer, Expr, Invoke, Launch, Load, Loop, LoopKind, Ramp, Stmt, Store
-from .footprint import Box
+from ...loop_ir.nodes import THREAD, Buffer, Expr, Launch, Load, Loop, LoopKind, Ramp, Space, Stmt, Store
+from ...tc_lang import function as tc
+from ...translate import Scope, View, translate_subscript
+from .footprint import OUT, Box, Group, Lookup
+from .references import by_name, coordinate
 from .spell import Values, identifiers
 
 VECTOR_BYTES = 16
@@ -26,11 +28,30 @@ UNROLLED_TRIPS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """Subscripts by data. buffers: by the name of a tensor where it is read: a box of it, or itself (None)."""
+
+    lookup: Lookup
+    buffers: Mapping[str, tuple[Buffer, Box | None]]
+
+    def element(self, coordinates: Sequence[Expr], values: Values) -> tuple[Expr, ...]:
+        """The subscripts at `coordinates`. values: what the dimensions of the scope are worth."""
+        views: dict[str, Buffer | View] = {}
+        for tensor, (buffer, around) in self.buffers.items():
+            views[tensor] = buffer
+            if around is not None:
+                views[tensor] = View(buffer, tuple(values.of(side.first) for side in around.sides))
+        scope = Scope(by_name(coordinates), views)
+        return tuple(translate_subscript(s, scope) for s in self.lookup.subscripts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Copy:
     """One direction of one group: between `tensor` and `buffer`, whose elements are those of `box`.
 
     points: `[c]`, where the scope has instances.
     only: `[c] -> T[x]`, the elements to copy where not all of the box that lies in the tensor; None for those.
+    found: how an element of the tensor is found, where the box is one of coordinates.
     """
 
     tensor: Buffer
@@ -39,8 +60,14 @@ class Copy:
     points: isl.Set
     only: isl.Map | None
     lanes: int
+    found: Found | None = None
 
-    def statement(self, outer: Sequence[Expr], launch: Launch, *, into: bool, asynchronous: bool = False) -> Stmt:
+    @property
+    def through_shared(self) -> bool:
+        """Does it read what other copies have put into shared memory?"""
+        return self.found is not None and any(b.space is Space.SHARED for b, _ in self.found.buffers.values())
+
+    def statement(self, outer: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
         """The copy into the buffer, or back out of it, where the scope's dimensions are worth `outer`."""
         shape = units(self.box.shape, self.lanes)
         total, threads = prod(shape), prod(launch.block)
@@ -48,7 +75,7 @@ class Copy:
         trip = f"{self.buffer.name}.{'in' if into else 'out'}"
         position = build.add(build.mul(build.var(trip), threads), rank(launch))
         place = _digits(rank(launch), threads, build.var(trip), shape)
-        body = self._element(outer, place, launch, into=into, asynchronous=asynchronous)
+        body = self._element(outer, place, launch, into=into)
         if total % threads:
             body = build.when(build.lt(position, total), body)
         kind = LoopKind.UNROLLED if trips <= UNROLLED_TRIPS else LoopKind.SERIAL
@@ -59,28 +86,22 @@ class Copy:
         shape = units(self.box.shape, self.lanes)
         name = f"{self.buffer.name}.{'in' if into else 'out'}"
         place = [build.var(f"{name}{d}") if extent > 1 else build.const(0) for d, extent in enumerate(shape)]
-        body = self._element(outer, place, launch, into=into, asynchronous=False)
+        body = self._element(outer, place, launch, into=into)
         for d, extent in reversed(list(enumerate(shape))):
             if extent > 1:
                 body = Loop(f"{name}{d}", build.const(0), build.const(extent), body, LoopKind.UNROLLED)
         return body
 
-    def _element(
-        self, outer: Sequence[Expr], place: Sequence[Expr], launch: Launch, *, into: bool, asynchronous: bool
-    ) -> Stmt:
-        inside = [*place[:-1], build.mul(place[-1], self.lanes)] if self.box.digits else []
+    def _element(self, outer: Sequence[Expr], position: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
+        inside = [*position[:-1], build.mul(position[-1], self.lanes)] if self.box.digits else []
         values = Values(tuple(outer), identifiers(launch))
         element = [values.of(side.first) for side in self.box.sides]
         for (d, stride, _), p in zip(self.box.digits, inside, strict=True):
             element[d] = build.add(element[d], build.mul(p, stride))
-        here, there = ((self.buffer, tuple(inside)), (self.tensor, tuple(element)))
+        place = tuple(element) if self.found is None else self.found.element(element, values)
+        here, there = ((self.buffer, tuple(inside)), (self.tensor, place))
         target, source = (here, there) if into else (there, here)
-        moved: Stmt
-        if asynchronous and into:
-            size = self.lanes * self.tensor.type.dtype.size
-            moved = Invoke(COPY_ASYNC, (target, source), (size,))
-        else:
-            moved = Store(target[0], self._wide(target[1]), Load(source[0], self._wide(source[1])))
+        moved = Store(target[0], self._wide(target[1]), Load(source[0], self._wide(source[1])))
         return build.when(self._condition(outer, element, launch), moved)
 
     def _wide(self, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
@@ -116,6 +137,21 @@ def lanes_of(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map | None) ->
             return lanes
         lanes //= 2
     return 1
+
+
+def lanes_found(tensor: Buffer, group: Group, points: isl.Set) -> int:
+    """The same for a box of coordinates: vectors lie along the last, where that is nothing but the last subscript."""
+    lookup = group.lookup
+    assert lookup is not None
+    *others, last = lookup.subscripts
+    own = tc.Index(coordinate(len(group.box.sides) - 1), last.dtype)
+    mixed = last != own or any(isinstance(x, tc.Index) and x.name == own.name for s in others for x in tc.walk(s))
+    wanted, d = group.footprint, len(group.box.sides) - 1
+    rows = wanted.project_out(OUT, d, 1).insert_dims(OUT, d, 1).set_tuple_id(OUT, wanted.get_tuple_id(OUT))
+    least, most = (isl.Val(v, wanted.get_ctx()) for v in (0, tensor.shape[-1] - 1))
+    rows = rows.lower_bound_val(OUT, d, least).upper_bound_val(OUT, d, most)
+    whole = group.box.relation().intersect_domain(points).intersect(rows).is_subset(wanted)
+    return 1 if mixed or not whole else lanes_of(tensor, group.box, points, None)
 
 
 def _divides(number: int, aff: isl.Aff, points: isl.Set) -> bool:

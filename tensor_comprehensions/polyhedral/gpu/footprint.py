@@ -14,7 +14,23 @@ from math import prod
 
 import islpy as isl
 
+from ...tc_lang import function as tc
+
 IN, OUT, PARAM, SET, DIV = isl.dim_type.in_, isl.dim_type.out, isl.dim_type.param, isl.dim_type.set, isl.dim_type.div
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lookup:
+    """How data decides which element is meant: by subscripts that are functions of affine coordinates `y0, y1...`.
+
+    subscripts: of the tensor, over those indices. coordinates: `S[i] -> [y]`. reads: (tensor, tag) of the
+    references by which the subscripts are looked up.
+    """
+
+    tensor: str
+    subscripts: tuple[tc.Expr, ...]
+    coordinates: isl.MultiAff
+    reads: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +41,8 @@ class Reference:
     affine: whether the subscripts are known; where they are not, data decides.
     subscripts: `S[i] -> [x]` where they are known, also at instances that a condition keeps from touching memory.
     starter: the tag of the reference by which each element gets its first value before this one.
+    lookup: how the element is found where data decides. Once `references.by_coordinates` has named what is looked up
+        so a tensor of its own, `relation` and `subscripts` are those of the coordinates.
     """
 
     tag: str
@@ -35,6 +53,7 @@ class Reference:
     affine: bool = True
     subscripts: isl.MultiAff | None = None
     starter: str = ""
+    lookup: Lookup | None = None
 
     def element(self) -> isl.MultiPwAff:
         """`S[i] -> [x]`. Only for an affine reference."""
@@ -104,6 +123,11 @@ class Group:
     @property
     def tensor(self) -> str:
         return self.references[0].tensor
+
+    @property
+    def lookup(self) -> Lookup | None:
+        """How the elements are found where the dimensions are coordinates; the same for all references."""
+        return self.references[0].lookup
 
     @property
     def reads(self) -> bool:

@@ -22,7 +22,7 @@ from ...loop_ir.intrinsics import BARRIER
 from ...loop_ir.nodes import Buffer, Expr, Invoke, Launch, Space, Stmt
 from ..scop import bounded
 from .banks import padded
-from .copies import Copy, lanes_of, within
+from .copies import Copy, Found, lanes_found, lanes_of, within
 from .footprint import OUT, Box, Group, Reference, box, footprint, groups
 from .references import subscript
 from .threads import Steps, steps_of
@@ -41,6 +41,14 @@ class Promoted:
     element: isl.MultiPwAff
     prefix: isl.MultiPwAff
     box: Box
+
+    @property
+    def is_dense(self) -> bool:
+        """Is the box in shared memory, and is it all of the elements between its corners?"""
+        single = all(
+            side.digits == ((1, extent),) for side, extent in zip(self.box.sides, self.box.shape, strict=False)
+        )
+        return single and self.buffer.space is Space.SHARED
 
     def subscripts(self) -> tuple[isl.PwAff, ...]:
         """The indices in the buffer as functions of `S[i]`."""
@@ -79,9 +87,14 @@ class Staging:
         """The loop program of the statement whose dimensions are worth `outer`."""
         if self.private:
             return build.block(*(c.private(outer, launch, into=self.into) for c in self.copies))
-        moves = [c.statement(outer, launch, into=self.into) for c in self.copies]
-        barriers = [[BARRIER_STATEMENT] * needed for needed in (self.before, self.after)]
-        return build.block(*barriers[0], *moves, *barriers[1])
+        first, second = (
+            [c.statement(outer, launch, into=self.into) for c in self.copies if c.through_shared is late]
+            for late in (False, True)
+        )
+        before, between, after = (
+            [BARRIER_STATEMENT] * needed for needed in (self.before, bool(first and second), self.after)
+        )
+        return build.block(*before, *first, *between, *second, *after)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,6 +159,10 @@ class Surroundings:
     budget: int
     blocked: frozenset[str] = frozenset()
 
+    def memory(self, group: Group) -> Buffer:
+        """What the elements of a group come from."""
+        return self.tensors[group.lookup.tensor if group.lookup is not None else group.tensor]
+
     @property
     def written(self) -> frozenset[str]:
         return frozenset(r.tensor for r in self.references if r.writes)
@@ -173,10 +190,11 @@ def promote_shared(
     chosen: list[tuple[Group, Buffer]] = []
     room = around.budget - done.bytes
     for group, steps in _candidates(free, scope, around):
-        name = name_of(f"{group.tensor}.shared", done, chosen)
-        tensor = around.tensors[group.tensor]
+        tensor = around.memory(group)
+        name = name_of(f"{tensor.name}.shared", done, chosen)
         buffer = build.buffer(name, tensor.type.dtype, group.box.shape, Space.SHARED)
-        lanes = lanes_of(tensor, group.box, isl.Set.from_union_set(scope.range()), None)
+        points = isl.Set.from_union_set(scope.range())
+        lanes = lanes_found(tensor, group, points) if group.lookup else lanes_of(tensor, group.box, points, None)
         wide = all(r.tag.rpartition(".")[0] in around.blocked for r in group.references)
         buffer = padded(buffer, group.box, steps, around.launch, lanes, wide=wide)
         if room_of(buffer) <= room:
@@ -190,7 +208,8 @@ def promote_shared(
         for group, buffer in chosen
         for r in group.references
     }
-    node, stagings, dead = _staged(node, scope, around, chosen, accesses, number)
+    known = {**done.accesses, **accesses}
+    node, stagings, dead = _staged(node, scope, around, chosen, known, number)
     return node, done.joined(Promotion(tuple(b for _, b in chosen), accesses, stagings, dead))
 
 
@@ -237,15 +256,15 @@ def _candidates(
 ) -> list[tuple[Group, list[Steps]]]:
     """The groups that gain, those with most accesses saved per byte first; each with how its references step."""
     found = []
-    for tensor, mine in groups(references, scope, box).items():
+    for mine in groups(references, scope, box).values():
         for group in mine:
-            if not group.box.sides or not _copyable(group, scope, around):
+            if not group.box.sides or not _copyable(group, scope, around) or not is_told(group.footprint):
                 continue
             steps = [s for r in group.references if (s := steps_of(r, around.threads)) is not None]
             uses = sum(_instances(r, scope) for r in group.references)
             reused = uses > group.box.size and not _injective(group, scope)
             if reused or not all(s.coalesced for s in steps):
-                saved = (uses - group.box.size) / (group.box.size * around.tensors[tensor].type.dtype.size)
+                saved = (uses - group.box.size) / (group.box.size * around.memory(group).type.dtype.size)
                 found.append((saved, group, steps))
     ranked = sorted(found, key=lambda f: (-f[0], f[1].tensor, f[1].references[0].tag))
     return [(group, steps) for _, group, steps in ranked]
@@ -259,6 +278,13 @@ def _copyable(group: Group, scope: isl.UnionMap, around: Surroundings) -> bool:
     inside = scope.domain()
     here = [r for r in live if not inside.intersect(isl.UnionSet.from_set(r.relation.domain())).is_empty()]
     return all(r.affine for r in here)
+
+
+def is_told(wanted: isl.Map) -> bool:
+    """Do formulas without a search say which elements those are?"""
+    parts = wanted.wrap().compute_divs().get_basic_sets()
+    affs = [c.get_aff() for part in parts for c in part.get_constraints()]
+    return not any(a.get_div(k).is_nan() for a in affs for k in range(a.dim(isl.dim_type.div)))
 
 
 def _injective(group: Group, scope: isl.UnionMap) -> bool:
@@ -302,11 +328,13 @@ def _staged(
     repeats = not isl.Map.from_range(points).is_single_valued()
     elsewhere = around.used_outside(scope, accesses)
     reading = tuple(
-        copy_of(g, b, around.tensors[g.tensor], points, only) for g, b in chosen for only in _wanted(g, scope, around)
+        copy_of(g, b, around.memory(g), points, only, found_by(g, around, accesses))
+        for g, b in chosen
+        for only in _wanted(g, scope, around)
     )
     dead = around.local - elsewhere - {c.tensor.name for c in reading}
     writing = tuple(
-        copy_of(g, b, around.tensors[g.tensor], points, written_by(g, scope))
+        copy_of(g, b, around.memory(g), points, written_by(g, scope))
         for g, b in chosen
         if g.writes and g.tensor not in dead
     )
@@ -341,8 +369,33 @@ def _wanted(group: Group, scope: isl.UnionMap, around: Surroundings) -> list[isl
     return [] if missing is None else [missing]
 
 
-def copy_of(group: Group, buffer: Buffer, tensor: Buffer, points: isl.Set, only: isl.Map | None) -> Copy:
-    """The copy of `only`, or of all that lies in the tensor."""
+def found_by(group: Group, around: Surroundings, promoted: Mapping[str, Promoted]) -> Found | None:
+    """How a copy finds the elements of a group: by what is in shared memory already, as far as that goes."""
+    if group.lookup is None:
+        return None
+    plain = {r.tag for r in around.references if r.lookup is None}
+    buffers: dict[str, tuple[Buffer, Box | None]] = {}
+    for tensor, _ in group.lookup.reads:
+        tags = [tag for r in group.references if r.lookup for name, tag in r.lookup.reads if name == tensor]
+        places = [promoted[tag] for tag in tags if tag in promoted and tag in plain]
+        buffers[tensor] = (around.tensors[tensor], None)
+        if len(places) == len(tags) and all(p.buffer is places[0].buffer and p.is_dense for p in places):
+            buffers[tensor] = (places[0].buffer, places[0].box)
+    return Found(group.lookup, buffers)
+
+
+def copy_of(
+    group: Group,
+    buffer: Buffer,
+    tensor: Buffer,
+    points: isl.Set,
+    only: isl.Map | None,
+    found: Found | None = None,
+) -> Copy:
+    """The copy of `only`, or of all that lies in the tensor; of all of a group that is looked up."""
+    if found is not None:
+        lanes = gcd(lanes_found(tensor, group, points), *buffer.strides[:-1])
+        return Copy(tensor, buffer, group.box, points, group.footprint, lanes, found)
     if only is not None:
         inside = group.box.relation().intersect_domain(points)
         only = None if inside.intersect(within(inside.get_space(), tensor.shape)).is_subset(only) else only

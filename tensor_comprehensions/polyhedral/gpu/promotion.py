@@ -16,7 +16,7 @@ from ..scop import CONTEXT
 from .generate import WRITTEN_OUT
 from .mapping import KernelPlan
 from .promote import Promotion, Surroundings, promote_shared, room_of
-from .references import references_of
+from .references import by_coordinates, references_of
 from .registers import promote_registers
 from .threads import instances_of, threads_of
 
@@ -50,10 +50,10 @@ def promote(
     """
     if not (options.shared_memory or options.private_memory):
         return schedule, Promotion()
-    every = references_of(plan.units, function, CONTEXT)
+    every = by_coordinates(references_of(plan.units, function, CONTEXT))
     instances = instances_of(plain)
     around = Surroundings(
-        references=tuple(r for r in every if r.tensor in tensors),
+        references=tuple(r for r in every if (r.lookup.tensor if r.lookup else r.tensor) in tensors),
         tensors=tensors,
         local=local,
         order=plain.get_map().project_out_all_params(),

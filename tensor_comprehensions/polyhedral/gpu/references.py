@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import TypeVar
 
 import islpy as isl
 
 from ...tc_lang import function as tc
 from ...tc_lang.function import BoundFunction
 from ..affine import quasi_affine
-from .footprint import Reference
+from ..rename import map_expression
+from .footprint import OUT, Lookup, Reference
 from .units import Part, Unit
+
+T = TypeVar("T")
 
 
 def references_of(units: Collection[Unit], function: BoundFunction, context: isl.Context) -> tuple[Reference, ...]:
@@ -32,7 +36,8 @@ def _of_unit(unit: Unit, function: BoundFunction, context: isl.Context) -> Itera
             yield _reference(unit, f"s{n}", access, function, context, reads=True, writes=False)
     if unit.part in (Part.WHOLE, Part.UPDATE, Part.TERM):
         for n, access in enumerate(_accesses(s.value)):
-            yield _reference(unit, f"r{n}", access, function, context, reads=True, writes=False)
+            found = _reference(unit, f"r{n}", access, function, context, reads=True, writes=False)
+            yield found if found.affine else replace(found, lookup=_lookup(unit, n, access, context))
 
 
 def _accesses(root: tc.Expr) -> Iterator[tc.Access]:
@@ -67,6 +72,67 @@ def _reference(
     starter = f"{Unit(unit.node, Part.START).name}.w" if starts else ""
     tag = f"{unit.name}.{place}"
     return Reference(tag, access.tensor, relation, reads, writes, None not in texts, subscripts, starter)
+
+
+def _lookup(unit: Unit, number: int, access: tc.Access, context: isl.Context) -> Lookup | None:
+    """How the read with that number finds its element; None where it may have none.
+
+    The coordinates are the largest parts of the subscripts that are affine: `T(i + I(j,k), l)` has i, j, k, l.
+    """
+    inner = [e for root in access.subscripts for e in _accesses(root)]
+    if access.guarded or any(e.guarded for e in inner):
+        return None
+    found: dict[str, int] = {}
+
+    def template(e: tc.Expr) -> tc.Expr:
+        text = None if isinstance(e, tc.Const) or not e.dtype.is_integer else quasi_affine(e)
+        return (
+            map_expression(e, template)
+            if text is None
+            else tc.Index(coordinate(found.setdefault(text, len(found))), e.dtype)
+        )
+
+    subscripts = tuple(map(template, access.subscripts))
+    if not found:
+        return None
+    coordinates = isl.MultiAff(f"{{ {unit.instance} -> [{', '.join(f'({t})' for t in found)}] }}", context)
+    reads = tuple((e.tensor, f"{unit.name}.r{n}") for n, e in enumerate(inner, number + 1))
+    return Lookup(access.tensor, subscripts, coordinates, reads)
+
+
+def coordinate(k: int) -> str:
+    """The name of a coordinate in the subscripts of a `Lookup`."""
+    return f"y{k}"
+
+
+def by_name(values: Sequence[T]) -> dict[str, T]:
+    """The values of the coordinates by their names."""
+    return {coordinate(k): v for k, v in enumerate(values)}
+
+
+def by_coordinates(references: Sequence[Reference]) -> tuple[Reference, ...]:
+    """`references` with what is looked up, where nothing is written on the way, as tensors over the coordinates.
+
+    Reads that look up alike share such a tensor. It has no memory of its own: a copy of a box of it, one element at
+    each coordinate, is filled by looking up.
+    """
+    written = {r.tensor for r in references if r.writes}
+    names: dict[tuple[str, tuple[tc.Expr, ...]], str] = {}
+
+    def renamed(r: Reference) -> Reference:
+        if r.lookup is None or not written.isdisjoint((r.tensor, *(tensor for tensor, _ in r.lookup.reads))):
+            return replace(r, lookup=None)
+        name = names.setdefault((r.tensor, r.lookup.subscripts), f"{r.tensor}.{len(names)}")
+        places = isl.Map.from_multi_aff(r.lookup.coordinates).intersect_domain(r.relation.domain())
+        return replace(
+            r,
+            tensor=name,
+            relation=places.set_tuple_name(OUT, f"T_{name}"),
+            affine=True,
+            subscripts=r.lookup.coordinates,
+        )
+
+    return tuple(map(renamed, references))
 
 
 def moved(unit: Unit, buffers: Mapping[str, tuple[str, int]]) -> Unit:

@@ -15,7 +15,19 @@ import islpy as isl
 from ...dtypes import FLOAT32
 from ...loop_ir.nodes import Buffer, Space, Type
 from .footprint import Group, Reference, groups, spaced_box
-from .promote import Promoted, Promotion, Staging, Surroundings, copy_of, graft, live_in, name_of, prefix_of, written_by
+from .promote import (
+    Promoted,
+    Promotion,
+    Staging,
+    Surroundings,
+    copy_of,
+    found_by,
+    graft,
+    live_in,
+    name_of,
+    prefix_of,
+    written_by,
+)
 
 MOST_REGISTERS = 160
 """Of a thread that hold elements."""
@@ -40,7 +52,8 @@ def promote_registers(
             if group.box.size > room or not _gains(group, candidates, scope, prefix, around, unrolled):
                 continue
             origin = tensor.partition(".")[0]
-            buffer = _registers(name_of(f"{origin}.own", done, chosen), tensors[tensor], group.box.shape)
+            memory = tensors[group.lookup.tensor if group.lookup else tensor]
+            buffer = _registers(name_of(f"{origin}.own", done, chosen), memory, group.box.shape)
             chosen.append((group, buffer))
             room -= group.box.size
     if not chosen:
@@ -51,7 +64,8 @@ def promote_registers(
         for r in group.references
     }
     number = len(done.stagings)
-    node, stagings = _copied(node, scope, around, chosen, tensors, number)
+    known = {**done.accesses, **accesses}
+    node, stagings = _copied(node, scope, around, chosen, tensors, known, number)
     return node, done.joined(Promotion(tuple(b for _, b in chosen), accesses, stagings))
 
 
@@ -128,16 +142,17 @@ def _copied(
     around: Surroundings,
     chosen: Sequence[tuple[Group, Buffer]],
     tensors: Mapping[str, Buffer],
+    promoted: Mapping[str, Promoted],
     number: int,
 ) -> tuple[isl.ScheduleNode, Mapping[str, Staging]]:
     """`node` with the extension statements that copy in and out, and what these mean."""
     points = isl.Set.from_union_set(scope.range())
     reading, writing = [], []
     for group, buffer in chosen:
-        tensor = tensors[group.tensor]
+        tensor = tensors[group.lookup.tensor if group.lookup else group.tensor]
         wanted = live_in(group, scope, around.order) if group.writes else group.footprint
         if group.reads and wanted is not None:
-            reading.append(copy_of(group, buffer, tensor, points, wanted))
+            reading.append(copy_of(group, buffer, tensor, points, wanted, found_by(group, around, promoted)))
         if group.writes:
             writing.append(copy_of(group, buffer, tensor, points, written_by(group, scope)))
     found: dict[str, Staging] = {}

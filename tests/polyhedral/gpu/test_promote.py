@@ -34,6 +34,13 @@ MATMUL = "def mm(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n)
 TRANSPOSE = "def f(float(M,N) A) -> (O) { O(n,m) = A(m,n) }"
 STENCIL = "def f(float(N) A) -> (O) { O(i) = A(i) + A(i+1) + A(i+2) }"
 GATHER = "def f(float(E,D) T, int(N) I) -> (O) { O(n,d) = T(I(n),d) + T(n,d) }"
+LOOKUP = "def f(float(V,D) T, int(B,L) I, float(D,K) W) -> (O) { O(b,l,k) +=! T(I(b,l),d) * W(d,k) }"
+WINDOW = """def f(float(V,D) T, int(B,L) I, float(Q,D,K) W) -> (O) {
+    O(b,l,k) +=! T(q + I(b,l),d) * W(q,d,k)
+}"""
+NESTED = "def f(float(V,D) T, int(N) I, int(B) J, float(D,K) W) -> (O) { O(b,k) +=! T(I(J(b)),d) * W(d,k) }"
+PAIRS = "def f(float(V,D) T, int(B) I) -> (O) { O(b,c) +=! T(I(b),d) * T(I(c),d) }"
+TURNED = "def f(float(V,D) T, int(B) I) -> (O) { O(d,b) = T(I(b),d) }"
 LAYERS = """def f(float(M,K) A, float(K,N) B, float(N) b) -> (H, O) {
     H(m,n) +=! A(m,k) * B(k,n)
     O(m,n) = fmax(H(m,n) + b(n), 0)
@@ -133,9 +140,37 @@ def test_neighbours_of_a_stencil_share_one_buffer() -> None:
     assert {b.name: b.shape for b in shared.values()} == {"A.shared": (18,)}
 
 
-def test_a_gather_reads_the_tensor_itself() -> None:
+def test_a_gather_that_uses_rows_once_reads_the_tensor_itself() -> None:
     m = module(GATHER, replace(SMALL, tile=(8, 8)), E=20, D=16, N=16)
-    assert all(not name.startswith("T.") or b.shape == (8, 8) for name, b in allocated(m, Space.SHARED).items())
+    assert all(not name.startswith("T.") for name in allocated(m, Space.SHARED))
+
+
+def test_rows_that_are_looked_up_are_staged_through_the_staged_indices() -> None:
+    m = module(LOOKUP, replace(SMALL, tile=(4, 4), threads=(8, 4)), V=50, D=16, B=8, L=8, K=8)
+    shared = allocated(m, Space.SHARED)
+    assert (shared["T.shared"].shape, shared["I.shared"].shape) == ((4, 4, 16), (4, 4))
+    text = cuda.emit(m).source
+    gathered = [line for line in text.splitlines() if " &T[" in line or "&T[" in line]
+    assert gathered
+    assert all("T_shared[" in line and "float4" in line and "I_shared[" in line for line in gathered)
+
+
+def test_a_window_that_data_moves_is_staged_as_the_paper_says() -> None:
+    """`T[q + I[b][l]][d]` becomes `shared_T[q][b][l][d]`."""
+    m = module(WINDOW, replace(SMALL, tile=(4, 2), threads=(8, 2, 2)), V=20, D=8, B=8, L=8, Q=3, K=8)
+    assert allocated(m, Space.SHARED)["T.shared"].shape == (3, 4, 2, 8)
+
+
+def test_what_is_looked_up_is_staged_only_while_nothing_writes_it() -> None:
+    """The values of bytes need no check, so that both statements may be in one kernel."""
+    source = """def f(float(V,D) T, uint8(B) I, float(D,K) W) -> (O, J) {
+        J(b) = I(b)
+        O(b,k) +=! T(J(b),d) * W(d,k)
+    }"""
+    fused = replace(SMALL, tile=(8,), threads=(8, 4), outer_fusion="max")
+    assert "T.shared" not in allocated(module(source, fused, V=256, D=16, B=8, K=8), Space.SHARED)
+    apart = module(source, replace(fused, outer_fusion="min"), V=256, D=16, B=8, K=8)
+    assert "T.shared" in allocated(apart, Space.SHARED)
 
 
 @pytest.mark.parametrize(("limit", "count"), [(0, 3), (1024 + 256, 2), (600, 1), (100, 0)])
@@ -205,6 +240,28 @@ def test_transposes_stencils_and_gathers() -> None:
     np.testing.assert_array_equal(a["O"], a["A"][:-2] + a["A"][1:-1] + a["A"][2:])
     a = run(module(GATHER, replace(SMALL, tile=(4, 8)), E=20, D=12, N=15))
     np.testing.assert_array_equal(a["O"], a["T"][a["I"]] + a["T"][:15])
+
+
+LOOKED_UP = (
+    (LOOKUP, (4, 4), {"V": 30, "D": 12, "B": 9, "L": 7, "K": 10}, lambda a: a["T"][a["I"]] @ a["W"]),
+    (NESTED, (8, 8, 8), {"V": 30, "D": 12, "N": 11, "B": 19, "K": 10}, lambda a: a["T"][a["I"][a["J"]]] @ a["W"]),
+    (PAIRS, (8, 8, 4), {"V": 30, "D": 13, "B": 19}, lambda a: a["T"][a["I"]] @ a["T"][a["I"]].T),
+    (TURNED, (16, 16), {"V": 30, "D": 16, "B": 35}, lambda a: a["T"][a["I"]].T),
+    (WINDOW, (4, 4), {"V": 30, "D": 5, "B": 9, "L": 7, "Q": 4, "K": 6},
+     lambda a: sum(a["T"][q + a["I"]] @ a["W"][q] for q in range(4))),
+)  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("options", [SMALL, replace(BLOCKED, double_buffer=True)], ids=["shared", "both"])
+def test_looked_up_rows(options: MappingOptions) -> None:
+    modules = [module(text, replace(options, tile=tile), **sizes) for text, tile, sizes, _ in LOOKED_UP]
+    assert sum("T.shared" in allocated(m, Space.SHARED) for m in modules) >= 4
+    built = emulator.build([cuda.emit(m) for m in modules])
+    for m, emulated, (*_, expected) in zip(modules, built, LOOKED_UP, strict=True):
+        arrays = inputs(m)
+        assert emulator.run(emulated, m, arrays) == (0, 0)
+        np.testing.assert_array_equal(arrays["O"], expected(arrays))
 
 
 # --- planted faults ----------------------------------------------------------------------------------------------
