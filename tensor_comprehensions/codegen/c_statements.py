@@ -13,6 +13,7 @@ from ..dtypes import BOOL, INT64, DType
 from ..errors import CannotLower, InternalError
 from ..loop_ir import nodes as ir
 from ..loop_ir.affine import Interval
+from ..loop_ir.alike import alike
 from ..loop_ir.build import combiner
 from ..loop_ir.intrinsics import INTRINSICS, is_hint
 from ..loop_ir.rewrite import children, expressions, mentions, walk, walk_expr
@@ -308,6 +309,13 @@ def _reduction(e: ir.ReduceLanes, identifier: str, scope: Scope) -> Iterator[str
 
 
 def _loop(s: ir.Loop, scope: Scope) -> Iterator[str]:
+    filled, rest = alike(s) if s.kind is ir.LoopKind.PARALLEL else ((), s)
+    if filled:  # before the loop: whoever comes to it fills the memory, and all threads read it
+        whole: ir.Stmt = rest
+        for buffer, fill in reversed(filled):
+            whole = ir.Allocate(buffer, ir.Block((fill, whole)))
+        yield from statement(whole, scope)
+        return
     lines, outer = _lift((s.start, s.stop), scope)
     yield from lines
     range = loop_range(s, scope.small)

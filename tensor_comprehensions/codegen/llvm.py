@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from ..errors import InternalError
+from ..loop_ir.alike import alike
 from ..loop_ir.nodes import (
     Allocate,
     Block,
@@ -374,13 +375,17 @@ class _FunctionWriter:
 
     def trips(self, s: Loop) -> None:
         """Print the trips from %low to %high, one at least, of a parallel loop, and nothing else."""
+        filled, rest = alike(s)
+        for buffer, fill in filled:
+            self._allocate(buffer)
+            self.statement(fill)
         with self._iterations(s, "trip", "%low", "%high", 1, True) as trip:
             start = self.p.value(s.start)
             value = trip if s.step == 1 else self.b.define(f"mul nsw i64 {trip}, {s.step}", (trip,))
             if start != "0":
                 value = self.b.define(f"add nsw i64 {value}, {start}", (value, start))
             with self._bound(s.var, value, Type(s.start.type.dtype), loop_interval(s, self.p.ranges)):
-                self.statement(s.body)
+                self.statement(rest.body)
         self.finish()
 
     def _context(self, buffers: list[Buffer], variables: list[str]) -> str:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
 from ..errors import CannotLower
 from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Stmt
 from ..target import Target
 from .expert import choose
+from .facts import shared
 from .microkernel import Operand, microkernel
 from .normalise import normalise
 from .op import StructuredOp
-from .pack import pack
-from .plan import Plan
+from .pack import Panel, pack
+from .plan import Pack, Plan
 from .tile import Region, loop, parallel_nest, whole
+
+Operands = tuple[Operand, ...]
 
 
 def lower(op: StructuredOp, target: Target, *, parallel: bool, plan: Plan | None = None) -> Stmt:
@@ -40,26 +46,53 @@ def generate(op: StructuredOp, plan: Plan) -> Stmt:
     region = whole({i.name: i.extent for i in op.iterators})
     operands = tuple(Operand(factor) for factor in op.factors)
     if not plan.collapsed:
-        return _inside(op, plan, region, operands, 0)
-    outer = plan.levels[: plan.collapsed]
-    return parallel_nest(region, outer, op.name, plan.grain, lambda r: _inside(op, plan, r, operands, plan.collapsed))
+        return _inside(op, plan, region, operands, plan.packs, 0)
+    return _in_parallel(op, plan, region, operands)
 
 
-def _inside(op: StructuredOp, plan: Plan, region: Region, operands: tuple[Operand, ...], depth: int) -> Stmt:
-    """The code inside `plan.levels[:depth]`: the panels made there, then the rest of the loops."""
-    panels = []
-    for step in plan.packs:
-        if step.depth == depth:
-            side = step.side.value
-            panel = pack(op, plan, op.factors[side], region, depth, f"{op.name}_{step.side.name.lower()}")
-            operands = tuple(panel.operand if i == side else o for i, o in enumerate(operands))
-            panels.append(panel)
+def _in_parallel(op: StructuredOp, plan: Plan, region: Region, operands: Operands) -> Stmt:
+    """The loop that the threads share."""
+    alike = tuple(step for step in plan.packs if shared(op, plan, step))
+    panels, operands = _panels(op, plan, region, operands, alike)
+    packs = tuple(step for step in plan.packs if step not in alike)
+    loop = parallel_nest(
+        region,
+        plan.levels[: plan.collapsed],
+        op.name,
+        plan.grain,
+        lambda r: _inside(op, plan, r, operands, packs, plan.collapsed),
+    )
+    return replace(loop, body=_filled(panels, loop.body))
+
+
+def _inside(
+    op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: tuple[Pack, ...], depth: int
+) -> Stmt:
+    """The code inside `plan.levels[:depth]`: the panels of `packs` made there, then the rest of the loops."""
+    panels, operands = _panels(op, plan, region, operands, (step for step in packs if step.depth == depth))
     if depth == len(plan.levels):
         body = microkernel(op, plan, region, operands)
     else:
         level = plan.levels[depth]
         name = f"{level.iterator}_t{depth}"
-        body = loop(region, level, name, lambda r: _inside(op, plan, r, operands, depth + 1))
+        body = loop(region, level, name, lambda r: _inside(op, plan, r, operands, packs, depth + 1))
+    return _filled(panels, body)
+
+
+def _panels(
+    op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: Iterable[Pack]
+) -> tuple[list[Panel], Operands]:
+    """The panels for what is read in `region`, and the operands with these in their places."""
+    panels = []
+    for step in packs:
+        side = step.side.value
+        panel = pack(op, plan, op.factors[side], region, step.depth, f"{op.name}_{step.side.name.lower()}")
+        operands = tuple(panel.operand if i == side else o for i, o in enumerate(operands))
+        panels.append(panel)
+    return panels, operands
+
+
+def _filled(panels: Sequence[Panel], body: Stmt) -> Stmt:
     for panel in reversed(panels):
         body = Allocate(panel.buffer, build.block(panel.fill, body))
     return body

@@ -12,9 +12,9 @@ from math import prod
 
 from ..target import Target
 from .cost import LINE, RegisterTile, compute_cycles
-from .facts import Factor, Facts, facts
+from .facts import Factor, Facts, facts, shared
 from .op import StructuredOp
-from .plan import Plan, Side
+from .plan import Pack, Plan, Side
 from .tile import tiles
 
 TRANSFER = (1 / 64, 1 / 14, 1 / 6)
@@ -193,7 +193,7 @@ class _Model:
         """Cycles to fill the panels."""
         total = 0.0
         for side, depth in self.packed.items():
-            times = prod(self.trips[:depth])
+            times = 1 if shared(self.facts.op, self.plan, Pack(side, depth)) else prod(self.trips[:depth])
             region = self.regions[depth]
             cycles = self._copy_cost(side) * self.elements(side, region) * self.facts.op.dtype.size / 4
             resident = self.source_bytes(side, self.regions[0])

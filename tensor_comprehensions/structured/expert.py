@@ -25,6 +25,8 @@ DOT_OVERHEAD = 20
 """Half cycles to sum the lanes of a vector: what narrow outputs cost when the lanes run along the reduction."""
 PACKED_USES, TURNED_USES = 96, 192
 """Uses of an element that pay for each time it is copied, straight or turned across."""
+OWN_PACKED_USES, OWN_TURNED_USES = 24, 48
+"""The same for a panel that every thread makes once for all of its rows."""
 BLOCK_USES = 512
 """The same where every block of the other factor packs all of this one anew."""
 PACKED_STEPS = 768
@@ -113,11 +115,15 @@ def objection(op: StructuredOp, target: Target) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Nest:
-    """Levels of a plan, how many of them a parallel loop may collapse, and the copies among them."""
+    """Levels of a plan, how many of them a parallel loop may collapse, and the copies among them.
+
+    rows: that a thread should have at least, beyond what work asks for.
+    """
 
     levels: list[Level]
     outer: int
     packs: list[Pack]
+    rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +151,7 @@ class Chooser:
 
     def _finished(self, nest: _Nest, reductions: tuple[str, ...]) -> Plan:
         collapsed, grain = self._parallel(nest.levels[: nest.outer])
+        grain = max(grain, tiles(nest.rows, nest.levels[nest.outer - 1].size)) if collapsed else grain
         return Plan(
             self.facts.vector,
             self.tile.lanes,
@@ -166,14 +173,17 @@ class Chooser:
         levels += self._levels(tuple(i for i in known.only(standing) if i not in swept), standing if packed else None)
         levels += self._sweep_block(swept)
         count = prod(tiles(known.extent(level.iterator), level.size) for level in levels)
+        blocks = self._reduction_block(reductions, self.facts.steps)
+        turned = standing.step(known.vector) != 1
         if self.parallel and count < CHUNKS:
-            turned = standing.step(known.vector) != 1
-            uses = 1 if not packed else (TURNED_USES if turned else PACKED_USES)
+            once = not packed or (count == 1 and not blocks and not swept)  # all shares have one panel
+            uses = 1 if once else (TURNED_USES if turned else PACKED_USES)
             levels += self._share(known.only(passing), -(-CHUNKS // count), uses)
         outer = len(levels)
-        levels += self._reduction_block(reductions, self.facts.steps)
+        levels += blocks
         packs = [Pack(standing.side, len(levels))] if packed else []
-        return _Nest([*levels, *self._levels(swept), *self._levels(known.only(passing))], outer, packs)
+        rows = 1 if not packed or count > 1 else (OWN_TURNED_USES if turned else OWN_PACKED_USES)
+        return _Nest([*levels, *self._levels(swept), *self._levels(known.only(passing))], outer, packs, rows)
 
     def _across(self) -> _Nest:
         """Panels of the moving factor, all that the second cache holds, for a large part of the still factor.

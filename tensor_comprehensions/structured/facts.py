@@ -11,7 +11,7 @@ from ..errors import CannotLower
 from ..loop_ir.nodes import Expr, Load
 from .affine import common_steps, steps
 from .op import Iterator, StructuredOp, loads, names
-from .plan import Side
+from .plan import Pack, Plan, Side
 
 
 @dataclass(frozen=True)
@@ -196,3 +196,9 @@ def _factor(op: StructuredOp, side: Side, value: Expr, iterators: list[str]) -> 
     plain = isinstance(value, Load) and value.mask is None and steps(value, iterators) is not None
     stored = max(prod(a.buffer.shape) for a in accesses)
     return Factor(side, used, common_steps(accesses, iterators), plain, accesses[0].buffer.type.dtype.size, stored)
+
+
+def shared(op: StructuredOp, plan: Plan, step: Pack) -> bool:
+    """Whether all iterations of the parallel loop make one and the same panel, so that a thread makes it once."""
+    around = {level.iterator for level in plan.levels[: step.depth] if level.size < op.extent(level.iterator)}
+    return 0 < step.depth == plan.collapsed and not around & set(names(op.factors[step.side.value]))

@@ -77,7 +77,7 @@ def nest(region: Region, levels: Sequence[Level], prefix: str, body: Body) -> St
     return loop(region, levels[0], name, lambda r: nest(r, levels[1:], prefix, body))
 
 
-def parallel_nest(region: Region, levels: Sequence[Level], prefix: str, grain: int, body: Body) -> Stmt:
+def parallel_nest(region: Region, levels: Sequence[Level], prefix: str, grain: int, body: Body) -> Loop:
     """One parallel loop over the tiles of all `levels` (distinct iterators), the last level varying fastest."""
     counts = [tiles(region[level.iterator].size, level.size) for level in levels]
     counter = f"{prefix}_tile"

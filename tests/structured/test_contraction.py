@@ -10,7 +10,8 @@ import pytest
 from tensor_comprehensions.dtypes import FLOAT16, FLOAT32, FLOAT64, INT32
 from tensor_comprehensions.errors import CannotLower
 from tensor_comprehensions.loop_ir import build
-from tensor_comprehensions.loop_ir.nodes import Load, Var
+from tensor_comprehensions.loop_ir.alike import alike
+from tensor_comprehensions.loop_ir.nodes import Load, Loop, LoopKind, Var
 from tensor_comprehensions.structured.contraction import generate, lower
 from tensor_comprehensions.structured.cost import Ranking
 from tensor_comprehensions.structured.expert import Chooser, choose, objection
@@ -52,6 +53,19 @@ def test_tensor_contractions(ops: Any, text: str, sizes: dict[str, int], einsum:
     op = ops.op(text, sizes)
     arrays = ops.run(op, lower(op, AVX512, parallel=False))
     assert np.array_equal(arrays["result"], np.einsum(einsum, arrays["A"], arrays["B"]))
+
+
+@pytest.mark.parametrize("sizes", [(128, 32, 256), (301, 20, 150)])
+def test_threads_share_the_rows_that_meet_one_panel(ops: Any, sizes: tuple[int, int, int]) -> None:
+    op = ops.op("C:i,j = A:i,k x B:j,k", dict(zip("ijk", sizes, strict=True)))
+    loop = lower(op, AVX512, parallel=True)
+    assert isinstance(loop, Loop)
+    assert loop.kind is LoopKind.PARALLEL
+    (panel, _), *_ = alike(loop)[0]
+    assert panel.shape[-2] == sizes[2]
+    assert panel.shape[-1] >= sizes[1]
+    arrays = ops.run(op, loop)
+    assert np.array_equal(arrays["result"], arrays["A"] @ arrays["B"].T)
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -1,0 +1,62 @@
+"""What every iteration of a parallel loop would fill alike is found, and nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+from loop_programs import module
+
+from tensor_comprehensions.dtypes import FLOAT32
+from tensor_comprehensions.loop_ir import build as b
+from tensor_comprehensions.loop_ir.alike import alike
+from tensor_comprehensions.loop_ir.nodes import Allocate, Block, Let, Loop, LoopKind, Space, Stmt
+from tensor_comprehensions.loop_ir.verify import verify
+
+N = 8
+A, B = (b.buffer(name, FLOAT32, (N,)) for name in "AB")
+PANEL = b.buffer("panel", FLOAT32, (N,), Space.SCRATCH)
+ROW, J = b.var("i"), b.var("j")
+
+
+def serial(body: Stmt) -> Loop:
+    return Loop("j", b.const(0), b.const(N), body)
+
+
+def shares(fill: Stmt, body: Stmt) -> Loop:
+    """A parallel loop whose iterations make a panel and use it."""
+    whole = Loop("i", b.const(0), b.const(N), Allocate(PANEL, Block((fill, body))), LoopKind.PARALLEL)
+    verify(module(whole, (A, B)))
+    return whole
+
+
+COPY = serial(b.store(PANEL, (J,), b.load(A, J)))
+USE = b.store(B, (ROW,), b.load(PANEL, ROW))
+
+
+def test_a_panel_that_depends_on_no_iteration() -> None:
+    found, rest = alike(shares(COPY, USE))
+    assert found == ((PANEL, COPY),)
+    assert rest.body == USE
+
+
+def test_below_names_of_the_iteration() -> None:
+    at = b.var("at")
+    body = Allocate(PANEL, Block((COPY, b.store(B, (at,), b.load(PANEL, at)))))
+    loop = Loop("i", b.const(0), b.const(N), Let("at", ROW, body), LoopKind.PARALLEL)
+    found, rest = alike(loop)
+    assert found == ((PANEL, COPY),)
+    assert isinstance(rest.body, Let)
+
+
+@pytest.mark.parametrize(
+    ("fill", "body"),
+    [
+        pytest.param(serial(b.store(PANEL, (J,), b.load(A, ROW))), USE, id="reads what the iteration says"),
+        pytest.param(serial(b.store(PANEL, (J,), b.load(B, J))), USE, id="reads what is written"),
+        pytest.param(COPY, b.block(USE, b.store(PANEL, (ROW,), b.load(A, ROW))), id="written again"),
+        pytest.param(b.store(PANEL, (ROW,), b.load(A, ROW)), USE, id="one element for each"),
+        pytest.param(b.store(B, (ROW,), b.load(A, ROW)), USE, id="writes something else"),
+    ],
+)
+def test_what_differs_stays(fill: Stmt, body: Stmt) -> None:
+    loop = shares(fill, body)
+    assert alike(loop) == ((), loop)
