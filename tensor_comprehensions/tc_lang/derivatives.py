@@ -61,13 +61,13 @@ def derivatives(e: Expr, seed: Expr, result: Access | None = None) -> dict[Acces
         assert total is not None
         if sum(1 for _ in islice(walk(total), MOST)) == MOST:
             raise NoDerivative("the derivative of this expression is too large")
-        found[access] = total if result is None else _with_result(total, e, result)
+        found[access] = total if result is None else exchanged(total, e, result)
     return found
 
 
-def _with_result(x: Expr, e: Expr, result: Access) -> Expr:
-    """`x` with `result` for every `e` in it."""
-    return result if x == e else rebuild(x, [_with_result(y, e, result) for y in children(x)])
+def exchanged(x: Expr, old: Expr, new: Expr) -> Expr:
+    """`x` with `new` for every `old` in it."""
+    return new if x == old else rebuild(x, [exchanged(y, old, new) for y in children(x)])
 
 
 def guarded(guards: Guards, value: Expr) -> Expr:

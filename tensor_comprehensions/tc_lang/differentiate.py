@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from ..dtypes import BOOL, INT64, DType
-from .derivatives import NoDerivative, compare, converted, derivatives, guarded, over, times
+from ..errors import InternalError
+from .derivatives import NoDerivative, compare, converted, derivatives, exchanged, guarded, over, times
 from .formula import Formula, Value, number
 from .function import Access, Binary, Cast, Const, Expr, Function, Index, Select, Unary, walk
 from .gradient import Gradient, Key
 from .ranges import Bounds, symbolic_ranges
-from .transposed import gathering, substituted, uses
+from .transposed import Gathering, gathering, substituted, uses
 from .unparse import of_formula
 from .versions import Step, Steps, extent, refusal
+from .windows import padded, turned
 from .write import Written, write
 
 
@@ -225,10 +228,13 @@ class _Reverse:
         if found is None:
             self._scatter(step, access, value)
             return
-        rest = {i: b for i, b in step.ranges.items() if i not in found.replaced}
-        value = guarded(found.guards, substituted(value, found.replaced, self.sizes))
+        value = self._padded(step, found, value) or guarded(
+            found.guards, substituted(value, found.replaced, self.sizes)
+        )
         subscripts = tuple(Index(i, INT64) for i in found.left)
-        value, rest = _without_idle(value, subscripts, rest)
+        value, rest = _without_idle(value, subscripts, found.kept(step.ranges))
+        if rest and not set(list(found.left)[-1:]) <= set(step.left):
+            value, rest = self._turned(access.tensor, value, found.left, rest)
         box = {**found.left, **rest}
         adjoint = self.adjoints.get(access.tensor)
         if adjoint is None and not rest and self._is_copy(step, value, subscripts, version.dtype):
@@ -239,6 +245,43 @@ class _Reverse:
             self.written.append(Written(name, subscripts, "+=!" if rest else "=", value, box))
         else:
             self.written.append(Written(self._own(access.tensor), subscripts, "+=", value, box))
+
+    def _padded(self, step: Step, found: Gathering, value: Expr) -> Expr | None:
+        """What a step sends, without guards, from a gradient with zeros around it; None where that is not possible."""
+        seed = self._at_target(step)
+        bounds = self.steps.versions[step.target].bounds
+        wider = padded(value, seed, bounds, found, step.ranges, self.sizes)
+        if wider is None:
+            return None
+        name = self._helper("padded", step.target, wider.subscripts, "=", wider.value, wider.ranges)
+        places = {f"@{d}": e for d, e in enumerate(wider.reads)}
+        read = Access(name, tuple(Index(p, INT64) for p in places), seed.dtype)
+        return substituted(substituted(exchanged(value, seed, read), found.replaced, self.sizes), places, self.sizes)
+
+    def _turned(
+        self, version: str, value: Expr, left: Mapping[str, Bounds], rest: dict[str, Bounds]
+    ) -> tuple[Expr, dict[str, Bounds]]:
+        """A sum and its indices; where its own last index is short, a read of one with another index last."""
+        order = turned(value, tuple(left))
+        if order is None:
+            return value, rest
+        subscripts = tuple(Index(i, INT64) for i in order)
+        box = {**{i: left[i] for i in order}, **rest}
+        return Access(self._helper("turned", version, subscripts, "+=!", value, box), subscripts, value.dtype), {}
+
+    def _helper(
+        self, kind: str, version: str, subscripts: tuple[Expr, ...], op: str, value: Expr, box: Mapping[str, Bounds]
+    ) -> str:
+        """A tensor beside the gradient of a version, made by one statement."""
+        for n in count():
+            name = f"{kind}{n or ''} {version}" + ("" if "@" in version else "@")
+            earlier = next((w for w in self.written if w.target == name), None)
+            made = Written(name, subscripts, op, value, box)
+            if earlier is None:
+                self.written.append(made)
+            if earlier is None or earlier == made:
+                return name
+        raise InternalError("there are finitely many names")
 
     def _is_copy(self, step: Step, value: Expr, subscripts: tuple[Expr, ...], dtype: DType) -> bool:
         """Whether a gradient is just that of the step's target, element for element."""

@@ -18,17 +18,46 @@ from .unparse import of_affine, of_formula
 
 
 @dataclass(frozen=True, slots=True)
+class Solution:
+    """An index that an element determines: `numerator / divisor`.
+
+    guards: the conditions under which that is a whole number in the range of the index.
+    """
+
+    numerator: Expr
+    divisor: int
+    guards: tuple[Expr, ...]
+
+    @property
+    def value(self) -> Expr:
+        if self.divisor == 1:
+            return self.numerator
+        return Binary("/", self.numerator, Const(self.divisor, INT64), INT64)
+
+
+@dataclass(frozen=True, slots=True)
 class Gathering:
     """How one read looks from the element that is read.
 
     left: the indices of the element, counted from 0, with their ranges.
-    replaced: what the indices of the statement that are now determined have become.
-    guards: the conditions under which there is such a point.
+    solutions: what the indices of the statement that are now determined have become.
     """
 
     left: dict[str, Bounds]
-    replaced: dict[str, Expr]
-    guards: tuple[Expr, ...]
+    solutions: dict[str, Solution]
+
+    @property
+    def replaced(self) -> dict[str, Expr]:
+        return {name: s.value for name, s in self.solutions.items()}
+
+    @property
+    def guards(self) -> tuple[Expr, ...]:
+        """The conditions under which there is a point that reads the element."""
+        return tuple(g for s in self.solutions.values() for g in s.guards)
+
+    def kept(self, ranges: Mapping[str, Bounds]) -> dict[str, Bounds]:
+        """The indices of the statement that are still free: which of several points reads the element."""
+        return {i: b for i, b in ranges.items() if i not in self.solutions}
 
 
 def gathering(
@@ -53,22 +82,21 @@ def gathering(
     left: dict[str, Bounds] = {chosen[d]: (0, upper - lower) for d, (lower, upper) in enumerate(bounds)}
     renamed = {name: f"{name}'" for name in left}
     box = {**ranges, **{f"{name}'": b for name, b in left.items()}}
+    solutions: dict[str, Solution] = {}
     replaced: dict[str, Expr] = {}
-    guards: list[Expr] = []
     while len(replaced) < len(chosen):
         d = _next(chosen, forms, replaced)
         if d is None:
             return None
         name = chosen[d]
-        e, conditions = _solve(forms[d], name, renamed[name], bounds[d][0], replaced, sizes)
-        replaced[name] = e
-        guards += [*conditions, *_inside(e, ranges[name], box, sizes)]
-    back = {new: Index(old, INT64) for old, new in renamed.items()}
-    return Gathering(
-        left,
-        {name: substituted(e, back, sizes) for name, e in replaced.items()},
-        tuple(substituted(g, back, sizes) for g in guards),
-    )
+        numerator, divisor = _solve(forms[d], name, renamed[name], bounds[d][0], replaced, sizes)
+        found = Solution(numerator, divisor, ())
+        guards = [*whole(found), *inside(found.value, ranges[name], box, sizes)]
+        replaced[name] = found.value
+        back = {new: Index(old, INT64) for old, new in renamed.items()}
+        guards = [substituted(g, back, sizes) for g in guards]
+        solutions[name] = Solution(substituted(numerator, back, sizes), divisor, tuple(guards))
+    return Gathering(left, solutions)
 
 
 def _choose(forms: Sequence[Affine], free: Sequence[str]) -> dict[int, str] | None:
@@ -95,27 +123,32 @@ def _next(chosen: Mapping[int, str], forms: Sequence[Affine], replaced: Mapping[
 
 def _solve(
     form: Affine, name: str, element: str, start: Value, replaced: Mapping[str, Expr], sizes: Mapping[str, Value]
-) -> tuple[Expr, list[Expr]]:
-    """`name` from `form = element + start`, and what must hold for there to be one."""
+) -> tuple[Expr, int]:
+    """`name` from `form = element + start`: the numerator and the divisor."""
     factor = next(number(c) or 0 for a, c in form.terms if isinstance(a, Variable) and a.name == name)
     rest = Affine(form.constant, tuple(t for t in form.terms if t[0] != Variable(name)))
     difference = Affine(start, ((Variable(element), 1),)) - rest
     total = difference if factor > 0 else difference.scaled(-1)
-    e = substituted(of_affine(total), replaced, sizes)
-    if abs(factor) == 1:
-        return e, []
-    divisor = Const(abs(factor), INT64)
-    divisible = Binary("==", Binary("%", e, divisor, INT64), Const(0, INT64), BOOL)
-    return Binary("/", e, divisor, INT64), [divisible]
+    return substituted(of_affine(total), replaced, sizes), abs(factor)
 
 
-def _inside(e: Expr, range_: Bounds, box: Mapping[str, Bounds], sizes: Mapping[str, Value]) -> list[Expr]:
+def whole(s: Solution) -> list[Expr]:
+    """The condition that a solution is a whole number, but for one that always holds."""
+    if s.divisor == 1:
+        return []
+    return [Binary("==", Binary("%", s.numerator, Const(s.divisor, INT64), INT64), Const(0, INT64), BOOL)]
+
+
+def inside(e: Expr, range_: Bounds, box: Mapping[str, Bounds], sizes: Mapping[str, Value]) -> list[Expr]:
     """The conditions `lower <= e < upper`, but for those that always hold."""
     lower, upper = range_
     form = affine(e, sizes)
-    ends = _extremes(form, box)
+    ends = extremes(form, box)
     low = None if ends is None else number(ends[0] - lower)
     high = None if ends is None else number(upper - 1 - ends[1])
+    if all(isinstance(atom, Variable) for atom, _ in form.terms) and form.terms:  # `h < H`, not `h + 1 < H + 1`
+        lower, upper = lower - form.constant, upper - form.constant
+        e = of_affine(Affine(0, form.terms))
     conditions: list[Expr] = []
     if low is None or low < 0:
         conditions.append(Binary(">=", e, of_formula(lower), BOOL))
@@ -124,8 +157,8 @@ def _inside(e: Expr, range_: Bounds, box: Mapping[str, Bounds], sizes: Mapping[s
     return conditions
 
 
-def _extremes(form: Affine, box: Mapping[str, Bounds]) -> Bounds | None:
-    """The least and the greatest value of a sum of indices."""
+def extremes(form: Affine, box: Mapping[str, Bounds]) -> Bounds | None:
+    """The least and the greatest value of a sum of indices; None of anything else."""
     low = high = form.constant
     for atom, c in form.terms:
         n = number(c)

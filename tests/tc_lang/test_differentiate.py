@@ -10,7 +10,7 @@ from tensor_comprehensions.tc_lang.differentiate import differentiate
 from tests import differentiable as defs
 from tests.conftest import Golden
 
-SHOWN = ("MATMUL", "SOFTMAX", "LAYERNORM", "CONV1D", "GATHER", "FCRELU", "GEMM", "PARTS", "POOL")
+SHOWN = ("MATMUL", "SOFTMAX", "LAYERNORM", "CONV1D", "CONV2D", "STRIDED", "GATHER", "FCRELU", "GEMM", "PARTS", "POOL")
 
 
 @pytest.mark.parametrize("name", SHOWN)
