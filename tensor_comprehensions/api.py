@@ -28,7 +28,7 @@ from .calling.calls import (
     check_machine,
     check_runs_here,
     evaluate,
-    gather,
+    examples,
     hand_back,
     sizes_from_shapes,
     sizes_of,
@@ -290,7 +290,7 @@ class Op(Caller):
         asked = chosen.strategy if strategy is None else strategy
         if asked is not None:
             machine = replace(machine, options=replace(chosen, strategy=frozen(asked)))
-        arguments = gather(self._kernels.interface, tensors, initial)
+        arguments = examples(self._kernels.interface, tensors, initial)
         sizes = sizes_of(self.function, arguments)
         if search:
             self._search(sizes, arguments, machine, search, search_seconds)
@@ -320,7 +320,7 @@ class Op(Caller):
         Gives every way with its time, fastest first. Arguments as for `compile`.
         """
         machine = Machine(CpuOptions(strategy=frozen(strategy)), host())
-        arguments = gather(self._kernels.interface, tensors, initial)
+        arguments = examples(self._kernels.interface, tensors, initial)
         return self._search(sizes_of(self.function, arguments), arguments, machine, count, seconds)
 
     def _search(self, sizes: Sizes, arguments: Arguments, machine: Machine, count: int, seconds: float) -> Found:
@@ -373,7 +373,7 @@ class Op(Caller):
         from .autotuner import call
 
         trying = call.effort(budget, generations, population, seed, search)
-        arguments = gather(self._kernels.interface, tensors, initial)
+        arguments = examples(self._kernels.interface, tensors, initial)
         found = call.autotune(
             self._kernels, arguments, self._machine.options if options is None else options, trying,
             devices=devices, executor=executor, store=store, report=report,
@@ -392,7 +392,7 @@ class Op(Caller):
         check_machine(machine.options, machine.target)
         from .calling.entries import entry_of
 
-        arguments = gather(self._kernels.interface, tensors, initial)
+        arguments = examples(self._kernels.interface, tensors, initial)
         bound, chosen = self._kernels.entry(arguments, machine)
         return entry_of(self.function, bound, arguments, chosen, machine.target, current(), self._forget)
 
@@ -410,7 +410,7 @@ class Op(Caller):
     @guarded
     def reference(self, /, *tensors: Value, **initial: Value) -> Any:
         """What a call gives, computed by the reference evaluator: by the definition of the language, and slowly."""
-        arguments = gather(self._kernels.interface, tensors, initial)
+        arguments = examples(self._kernels.interface, tensors, initial)
         bound = self._kernels.bind(sizes_of(self.function, arguments))
         return hand_back(evaluate(bound, arguments), arguments.convert)
 

@@ -226,6 +226,10 @@ def _least(dtype: DType) -> int:
 
 def _wrong_type(expected: Expected, found: str, convertible: bool) -> ArgumentError:
     suggestion = f"pass x.to(torch.{expected.dtype}), or write '{found}' in the def" if convertible else ""
+    if found.startswith("float8"):
+        suggestion = f"pass x.to(torch.{expected.dtype}): kernels do not read floats of 8 bits"
+    elif found.startswith("complex"):
+        suggestion = "pass torch.view_as_real(x), which has one more dimension of size 2"
     return expected.error(f"has elements of type {found}", found=found, suggestion=suggestion)
 
 

@@ -86,6 +86,16 @@ def gather(interface: Interface, values: Sequence[object], initial: Mapping[str,
     )
 
 
+def examples(interface: Interface, values: Sequence[object], initial: Mapping[str, object]) -> Arguments:
+    """As `gather`, for those who record no gradient: parameters of layers are as good as any tensors."""
+    named = {name: _detached(x) for name, x in initial.items()}
+    return gather(interface, [_detached(x) for x in values], named)
+
+
+def _detached(x: object) -> object:
+    return x.detach() if isinstance(x, Tensor) and x.requires_grad else x
+
+
 def check_names(interface: Interface, values: Sequence[object], initial: Mapping[str, object]) -> None:
     """Are there as many arguments as parameters, and exactly the in/out outputs by keyword? Raises ArgumentError."""
     function, parameters = interface.function, interface.parameters

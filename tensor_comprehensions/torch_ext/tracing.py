@@ -25,17 +25,15 @@ def is_special(values: Sequence[object]) -> bool:
         or forward_ad._current_level >= 0
         or torch.is_autocast_enabled("cpu")
         or torch.autograd.profiler._is_profiler_enabled
-        or any(_dispatches(x) for x in values)
+        or any(isinstance(x, Tensor) and type(x) not in PLAIN for x in values)
+        or _are_shapes(values)
     ) and conversion(values) is None
 
 
-def _dispatches(x: object) -> bool:
-    """Is `x` of a subclass of Tensor that takes operators into its own hands?"""
-    return (
-        isinstance(x, Tensor)
-        and type(x) not in PLAIN
-        and type(x).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
-    )
+def _are_shapes(values: Sequence[object]) -> bool:
+    """Are all tensors on "meta", where a call gives shapes alone?"""
+    tensors = [x for x in values if isinstance(x, Tensor)]
+    return bool(tensors) and all(x.is_meta for x in tensors)
 
 
 def through(op: Operator, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:

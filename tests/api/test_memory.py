@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import resource
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
+from torch import Tensor
 
 import tensor_comprehensions as tc
 
@@ -41,6 +44,35 @@ def test_no_leak_over_calls() -> None:
     before = resident_bytes()
     calls(10_000)
     assert resident_bytes() - before < 2**20, "10,000 calls whose outputs alone are 80 MB"
+
+
+ROUTES: dict[str, tuple[int, Callable[[tc.Op, Tensor], object]]] = {
+    "op": (400_000, lambda op, x: op(x)),
+    "operator": (400_000, lambda op, x: op.overload(x)),
+    "layout that changes": (20_000, lambda op, x: (op(x), op(x[::2]), op.overload(x[::2]))),
+    "recorded": (10_000, lambda op, x: op(x.requires_grad_()).sum().backward()),
+    "recorded, never used": (20_000, lambda op, x: op(x.requires_grad_())),
+    "recorded by the operator": (10_000, lambda op, x: op.overload(x.requires_grad_()).sum().backward()),
+    "torch.func": (1_000, lambda op, x: torch.func.vmap(op)(x.detach()[None])),
+    "array": (10_000, lambda op, x: op(x.detach().numpy())),
+}
+"""How calls come in, and how many are made where no long test is asked for."""
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_nothing_is_left_of_many_calls(route: str, request: pytest.FixtureRequest) -> None:
+    op = tc.define("def scale(float(N) x) -> (y) { y(i) = 2 * x(i) }").scale
+    count, call = ROUTES[route]
+    x = torch.ones(1000)
+
+    def calls(count: int) -> None:
+        for _ in range(count):
+            call(op, x)
+
+    calls(1000)
+    before = resident_bytes()
+    calls(400_000 if request.config.getoption("--long") else count)
+    assert resident_bytes() - before < 2 * 2**20
 
 
 def test_kernels_that_no_one_holds_are_freed() -> None:
