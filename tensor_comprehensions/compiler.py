@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from logging import DEBUG
@@ -18,7 +19,7 @@ from .codegen import c, llvm
 from .errors import ArgumentError, CannotLower, InternalError
 from .inspection import Dump, logger
 from .loop_ir.hoist import hoist_accumulators
-from .loop_ir.nodes import CheckSite, Module, Stmt
+from .loop_ir.nodes import Buffer, CheckSite, Module, Stmt
 from .loop_ir.show import show
 from .loop_ir.simplify import simplify
 from .loop_ir.unroll import unroll
@@ -121,23 +122,72 @@ PASSES = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Compiled:
-    """A kernel, what it was made from and what that cost.
+@dataclass(frozen=True, eq=False)
+class Compilation(ABC):
+    """A def that went through passes, and what that cost: what kernels for all devices have in common.
 
     Attributes:
         bound: the def with its sizes; `text` is the def as written.
         options, target: what it was compiled with and for.
-        code: the machine code, as the cache keeps it.
-        executable: callable on raw addresses of arguments and temporaries.
-        temporaries: bytes of each temporary that a launch must provide.
-        sites: what the number of a failed check means.
-        kernels: how many kernels a launch runs.
         seconds: the time of each pass, in order; of finding it, if the cache had it.
     """
 
     bound: BoundFunction
     text: str
+    options: Any
+    target: Any
+    seconds: tuple[tuple[str, float], ...]
+
+    @staticmethod
+    @abstractmethod
+    def passes() -> tuple[Pass, ...]:
+        """What happens between the bound def and the kernel."""
+
+    @staticmethod
+    @abstractmethod
+    def kinds() -> Mapping[str, Callable[[Any], str]]:
+        """What `source` can show."""
+
+    @property
+    @abstractmethod
+    def job(self) -> Any:
+        """What the passes get beside the value that travels."""
+
+    @property
+    def compile_seconds(self) -> float:
+        return sum(seconds for _, seconds in self.seconds)
+
+    def stage(self, name: str) -> Any:
+        """The result of the pass `name`, made again: nothing that only people read is kept."""
+        value: Any = self.bound
+        for step in self.passes():
+            value = step.run(value, self.job)
+            if step.name == name:
+                return value
+        raise InternalError(f"there is no pass {name!r}")
+
+    def source(self, kind: str) -> str:
+        """The kernel as text of one of `kinds`. Raises ArgumentError for others, and for one that cannot express it."""
+        if kind not in self.kinds():
+            raise ArgumentError(f"a kernel has no source of kind {kind!r}", expected=", ".join(self.kinds()))
+        try:
+            return self.kinds()[kind](self)
+        except CannotLower as refusal:
+            raise ArgumentError(f"{self.bound.name} cannot be printed as {kind}: {refusal}") from refusal
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled(Compilation):
+    """A kernel for a CPU.
+
+    Attributes:
+        code: the machine code, as the cache keeps it.
+        executable: callable on raw addresses of arguments and temporaries.
+        temporaries: bytes of each temporary that a launch must provide.
+        sites: what the number of a failed check means.
+        kernels: how many kernels a launch runs.
+    """
+
     options: CpuOptions
     target: Target
     code: ObjectCode
@@ -145,11 +195,18 @@ class Compiled:
     temporaries: tuple[int, ...]
     sites: tuple[CheckSite, ...]
     kernels: int
-    seconds: tuple[tuple[str, float], ...]
+
+    @staticmethod
+    def passes() -> tuple[Pass, ...]:
+        return PASSES
+
+    @staticmethod
+    def kinds() -> Mapping[str, Callable[[Compiled], str]]:
+        return KINDS
 
     @property
-    def compile_seconds(self) -> float:
-        return sum(seconds for _, seconds in self.seconds)
+    def job(self) -> Job:
+        return Job(self.options, self.target)
 
     @property
     def resources(self) -> dict[str, int]:
@@ -160,24 +217,6 @@ class Compiled:
             "code_bytes": len(self.code.data),
         }
 
-    def stage(self, name: str) -> Any:
-        """The result of the pass `name`, made again: nothing that only people read is kept."""
-        value: Any = self.bound
-        for step in PASSES:
-            value = step.run(value, Job(self.options, self.target))
-            if step.name == name:
-                return value
-        raise InternalError(f"there is no pass {name!r}")
-
-    def source(self, kind: str) -> str:
-        """The kernel as text: one of `KINDS`. Raises ArgumentError for another kind, or one that cannot express it."""
-        if kind not in KINDS:
-            raise ArgumentError(f"a kernel has no source of kind {kind!r}", expected=", ".join(KINDS))
-        try:
-            return KINDS[kind](self)
-        except CannotLower as refusal:
-            raise ArgumentError(f"{self.bound.name} cannot be printed as {kind}: {refusal}") from refusal
-
 
 KINDS: dict[str, Callable[[Compiled], str]] = {
     "tc": lambda k: k.text,
@@ -187,29 +226,35 @@ KINDS: dict[str, Callable[[Compiled], str]] = {
     "llvm": lambda k: k.stage("emit"),
     "asm": lambda k: cpu.assembly(k.stage("emit"), k.target),
 }
-"""What `Compiled.source` can show."""
+"""What `source` of a kernel for a CPU can show."""
 
 
 def compile_function(bound: BoundFunction, text: str, options: CpuOptions, target: Target) -> Compiled:
     """Run `PASSES` on `bound`, whose def reads `text`."""
-    dump = Dump.of(f"{bound.name}_{digest(bound, options, target)}")
-    if dump is not None:
-        dump.write(0, "def", text, "tc")
-        dump.write(1, "bound", repr(bound))
-    results, seconds = run_passes(PASSES, bound, Job(options, target), dump)
+    job = Job(options, target)
+    results, seconds, dump = run_passes(PASSES, bound, text, job)
     module: Module = results["simplify_again"]
     compiled = Compiled(
-        bound, text, options, target, results["assemble"], results["load"],
-        temporary_bytes(module), module.sites, len(module.kernels), seconds,
+        bound, text, options, target, seconds, results["assemble"], results["load"],
+        temporary_bytes(module), module.sites, len(module.kernels),
     )  # fmt: skip
-    _explain(compiled, dump)
+    if dump is not None:
+        dump.write(2 + len(PASSES), "assembly", compiled.source("asm"), "s")
+    explain_compilation(compiled, dump)
     return compiled
 
 
 def run_passes(
-    passes: Sequence[Pass], bound: BoundFunction, job: Any, dump: Dump | None
-) -> tuple[dict[str, Any], tuple[tuple[str, float], ...]]:
-    """What each pass makes of `bound`, by name, and the time that it takes; observed, as this module says."""
+    passes: Sequence[Pass], bound: BoundFunction, text: str, job: Any
+) -> tuple[dict[str, Any], tuple[tuple[str, float], ...], Dump | None]:
+    """What each pass makes of `bound`, by name, and the time that it takes; observed, as this module says.
+
+    job: has `options` and `target`.
+    """
+    dump = Dump.of(f"{bound.name}_{digest(bound, job.options, job.target)}")
+    if dump is not None:
+        dump.write(0, "def", text, "tc")
+        dump.write(1, "bound", repr(bound))
     value: Any = bound
     results: dict[str, Any] = {}
     seconds: list[tuple[str, float]] = []
@@ -218,7 +263,18 @@ def run_passes(
         value = results[step.name] = step.run(value, job)
         seconds.append((step.name, perf_counter() - start))
         _observe(bound.name, step, value, number, dump)
-    return results, tuple(seconds)
+    return results, tuple(seconds), dump
+
+
+def explain_compilation(made: Compilation, dump: Dump | None) -> None:
+    """Tell what is not the result of a pass: the schedule, and where the time went."""
+    name = made.bound.name
+    if dump is not None:
+        dump.write(3, "schedule", made.source("schedule"))
+    if logger("schedule").isEnabledFor(DEBUG):
+        logger("schedule").debug("%s: schedule:\n%s", name, made.source("schedule"))
+    times = ", ".join(f"{step} {seconds * 1e3:.1f}" for step, seconds in made.seconds)
+    logger("passes").debug("%s: %.1f ms: %s", name, made.compile_seconds * 1e3, times)
 
 
 def contractions(
@@ -267,11 +323,13 @@ def digest(bound: BoundFunction, options: object, target: object) -> str:
 
 def temporary_bytes(module: Module) -> tuple[int, ...]:
     """Bytes of each temporary that the caller of `module` provides."""
-    return tuple(_extent(b.shape, b.strides) * b.type.dtype.size for b in module.temporaries)
+    return tuple(map(buffer_bytes, module.temporaries))
 
 
-def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+def buffer_bytes(b: Buffer) -> int:
+    """Bytes from the first element of a buffer to its last."""
+    elements = 0 if 0 in b.shape else 1 + sum((n - 1) * s for n, s in zip(b.shape, b.strides, strict=True))
+    return elements * b.type.dtype.size
 
 
 def _observe(name: str, step: Pass, value: Any, number: int, dump: Dump | None) -> None:
@@ -284,15 +342,3 @@ def _observe(name: str, step: Pass, value: Any, number: int, dump: Dump | None) 
             verify(value)
         except InternalError as error:
             raise InternalError(f"{name}: after {step.name}: {error}") from error
-
-
-def _explain(compiled: Compiled, dump: Dump | None) -> None:
-    """Tell what is not the result of a pass: the schedule, and where the time went."""
-    name = compiled.bound.name
-    if dump is not None:
-        dump.write(3, "schedule", compiled.source("schedule"))
-        dump.write(2 + len(PASSES), "assembly", compiled.source("asm"), "s")
-    if logger("schedule").isEnabledFor(DEBUG):
-        logger("schedule").debug("%s: schedule:\n%s", name, compiled.source("schedule"))
-    times = ", ".join(f"{step} {seconds * 1e3:.1f}" for step, seconds in compiled.seconds)
-    logger("passes").debug("%s: %.1f ms: %s", name, compiled.compile_seconds * 1e3, times)

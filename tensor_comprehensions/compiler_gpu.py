@@ -9,23 +9,21 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from logging import DEBUG
 from math import prod
 from typing import Any
 
 from .codegen import cuda, opencl
 from .codegen.gpu import GpuCode, shared_bytes
-from .compiler import Pass, digest, run_passes, temporary_bytes
+from .compiler import Compilation, Pass, buffer_bytes, explain_compilation, run_passes
 from .errors import ArgumentError, CannotLower
-from .inspection import Dump, logger
 from .loop_ir.affine import Interval
 from .loop_ir.build import const
-from .loop_ir.nodes import CheckSite, Kernel, Module
+from .loop_ir.nodes import Buffer, CheckSite, Kernel, Module
 from .loop_ir.rewrite import substitute_stmt
 from .loop_ir.show import show
 from .loop_ir.simplify import simplify
 from .options import MappingOptions
-from .runtime import nvrtc
+from .runtime import cubins, nvrtc
 from .runtime.nvrtc import Cubin
 from .target import GpuTarget
 from .tc_lang.function import BoundFunction
@@ -34,11 +32,18 @@ from .tc_lang.legalise import legalise
 
 @dataclass(frozen=True, slots=True)
 class GpuJob:
-    """What stays the same while a def goes through the passes. options: None leaves the mapping to the cost model."""
+    """What stays the same while a def goes through the passes.
+
+    Attributes:
+        options: None leaves the mapping to the cost model.
+        header: what the opening comment of the text says.
+        aligned: whether the text may rely on arguments at multiples of 16 bytes.
+    """
 
     options: MappingOptions | None
     target: GpuTarget
-    header: str
+    header: str = ""
+    aligned: bool = True
 
 
 def _mapper() -> Any:
@@ -92,54 +97,57 @@ def _simplified(kernel: Kernel) -> Kernel:
     return replace(kernel, body=simplify(body, {name: Interval(0, n - 1) for name, n in extents.items()}))
 
 
+def _emit(module: Module, job: GpuJob) -> GpuCode:
+    """The text, which tells whether it relies on alignment indeed."""
+    code = cuda.emit(module, header=job.header, aligned=job.aligned)
+    anywhere = cuda.emit(module, header=job.header, aligned=False) if job.aligned else code
+    return replace(code, aligned=code.source != anywhere.source)
+
+
 GPU_PASSES = (
     Pass("legalise", lambda bound, job: legalise(bound), repr),
     Pass("lower", _lower),
     Pass("simplify", _simplify, topic="loops"),
-    Pass("emit", lambda module, job: cuda.emit(module, header=job.header), lambda code: code.source, "cu", "code"),
+    Pass("emit", _emit, lambda code: code.source, "cu", "code"),
 )
 
 
 @dataclass(frozen=True, eq=False)
-class GpuCompiled:
-    """A def as CUDA C++, what it was made from and what that cost.
+class GpuCompiled(Compilation):
+    """A def as CUDA C++.
 
     Attributes:
-        bound: the def with its sizes; `text` is the def as written.
-        options, target: what it was compiled with and for.
-        module: what is printed. code: its text and launches.
-        seconds: the time of each pass, in order.
+        options: None where the cost model chose.
+        aligned: whether it is for arguments at multiples of 16 bytes only; `code` tells whether it needs that.
+        code: the text and its launches.
+        arguments, temporaries: the arrays that launches count, in order; a call provides the latter.
+        sites: what the number of a failed check means.
     """
 
-    bound: BoundFunction
-    text: str
     options: MappingOptions | None
     target: GpuTarget
-    module: Module
+    aligned: bool
     code: GpuCode
-    seconds: tuple[tuple[str, float], ...]
+    arguments: tuple[Buffer, ...]
+    temporaries: tuple[Buffer, ...]
+    sites: tuple[CheckSite, ...]
+
+    @staticmethod
+    def passes() -> tuple[Pass, ...]:
+        return GPU_PASSES
+
+    @staticmethod
+    def kinds() -> Mapping[str, Callable[[GpuCompiled], str]]:
+        return GPU_KINDS
 
     @property
-    def compile_seconds(self) -> float:
-        return sum(seconds for _, seconds in self.seconds)
-
-    @property
-    def sites(self) -> tuple[CheckSite, ...]:
-        return self.module.sites
-
-    @property
-    def temporaries(self) -> tuple[int, ...]:
-        return temporary_bytes(self.module)
-
-    @functools.cached_property
-    def unaligned(self) -> GpuCode:
-        """The text for arguments that start anywhere."""
-        return cuda.emit(self.module, header=header(self.text, self.bound, self.options, self.target), aligned=False)
+    def job(self) -> GpuJob:
+        return GpuJob(self.options, self.target, header(self.text, self.bound, self.options, self.target), self.aligned)
 
     @functools.cached_property
     def cubin(self) -> Cubin:
         """Machine code. Raises ArgumentError where NVRTC is not installed."""
-        return nvrtc.compile_text(self.code.source, self.target.name, name=f"{self.bound.name}.cu")
+        return cubins.machine_code(self.code.source, self.target.name)
 
     @property
     def resources(self) -> dict[str, int]:
@@ -150,7 +158,7 @@ class GpuCompiled:
         kernels = self.code.kernels
         found = {
             "kernels": len(kernels),
-            "temporary_bytes": sum(self.temporaries),
+            "temporary_bytes": sum(map(buffer_bytes, self.temporaries)),
             "source_bytes": len(self.code.source),
             "threads": max((prod(k.launch.block) for k in kernels), default=0),
             "shared_bytes": max((k.shared + k.dynamic for k in kernels), default=0),
@@ -162,51 +170,29 @@ class GpuCompiled:
             found["spill_bytes"] = max((r.spill_stores + r.spill_loads for r in reports), default=0)
         return found
 
-    def stage(self, name: str) -> Any:
-        """The result of the pass `name`, made again."""
-        job = GpuJob(self.options, self.target, header(self.text, self.bound, self.options, self.target))
-        value: Any = self.bound
-        for step in GPU_PASSES:
-            value = step.run(value, job)
-            if step.name == name:
-                break
-        return value
-
-    def source(self, kind: str = "cuda") -> str:
-        """The kernel as text: one of `GPU_KINDS`. Raises ArgumentError for another kind, or one without a spelling."""
-        if kind not in GPU_KINDS:
-            raise ArgumentError(f"a kernel has no source of kind {kind!r}", expected=", ".join(GPU_KINDS))
-        try:
-            return GPU_KINDS[kind](self)
-        except CannotLower as refusal:
-            raise ArgumentError(f"{self.bound.name} cannot be printed as {kind}: {refusal}") from refusal
-
 
 GPU_KINDS: Mapping[str, Callable[[GpuCompiled], str]] = {
     "tc": lambda k: k.text,
     "schedule": lambda k: str(_mapper().explain(k.stage("legalise"), k.options, k.target)),
-    "loops": lambda k: show(k.module),
+    "loops": lambda k: show(k.stage("simplify")),
     "cuda": lambda k: k.code.source,
-    "opencl": lambda k: opencl.emit(k.module, header=k.text).source,
+    "opencl": lambda k: opencl.emit(k.stage("simplify"), header=k.text).source,
 }
-"""What `GpuCompiled.source` can show."""
+"""What `source` of a kernel for a graphics processor can show."""
 
 
-def compile_gpu(bound: BoundFunction, text: str, options: MappingOptions | None, target: GpuTarget) -> GpuCompiled:
+def compile_gpu(
+    bound: BoundFunction, text: str, options: MappingOptions | None, target: GpuTarget, *, aligned: bool = True
+) -> GpuCompiled:
     """Run `GPU_PASSES` on `bound`, whose def reads `text`. Raises ArgumentError where `target` has too little of it."""
-    dump = Dump.of(f"{bound.name}_{digest(bound, options, target)}")
-    if dump is not None:
-        dump.write(0, "def", text, "tc")
-        dump.write(1, "bound", repr(bound))
-    job = GpuJob(options, target, header(text, bound, options, target))
-    results, seconds = run_passes(GPU_PASSES, bound, job, dump)
-    compiled = GpuCompiled(bound, text, options, target, results["simplify"], results["emit"], seconds)
-    if dump is not None:
-        dump.write(3, "schedule", compiled.source("schedule"))
-    if logger("schedule").isEnabledFor(DEBUG):
-        logger("schedule").debug("%s: schedule:\n%s", bound.name, compiled.source("schedule"))
-    times = ", ".join(f"{step} {taken * 1e3:.1f}" for step, taken in seconds)
-    logger("passes").debug("%s: %.1f ms: %s", bound.name, compiled.compile_seconds * 1e3, times)
+    job = GpuJob(options, target, header(text, bound, options, target), aligned)
+    results, seconds, dump = run_passes(GPU_PASSES, bound, text, job)
+    module: Module = results["simplify"]
+    compiled = GpuCompiled(
+        bound, text, options, target, seconds, aligned, results["emit"],
+        module.arguments, module.temporaries, module.sites,
+    )  # fmt: skip
+    explain_compilation(compiled, dump)
     return compiled
 
 

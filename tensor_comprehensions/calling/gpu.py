@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler_gpu import GpuCompiled, compile_gpu
+from ..compiler import buffer_bytes
+from ..compiler_gpu import GpuCompiled
 from ..errors import ArgumentError
 from ..guard import guarded
 from ..inspection import Picture
@@ -24,6 +25,7 @@ from ..runtime.emulator import Emulated, Memory
 from ..target import GpuTarget, target
 from ..tc_lang.function import BoundFunction, Role
 from ..tc_lang.function import Tensor as BoundTensor
+from . import recall_gpu
 from .arguments import TORCH_TYPES, Expected, article, overlaps_itself, to_tensor
 from .calls import (
     Arguments,
@@ -41,10 +43,9 @@ from .calls import (
 )
 from .describe import signature
 from .kernels import Kernels
+from .recall_gpu import ALIGNMENT
 
 LIMIT = 256
-ALIGNMENT = 16
-"""Bytes that the address of a tensor must be a multiple of for vectors to be read from it at once."""
 
 
 def on_device(values: Sequence[object]) -> bool:
@@ -65,17 +66,26 @@ class GpuKernels:
         return self.kernels.interface
 
     def kernel(
-        self, sizes: Sizes, strides: tuple[Any, ...], options: MappingOptions | None, wanted: GpuTarget
+        self,
+        sizes: Sizes,
+        strides: tuple[Any, ...],
+        options: MappingOptions | None,
+        wanted: GpuTarget,
+        *,
+        aligned: bool = True,
     ) -> GpuCompiled:
-        """The kernel for these sizes and strides."""
+        """The kernel for these sizes and strides, for tensors at multiples of `ALIGNMENT` or, if need be, anywhere."""
         if options is not None:
             check_mapping(options, wanted)
 
-        def make() -> GpuCompiled:
+        def made(aligned: bool) -> GpuCompiled:
             bound = with_strides(self.kernels.bind(sizes), strides)
-            return compile_gpu(bound, self.interface.function.source, options, wanted)
+            return recall_gpu.kernel(self.interface.function, bound, options, wanted, aligned=aligned)
 
-        return self.compiled.get((sizes, strides, options, wanted), make)
+        found = self.compiled.get((sizes, strides, options, wanted, True), lambda: made(True))
+        if aligned or not found.code.aligned:
+            return found
+        return self.compiled.get((sizes, strides, options, wanted, False), lambda: made(False))
 
     def compile(
         self,
@@ -113,7 +123,8 @@ class GpuKernels:
             else _destinations(bound, arguments, out, device)
         )
         strides = tuple(map(normal_strides, (*arguments.inputs, *outputs)))
-        kernel = self.kernel(sizes, strides, options, cuda.device_target(device.index))
+        aligned = all(map(is_aligned, (*arguments.inputs, *outputs)))
+        kernel = self.kernel(sizes, strides, options, cuda.device_target(device.index), aligned=aligned)
         fill_initial(bound, arguments, outputs)
         self.launch(kernel, (*arguments.inputs, *outputs), device)
         return hand_back(outputs, None) if out is None else out
@@ -121,28 +132,24 @@ class GpuKernels:
     def launch(self, kernel: GpuCompiled, tensors: Sequence[Tensor], device: torch.device) -> None:
         """Run a kernel on its inputs and outputs. Raises RangeError where a check fails."""
         memories = _in_order(kernel, tensors)
-        memories += [torch.empty(n, dtype=torch.uint8, device=device) for n in kernel.temporaries]
-        aligned = all(x.data_ptr() % ALIGNMENT == 0 for x in memories)
-        launches = self.loaded.get((kernel, device.index, aligned), lambda: _load(kernel, device.index, aligned))
+        memories += [torch.empty(buffer_bytes(b), dtype=torch.uint8, device=device) for b in kernel.temporaries]
+        launches = self.loaded.get((kernel, device.index), lambda: cuda.load(kernel.code, kernel.cubin, device.index))
         status = torch.zeros(2, dtype=torch.int64, device=device) if kernel.sites else None
         launches(memories, status)
         if status is not None and (found := cuda.failed(status))[0]:
             raise failure(kernel.bound.name, kernel.sites, *found)
 
 
-def _load(kernel: GpuCompiled, device: int, aligned: bool) -> Launches:
-    if aligned or kernel.unaligned.source == kernel.code.source:
-        return cuda.load(kernel.code, kernel.cubin, device)
-    from ..runtime import nvrtc
-
-    return cuda.load(kernel.unaligned, nvrtc.compile_text(kernel.unaligned.source, kernel.target.name), device)
+def is_aligned(x: Tensor) -> bool:
+    """Does its memory start where vectors may?"""
+    return x.data_ptr() % ALIGNMENT == 0
 
 
 def _in_order(kernel: GpuCompiled, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors of a call, inputs and then outputs, as the arguments of the module."""
     names = [t.name for t in kernel.bound.tensors if t.role is Role.INPUT] + list(kernel.bound.returns)
     places = dict(zip(names, tensors, strict=True))
-    return [places[b.name] for b in kernel.module.arguments]
+    return [places[b.name] for b in kernel.arguments]
 
 
 class GpuKernel:
@@ -159,7 +166,7 @@ class GpuKernel:
 
     def __init__(self, kernels: GpuKernels, compiled: GpuCompiled, options: MappingOptions | None) -> None:
         self._kernels, self._options = kernels, options
-        self._emulated: dict[bool, Emulated] = {}
+        self._emulated: OncePerKey[GpuCompiled, Emulated] = OncePerKey(2)
         self.compiled = compiled
 
     def __repr__(self) -> str:
@@ -208,8 +215,8 @@ class GpuKernel:
         """
         kernel, interface = self.compiled, self._kernels.interface
         arguments = gather(interface, tensors, initial)
-        bound = self._kernels.kernels.bind(sizes_of(interface.function, arguments))
-        strides = tuple(map(normal_strides, arguments.inputs))
+        sizes = sizes_of(interface.function, arguments)
+        bound, strides = self._kernels.kernels.bind(sizes), tuple(map(normal_strides, arguments.inputs))
         if with_strides(bound, strides) != kernel.bound:
             raise ArgumentError(
                 f"this kernel of {bound.name} was compiled for tensors of other sizes or strides",
@@ -217,27 +224,26 @@ class GpuKernel:
             )
         outputs = tuple(_fresh(bound, name, torch.device("cpu")) for name in bound.returns)
         fill_initial(bound, arguments, outputs)
-        number, value = self._run((*arguments.inputs, *outputs))
+        memories = (*arguments.inputs, *outputs)
+        if not all(map(is_aligned, memories)):
+            kernel = self._kernels.kernel(sizes, strides, self._options, kernel.target, aligned=False)
+        number, value = self._run(kernel, memories)
         if number:
             raise failure(bound.name, kernel.sites, number, value)
         return hand_back(outputs, arguments.convert)
 
-    def _run(self, tensors: Sequence[Tensor]) -> tuple[int, int]:
+    def _run(self, kernel: GpuCompiled, tensors: Sequence[Tensor]) -> tuple[int, int]:
         """Run the text on CPU tensors."""
-        kernel = self.compiled
-        rooms = [torch.zeros(n + ALIGNMENT, dtype=torch.uint8) for n in kernel.temporaries]
-        given = _in_order(kernel, tensors)
-        aligned = all(x.data_ptr() % ALIGNMENT == 0 for x in given)
-        if aligned not in self._emulated:
-            self._emulated[aligned] = emulator.build([kernel.code if aligned else kernel.unaligned])[0]
+        emulated = self._emulated.get(kernel, lambda: emulator.build([kernel.code])[0])
         roles = {t.name: t.role for t in kernel.bound.tensors}
         memories = [
             Memory(x.data_ptr(), b, roles[b.name] is not Role.OUTPUT)
-            for x, b in zip(given, kernel.module.arguments, strict=True)
+            for x, b in zip(_in_order(kernel, tensors), kernel.arguments, strict=True)
         ]
-        for room, b in zip(rooms, kernel.module.temporaries, strict=True):
+        rooms = [torch.zeros(buffer_bytes(b) + ALIGNMENT, dtype=torch.uint8) for b in kernel.temporaries]
+        for room, b in zip(rooms, kernel.temporaries, strict=True):
             memories.append(Memory(-(-room.data_ptr() // ALIGNMENT) * ALIGNMENT, b, False))
-        return self._emulated[aligned](memories)
+        return emulated(memories)
 
 
 # --- arguments ---------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def _list(arguments: Namespace) -> int:
         found = code.read(store, name)
         if found is not None:
             size += len(found.data)
-            what = "by hand" if found.facts.get("injected") else "kernel"
+            what = "by hand" if found.facts.get("injected") else found.key["kind"]
             print(f"{name[-1][:12]}  {what:<8}  {len(found.data):>8} bytes  {_shapes(found.key)}  {_title(found.key)}")
     for key, measurements in tuning.everything(store).items():
         best = f"{measurements[0].seconds * 1e6:.1f} us" if measurements else "nothing"
@@ -90,8 +90,8 @@ def _list(arguments: Namespace) -> int:
 
 
 def _title(key: Key) -> str:
-    """The first line of the def, as far as the parameters go."""
-    return key["def"].partition("->")[0].strip() or "?"
+    """The first line of the def, as far as the parameters go; of machine code for a text what it is for."""
+    return key["def"].partition("->")[0].strip() or key["target.name"] or "?"
 
 
 def _shapes(key: Key) -> str:

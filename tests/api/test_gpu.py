@@ -11,7 +11,7 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions import knobs
-from tensor_comprehensions.compiler_gpu import check_limits
+from tensor_comprehensions.compiler_gpu import check_limits, compile_gpu
 from tensor_comprehensions.dtypes import FLOAT32
 from tensor_comprehensions.errors import ArgumentError, InternalError, RangeError, TCError
 from tensor_comprehensions.loop_ir import build as b
@@ -73,14 +73,16 @@ def test_layouts_numbers_and_initial_values() -> None:
 @needs_compiler
 def test_tensors_that_start_anywhere() -> None:
     """Vectors are read at once only where addresses allow it."""
-    options = MappingOptions(tile=(64,), threads=(16,), vector=4)
-    double = tc.define("def double(float(N) x) -> (y) { y(n) = 2 * x(n) }").double
-    whole = torch.randn(129)
-    aligned, shifted = whole[:128], whole[1:]
-    kernel = double.compile(aligned, target=SM90, options=options)
+    whole, w = torch.randn(32 * 32 + 1), torch.randn(32, 32)
+    options = MappingOptions(tile=(16, 16, 16), threads=(8, 8), shared_memory=True)
+    aligned, shifted = whole[:-1].view(32, 32), whole[1:].view(32, 32)
+    kernel = OPS.matmul.compile(aligned, w, target=SM90, options=options)
     for x in (aligned, shifted):
-        torch.testing.assert_close(kernel.emulate(x), 2 * x)
-    assert "float4" not in kernel.compiled.unaligned.source
+        torch.testing.assert_close(kernel.emulate(x, w), x @ w, rtol=1e-4, atol=1e-4)
+    made = kernel.compiled
+    assert made.code.aligned
+    assert "float4 *>(&A[" in kernel.source()
+    assert "float4 *>(&A[" not in compile_gpu(made.bound, made.text, options, made.target, aligned=False).source("cuda")
 
 
 @needs_compiler
