@@ -17,14 +17,11 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler
 
-from .autotuner.contractions import SECONDS, Found
-from .autotuner.contractions import search as search_candidates
 from .cache import programs
 from .cache.store import current
 from .calling.calls import (
     Arguments,
     Shape,
-    Sizes,
     check_machine,
     check_runs_here,
     evaluate,
@@ -49,12 +46,15 @@ from .torch_ext.autograd import Gradients, PythonGradient, is_plainly_recorded, 
 from .torch_ext.operators import Operator, Overload, operator
 from .torch_ext.tracing import is_special, through, traced
 
+SEARCH_SECONDS = 10.0
+"""What a search of contractions may take, unless told otherwise."""
 Value = Any
 """A tensor, an array or a number."""
 Out = Tensor | tuple[Tensor, ...] | None
 _is_traced = torch.compiler.is_dynamo_compiling
 
 if TYPE_CHECKING:
+    from .autotuner.tuner import Tuned
     from .calling.entries import CacheEntry
     from .calling.gpu import GpuKernel, GpuKernels
 
@@ -265,7 +265,7 @@ class Op(Caller):
         target: Target | GpuTarget | str | None = None,
         strategy: object = None,
         search: int = 0,
-        search_seconds: float = SECONDS,
+        search_seconds: float = SEARCH_SECONDS,
         **initial: Value,
     ) -> Any:
         """The kernel for these tensors, compiled now if there is none yet.
@@ -278,8 +278,8 @@ class Op(Caller):
                 and tensors on the CPU are examples for it.
             strategy: how the contractions of the def are lowered: a pipeline, an expert that returns one, or a
                 mapping from the tensor that a contraction defines to one of these.
-            search: run up to so many ways to lower each contraction, check them against one another and take the
-                fastest, for later calls like this one too. With a strategy, its alternatives are what is run.
+            search: run up to so many ways to lower each contraction, compare them with the reference evaluator and
+                take the fastest, for later calls like this one too. With a strategy, its alternatives are what is run.
             search_seconds: about how long a search may take.
         """
         if isinstance(options, MappingOptions) or isinstance(target, GpuTarget | str) or _elsewhere(tensors):
@@ -293,7 +293,7 @@ class Op(Caller):
         arguments = examples(self._kernels.interface, tensors, initial)
         sizes = sizes_of(self.function, arguments)
         if search:
-            self._search(sizes, arguments, machine, search, search_seconds)
+            self._search(arguments, machine, search, search_seconds)
         route = self._kernels.route(sizes, arguments, (), machine)
         return Kernel(self._kernels, machine, self._gradients, route.compiled)
 
@@ -311,26 +311,28 @@ class Op(Caller):
         /,
         *tensors: Value,
         count: int = 16,
-        seconds: float = SECONDS,
+        seconds: float = SEARCH_SECONDS,
         strategy: object = None,
         **initial: Value,
-    ) -> Found:
-        """Run up to `count` ways to lower each contraction on these tensors and keep the fastest for calls like this.
+    ) -> Tuned:
+        """Run up to `count` ways to lower each contraction in this process; the fastest is for calls like this.
 
-        Gives every way with its time, fastest first. Arguments as for `compile`.
+        A quick form of `autotune` for what the cost model or a strategy offers. Gives every way with its time.
+        Arguments as for `compile`.
         """
         machine = Machine(CpuOptions(strategy=frozen(strategy)), host())
-        arguments = examples(self._kernels.interface, tensors, initial)
-        return self._search(sizes_of(self.function, arguments), arguments, machine, count, seconds)
+        return self._search(examples(self._kernels.interface, tensors, initial), machine, count, seconds)
 
-    def _search(self, sizes: Sizes, arguments: Arguments, machine: Machine, count: int, seconds: float) -> Found:
+    def _search(self, arguments: Arguments, machine: Machine, count: int, seconds: float) -> Tuned:
         """Search, and forget the kernels that calls like this one have used so far."""
         for name, value, least in (("number of candidates", count, 1), ("time to search", seconds, 0)):
             if not isinstance(value, (int, float)) or value < least:
                 raise ArgumentError(f"the {name} is {value!r}", expected=f"a number, at least {least}")
         check_runs_here(self.function.name, machine.target)
-        found = search_candidates(self._kernels, sizes, arguments, machine, int(count), float(seconds))
-        self._kernels.tune(sizes, arguments, machine, found.options)
+        from .autotuner import call
+
+        found = call.search(self._kernels, arguments, machine.options, int(count), float(seconds))
+        self._kernels.tune(sizes_of(self.function, arguments), arguments, machine, found.options)
         self._look_anew()
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from ..structured.strategy import frozen
 from ..tc_lang.function import BoundFunction, Function
 from . import tuner_pb2 as pb
 from .device import devices as named_devices
+from .evaluators import Here
 from .problem import describe
 from .report import write
 from .search import SEARCHES
+from .space import pipelines
 from .tune import Subject, remembered, seconds, tune
 from .tuner import Effort, Tuned
 
@@ -88,6 +91,22 @@ def autotune(
     if report is not None:
         write(Path(report), [(kernels.function.name, found)])
     return found
+
+
+def search(kernels: Kernels, arguments: Arguments, start: CpuOptions, count: int, seconds: float) -> Tuned:
+    """Try `count` pipelines for each contraction of a def in this process, one contraction after the other.
+
+    start: whose strategy says what is tried, where it has one; else the cost model does. Raises ArgumentError.
+    """
+    bound = kernels.bound_for(sizes_of(kernels.function, arguments), arguments)
+    spaced = pipelines(bound, host(), start, count)
+    subject = subject_of(kernels, arguments, replace(start, strategy=None), 0, current())
+    trying = Effort(seconds, len(spaced[0].genes), count, "sweep")
+    evaluator = Here()
+    try:
+        return tune(subject, trying, named_devices(("cpu",)), evaluator=evaluator, spaced=spaced)
+    finally:
+        evaluator.close()
 
 
 def subject_of(kernels: Kernels, arguments: Arguments, start: CpuOptions, seed: int, store: Store) -> Subject:

@@ -1,24 +1,31 @@
-"""Small changes to pipelines: the size of a tile, a loop more around it, how far a sum is unrolled."""
+"""Small changes to pipelines: the size of a tile, a loop more around it, unrolling, lanes, what threads share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ..errors import ArgumentError, CannotLower
 from ..structured import pipeline as written
+from ..structured.apply import outermost
 from ..structured.normalise import normalise
 from ..structured.op import Iterator, StructuredOp
 from ..structured.pipeline import Piece, Pipeline
 
 MOST_SIZES = 24
 UNROLLS = (1, 2, 4, 8)
+LANES = (4, 8, 16, 32)
+SERIAL = -1
+SHARED = (1, 2, 3, SERIAL)
+"""Outermost loops that the threads share; `SERIAL`: they share none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
     """A number of a pipeline that can be changed. values: what it can become; 0 leaves it.
 
-    kind: "inner" (the last tile of an iterator), "outer" (the one around that), "unroll".
+    kind: "inner" (the last tile of an iterator), "outer" (the one around that), "unroll", and without an iterator
+        "lanes" and "threads".
     """
 
     kind: str
@@ -27,7 +34,7 @@ class Edit:
 
     @property
     def name(self) -> str:
-        return f"{self.iterator}.{self.kind}"
+        return f"{self.iterator}.{self.kind}" if self.iterator else self.kind
 
 
 def edits(op: StructuredOp) -> tuple[Edit, ...]:
@@ -41,7 +48,7 @@ def edits(op: StructuredOp) -> tuple[Edit, ...]:
     sums = normalise(op).reductions
     if sums:
         found.append(Edit("unroll", _shown(op, sums[-1]), UNROLLS))
-    return tuple(found)
+    return (*found, Edit("lanes", "", LANES), Edit("threads", "", SHARED))
 
 
 def _shown(op: StructuredOp, i: Iterator) -> str:
@@ -59,16 +66,33 @@ def _sizes(i: Iterator) -> tuple[int, ...]:
 
 
 def edit(pipeline: Pipeline, chosen: Mapping[Edit, int], op: StructuredOp) -> Pipeline:
-    """`pipeline` with the numbers chosen."""
+    """`pipeline` with the numbers chosen; whether anybody can follow it, `plan_of` tells."""
     pieces = list(pipeline.pieces)
     for e, value in chosen.items():
-        if not value:
-            continue
-        if e.kind == "unroll":
-            pieces = _unrolled(pieces, e.iterator, value)
-        else:
-            pieces = _tiled(pieces, e.iterator, value, level=0 if e.kind == "inner" else 1)
+        match e.kind:
+            case _ if not value:
+                pass
+            case "unroll":
+                pieces = _unrolled(pieces, e.iterator, value)
+            case "lanes":
+                pieces = [replace(p, lanes=value) if isinstance(p, written.Vectorize) else p for p in pieces]
+            case "threads":
+                pieces = _shared(pieces, value, op)
+            case _:
+                pieces = _tiled(pieces, e.iterator, value, level=0 if e.kind == "inner" else 1)
     return Pipeline(tuple(pieces))
+
+
+def _shared(pieces: list[Piece], count: int, op: StructuredOp) -> list[Piece]:
+    """With so many of the outermost loops shared among the threads, however little work there is in one."""
+    serial: list[Piece] = [p for p in pieces if not isinstance(p, written.Parallel)]
+    if count == SERIAL:
+        return serial
+    try:
+        loops = outermost(Pipeline(tuple(serial)), op, count)
+    except (CannotLower, ArgumentError):  # nobody can follow it, shared or not
+        return serial
+    return [*serial, written.Parallel(loops, grain=1)] if loops else serial
 
 
 def _tiled(pieces: list[Piece], iterator: str, value: int, level: int) -> list[Piece]:

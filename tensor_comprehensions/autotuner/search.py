@@ -5,6 +5,7 @@ Always holds: the same seed and the same answers give the same questions; no opt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -150,6 +151,28 @@ class GeneticSearch:
         )
 
 
+class Sweep:
+    """One gene after the other: each of its choices, with the best that was found of the others."""
+
+    def __init__(self, space: Space, seeds: Sequence[Genome], population: int, seed: int) -> None:
+        self._sampler, self._population = Sampler(space, seed), population
+        self._best, self._least, self._gene = seeds[0], math.inf, 0
+
+    def ask(self) -> list[Candidate]:
+        found: list[Candidate] = []
+        while not found and self._gene < len(self._sampler.space.genes):
+            k, best = self._gene, self._best
+            places = range(len(self._sampler.space.genes[k].choices))[: self._population]
+            every = (self._sampler.new((*best[:k], place, *best[k + 1 :])) for place in places)
+            found = [c for c in every if c is not None]
+            self._gene += 1
+        return found
+
+    def tell(self, candidate: Candidate, seconds: float | None) -> None:
+        if seconds is not None and seconds < self._least:
+            self._best, self._least = candidate.genome, seconds
+
+
 @dataclass(frozen=True, slots=True)
 class _Deap:
     base: Any
@@ -178,4 +201,8 @@ def _deap() -> _Deap:
     return _Deap(base, tools, Individual)
 
 
-SEARCHES: dict[str, type[GeneticSearch] | type[RandomSearch]] = {"genetic": GeneticSearch, "random": RandomSearch}
+SEARCHES: dict[str, type[GeneticSearch] | type[RandomSearch] | type[Sweep]] = {
+    "genetic": GeneticSearch,
+    "random": RandomSearch,
+    "sweep": Sweep,
+}

@@ -169,6 +169,12 @@ def bench(message: pb.Problem, folder: str) -> Bench:
     return _benches[problem.digest]
 
 
+def forget() -> None:
+    """Keep no problem any longer."""
+    _benches.clear()
+    _by_message.cache_clear()
+
+
 def _measure(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     phase(CHECK)
     made = bench(request.problem, request.folder)

@@ -12,8 +12,8 @@ from functools import cached_property
 from random import Random
 from typing import Any
 
-from ..compiler import contractions
-from ..errors import CannotLower, TCError
+from ..compiler import contractions, settle
+from ..errors import ArgumentError, CannotLower, TCError
 from ..options import CpuOptions
 from ..structured.apply import plan_of
 from ..structured.candidates import candidates
@@ -102,7 +102,7 @@ class Space:
         for name, _, op in self.ops:
             pipeline = values.get(f"{name}.pipeline")
             if pipeline is not None:
-                chosen = {e: values[f"{name}.{e.name}"] for e in self._edits[name]}
+                chosen = {e: values.get(f"{name}.{e.name}", 0) for e in self._edits[name]}
                 pairs.append((name, edit(pipeline, chosen, op)))
         return tuple(pairs) or None
 
@@ -114,11 +114,8 @@ class Space:
         """Can the pipelines be followed? What else is wrong, lowering tells."""
         for name, _, op in self.ops:
             pipeline = meant_for(options.strategy, name)
-            if isinstance(pipeline, Pipeline):
-                try:
-                    plan_of(pipeline, op, self.target)
-                except (CannotLower, TCError):
-                    return False
+            if isinstance(pipeline, Pipeline) and not _applies(pipeline, op, self.target):
+                return False
         return True
 
     def random(self, random: Random) -> Genome:
@@ -172,6 +169,40 @@ def space(
     base = replace(start, strategy=start.strategy if not ops else None)
     made = Space(tuple(g for g in genes if len(g.choices) > 1), base, target, ops)
     return made, _seeds(made, every)
+
+
+def pipelines(bound: BoundFunction, target: Target, start: CpuOptions, count: int) -> tuple[Space, tuple[Genome, ...]]:
+    """At most `count` pipelines for each contraction, and what to try first: the one in front of each.
+
+    They are the alternatives of the strategy of `start` where it has one for the contraction, else the model's best.
+
+    Raises ArgumentError where there is no contraction, or no alternative applies.
+    """
+    ops = contractions(bound, start, target)
+    if not ops:
+        raise ArgumentError(f"{bound.name} has no contraction, and a search is for contractions")
+    settle(bound, start, target)  # is what the strategy says possible at all?
+    offered = (_offered(start, op, name, tensor, target, count) for name, tensor, op in ops)
+    genes = tuple(Gene(f"{name}.pipeline", found) for (name, _, _), found in zip(ops, offered, strict=True))
+    return Space(genes, replace(start, strategy=None), target, ops), (tuple(0 for _ in genes),)
+
+
+def _offered(
+    start: CpuOptions, op: StructuredOp, name: str, tensor: str, target: Target, count: int
+) -> tuple[Pipeline, ...]:
+    asked = meant_for(start.strategy, name, tensor)
+    if asked is None:
+        return tuple(c.pipeline for c in candidates(op, target, count, parallel=start.grain > 0))
+    pipeline = asked if isinstance(asked, Pipeline) else asked(op, target)
+    return tuple(p for p in pipeline.alternatives() if _applies(p, op, target))[:count]
+
+
+def _applies(pipeline: Pipeline, op: StructuredOp, target: Target) -> bool:
+    try:
+        plan_of(pipeline, op, target)
+    except (CannotLower, TCError):
+        return False
+    return True
 
 
 def _field_genes(bound: BoundFunction, every: Sequence[CpuOptions], contracts: bool) -> Iterable[Gene]:

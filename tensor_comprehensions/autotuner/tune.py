@@ -30,11 +30,15 @@ from .device import Device
 from .evaluators import Elsewhere, Evaluator, Local
 from .journal import Journal
 from .problem import Problem
-from .space import space
+from .space import Genome, Space, space
 from .tuner import Effort, Observer, Stop, Tuned, Tuner
 
 NEAREST = 3
 """Tuned sizes whose options a search starts from."""
+
+
+Spaced = tuple[Space, tuple[Genome, ...]]
+"""A space, and the genomes to try first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +65,12 @@ def tune(
     evaluator: Evaluator | None = None,
     journal: Path | None = None,
     observe: Observer = lambda tuner, generation: None,
+    spaced: Spaced | None = None,
 ) -> Tuned:
     """Search, keep what was learnt in the store, and give the result.
 
     executor: where to evaluate, instead of on `devices` of this machine. evaluator: the same, made already.
+    spaced: what may be tried, and first of all; without it, everything around the options to start from.
     The first Ctrl-C ends the search with the best so far; a second one raises KeyboardInterrupt.
 
     Raises ArgumentError where nothing works.
@@ -74,7 +80,7 @@ def tune(
     book = Journal(journal)
     problem = Problem(subject.message)
     known = begun(book, problem.digest, lambda: starting_points(subject, key))
-    made, seeds = space(subject.bound, subject.target, subject.start, known)
+    made, seeds = spaced or space(subject.bound, subject.target, subject.start, known)
     where = evaluator or (Local(devices) if executor is None else Elsewhere(executor, devices[0]))
     try:
         with stoppable() as stop:

@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..api import Op, define
-from ..autotuner.contractions import SECONDS
+from ..api import SEARCH_SECONDS, Op, define
 from ..calling.arguments import numbers
 from ..compiler import KINDS, contractions
 from ..errors import ArgumentError
@@ -23,6 +22,7 @@ from ..structured.apply import explain
 from ..structured.candidates import candidates
 from ..structured.op import StructuredOp
 from ..structured.pipeline import Pipeline
+from ..structured.strategy import meant_for
 
 TYPES = {"float": torch.float32, "double": torch.float64}
 LISTED = 8
@@ -119,7 +119,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--sizes", default="", metavar="a=24,b=..", help="the extent of every index")
     parser.add_argument("--dtype", default="float", choices=TYPES, help="of all three tensors (default float)")
     parser.add_argument("--search", type=int, default=0, metavar="N", help="measure up to N ways and take the fastest")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for the search (default {SECONDS:g})")
+    parser.add_argument(
+        "--seconds", type=float, default=SEARCH_SECONDS, help=f"for the search (default {SEARCH_SECONDS:g})"
+    )
     parser.add_argument("--threads", type=int, default=0, help="of the pool (default: as torch has them)")
     parser.add_argument("--explain", action="store_true", help="tell what every piece of the winner does")
     parser.add_argument("--emit", choices=tuple(KINDS), help="write the winner as text of this kind, such as c")
@@ -171,8 +173,13 @@ def _ranked(op: Op, tensors: Sequence[Tensor]) -> Iterator[Row]:
 
 
 def _measured(op: Op, tensors: Sequence[Tensor], count: int, seconds: float) -> Iterator[Row]:
-    for m in op.search(*tensors, count=count, seconds=seconds).measured:
-        yield Row(m.pipeline, m.cycles, m.seconds)
+    ((name, _, structured),) = _ops(op, tensors)
+    cycles = {c.pipeline: c.cycles for c in candidates(structured, host(), count)}
+    found = op.search(*tensors, count=count, seconds=seconds)
+    for o in sorted(found.outcomes, key=lambda o: (o.options != found.options, o.seconds)):
+        pipeline = meant_for(o.options.strategy, name)
+        if o.seconds is not None and isinstance(pipeline, Pipeline):
+            yield Row(pipeline, cycles.get(pipeline), o.seconds)
 
 
 def _table(rows: Sequence[Row], flops: int) -> Iterator[str]:

@@ -15,7 +15,7 @@ from .normalise import normalise
 from .op import Iterator as Dimension
 from .op import StructuredOp, loads, names
 from .pipeline import Choice, Piece, Pipeline
-from .plan import Level, Pack, Plan, Side
+from .plan import Edge, Level, Pack, Plan, Side
 from .tile import tiles
 
 MOST_REGISTERS = 4
@@ -44,6 +44,7 @@ class Nest:
         loops: around the register tile, outermost first.
         sums: the reduction loops inside it, outermost first.
         packs: factors and the loop inside which they are copied; None: outside of all.
+        padded: factors along which the last tiles are whole. peeled: loops whose last tile is code of its own.
         shared: how many of the outermost loops the threads share. alone: whether they may.
         streaming: whether the output is written past the caches.
     """
@@ -57,6 +58,7 @@ class Nest:
     lanes: int = 0
     packs: tuple[tuple[Side, TileLoop | None], ...] = ()
     padded: tuple[Side, ...] = ()
+    peeled: tuple[TileLoop, ...] = ()
     unrolled: tuple[tuple[str, int], ...] = ()
     shared: tuple[TileLoop, ...] = ()
     grain: int = 0
@@ -156,6 +158,15 @@ def explain(pipeline: Pipeline, op: StructuredOp, target: Target, *, parallel: b
     return "\n".join(lines)
 
 
+def outermost(pipeline: Pipeline, op: StructuredOp, count: int) -> tuple[str, ...]:
+    """The names of the outermost loops that `pipeline` makes, at most so many: those of more than one point.
+
+    Raises as `plan_of`.
+    """
+    nest = _run(pipeline, start(op, NOWHERE))
+    return tuple(nest.name(loop) for loop in nest.loops if op.extent(loop.iterator) > 1)[:count]
+
+
 def _run(pipeline: Pipeline, nest: Nest) -> Nest:
     for piece in pipeline.pieces:
         nest = _apply(piece, nest)
@@ -244,19 +255,33 @@ def _pack(piece: written.Pack, nest: Nest) -> Nest:
 
 def _pad(piece: written.Pad, nest: Nest) -> Nest:
     sides = tuple(nest.side(name) for name in piece.factors)
-    return replace(nest, padded=(*nest.padded, *sides)).say("panels hold whole vectors, zeros past the end")
+    nest = replace(nest, padded=(*nest.padded, *sides))
+    innermost = {loop.iterator: loop for loop in nest.loops}
+    ends = [_end(nest, innermost[name]) for name in _padded(nest)]
+    return nest.say(f"{', '.join(ends) or 'nothing'}; zeros and unstored results past the end")
+
+
+def _padded(nest: Nest) -> list[str]:
+    """The iterators that move nothing but factors to be padded."""
+    others = [f for side, f in zip(Side, nest.op.factors, strict=True) if side not in nest.padded]
+    mine = {n for side in nest.padded for n in names(nest.op.factors[side.value])}
+    elsewhere = {n for factor in others for n in names(factor)}
+    return [i.name for i in nest.op.parallel if i.name in mine and i.name not in elsewhere]
+
+
+def _end(nest: Nest, loop: TileLoop) -> str:
+    """What the last tile of a loop is like."""
+    rest = nest.op.extent(loop.iterator) % loop.size
+    return f"{nest.name(loop)} ends with {rest} of {loop.size}" if rest else f"{nest.name(loop)} has whole tiles"
 
 
 def _peel(piece: written.Peel, nest: Nest) -> Nest:
-    parts = []
-    for name in piece.iterators:
-        iterator = nest.iterator(name)
-        sizes = [loop.size for loop in nest.loops if loop.iterator == iterator.name and loop.number]
-        if not sizes:
-            raise CannotLower(f"{piece}: {name} is not tiled")
-        rest = iterator.extent % sizes[-1]
-        parts.append(f"{name} ends with {rest} points" if rest else f"{name} has whole tiles only")
-    return nest.say(f"{', '.join(parts)}; a shorter last tile always is code of its own")
+    loops = tuple(nest.loop(name) for name in piece.loops)
+    if flat := [loop for loop in loops if not loop.number]:
+        raise CannotLower(f"{piece}: {nest.name(flat[0])} is not tiled")
+    return replace(nest, peeled=(*nest.peeled, *loops)).say(
+        f"{', '.join(_end(nest, loop) for loop in loops)}; the last one is code of its own"
+    )
 
 
 # --- the register tile -------------------------------------------------------------------------------------------
@@ -337,7 +362,7 @@ def _finish(nest: Nest) -> Plan:
     plan = Plan(
         vector,
         lanes,
-        tuple(Level(loop.iterator, loop.size) for loop in kept),
+        tuple(_levels(nest, kept, len(collapsed))),
         sums,
         unrolled,
         tuple(_packs(nest, kept, len(collapsed))),
@@ -350,12 +375,46 @@ def _finish(nest: Nest) -> Plan:
     return plan
 
 
+def _levels(nest: Nest, kept: Sequence[TileLoop], collapsed: int) -> Iterator[Level]:
+    """The loops as levels, with what becomes of the last tiles of those that are not what it usually is."""
+    uneven = _uneven(nest.op, [Level(loop.iterator, loop.size) for loop in kept])
+    padded = _padded(nest)
+    for depth, loop in enumerate(kept):
+        innermost = all(later.iterator != loop.iterator for later in kept[depth + 1 :])
+        rest = nest.op.extent(loop.iterator) % loop.size or depth in uneven
+        edge: Edge | None = None
+        if innermost and loop.iterator in padded and rest:
+            if loop in nest.peeled:
+                raise CannotLower(f"peel: the last tile of {nest.name(loop)} is padded")
+            edge = Edge.PADDED
+        elif depth in uneven:
+            edge = Edge.PEELED if loop in nest.peeled else Edge.BRANCH
+            usual = Edge.BRANCH if depth < collapsed else Edge.PEELED
+            edge = None if edge is usual else edge
+        yield Level(loop.iterator, loop.size, edge)
+
+
+def _uneven(op: StructuredOp, levels: Sequence[Level]) -> frozenset[int]:
+    """The levels that have full tiles and a shorter one after them, wherever they stand."""
+    extents: dict[str, set[int]] = {}
+    found = set()
+    for depth, level in enumerate(levels):
+        parts = extents.get(level.iterator, {op.extent(level.iterator)})
+        if any(part > level.size and part % level.size for part in parts):
+            found.add(depth)
+        extents[level.iterator] = {
+            size for part in parts for size in (min(level.size, part), part % level.size) if size
+        }
+    return frozenset(found)
+
+
 def _replace_loop(nest: Nest, old: TileLoop, new: TileLoop) -> Nest:
     def swapped(loop: TileLoop) -> TileLoop:
         return new if loop == old else loop
 
     packs = tuple((side, None if loop is None else swapped(loop)) for side, loop in nest.packs)
-    return replace(nest, loops=tuple(map(swapped, nest.loops)), shared=tuple(map(swapped, nest.shared)), packs=packs)
+    loops, shared, peeled = (tuple(map(swapped, loops)) for loops in (nest.loops, nest.shared, nest.peeled))
+    return replace(nest, loops=loops, shared=shared, packs=packs, peeled=peeled)
 
 
 def _fitting(widest: int, size: int) -> int:
@@ -458,6 +517,7 @@ def pipeline_of(plan: Plan, op: StructuredOp) -> Pipeline:
         pieces.append(written.Interchange(tuple(_sum_names(nest, s)[0] for s in plan.reductions)))
     for step in plan.packs:
         pieces.append(written.Pack(((_factor_name(op, step.side), _loop_name(nest, step.depth)),)))
+    pieces += _edges(nest, plan)
     if plan.collapsed:
         count = prod(tiles(op.extent(level.iterator), level.size) for level in plan.levels[: plan.collapsed])
         grain = 0 if plan.grain == _grain(op, count) else plan.grain
@@ -468,6 +528,19 @@ def pipeline_of(plan: Plan, op: StructuredOp) -> Pipeline:
     if plan.streaming:
         pieces.append(written.Stream())
     return Pipeline(tuple(pieces))
+
+
+def _edges(nest: Nest, plan: Plan) -> Iterator[Piece]:
+    """What says how the last tiles end."""
+    padded = {level.iterator for level in plan.levels if level.edge is Edge.PADDED}
+    sides = [step.side for step in plan.packs if padded & set(names(nest.op.factors[step.side.value]))]
+    if sides:
+        yield written.Pad(tuple(_factor_name(nest.op, side) for side in sides))
+    usual = [Edge.BRANCH if depth < plan.collapsed else Edge.PEELED for depth in range(len(plan.levels))]
+    ends = [level.edge or edge for level, edge in zip(plan.levels, usual, strict=True)]
+    peeled = [depth for depth in sorted(_uneven(nest.op, plan.levels)) if ends[depth] is Edge.PEELED]
+    if peeled:
+        yield written.Peel(tuple(nest.name(nest.loops[depth]) for depth in peeled))
 
 
 def _numbered(plan: Plan) -> tuple[TileLoop, ...]:

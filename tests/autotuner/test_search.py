@@ -94,14 +94,14 @@ def test_case_50_the_same_seed_gives_the_same_candidates(kind: str) -> None:
     state = random.getstate()
     first, second, other = asked(kind, 3), asked(kind, 3), asked(kind, 4)
     assert first == second
-    assert first != other
+    assert (first != other) is (kind != "sweep")
     assert random.getstate() == state
 
 
 @pytest.mark.parametrize("kind", SEARCHES)
 def test_nothing_is_asked_for_twice(kind: str) -> None:
     options = [c.options for c in asked(kind, 0)]
-    assert len(set(options)) == len(options) > 50
+    assert len(set(options)) == len(options) > (10 if kind == "sweep" else 50)
 
 
 @pytest.mark.parametrize("kind", SEARCHES)
