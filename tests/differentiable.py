@@ -75,3 +75,7 @@ IDLE = """def idle(float(N,M) x, float(N) z) -> (y, p, s) {
     p(i) *=! z(i) where exists x(i,j)
     s +=! z(i) where exists x(i,j)
 }"""
+ELSEWHERE = """def elsewhere(float(N) x, float(N,M) z) -> (s) {
+    s +=! x(i) * x(i) where exists z(i,0), exists z(0,j)
+    s = s * s
+}"""

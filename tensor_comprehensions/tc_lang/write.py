@@ -145,7 +145,7 @@ class _Writer:
         found = {x.name for e in (step.value, *step.subscripts) for x in walk(e) if isinstance(x, Index)}
         out = []
         for e in step.exists:
-            names = {x.name for x in walk(e) if isinstance(x, Index)}
+            names = {x.name for x in walk(e) if isinstance(x, Index) and x.name in step.ranges}
             if names - found:
                 out.append(e)
                 found |= names
@@ -199,7 +199,8 @@ class _Writer:
 
     def _index_names(self, w: Written) -> dict[str, str]:
         names: dict[str, str] = {}
-        for i in w.ranges:
+        others = [x.name for e in w.exists for x in walk(e) if isinstance(x, Index)]
+        for i in dict.fromkeys((*w.ranges, *others)):
             name, n = i.replace("'", ""), 0
             base = name
             while name in names.values() or name in self.taken or name in CONSTANTS:

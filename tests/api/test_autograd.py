@@ -65,6 +65,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "SCATTER": ((4,), torch.tensor([1, 4, 1, 0])),
     "EXTREMA": ((5,), (5,)),
     "IDLE": ((3, 2), (3,)),
+    "ELSEWHERE": ((3,), (3, 2)),
 }
 
 
