@@ -16,7 +16,7 @@ from .normalise import normalise
 from .op import StructuredOp
 from .pack import Panel, pack
 from .plan import Pack, Plan
-from .tile import Region, loop, parallel_nest, whole
+from .tile import Region, loop, parallel_nest, peeled, whole
 
 Operands = tuple[Operand, ...]
 
@@ -47,7 +47,8 @@ def generate(op: StructuredOp, plan: Plan) -> Stmt:
     operands = tuple(Operand(factor) for factor in op.factors)
     if not plan.collapsed:
         return _inside(op, plan, region, operands, plan.packs, 0)
-    return _in_parallel(op, plan, region, operands)
+    outer = plan.levels[: plan.collapsed]
+    return build.block(*(_in_parallel(op, plan, part, operands) for part in peeled(region, outer)))
 
 
 def _in_parallel(op: StructuredOp, plan: Plan, region: Region, operands: Operands) -> Stmt:

@@ -130,7 +130,8 @@ def copy_tile(copy: Copy) -> Stmt:
     steps = copy.steps
     if 1 <= steps.get(copy.across, 0) <= WIDEST_STEP:
         return copy.over(copy.others, lambda here: _straight(copy, here))
-    along = max((n for n in copy.others if steps.get(n) == 1), key=lambda n: copy.region[n].size, default=None)
+    step = 2 if copy.op.pairs else 1
+    along = max((n for n in copy.others if steps.get(n) == step), key=lambda n: copy.region[n].size, default=None)
     if along is None or copy.region[along].size < 4:
         return copy.over(copy.others, lambda here: _by_element(copy, here))
     return copy.over([n for n in copy.others if n != along], lambda here: _turned(copy, along, here))
@@ -140,9 +141,10 @@ def _straight(copy: Copy, here: Point) -> Stmt:
     """Vectors that lie along the same iterator in both memories."""
     lanes = min(copy.lanes, _power_of_two(copy.width))
     moves: list[Stmt] = []
-    for first in range(0, copy.size, lanes):
+    zero = build.const(0, copy.factor.type.dtype, lanes)
+    for first in range(0, copy.width, lanes):
         there = here | copy.at(copy.across, build.ramp(first, 1, lanes))
-        value = evaluate(copy.factor, there, first_lanes(copy.size - first, lanes))
+        value = zero if first >= copy.size else evaluate(copy.factor, there, first_lanes(copy.size - first, lanes))
         moves.append(build.store(copy.buffer, copy.where(there), value, mask=first_lanes(copy.width - first, lanes)))
     return build.block(*moves)
 

@@ -21,7 +21,7 @@ from .expert import choose
 from .facts import facts
 from .normalise import normalise
 from .op import Iterator, StructuredOp, loads
-from .pipeline import Pipeline, pack, parallel, tile, unroll, vectorize
+from .pipeline import Pipeline, pack, parallel, peel, tile, unroll, vectorize
 
 Sizes = Mapping[str, int]
 TILES = 4
@@ -158,7 +158,10 @@ def _nest(op: StructuredOp, order: Sequence[Iterator], registers: RegisterTile, 
     names = start(op, NOWHERE)
     sizes = {names.shown(i.name): registers.size(i.name) for i in order}
     loops = [names.name(TileLoop(i.name, 1, 1)) for i in order[:shared]]
+    uneven = [names.name(TileLoop(i.name, 1, 1)) for i in order[shared:] if i.extent % registers.size(i.name)]
     found = tile(**sizes)
+    if uneven:
+        found = found >> peel(*uneven)
     if loops:
         found = found >> parallel(*loops)
     return found >> vectorize(names.shown(facts(op).vector), lanes=registers.lanes)

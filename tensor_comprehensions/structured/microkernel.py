@@ -12,7 +12,7 @@ from ..loop_ir.rewrite import walk_expr
 from .affine import steps
 from .op import ACCUMULATOR, StructuredOp, names
 from .plan import Plan
-from .tile import Region, local, number, point
+from .tile import Region, each_extent, local, number, point
 from .turned import along, store_turned
 from .vector import evaluate, first_lanes, multiply_add
 
@@ -56,12 +56,25 @@ def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence
     """`op` on the register tile `region`, reading the factors as `operands` say."""
     cells = _cells(op, plan, region)
     registers = Buffer(f"{op.name}_{ACCUMULATOR}", Type(op.dtype, plan.lanes), (len(cells),), (1,), Space.REGISTER)
+
+    def exact(make: Callable[[Region, Sequence[Cell]], Stmt]) -> Stmt:
+        """What touches memory that has no padding, for each extent that the region may have."""
+        return each_extent(region, lambda part: make(part, _among(_cells(op, plan, part), cells)))
+
     body = build.block(
-        _start(op, region, cells, registers),
+        exact(lambda part, own: _start(op, part, own, cells, registers)),
         _reduce(op, plan, region, operands, cells, registers),
-        _finish(op, plan, region, cells, registers),
+        exact(lambda part, own: _finish(op, plan, part, own, registers)),
     )
     return Allocate(registers, body)
+
+
+def _among(own: Sequence[Cell], cells: Sequence[Cell]) -> list[Cell]:
+    """`own` in the registers of those of `cells` that stand at the same places."""
+    if len(own) == len(cells):
+        return list(own)
+    registers = {tuple(c.offsets.items()): c.register for c in cells}
+    return [replace(c, register=registers[tuple(c.offsets.items())]) for c in own]
 
 
 def _cells(op: StructuredOp, plan: Plan, region: Region) -> list[Cell]:
@@ -95,14 +108,22 @@ def _row_order(op: StructuredOp, plan: Plan) -> list[str]:
 # --- before the sum ----------------------------------------------------------------------------------------------
 
 
-def _start(op: StructuredOp, region: Region, cells: Sequence[Cell], registers: Buffer) -> Stmt:
-    """Set the accumulators: to the initial value, or to the partial sums that an earlier block stored."""
+def _start(
+    op: StructuredOp, region: Region, cells: Sequence[Cell], everything: Sequence[Cell], registers: Buffer
+) -> Stmt:
+    """Set the accumulators: to the initial value, or to the partial sums that an earlier block stored.
+
+    Of `everything` in the register tile only `cells` stand for points that exist; the others start from zero.
+    """
     first = _conjunction([region[i.name].first for i in op.reductions])
+    existing = {c.register for c in cells}
+    zero = build.const(0, op.dtype)
+    padding = _each([c for c in everything if c.register not in existing], lambda c: _set(registers, c, zero))
     fresh = _each(cells, lambda c: _set(registers, c, evaluate(op.start, c.at, c.mask)))
-    if build.is_true(first):
-        return fresh
-    partial = _each(cells, lambda c: _set(registers, c, evaluate(op.output, c.at, c.mask)))
-    return build.when(first, fresh, partial)
+    if not build.is_true(first):
+        partial = _each(cells, lambda c: _set(registers, c, evaluate(op.output, c.at, c.mask)))
+        fresh = build.when(first, fresh, partial)
+    return build.block(padding, fresh)
 
 
 def _conjunction(conditions: Sequence[Expr]) -> Expr:
@@ -311,7 +332,7 @@ def _staged(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell],
     vectors = -(-lane_range.size // plan.lanes)
     rows = [name for name in _row_order(op, plan) if region[name].size > 1]
     buffer = build.buffer(f"{op.name}_sums", op.dtype, (len(cells) // vectors, vectors * plan.lanes), Space.SCRATCH)
-    spill = _each(cells, lambda c: _spill(buffer, c, vectors, plan.lanes, registers))
+    spill = Block(tuple(_spill(buffer, k, c, vectors, plan.lanes, registers) for k, c in enumerate(cells)))
     flat: Expr = build.const(0)
     at = dict(cells[0].at)
     for name in rows:
@@ -324,8 +345,8 @@ def _staged(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell],
     return Allocate(buffer, build.block(spill, body))
 
 
-def _spill(buffer: Buffer, cell: Cell, vectors: int, lanes: int, registers: Buffer) -> Stmt:
-    row, v = divmod(cell.register, vectors)
+def _spill(buffer: Buffer, place: int, cell: Cell, vectors: int, lanes: int, registers: Buffer) -> Stmt:
+    row, v = divmod(place, vectors)
     return build.store(buffer, (row, build.ramp(v * lanes, 1, lanes)), _get(registers, cell))
 
 

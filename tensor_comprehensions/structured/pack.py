@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import InternalError
 from ..loop_ir import build
-from ..loop_ir.nodes import Buffer, Expr, Space, Stmt
+from ..loop_ir.nodes import Buffer, Expr, Loop, Space, Stmt, Var
 from .copying import Copy, Shape, copy_tile
 from .microkernel import Operand
 from .op import StructuredOp, names
-from .plan import Level, Plan
-from .tile import Region, nest, tiles
+from .plan import Edge, Level, Plan
+from .tile import Region, each_extent, nest, tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,15 @@ def pack(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth: int,
         raise InternalError(f"{name}: packed outside two blocks of one reduction")
     shape = _shape(op, plan, region, inner, blocks, used)
     buffer = build.buffer(name, factor.type.dtype, shape.extents, Space.SCRATCH)
-    tiled = [level for level in inner if level.size > 1]
+    tiled = [replace(level, edge=None) for level in inner if level.size > 1]
     singles = tuple(level.iterator for level in inner if level.size == 1)
-    fill = nest(region, tiled, name, lambda r: copy_tile(Copy(op, factor, r, buffer, shape, plan.lanes, singles)))
+
+    def copy(region: Region) -> Stmt:
+        return nest(region, tiled, name, lambda r: copy_tile(Copy(op, factor, r, buffer, shape, plan.lanes, singles)))
+
+    fill = each_extent(region, copy)
+    if any(n in _padded(plan) for n, _ in shape.points[:-1]):  # copies fill up the last dimension only
+        fill = build.block(_clear(buffer, plan.lanes), fill)
     return Panel(buffer, fill, Operand(build.load(buffer, *shape.indices), padded=True))
 
 
@@ -70,7 +76,7 @@ def _shape(
         count = tiles(region[i.name].size, size) if any(level.iterator == i.name for level in inner) else 1
         if count > 1:
             numbers.append((i.name, count))
-        size = min(size, region[i.name].size)
+        size = size if i.name in _padded(plan) else min(size, region[i.name].size)
         if i.name == plan.vector:
             size = tiles(size, plan.lanes) * plan.lanes
         if size > 1:
@@ -79,3 +85,21 @@ def _shape(
     reductions = [(n, region[n].size) for n in plan.reductions if n in used]
     whole = tuple((level.iterator, level.size) for level in blocks if level.iterator in used)
     return Shape(tuple(numbers), tuple(reductions), tuple(points), whole)
+
+
+def _padded(plan: Plan) -> frozenset[str]:
+    """The iterators whose last tile is filled up."""
+    return frozenset(level.iterator for level in plan.levels if level.edge is Edge.PADDED)
+
+
+def _clear(buffer: Buffer, lanes: int) -> Stmt:
+    """Zeros all over a panel, whose last dimension need not be whole vectors."""
+    names = [f"{buffer.name}_z{d}" for d in range(len(buffer.shape))]
+    lanes = lanes if buffer.shape[-1] % lanes == 0 else 1
+    last = build.mul(Var(names[-1]), lanes)
+    where = (*map(Var, names[:-1]), build.ramp(last, 1, lanes) if lanes > 1 else last)
+    zero = build.broadcast(build.const(0, buffer.type.dtype), lanes)
+    body: Stmt = build.store(buffer, where, zero)
+    for name, extent in reversed(list(zip(names, (*buffer.shape[:-1], buffer.shape[-1] // lanes), strict=True))):
+        body = Loop(name, build.const(0), build.const(extent), body)
+    return body

@@ -54,7 +54,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """The panels of the factors are filled up with zeros to whole vectors."""
+    """The last tiles of what moves these packed factors alone are whole ones, zeros in the panels past the end."""
 
     factors: tuple[str, ...]
 
@@ -64,12 +64,12 @@ class Pad:
 
 @dataclass(frozen=True, slots=True)
 class Peel:
-    """The last tile of the iterators, where it is shorter, is code of its own."""
+    """The last tile of the loops, where it is shorter, is code of its own after the loop, not a branch in it."""
 
-    iterators: tuple[str, ...]
+    loops: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"peel({', '.join(map(repr, self.iterators))})"
+        return f"peel({', '.join(map(repr, self.loops))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,15 +227,21 @@ def pack(*whole: str, **factors: str) -> Pipeline:
 
 
 def pad(*factors: str) -> Pipeline:
-    """Fill the panels of packed factors with zeros to whole vectors."""
+    """Make the last register tile along a packed factor a whole one: its panel has zeros past the end.
+
+    What lies there is computed and not stored; one micro-kernel serves all tiles.
+    """
     _check_names("pad", factors, "the names of packed tensors")
     return Pipeline((Pad(factors),))
 
 
-def peel(*iterators: str) -> Pipeline:
-    """Give the last, shorter tile of iterators code of its own."""
-    _check_names("peel", iterators, "the names of iterators")
-    return Pipeline((Peel(iterators),))
+def peel(*loops: str) -> Pipeline:
+    """Give the last, shorter tile of loops code of its own, so that the loop itself has no condition.
+
+    The name of an iterator is that of its innermost loop.
+    """
+    _check_names("peel", loops, "the names of loops")
+    return Pipeline((Peel(loops),))
 
 
 def vectorize(iterator: str | None = None, *, lanes: int = 0) -> Pipeline:

@@ -13,12 +13,24 @@ class Side(Enum):
     RIGHT = 1
 
 
+class Edge(Enum):
+    """What becomes of the last tile of a loop where it is shorter than the others."""
+
+    PEELED = "code of its own, after the loop"
+    BRANCH = "a branch in the loop"
+    PADDED = "a whole tile, whose points past the end read zeros and are not stored"
+
+
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A loop over tiles of `size` points along an iterator; the last tile may be shorter."""
+    """A loop over tiles of `size` points along an iterator; the last tile may be shorter.
+
+    edge: what becomes of that one; None peels it, but for loops that threads share, which branch.
+    """
 
     iterator: str
     size: int = 1
+    edge: Edge | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..loop_ir import build
 from ..loop_ir.build import FALSE, TRUE
 from ..loop_ir.nodes import Const, Expr, Let, Loop, LoopKind, Stmt, Type, Var
-from .plan import Level
+from .plan import Edge, Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,8 @@ class Range:
     """The part of an iterator that code is about: `size` points from `origin` on.
 
     number: which tile of the surrounding range this is. first, last: whether it is the first and the last of
-    them; bool expressions, constant where that is known.
+    them; bool expressions, constant where that is known. rest, short: of a padded tile, how many points there really
+    are if `short` holds; 0 where all of them are.
     """
 
     origin: Expr
@@ -24,6 +25,8 @@ class Range:
     number: Expr
     first: Expr = TRUE
     last: Expr = TRUE
+    rest: int = 0
+    short: Expr = FALSE
 
 
 Region = Mapping[str, Range]
@@ -47,16 +50,32 @@ def _part(region: Region, level: Level, number: Expr, size: int, *, final: bool 
     origin = build.add(old.origin, build.mul(number, level.size))
     first = build.logical_and(old.first, build.eq(number, 0))
     new = Range(origin, size, number, first, build.logical_and(old.last, last))
+    if level.edge is Edge.PADDED and old.size % level.size:
+        new = replace(new, rest=old.size % level.size, short=last)
     return {**region, level.iterator: new}
+
+
+def each_extent(region: Region, body: Body) -> Stmt:
+    """`body` for every mix of whole and shorter ranges that the padded ones of `region` may be, each exact."""
+    padded = next((name for name, part in region.items() if part.rest), None)
+    if padded is None:
+        return body(region)
+    part = region[padded]
+    exact = ({**region, padded: replace(part, size=size, rest=0)} for size in (part.rest, part.size))
+    return build.when(part.short, *(each_extent(r, body) for r in exact))
 
 
 Body = Callable[[Region], Stmt]
 
 
 def loop(region: Region, level: Level, name: str, body: Body) -> Stmt:
-    """A serial loop over the full tiles of `level`, then the shorter tile."""
+    """A serial loop over the tiles of `level`: the full ones, then the shorter one, unless `level` says otherwise."""
     extent = region[level.iterator].size
     full, rest = divmod(extent, level.size)
+    if rest and full and level.edge is Edge.BRANCH:
+        return Loop(name, build.const(0), build.const(full + 1), _choose(Var(name), region, level, body))
+    if rest and level.edge is Edge.PADDED:
+        rest, full = 0, full + 1
     parts: list[Stmt] = []
     if full == 1:
         parts.append(body(_part(region, level, build.const(0), level.size, final=not rest)))
@@ -88,6 +107,19 @@ def parallel_nest(region: Region, levels: Sequence[Level], prefix: str, grain: i
     return Loop(counter, build.const(0), build.const(total), inner, LoopKind.PARALLEL, grain=min(grain, total))
 
 
+def peeled(region: Region, levels: Sequence[Level]) -> list[Region]:
+    """`region` in parts in which those of `levels` that are peeled have full tiles only, or the shorter one."""
+    parts = [region]
+    for level in levels:
+        old = region[level.iterator]
+        rest = old.size % level.size
+        if level.edge is Edge.PEELED and level.size < old.size and rest:
+            ends = ((0, old.size - rest), (old.size - rest, rest))
+            cut = [replace(old, origin=build.add(old.origin, start), size=size) for start, size in ends]
+            parts = [{**part, level.iterator: new} for part in parts for new in cut]
+    return parts
+
+
 def _digits(flat: Expr, region: Region, levels: list[Level], counts: list[int], prefix: str, body: Body) -> Stmt:
     """Decode the tile number of the last level from `flat`, then those of the levels before it."""
     if not levels:
@@ -108,9 +140,9 @@ def _digits(flat: Expr, region: Region, levels: list[Level], counts: list[int], 
 def _choose(number: Expr, region: Region, level: Level, body: Body) -> Stmt:
     """`body` for tile `number`, with separate code where that is the shorter one."""
     full, rest = divmod(region[level.iterator].size, level.size)
-    if not full:
+    if not full and level.edge is not Edge.PADDED:
         return body(_part(region, level, build.const(0), rest, final=True))
-    if not rest:
+    if not rest or level.edge is Edge.PADDED:
         return body(_part(region, level, number, level.size, final=None))
     then = body(_part(region, level, number, level.size, final=False))
     return build.when(build.lt(number, full), then, body(_part(region, level, build.const(full), rest, final=True)))

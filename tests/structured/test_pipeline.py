@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tensor_comprehensions.dtypes import FLOAT16, FLOAT32
 from tensor_comprehensions.errors import ArgumentError, CannotLower
 from tensor_comprehensions.loop_ir import build
+from tensor_comprehensions.loop_ir.show import show
 from tensor_comprehensions.structured import pipeline
 from tensor_comprehensions.structured.apply import explain, pipeline_of, plan_of
 from tensor_comprehensions.structured.contraction import generate
@@ -64,7 +65,13 @@ PIPELINES = {
     "pack whole, blocks": tile(k=4, n=16, m=4) >> pack("A", "B"),
     "pack by place": tile(n=16, m=4) >> pack(right="n1"),
     "pad": tile(n=16, m=4) >> pack("A", "B") >> pad("B"),
+    "pad both": tile(n=32, m=4) >> pack("A", "B") >> pad("A", "B"),
+    "pad what each loop packs": tile(n=32, m=4) >> pack(A="m1", B="n1") >> pad("A", "B") >> parallel("n1"),
+    "pad inside blocks": tile(n=33, m=9, k=4) >> tile(n=32, m=4) >> pack(A="m1", B="n1") >> pad("A", "B"),
+    "pad one large tile": tile(n=48, m=16) >> pack("A", "B") >> pad("A", "B") >> vectorize("n", lanes=16),
     "peel": tile(n=16, m=4) >> peel("m", "n"),
+    "peel blocks": tile(m=10, n=32) >> tile(m=4, n=16) >> peel("m1", "n2", "m2"),
+    "peel what is shared": tile(m=4, n=16) >> parallel("m1", "n1") >> peel("m", "n"),
     "narrow": tile(n=16, m=4) >> vectorize("n", lanes=4),
     "stream": tile(n=16, m=4) >> stream(),
     "unroll": tile(n=16, m=4) >> unroll(k=4),
@@ -118,6 +125,48 @@ def test_the_choice_of_the_cost_model_is_a_pipeline(ops: Any, text: str, sizes: 
         assert plan_of(pipeline_of(plan, op), op, target) == plan
 
 
+def tiles_and_branches(ops: Any, p: Pipeline) -> tuple[int, int]:
+    """How many micro-kernels `p` makes, and how many branches there are in loops around them."""
+    op = normalise(ops.op(MATMUL, SIZES))
+    text = show(generate(op, plan_of(p, op, AVX512)))
+    return text.count("allocate register"), text.count("else")
+
+
+def test_padding_leaves_one_micro_kernel(ops: Any) -> None:
+    packed = tile(n=32, m=4) >> pack("A", "B")
+    assert tiles_and_branches(ops, packed >> peel("m", "n"))[0] == 4
+    assert tiles_and_branches(ops, packed >> pad("A") >> peel("n"))[0] == 2
+    assert tiles_and_branches(ops, packed >> pad("A", "B"))[0] == 1
+
+
+def test_peeling_leaves_no_branch(ops: Any) -> None:
+    for shared in (Pipeline(), parallel("m1", "n1")):
+        loops = tile(m=4, n=16) >> shared
+        assert [tiles_and_branches(ops, loops >> p)[1] for p in (Pipeline(), peel("m"), peel("m", "n"))] == [3, 2, 0]
+
+
+def test_the_last_rows_of_a_padded_panel_are_zeros(ops: Any) -> None:
+    """Where two iterators of a factor are in the register tile, copies fill up one of them."""
+    text, sizes = "C:p,q,n = A:p,q,k x B:k,n", {"p": 7, "q": 5, "k": 3, "n": 20}
+    op = ops.op(text, sizes)
+    p = tile(p=2, n=16, q=3) >> pack("A", "B") >> pad("A", "B")
+    arrays = ops.run(op, generate(normalise(op), plan_of(p, op, AVX512)))
+    assert np.array_equal(arrays["result"], np.einsum("pqk,kn->pqn", arrays["A"], arrays["B"]))
+
+
+@pytest.mark.parametrize("epilogue", ["relu", "tanh"])
+def test_padding_stores_what_there_is(ops: Any, epilogue: str) -> None:
+    """An epilogue that reads a row's own value, in registers and by way of a buffer."""
+    total = build.add(accumulator(FLOAT32), ops.access("D:m", SIZES, FLOAT32))
+    total = build.maximum(total, 0.0) if epilogue == "relu" else build.call("tanh", total)
+    op = ops.op(MATMUL, SIZES, epilogue=total, initial=ops.access("E:n", SIZES, FLOAT32))
+    p = tile(n=32, m=4, k=5) >> tile(n=16, m=3) >> pack(A="m1", B="n1") >> pad("A", "B")
+    arrays = ops.run(op, generate(normalise(op), plan_of(p, op, AVX512)))
+    expected = arrays["A"] @ arrays["B"] + arrays["E"] + arrays["D"][:, None]
+    expected = np.maximum(expected, 0) if epilogue == "relu" else np.tanh(expected)
+    np.testing.assert_allclose(arrays["result"], expected, rtol=1e-5)
+
+
 @settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(data=st.data())
 def test_random_pipelines_keep_the_result(ops: Any, data: Any) -> None:
@@ -131,12 +180,14 @@ def test_random_pipelines_keep_the_result(ops: Any, data: Any) -> None:
     for name in data.draw(st.sampled_from(["", "A", "B", "AB"])):
         loop = data.draw(st.sampled_from(["m1", "n1", "m", "n", "b"]))
         p = p >> pack(**{name: loop})
+        p = p >> pad(name) if data.draw(st.booleans()) else p
+    p = p >> peel("b", *data.draw(st.sampled_from(["", "m", "n", "nm"]))) if data.draw(st.booleans()) else p
     if data.draw(st.booleans()):
         p = p >> unroll(k=data.draw(st.integers(1, 5)))
     try:
         assert computes(ops, p, "C:b,m,n = A:b,m,k x B:b,k,n", sizes)
     except CannotLower as reason:
-        if "pack" not in str(reason):
+        if not any(word in str(reason) for word in ("pack", "padded")):
             raise
         assume(False)
 
@@ -151,7 +202,7 @@ def test_random_pipelines_keep_the_result(ops: Any, data: Any) -> None:
         (pack(D="m"), "'D'", "A, B, left, right"),
         (pack(A="x"), "'x'", "m, n"),
         (pad("x"), "'x'", "A, B"),
-        (peel("x"), "'x'", "m, n, k"),
+        (peel("x"), "'x'", "m, n"),
         (vectorize("x"), "'x'", "m, n, k"),
         (unroll(x=2), "'x'", "m, n, k"),
     ],
@@ -177,6 +228,7 @@ def test_unknown_names_are_mistakes(ops: Any, p: Pipeline, unknown: str, known: 
         (tile(k=6) >> tile(k=3, m=4, n=16) >> pack(A="k1"), "two tiles of the reduction k"),
         (tile(m=4, n=16) >> pad("A"), "not packed"),
         (peel("m"), "not tiled"),
+        (tile(m=4, n=16) >> pack("A") >> pad("A") >> peel("m"), "is padded"),
         (vectorize("k"), "summed"),
         (tile(n=1), "one point"),
         (unroll(m=2), "unrolled anyway"),
