@@ -31,6 +31,11 @@ class Target:
         """How many scalars of `bits` bits fill a vector register."""
         return max(1, self.vector_bits // bits)
 
+    @property
+    def dots_bfloat16(self) -> bool:
+        """Whether vectors of pairs of bfloat16 are multiplied and added to float32 in one instruction."""
+        return self.vector_bits == 512 and "+avx512bf16" in self.features.split(",")
+
 
 AVX512 = Target(
     "cpu", "znver4", "+avx512f,+avx512vl,+avx512bw,+avx512dq,+avx2,+fma", 512, 32, (32768, 1048576, 33554432)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64, DType
+from ..loop_ir.instructions import DOT_BFLOAT16, PAIR_BFLOAT16
 from ..math_functions import FUNCTIONS
 
 
@@ -192,6 +193,13 @@ _BFLOAT16 = {
         wide.bits |= 1;
     }
     return bfloat16_from_float(wide.value);
+}""",
+    PAIR_BFLOAT16: """static inline uint32_t pair_bfloat16(uint16_t low, uint16_t high) {
+    return (uint32_t)low | (uint32_t)high << 16;
+}""",
+    DOT_BFLOAT16: """static inline float dot_bfloat16(float total, uint32_t a, uint32_t b) {
+    total += bfloat16_to_float((uint16_t)(a >> 16)) * bfloat16_to_float((uint16_t)(b >> 16));
+    return total + bfloat16_to_float((uint16_t)a) * bfloat16_to_float((uint16_t)b);
 }""",
 }
 

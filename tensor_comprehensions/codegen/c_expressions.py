@@ -13,6 +13,7 @@ from ..dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT32, INT64, DT
 from ..errors import InternalError
 from ..loop_ir import nodes as ir
 from ..loop_ir.affine import Interval
+from ..loop_ir.instructions import INSTRUCTIONS
 from .c_dialect import CDialect
 from .c_integers import LIMIT, small
 
@@ -382,6 +383,8 @@ def _integers(e: ir.Binary, left: Text, right: Text, scope: Scope) -> Text:
 
 def _call(e: ir.Call, scope: Scope) -> Text:
     dtype = e.type.dtype
+    if e.function in INSTRUCTIONS:
+        return Text(f"{e.function}({', '.join(spell(a, scope).text for a in e.arguments)})")
     wide = dtype.accumulator
     arguments = (cast(spell(a, scope), dtype, wide, scope.dialect).text for a in e.arguments)
     called = Text(f"{scope.dialect.math[wide.name][e.function]}({', '.join(arguments)})")

@@ -106,7 +106,8 @@ class Printer:
                 return cast(self.b, self.value(operand), operand.type, dtype, f16c=self._f16c)
             case Call(function=function, arguments=arguments):
                 values = [self.value(a) for a in arguments]
-                return llvm_math.call(self.b, function, values, e.type, self.symbols, self.target.vector_bits)
+                widest, dots = self.target.vector_bits, self.target.dots_bfloat16
+                return llvm_math.call(self.b, function, values, e.type, self.symbols, widest, dots=dots)
             case Ramp(base=base, stride=stride):
                 return arithmetic.ramp(self.b, self.value(base), stride, e.type)
             case Broadcast(operand=operand, lanes=lanes):

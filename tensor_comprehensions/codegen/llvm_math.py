@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT32
 from ..errors import InternalError
+from ..loop_ir.instructions import DOT_BFLOAT16, PAIR_BFLOAT16
 from ..loop_ir.nodes import Type
 from .llvm_arithmetic import binary, compare, select, shuffle
 from .llvm_builder import Builder
 from .llvm_elementary import inline
-from .llvm_types import constant, mangled, register, scalar
+from .llvm_types import constant, mangled, register, scalar, vector
 
 _INTRINSICS = {
     "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round", "rint": "rint",
@@ -29,9 +30,17 @@ def key(function: str, type: Type) -> str:
 
 
 def call(
-    b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int
-) -> str:
-    """`function(arguments)` lane by lane. `symbols` maps `key` to names; `widest` is the bits of a vector register."""
+    b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int,
+    *, dots: bool = False,
+) -> str:  # fmt: skip
+    """`function(arguments)` lane by lane. `symbols` maps `key` to names; `widest` is the bits of a vector register.
+
+    dots: whether the processor multiplies pairs of bfloat16.
+    """
+    if function == PAIR_BFLOAT16:
+        return _pair(b, arguments, type.lanes)
+    if function == DOT_BFLOAT16:
+        return _dot(b, arguments, type, widest if dots else 0)
     if type.dtype in (FLOAT16, BFLOAT16):
         raise InternalError(f"{function} on {type}: 16-bit floats only store")
     if function in _INTRINSICS:
@@ -49,6 +58,33 @@ def _intrinsic(b: Builder, name: str, arguments: Sequence[str], type: Type) -> s
     symbol = f"@llvm.{name}.{mangled(type)}"
     b.declare(f"{text} {symbol}({', '.join([text] * len(arguments))})")
     return b.define(f"call {text} {symbol}({', '.join(f'{text} {a}' for a in arguments)})", arguments)
+
+
+def _pair(b: Builder, arguments: Sequence[str], lanes: int) -> str:
+    narrow, wide = vector("i16", lanes), vector("i32", lanes)
+    low, high = (b.define(f"zext {narrow} {a} to {wide}", (a,)) for a in arguments)
+    shifted = b.define(f"shl {wide} {high}, {constant(16, Type(UINT32, lanes))}", (high,))
+    return b.define(f"or {wide} {shifted}, {low}", (shifted, low))
+
+
+def _dot(b: Builder, arguments: Sequence[str], type: Type, widest: int) -> str:
+    """One instruction where vectors fill a register that it takes, else two multiply-adds, the second pair first."""
+    total, *factors = arguments
+    wide, text = vector("i32", type.lanes), register(type)
+    bits = type.lanes * type.dtype.bits
+    if bits in (128, 256, 512) and bits <= widest:
+        pairs = f"<{2 * type.lanes} x bfloat>"
+        left, right = (b.define(f"bitcast {wide} {f} to {pairs}", (f,)) for f in factors)
+        symbol = f"@llvm.x86.avx512bf16.dpbf16ps.{bits}"
+        b.declare(f"{text} {symbol}({text}, {pairs}, {pairs})")
+        operands = f"{text} {total}, {pairs} {left}, {pairs} {right}"
+        return b.define(f"call {text} {symbol}({operands})", (total, left, right))
+    for part in (f"and {wide} {{}}, {constant(0xFFFF0000, Type(UINT32, type.lanes))}",
+                 f"shl {wide} {{}}, {constant(16, Type(UINT32, type.lanes))}"):  # fmt: skip
+        halves = [b.define(part.format(f), (f,)) for f in factors]
+        floats = [b.define(f"bitcast {wide} {h} to {text}", (h,)) for h in halves]
+        total = _intrinsic(b, "fma", [*floats, total], type)
+    return total
 
 
 def _positive_difference(b: Builder, arguments: Sequence[str], type: Type) -> str:

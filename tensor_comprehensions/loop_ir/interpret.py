@@ -15,6 +15,7 @@ from typing_extensions import assert_never
 from ..errors import InternalError
 from ..math_functions import FUNCTIONS
 from . import build
+from .instructions import INSTRUCTIONS
 from .interpret_launch import copy_async, run_launch
 from .intrinsics import is_hint
 from .memory import Memory, Race
@@ -232,7 +233,8 @@ class Machine:
                 a = self.expr(operand)
                 return lambda: rounded(a(), dtype)
             case Call(function, arguments):
-                args, evaluate, result = [self.expr(x) for x in arguments], FUNCTIONS[function].evaluate, e.type.dtype
+                args, result = [self.expr(x) for x in arguments], e.type.dtype
+                evaluate = (INSTRUCTIONS.get(function) or FUNCTIONS[function]).evaluate
                 return lambda: rounded(evaluate(*[x() for x in args]), result)
             case Ramp(base, stride, lanes):
                 a, offsets = self.expr(base), np.arange(lanes, dtype=storage(e.type.dtype)) * stride

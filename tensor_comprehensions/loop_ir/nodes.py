@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..dtypes import BOOL, INT64, DType
+from .instructions import INSTRUCTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +145,15 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function of `math_functions.FUNCTIONS` by canonical name, lane by lane; `fma` is one of them."""
+    """A function of `math_functions.FUNCTIONS` or one of `instructions.INSTRUCTIONS` by name, lane by lane."""
 
     function: str
     arguments: tuple[Expr, ...]
 
     @property
     def type(self) -> Type:
-        return self.arguments[0].type
+        known = INSTRUCTIONS.get(self.function)
+        return self.arguments[0].type if known is None else Type(known.result, self.arguments[0].type.lanes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from ..errors import InternalError
 from ..math_functions import FUNCTIONS
 from . import build
 from .bounds import Fact, Scope, facts_of, lane_bounds
+from .instructions import INSTRUCTIONS
 from .intrinsics import INTRINSICS
 from .nodes import (
     ARITHMETIC,
@@ -317,6 +318,8 @@ def _fits_select(_: Select, types: list[Type]) -> bool:
 
 
 def _fits_call(e: Call, types: list[Type]) -> bool:
+    if instruction := INSTRUCTIONS.get(e.function):
+        return types == [Type(dtype, types[0].lanes) for dtype in instruction.operands]
     known = FUNCTIONS.get(e.function)
     same = all(t == types[0] for t in types)
     return known is not None and known.arity == len(types) and same and types[0].dtype.is_float

@@ -16,6 +16,7 @@ from ..structured import contraction
 from ..structured.apply import pipeline_of
 from ..structured.normalise import normalise
 from ..structured.op import StructuredOp
+from ..structured.pairs import paired
 from ..structured.pipeline import Pipeline
 from ..structured.plan import Plan
 from ..structured.recognise import Cluster
@@ -88,7 +89,7 @@ class Emitter:
 
     def _contraction(self, node: Node, cluster: Cluster) -> ir.Stmt:
         """A cluster on the part of its domain that lies in the tiles."""
-        op = _contraction(node, cluster, self.buffers, self.tiles)
+        op = _contraction(node, cluster, self.buffers, self.tiles, self.target)
         plan = _plan(node, cluster, op, self.group, self.options, self.target)
         return contraction.lower(op, self.target, plan=plan, parallel=False)
 
@@ -221,14 +222,14 @@ class Emitter:
 
 
 def _contraction(
-    node: Node, cluster: Cluster, buffers: Mapping[str, Buffer | View], tiles: Sequence[Tile]
+    node: Node, cluster: Cluster, buffers: Mapping[str, Buffer | View], tiles: Sequence[Tile], target: Target
 ) -> StructuredOp:
     """A cluster on the part of its domain that lies in `tiles`."""
     parts: dict[str, tuple[ir.Expr, int]] = {}
     for tile in tiles:
         index, shift = tile.row.place(node)
         parts[index] = (build.sub(tile.start, shift), min(tile.size, tile.row.extent))
-    return cluster.op(node.name, buffers, parts)
+    return paired(cluster.op(node.name, buffers, parts), target)
 
 
 def _plan(node: Node, cluster: Cluster, op: StructuredOp, group: Group, options: CpuOptions, target: Target) -> Plan:
@@ -252,7 +253,7 @@ def pipeline(
     """How the cluster of `node` is lowered."""
     assert node.cluster is not None
     tiles, _ = _tiles(scheduled.group, scheduled.sizes)
-    op = _contraction(node, node.cluster, buffers, tiles)
+    op = _contraction(node, node.cluster, buffers, tiles, target)
     plan = _plan(node, node.cluster, op, scheduled.group, options, target)
     return pipeline_of(plan, normalise(op))
 

@@ -12,6 +12,7 @@ from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Kernel, Module, Type
 from ..options import CpuOptions
 from ..structured.op import StructuredOp
+from ..structured.pairs import paired
 from ..structured.recognise import Cluster, recognise, refusal
 from ..structured.strategy import meant_for
 from ..target import Target
@@ -157,7 +158,7 @@ def contractions(
     function = collapse(function)
     buffers = {t.name: _buffer(t) for t in function.tensors}
     return tuple(
-        (n.name, n.cluster.output.tensor, n.cluster.op(n.name, buffers))
+        (n.name, n.cluster.output.tensor, paired(n.cluster.op(n.name, buffers), target))
         for n in nodes(function, options, target)
         if n.cluster is not None
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import prod
 
-from ..dtypes import DType
+from ..dtypes import FLOAT32, DType
 from ..errors import InternalError
 from ..loop_ir import build
 from ..loop_ir.nodes import Expr, Load, Type, Var
@@ -51,6 +51,7 @@ class StructuredOp:
             it; None is zero.
         epilogue: the value stored, over the parallel iterators and `accumulator(dtype)`; None stores the sum.
         reduction: the combining operator; only "+" so far.
+        pairs: whether the factors are pairs of bfloat16 (`pairs.py`), whose two products are summed at once.
     """
 
     name: str
@@ -61,17 +62,18 @@ class StructuredOp:
     initial: Expr | None = None
     epilogue: Expr | None = None
     reduction: str = "+"
+    pairs: bool = False
 
     def __post_init__(self) -> None:
         if self.left.type != self.right.type:
             raise InternalError(f"{self.name}: factors of types {self.left.type} and {self.right.type}")
-        if self.initial is not None and self.initial.type != self.left.type:
-            raise InternalError(f"{self.name}: initial value of type {self.initial.type}, not {self.left.type}")
+        if self.initial is not None and self.initial.type.dtype != self.dtype:
+            raise InternalError(f"{self.name}: initial value of type {self.initial.type}, not {self.dtype}")
 
     @property
     def dtype(self) -> DType:
         """The type of the accumulator."""
-        return self.left.type.dtype
+        return FLOAT32 if self.pairs else self.left.type.dtype
 
     @property
     def parallel(self) -> tuple[Iterator, ...]:

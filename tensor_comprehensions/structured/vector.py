@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing_extensions import assert_never
 
 from ..loop_ir import build
+from ..loop_ir.instructions import DOT_BFLOAT16
 from ..loop_ir.nodes import (
     Binary,
     Broadcast,
@@ -73,7 +74,9 @@ def first_lanes(count: int, lanes: int) -> Expr | None:
 
 
 def multiply_add(a: Expr, b: Expr, c: Expr) -> Expr:
-    """`a * b + c`, in one rounding for floats."""
+    """`a * b + c`, in one rounding for floats; `a` and `b` may be pairs of bfloat16."""
+    if a.type != c.type:
+        return build.call(DOT_BFLOAT16, c, a, b)
     if c.type.dtype.is_float:
         return build.call("fma", a, b, c)
     return build.add(build.mul(a, b), c)

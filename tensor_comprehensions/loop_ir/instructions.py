@@ -1,0 +1,53 @@
+"""What a `Call` of a loop program may name beside mathematical functions: instructions on operands of several types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import BFLOAT16, FLOAT32, UINT32, DType
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One row. evaluate: on NumPy values, bfloat16 being held in float32."""
+
+    name: str
+    operands: tuple[DType, ...]
+    result: DType
+    evaluate: Callable[..., Any]
+
+
+def _bits(x: Any) -> Any:
+    return np.asarray(x, np.float32).view(np.uint32)
+
+
+def _pair(low: Any, high: Any) -> Any:
+    return (_bits(low) >> np.uint32(16)) | (_bits(high) & np.uint32(0xFFFF0000))
+
+
+def _halves(pair: Any) -> tuple[Any, Any]:
+    bits = np.asarray(pair, np.uint32)
+    return (bits << np.uint32(16)).view(np.float32), (bits & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def _dot(total: Any, a: Any, b: Any) -> Any:
+    """The second product is added first, each time with one rounding: a product of bfloat16 is exact in float32."""
+    (low_a, high_a), (low_b, high_b) = _halves(a), _halves(b)
+    return low_a * low_b + (high_a * high_b + np.asarray(total, np.float32))
+
+
+PAIR_BFLOAT16, DOT_BFLOAT16 = "pair_bfloat16", "dot_bfloat16"
+
+INSTRUCTIONS = {
+    i.name: i
+    for i in (
+        # Two bfloat16 side by side, the first in the low half.
+        Instruction(PAIR_BFLOAT16, (BFLOAT16, BFLOAT16), UINT32, _pair),
+        # A sum, and the products of the halves of two such pairs added to it. Subnormal numbers may count as zero.
+        Instruction(DOT_BFLOAT16, (FLOAT32, UINT32, UINT32), FLOAT32, _dot),
+    )
+}
