@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from .. import sources as tc
 from ..kernels import Benchmark, Peer, floats
@@ -18,7 +20,16 @@ BATCHES = (
 )  # fmt: skip
 BATCHED = "def product(float(B,M,K) x, float(B,K,N) y) -> (z) { z(b,m,n) +=! x(b,m,k) * y(b,k,n) }"
 FIRST_TURNED = "def product(float(K,M) x, float(K,N) y) -> (z) { z(m,n) +=! x(k,m) * y(k,n) }"
-NAMES = {torch.float32: "f32", torch.float64: "f64"}
+NAMES = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
+TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-12, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+"""Of the narrow types: of one rounding of the result, and a little more."""
+NARROW = """def product({0}(M,K) x, {0}(K,N) y) -> (z) {{ z(m,n) +=! x(m,k) * y(k,n) }}"""
+NARROW_SIZES = (64, 129, 256, 512, 1024)
+GELU = """def layer(float(M,K) x, float(N,K) w, float(N) b) -> (y) {
+    h(m,n) +=! x(m,k) * w(n,k)
+    y(m,n) = 0.5 * (h(m,n) + b(n)) * (1 + erf((h(m,n) + b(n)) * 0.7071067811865475))
+}"""
+LAYERS = ((64, 768, 768), (128, 1024, 256), (512, 512, 512), (256, 3072, 768), (1000, 300, 500))
 
 
 def products() -> Iterator[Benchmark]:
@@ -35,9 +46,39 @@ def products() -> Iterator[Benchmark]:
         yield _product("gemm_atb", f"gemm_atb_{sizes}", FIRST_TURNED, first, (m, n, k), turned=(True, False))
         second = (Peer("torch", lambda x, y: x @ y.t()),)
         yield _product("gemm_abt", f"gemm_abt_{sizes}", tc.TMM, second, (m, n, k), turned=(False, True))
+    yield from _narrow()
+    yield from _fused()
     for b, m, n, k in BATCHES:
         peers = (Peer("torch", torch.bmm, compiled=True),)
         yield _product("gemm_batched", f"gemm_batched_{b}_{m}x{n}x{k}", BATCHED, peers, (m, n, k), batch=b)
+
+
+def _narrow() -> Iterator[Benchmark]:
+    """bfloat16 and float16, summed in float32."""
+
+    def widened(x: Tensor, y: Tensor) -> Tensor:
+        return (x.float() @ y.float()).to(x.dtype)
+
+    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
+        tag = NAMES[dtype]
+        for n in NARROW_SIZES:
+            # torch's own product of float16 takes seconds without the instructions for it
+            peers = (Peer("widened", widened),) if dtype == torch.float16 else (Peer("torch", torch.mm),)
+            yield _product(f"gemm_{tag}", f"gemm_{tag}_{n}", NARROW.format(name), peers, (n, n, n), dtype)
+
+
+def _fused() -> Iterator[Benchmark]:
+    """A product, a bias and gelu."""
+
+    def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, w, b))
+
+    for m, n, k in LAYERS:
+        yield Benchmark(
+            f"linear_gelu_{m}x{n}x{k}", "linear_gelu", GELU, floats((m, k), (n, k), (n,)),
+            (Peer("torch", layer, compiled=True),),
+            goal=1.15, flops=2 * m * n * k, operands=4 * (m * k + k * n + m * n),
+        )  # fmt: skip
 
 
 def _product(
@@ -50,6 +91,6 @@ def _product(
     count = batch or 1
     return Benchmark(
         name, family, source, floats((*lead, *left), (*lead, *right), dtype=dtype), peers,
-        goal=1.0, tolerance=1e-4 if dtype == torch.float32 else 1e-12, flops=2 * count * m * n * k,
+        goal=1.0, tolerance=TOLERANCES[dtype], flops=2 * count * m * n * k,
         operands=dtype.itemsize * count * (m * k + k * n + m * n),
     )  # fmt: skip
