@@ -7,14 +7,14 @@ wholly outside of the tensor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import islpy as isl
 
 from ...loop_ir import build
-from ...loop_ir.nodes import THREAD, Buffer, Expr, Launch, Load, Loop, LoopKind, Ramp, Space, Stmt, Store
+from ...loop_ir.nodes import THREAD, Buffer, Expr, Launch, Load, Loop, LoopKind, Ramp, Stmt, Store
 from ...tc_lang import function as tc
 from ...translate import Scope, View, translate_subscript
 from .footprint import OUT, Box, Group, Lookup
@@ -62,10 +62,9 @@ class Copy:
     lanes: int
     found: Found | None = None
 
-    @property
-    def through_shared(self) -> bool:
-        """Does it read what other copies have put into shared memory?"""
-        return self.found is not None and any(b.space is Space.SHARED for b, _ in self.found.buffers.values())
+    def is_after(self, filled: Collection[str]) -> bool:
+        """Does it read buffers with these names, which other copies fill?"""
+        return self.found is not None and any(b.name in filled for b, _ in self.found.buffers.values())
 
     def statement(self, outer: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
         """The copy into the buffer, or back out of it, where the scope's dimensions are worth `outer`."""

@@ -286,7 +286,7 @@ def _contraction(scop: Scop, shape: Shape, sides: tuple[Dim, Dim], target: GpuTa
         blocks=(UNLIMITED, 65535, 65535),
         unroll=8,
         shared_memory=True,
-        private_memory=each > 1,
+        private_memory=True,
         vector=4 if each % 4 == 0 and _reads_along(scop, shape.leaf, sides[1]) else 1,
         double_buffer=True,
     )

@@ -11,12 +11,10 @@ from ...errors import InternalError
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.affine import Interval, interval
+from .mapping import WRITTEN_OUT
 
 Instance = Callable[[str, tuple[ir.Expr, ...]], ir.Stmt]
 """(name of the statement, values of its indices and of further functions of them) -> what it does there."""
-
-WRITTEN_OUT = "registers"
-"""The mark above loops that are unrolled, so that what they index may be in registers."""
 
 _BINARY = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "div", "fdiv_q": "div", "pdiv_q": "div", "pdiv_r": "mod",

@@ -7,8 +7,8 @@ point loops are functions of one row, `floor(row / size)` and `row mod size`, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from ...loop_ir.nodes import Launch
@@ -27,6 +27,10 @@ NEIGHBOURS = 4
 """Terms of a reduction that a thread with elements in registers reads together."""
 MOST_INNER = 256
 """Elements that one thread may have in flight in registers."""
+
+TILE, ELEMENTS, SHARED, WRITTEN_OUT = "tile", "elements", "shared", "registers"
+"""The marks of a tree. Below the loops over tiles that all leaves share; below those over tiles of elements of a leaf;
+below all loops over tiles of a leaf; above innermost loops that are written out, so that they may index registers."""
 
 Child = tuple[tuple[Unit, ...], Tree]
 
@@ -65,6 +69,8 @@ class LeafPlan:
     cooperative: bool
     blocked: bool = False
     """Whether a thread keeps several elements in registers while it walks the reduced dimensions once for all."""
+    written_out: bool = False
+    """Whether the loops of a thread are written out, so that it finds in registers what a blocked leaf left there."""
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -142,7 +148,7 @@ def plan_kernel(scop: Scop, group: Group, options: MappingOptions) -> KernelPlan
     )
     points = [k for k, size in enumerate(sizes) if size > 1]
     found = leaves(scop, group, points, fuse=options.intra_tile_fusion != "min")
-    plans = tuple(_leaf_plan(scop.function, group, leaf, sizes, options) for leaf in found)
+    plans = _written_out(tuple(_leaf_plan(scop.function, group, leaf, sizes, options) for leaf in found))
     block = [1, 1, 1]
     for axis in (a for p in plans for a in p.axes):
         if axis.identifier is not None:
@@ -168,6 +174,19 @@ def _leaf_plan(
     walked = tuple(mapped.get(a.dim.name, a) for a in parallel)
     blocked = options.private_memory and shared is None and _blockable(leaf, walked, inner)
     return LeafPlan(leaf, walked, tuple(mapped.get(a.dim.name, a) for a in inner), shared is not None, blocked)
+
+
+def _written_out(plans: tuple[LeafPlan, ...]) -> tuple[LeafPlan, ...]:
+    """`plans` with short pointwise leaves beside a blocked one written out."""
+    if not any(p.blocked for p in plans):
+        return plans
+    return tuple(replace(p, written_out=not p.inner and not p.cooperative and _in_flight(p.parallel)) for p in plans)
+
+
+def _in_flight(parallel: Sequence[Axis]) -> bool:
+    """Are the elements of a thread few enough for registers, and all of one tile?"""
+    few = prod(a.trips * a.vector for a in parallel) <= MOST_INNER // 2
+    return few and all(a.tiles == 1 for a in parallel)
 
 
 def _blockable(leaf: Leaf, parallel: Sequence[Axis], inner: Sequence[Axis]) -> bool:
@@ -239,9 +258,6 @@ def scattering(function: BoundFunction, leaf: Leaf, dim: Dim) -> float:
 # --- the tree ----------------------------------------------------------------------------------------------------
 
 
-Below = Callable[[KernelPlan, tuple[Unit, ...], LeafPlan], Tree]
-
-
 def tree(plan: KernelPlan, barriers: Sequence[str]) -> Tree:
     """The schedule tree of a kernel. barriers: the name of the collective before each leaf, empty for none."""
     units = plan.units
@@ -259,7 +275,7 @@ def tree(plan: KernelPlan, barriers: Sequence[str]) -> Tree:
         if barriers[number]:
             children.append(Collective(barriers[number]))
         children += _children(plan, number, leaf)
-    body = Band(members, units, Mark("tile", Sequence_(tuple(children), _domain(plan, ()))))
+    body = Band(members, units, Mark(TILE, Sequence_(tuple(children), _domain(plan, ()))))
     blocks = tuple(
         (BLOCK_IDS[k], count, tuple((u.name, f"({dict(members[k].values)[u.name]}) mod {count}") for u in units))
         for k, count in enumerate(plan.blocks)
@@ -288,27 +304,24 @@ def _children(plan: KernelPlan, number: int, leaf: LeafPlan) -> list[Child | Col
         return [(leaf.units, _cooperative_tree(plan, number, leaf))]
     if leaf.blocked:
         return [(leaf.units, _register_tiled(plan, leaf))]
+    parallel, inner = ([a for a in axes if a.tiles > 1] for axes in (leaf.parallel, leaf.inner))
+    if not inner:
+        points = threads(plan, leaf.units, leaf, _points(plan, leaf.units, leaf))
+        return [(leaf.units, Band(_tile_members(plan, leaf.units, parallel), leaf.units, Mark(SHARED, points)))]
     starts, rest = leaf.part(Part.START), leaf.part(Part.WHOLE, Part.UPDATE)
-    tiled = [a for a in leaf.axes if a.tiles > 1]
-    if any(a in leaf.inner for a in tiled):
-        children: list[Child | Collective] = []
-        if starts:
-            children.append((starts, _tiles(plan, starts, [a for a in tiled if a in leaf.parallel], leaf, _points)))
-        return [*children, (rest, _tiles(plan, rest, tiled, leaf, _points))]
-    return [(leaf.units, _tiles(plan, leaf.units, tiled, leaf, _points))]
+    cleared = threads(plan, starts, leaf, _points(plan, starts, leaf)) if starts else None
+    points = threads(plan, rest, leaf, _points(plan, rest, leaf))
+    return [(leaf.units, _terms_by_tiles(plan, leaf, cleared, points))]
 
 
-def _tiles(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[Axis], leaf: LeafPlan, below: Below) -> Tree:
-    """Loops over the tiles of `axes`, the threads, and the loops over points."""
-    members = tuple(
-        Member(
-            tuple((u.name, f"floor(({plan.value(a, u)})/{a.tile})") for u in units),
-            a.dim.kind is DimKind.PARALLEL,
-            f"{a.dim.name} / {a.tile}",
-        )
-        for a in axes
-    )
-    return Band(members, units, Mark("shared", threads(plan, units, leaf, below(plan, units, leaf))))
+def _terms_by_tiles(plan: KernelPlan, leaf: LeafPlan, cleared: Tree | None, points: Tree) -> Tree:
+    """For each tile of the parallel axes elements are `cleared`, then come the tiles of the others, with `points`."""
+    starts, rest = leaf.part(Part.START), leaf.part(Part.WHOLE, Part.UPDATE)
+    parallel, inner = ([a for a in axes if a.tiles > 1] for axes in (leaf.parallel, leaf.inner))
+    children: list[Child | Collective] = [(rest, Band(_tile_members(plan, rest, inner), rest, Mark(SHARED, points)))]
+    if cleared is not None:
+        children.insert(0, (starts, cleared))
+    return Band(_tile_members(plan, leaf.units, parallel), leaf.units, Mark(ELEMENTS, Sequence_(tuple(children), "")))
 
 
 def thread_values(plan: KernelPlan, leaf: LeafPlan, unit: Unit) -> tuple[str, str, str]:
@@ -366,7 +379,8 @@ def _points(plan: KernelPlan, units: tuple[Unit, ...], leaf: LeafPlan) -> Tree:
     children: list[Child | Collective] = [(starts, End())] if starts else []
     if rest:
         children.append((rest, Band(_loops(plan, rest, reduced), rest, _in_order(rest))))
-    return Band(outer, units, Sequence_(tuple(children), ""))
+    loops = Band(outer, units, Sequence_(tuple(children), ""))
+    return Mark(WRITTEN_OUT, loops) if leaf.written_out else loops
 
 
 def _register_tiled(plan: KernelPlan, leaf: LeafPlan) -> Tree:
@@ -375,17 +389,14 @@ def _register_tiled(plan: KernelPlan, leaf: LeafPlan) -> Tree:
     In the loops over terms a few go together, so that what they read is read in vectors.
     """
     starts, rest = leaf.part(Part.START), leaf.part(Part.UPDATE)
-    parallel, reduced = ([a for a in axes if a.tiles > 1] for axes in (leaf.parallel, leaf.inner))
     outer, inner = _terms(plan, rest, leaf.inner)
     updates = Band((*inner, *_loops(plan, rest, leaf.parallel)), rest, _in_order(rest))
-    points = threads(plan, rest, leaf, Band(outer, rest, Mark("registers", updates)))
-    below = Band(_tile_members(plan, rest, reduced), rest, Mark("shared", points))
-    children: list[Child | Collective] = [(rest, below)]
+    points = threads(plan, rest, leaf, Band(outer, rest, Mark(WRITTEN_OUT, updates)))
+    cleared = None
     if starts:
-        cleared = Band(_loops(plan, starts, leaf.parallel), starts, _in_order(starts))
-        children.insert(0, (starts, threads(plan, starts, leaf, Mark("registers", cleared))))
-    body = Mark("accumulators", Sequence_(tuple(children), ""))
-    return Band(_tile_members(plan, leaf.units, parallel), leaf.units, body)
+        loops = Band(_loops(plan, starts, leaf.parallel), starts, _in_order(starts))
+        cleared = threads(plan, starts, leaf, Mark(WRITTEN_OUT, loops))
+    return _terms_by_tiles(plan, leaf, cleared, points)
 
 
 def _terms(

@@ -87,8 +87,9 @@ class Staging:
         """The loop program of the statement whose dimensions are worth `outer`."""
         if self.private:
             return build.block(*(c.private(outer, launch, into=self.into) for c in self.copies))
+        filled = {c.buffer.name for c in self.copies}
         first, second = (
-            [c.statement(outer, launch, into=self.into) for c in self.copies if c.through_shared is late]
+            [c.statement(outer, launch, into=self.into) for c in self.copies if c.is_after(filled) is late]
             for late in (False, True)
         )
         before, between, after = (
@@ -179,17 +180,24 @@ class Surroundings:
 
 
 def promote_shared(
-    node: isl.ScheduleNode, around: Surroundings, done: Promotion, *, only: frozenset[str] | None = None
+    node: isl.ScheduleNode,
+    around: Surroundings,
+    done: Promotion,
+    *,
+    only: frozenset[str] | None = None,
+    inner: Sequence[isl.UnionMap] = (),
 ) -> tuple[isl.ScheduleNode, Promotion]:
     """`node` with copies around what is below it, and `done` with what they promote; both as they are if none gains.
 
-    only: the tensors that may be promoted; None for all.
+    Args:
+        only: the tensors that may be promoted; None for all.
+        inner: scopes below, in all of which a group must be the same.
     """
     scope, prefix = node.get_prefix_schedule_relation(), node.get_prefix_schedule_multi_union_pw_aff()
     free = [r for r in around.references if r.tag not in done.accesses and (only is None or r.tensor in only)]
     chosen: list[tuple[Group, Buffer]] = []
     room = around.budget - done.bytes
-    for group, steps in _candidates(free, scope, around):
+    for group, steps in _candidates(free, scope, around, inner):
         tensor = around.memory(group)
         name = name_of(f"{tensor.name}.shared", done, chosen)
         buffer = build.buffer(name, tensor.type.dtype, group.box.shape, Space.SHARED)
@@ -252,13 +260,15 @@ def _everywhere(f: isl.PwAff) -> isl.PwAff:
 
 
 def _candidates(
-    references: Sequence[Reference], scope: isl.UnionMap, around: Surroundings
+    references: Sequence[Reference], scope: isl.UnionMap, around: Surroundings, inner: Sequence[isl.UnionMap]
 ) -> list[tuple[Group, list[Steps]]]:
     """The groups that gain, those with most accesses saved per byte first; each with how its references step."""
     found = []
     for mine in groups(references, scope, box).values():
         for group in mine:
             if not group.box.sides or not _copyable(group, scope, around) or not is_told(group.footprint):
+                continue
+            if not all(_is_steady(group, i) for i in inner):
                 continue
             steps = [s for r in group.references if (s := steps_of(r, around.threads)) is not None]
             uses = sum(_instances(r, scope) for r in group.references)
@@ -278,6 +288,18 @@ def _copyable(group: Group, scope: isl.UnionMap, around: Surroundings) -> bool:
     inside = scope.domain()
     here = [r for r in live if not inside.intersect(isl.UnionSet.from_set(r.relation.domain())).is_empty()]
     return all(r.affine for r in here)
+
+
+def _is_steady(group: Group, inner: isl.UnionMap) -> bool:
+    """Is what the group touches at each point of the scope `inner` the same for all that share the outer dimensions?"""
+    touched = [f for r in group.references if (f := footprint(r, inner)) is not None]
+    if not touched:
+        return True
+    here = reduce(lambda a, b: a.union(b), touched)
+    outside = group.footprint.dim(isl.dim_type.in_)
+    points = isl.Set.from_union_set(inner.range())
+    shared = points.identity().project_out(OUT, outside, points.dim(isl.dim_type.set) - outside)
+    return bool(shared.apply_range(group.footprint).is_subset(here))
 
 
 def is_told(wanted: isl.Map) -> bool:
@@ -339,7 +361,7 @@ def _staged(
         if g.writes and g.tensor not in dead
     )
     found: dict[str, Staging] = {}
-    produced = any(g.tensor in around.written for g, _ in chosen)
+    produced = any(c.tensor.name in around.written for c in reading)
     if reading or repeats:
         name = f"copy_in_{number}"
         found[name] = Staging(reading, True, before=repeats or produced, after=bool(reading))

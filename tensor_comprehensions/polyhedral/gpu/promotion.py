@@ -13,16 +13,11 @@ from ...options import MappingOptions
 from ...target import GpuTarget
 from ...tc_lang.function import BoundFunction
 from ..scop import CONTEXT
-from .generate import WRITTEN_OUT
-from .mapping import KernelPlan
+from .mapping import ELEMENTS, SHARED, TILE, WRITTEN_OUT, KernelPlan
 from .promote import Promotion, Surroundings, promote_shared, room_of
 from .references import by_coordinates, references_of
 from .registers import promote_registers
 from .threads import instances_of, threads_of
-
-SHARED_MARK = "shared"
-TILE_MARK = "tile"
-ACCUMULATORS_MARK = "accumulators"
 
 
 def promote(
@@ -38,9 +33,9 @@ def promote(
 ) -> tuple[isl.Schedule, Promotion]:
     """The schedule of a kernel with copies, and what they promote.
 
-    Scopes are the marks of the tree: "tile" is below the loops over tiles that all leaves share, where what one leaf
-    writes for another is kept; "shared" below all loops over tiles of a leaf; "accumulators" above those over tiles of
-    reduced indices; "registers" above loops that are written out, innermost.
+    Scopes are the marks of the tree. At "tile" goes what one leaf writes for another, to registers where each thread
+    reads what it wrote. At "elements" go accumulators, and what all tiles of terms share; at "shared" the rest that
+    threads share, at "registers" the rest that a thread reuses.
 
     Args:
         plain: the schedule without what threads do together: isl cannot say when the statements of a tree with
@@ -63,13 +58,17 @@ def promote(
         blocked=frozenset(u.name for leaf in plan.leaves if leaf.blocked for u in leaf.units),
         budget=(options.max_shared_memory or target.shared) - sum(room_of(b) for b in shared),
     )
+    crossing = around.written & _crossing(plan)
     done = Promotion()
-    if options.shared_memory:  # the outer scopes first: copies at inner ones then start from what is there already
-        schedule, done = _shared(schedule, TILE_MARK, around, done, around.written & _crossing(plan))
     if options.private_memory:
-        schedule, done = _registers(schedule, ACCUMULATORS_MARK, around, done)
+        schedule, done = _registers(schedule, TILE, around, done, crossing)
     if options.shared_memory:
-        schedule, done = _shared(schedule, SHARED_MARK, around, done, None)
+        schedule, done = _shared(schedule, TILE, around, done, only=crossing)
+    if options.private_memory:
+        schedule, done = _registers(schedule, ELEMENTS, around, done)
+    if options.shared_memory:  # what no loop over tiles of terms changes is copied before these
+        schedule, done = _shared(schedule, ELEMENTS, around, done, steady=SHARED)
+        schedule, done = _shared(schedule, SHARED, around, done)
     if options.private_memory:
         schedule, done = _registers(schedule, WRITTEN_OUT, around, done)
     return schedule, done
@@ -82,25 +81,50 @@ def _crossing(plan: KernelPlan) -> frozenset[str]:
 
 
 def _shared(
-    schedule: isl.Schedule, mark: str, around: Surroundings, done: Promotion, only: frozenset[str] | None
+    schedule: isl.Schedule,
+    mark: str,
+    around: Surroundings,
+    done: Promotion,
+    *,
+    only: frozenset[str] | None = None,
+    steady: str = "",
 ) -> tuple[isl.Schedule, Promotion]:
+    """Promotion at the marks of a name, outer ones first: copies at inner ones then start from what is there already.
+
+    only: the tensors that may be promoted; None for all. steady: of boxes, those that are the same at all marks of
+    that name below; empty for all.
+    """
     number = 0
     while (node := _marked(schedule, mark, number)) is not None:
         with suppress(CannotLower):  # the tensors stay where they are
-            node, done = promote_shared(node, around, done, only=only)
+            inner = _scopes_below(node, steady) if steady else ()
+            node, done = promote_shared(node, around, done, only=only, inner=inner)
             schedule = node.get_schedule()
         number += 1
     return schedule, done
 
 
+def _scopes_below(node: isl.ScheduleNode, mark: str) -> tuple[isl.UnionMap, ...]:
+    """The scopes of the marks of a name below `node`."""
+    found: list[isl.UnionMap] = []
+
+    def visit(below: isl.ScheduleNode) -> bool:
+        if is_mark(below, mark):
+            found.append(below.get_prefix_schedule_relation())
+        return True
+
+    node.foreach_descendant_top_down(visit)
+    return tuple(found)
+
+
 def _registers(
-    schedule: isl.Schedule, mark: str, around: Surroundings, done: Promotion
+    schedule: isl.Schedule, mark: str, around: Surroundings, done: Promotion, only: frozenset[str] | None = None
 ) -> tuple[isl.Schedule, Promotion]:
     unrolled = _unrolled(schedule, around)
     number = 0
     while (node := _marked(schedule, mark, number)) is not None:
         with suppress(CannotLower):
-            node, done = promote_registers(node, around, done, unrolled)
+            node, done = promote_registers(node, around, done, unrolled, only=only)
             schedule = node.get_schedule()
         number += 1
     return schedule, done

@@ -1,8 +1,8 @@
 """Promotion to registers: accumulators and reused tiles that a thread has to itself.
 
 A scope is looked at for one thread at a time. A group may go where no other thread touches what it writes, where
-elements are used more than once, and where every subscript is a number once the loops below a mark "registers", which
-are written out, are. Copies are extensions of the tree as those to shared memory, made by each thread for itself.
+elements are used more than once or come in vectors, and where every subscript is a number once the loops below a mark
+"registers", which are written out, are. Copies are extensions of the tree as those to shared memory, made by each thread for itself.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import islpy as isl
 
 from ...dtypes import FLOAT32
 from ...loop_ir.nodes import Buffer, Space, Type
+from .copies import lanes_found
 from .footprint import Group, Reference, groups, spaced_box
 from .promote import (
     Promoted,
@@ -34,11 +35,20 @@ MOST_REGISTERS = 160
 
 
 def promote_registers(
-    node: isl.ScheduleNode, around: Surroundings, done: Promotion, unrolled: isl.UnionMap
+    node: isl.ScheduleNode,
+    around: Surroundings,
+    done: Promotion,
+    unrolled: isl.UnionMap,
+    *,
+    only: frozenset[str] | None = None,
 ) -> tuple[isl.ScheduleNode, Promotion]:
     """`node` with copies around what is below it, and `done` with what they promote.
 
-    What is in shared memory already is promoted from there. unrolled: `S[i] -> [q]`, the loops that are written out.
+    What is in shared memory already is promoted from there.
+
+    Args:
+        unrolled: `S[i] -> [q]`, the loops that are written out.
+        only: the tensors that may be promoted; None for all.
     """
     scope = node.get_prefix_schedule_relation().intersect_domain(around.instances)
     prefix = node.get_prefix_schedule_multi_union_pw_aff()
@@ -46,14 +56,15 @@ def promote_registers(
     tensors = {**around.tensors, **{b.name: b for b in done.buffers}}
     room = MOST_REGISTERS - sum(prod(b.shape) for b in done.buffers if b.space is Space.REGISTER)
     chosen: list[tuple[Group, Buffer]] = []
-    candidates = [r for r in sources if r is not None]
+    candidates = [r for r in sources if r is not None and (only is None or r.tensor in only)]
     for tensor, found in groups(candidates, scope, spaced_box).items():
         for group in found:
-            if group.box.size > room or not _gains(group, candidates, scope, prefix, around, unrolled):
-                continue
             origin = tensor.partition(".")[0]
             memory = tensors[group.lookup.tensor if group.lookup else tensor]
             buffer = _registers(name_of(f"{origin}.own", done, chosen), memory, group.box.shape)
+            gains = group.box.size <= room and (_reused(group, scope) or _in_vectors(group, buffer, memory, scope))
+            if not gains or not _fits(group, candidates, scope, prefix, around, unrolled):
+                continue
             chosen.append((group, buffer))
             room -= group.box.size
     if not chosen:
@@ -65,8 +76,8 @@ def promote_registers(
     }
     number = len(done.stagings)
     known = {**done.accesses, **accesses}
-    node, stagings = _copied(node, scope, around, chosen, tensors, known, number)
-    return node, done.joined(Promotion(tuple(b for _, b in chosen), accesses, stagings))
+    node, stagings, dead = _copied(node, scope, around, chosen, tensors, known, number)
+    return node, done.joined(Promotion(tuple(b for _, b in chosen), accesses, stagings, dead))
 
 
 def _registers(name: str, tensor: Buffer, shape: tuple[int, ...]) -> Buffer:
@@ -85,7 +96,7 @@ def _source(reference: Reference, done: Promotion) -> Reference | None:
     return Reference(reference.tag, promoted.buffer.name, relation, reference.reads, reference.writes)
 
 
-def _gains(
+def _fits(
     group: Group,
     references: Sequence[Reference],
     scope: isl.UnionMap,
@@ -93,17 +104,24 @@ def _gains(
     around: Surroundings,
     unrolled: isl.UnionMap,
 ) -> bool:
-    """Does a thread use elements again, alone where it writes them, and with subscripts that are numbers?"""
+    """Is a thread alone with what it writes, and are the subscripts numbers?"""
     if group.writes and not _private(group.tensor, references, scope, around):
-        return False
-    if len(group.references) < 2 and _used_once(group, scope):
         return False
     return all(_literal(r, group, scope, prefix, unrolled) for r in group.references)
 
 
-def _used_once(group: Group, scope: isl.UnionMap) -> bool:
-    (reference,) = group.references
-    return bool(scope.range_product(isl.UnionMap.from_map(reference.relation)).is_injective())
+def _reused(group: Group, scope: isl.UnionMap) -> bool:
+    """Does a thread use elements again?"""
+    uses = (scope.range_product(isl.UnionMap.from_map(r.relation)) for r in group.references)
+    return len(group.references) > 1 or not all(u.is_injective() for u in uses)
+
+
+def _in_vectors(group: Group, buffer: Buffer, memory: Buffer, scope: isl.UnionMap) -> bool:
+    """Would a thread move several elements at once?"""
+    points = isl.Set.from_union_set(scope.range())
+    if group.lookup is not None:
+        return lanes_found(memory, group, points) > 1
+    return copy_of(group, buffer, memory, points, group.footprint).lanes > 1
 
 
 def _private(tensor: str, references: Sequence[Reference], scope: isl.UnionMap, around: Surroundings) -> bool:
@@ -144,15 +162,19 @@ def _copied(
     tensors: Mapping[str, Buffer],
     promoted: Mapping[str, Promoted],
     number: int,
-) -> tuple[isl.ScheduleNode, Mapping[str, Staging]]:
-    """`node` with the extension statements that copy in and out, and what these mean."""
+) -> tuple[isl.ScheduleNode, Mapping[str, Staging], frozenset[str]]:
+    """`node` with the extension statements that copy in and out, what these mean, and the tensors they never touch."""
     points = isl.Set.from_union_set(scope.range())
-    reading, writing = [], []
+    reading, writing, dead = [], [], set()
+    elsewhere = around.used_outside(scope, promoted)
     for group, buffer in chosen:
         tensor = tensors[group.lookup.tensor if group.lookup else group.tensor]
         wanted = live_in(group, scope, around.order) if group.writes else group.footprint
         if group.reads and wanted is not None:
             reading.append(copy_of(group, buffer, tensor, points, wanted, found_by(group, around, promoted)))
+        elif group.tensor in around.local - elsewhere:
+            dead.add(group.tensor)
+            continue
         if group.writes:
             writing.append(copy_of(group, buffer, tensor, points, written_by(group, scope)))
     found: dict[str, Staging] = {}
@@ -161,4 +183,4 @@ def _copied(
             name = f"copy_{'in' if into else 'out'}_{number}"
             found[name] = Staging(tuple(copies), into, before=False, after=False, private=True)
             node = graft(node, name, points, after=not into)
-    return node, found
+    return node, found, frozenset(dead)

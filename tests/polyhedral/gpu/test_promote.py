@@ -13,7 +13,7 @@ from tensor_comprehensions.codegen import cuda
 from tensor_comprehensions.compiler_gpu import GPU_PASSES, GpuJob
 from tensor_comprehensions.errors import InternalError
 from tensor_comprehensions.loop_ir.intrinsics import COPY_ASYNC, WAIT_ASYNC
-from tensor_comprehensions.loop_ir.nodes import Buffer, Invoke, Module, Space
+from tensor_comprehensions.loop_ir.nodes import Buffer, Invoke, Load, Loop, LoopKind, Module, Space, Store
 from tensor_comprehensions.loop_ir.rewrite import map_stmt, walk
 from tensor_comprehensions.options import MappingOptions
 from tensor_comprehensions.polyhedral.gpu import pipeline
@@ -171,6 +171,23 @@ def test_what_is_looked_up_is_staged_only_while_nothing_writes_it() -> None:
     assert "T.shared" not in allocated(module(source, fused, V=256, D=16, B=8, K=8), Space.SHARED)
     apart = module(source, replace(fused, outer_fusion="min"), V=256, D=16, B=8, K=8)
     assert "T.shared" in allocated(apart, Space.SHARED)
+
+
+def test_what_follows_a_product_finds_it_in_registers() -> None:
+    m = module(LAYERS, BLOCKED, M=32, N=32, K=32)
+    assert {"H.own", "O.own"} <= allocated(m, Space.REGISTER).keys()
+    assert {"A.shared", "B.shared", "b.shared"} == allocated(m, Space.SHARED).keys()
+    hidden = LAYERS.replace("(H, O)", "(O)")
+    assert module(hidden, BLOCKED, M=32, N=32, K=32).temporaries == ()
+
+
+def test_what_all_tiles_of_terms_share_is_copied_once() -> None:
+    scaled = "def f(float(M,K) A, float(K,N) B, float(N) s) -> (C) { C(m,n) +=! A(m,k) * B(k,n) * s(n) }"
+    (kernel,) = module(scaled, SMALL, M=32, N=32, K=32).kernels
+    loops = [s for s in walk(kernel.body) if isinstance(s, Loop) and s.kind is LoopKind.SERIAL]
+    filled = {s.buffer.name for loop in loops for s in walk(loop) if isinstance(s, Store) and isinstance(s.value, Load)}
+    assert "A.shared" in filled
+    assert "s.shared" in {s.buffer.name for s in walk(kernel.body) if isinstance(s, Store)} - filled
 
 
 @pytest.mark.parametrize(("limit", "count"), [(0, 3), (1024 + 256, 2), (600, 1), (100, 0)])
