@@ -32,7 +32,7 @@ from .calling.calls import (
 )
 from .calling.describe import documentation, python_signature, signature
 from .calling.kernels import Kernels, Machine
-from .calling.lanes import MISS, Lanes, plain_call
+from .calling.lanes import MISS, Lanes
 from .compiler import Compiled
 from .errors import ArgumentError, InternalError, TCError
 from .guard import guarded, told
@@ -155,11 +155,10 @@ class Caller:
             direct = self._direct
             watched = profiler._is_profiler_enabled and operator is not None
             if direct is not None and out is None and not (initial or watched):
-                if plain_call(tensors):
-                    result = direct(*tensors)
-                    if result is not NotImplemented:
-                        return result
-                elif is_plainly_recorded(tensors) and self._gradients.possible:
+                result = direct(*tensors)
+                if result is not NotImplemented:
+                    return result
+                if is_plainly_recorded(tensors) and self._gradients.possible:
                     return record(self, self._gradients, tensors)
             if self._out_is_inout and out is not None:
                 out, initial = None, {"out": out, **initial}
@@ -171,9 +170,7 @@ class Caller:
                 if _elsewhere((*tensors, *initial.values())):
                     return self._gpu_kernels().call(tensors, out, initial, None)
                 result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
-            if self._lanes.only_tensors and out is None:
-                launcher = self._lanes.direct()
-                self._direct = None if launcher is None else launcher.call
+            self._direct = self._lanes.direct()
         except (TCError, InternalError):
             raise
         except Exception as error:

@@ -6,9 +6,9 @@ it leaves to the long way, which explains what is wrong.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -17,33 +17,20 @@ from torch.autograd import forward_ad as _forward_mode
 
 from .. import knobs
 from ..compiler import Compiled
-from ..dtypes import DType
-from ..runtime.dispatch import Launcher, Operand
-from ..tc_lang.function import Role
+from ..dtypes import FLOAT32, FLOAT64, DType
+from ..runtime import cells, process
+from ..runtime.cells import Cell, Facts, Fresh, Lane, Written
+from ..runtime.dispatch import Launcher, Operand, places
+from ..tc_lang.function import BoundFunction, Role
 from ..tc_lang.function import Tensor as BoundTensor
-from .arguments import TORCH_TYPES, to_tensor
-from .calls import Arguments, Interface, copy, failure
+from .arguments import PLAIN, to_tensor
+from .calls import Arguments, Interface, failure
 
 LIMIT = 256
 """How many lanes, and how many numbers, an operator remembers before it forgets them all."""
 
 MISS: Any = object()
 """What a call gives that has no lane."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Lane:
-    """A kernel for calls of one kind.
-
-    launcher: accepts the inputs, the initial values and the destinations of a call, in this order; runs on the inputs
-        and the outputs.
-    spans: the bytes that each of these reaches over.
-    fresh: what makes each output; None for an in/out output, which starts as a copy of its initial value.
-    """
-
-    launcher: Launcher
-    spans: tuple[int, ...]
-    fresh: tuple[Callable[[], Tensor] | None, ...]
 
 
 def plain_call(tensors: Sequence[Any]) -> bool:
@@ -66,68 +53,52 @@ class Lanes:
     """The lanes of one operator.
 
     A call has the lane of its layouts, of the values of its specialised numbers, and of whether it says where to write.
+    Machine code finds it, where there can be some, in one of two cells: for fresh outputs, and for given destinations.
+
+    Args:
+        cell: the first of these, where it serves others too.
     """
 
-    def __init__(self, interface: Interface) -> None:
+    def __init__(self, interface: Interface, cell: Cell | None = None) -> None:
         function, parameters = interface.function, interface.function.parameters
-        self._count = len(parameters)
+        self._interface, self._count = interface, len(parameters)
         self._numbers = [
             (n, p, _python_types(p.dtype), cast("dict[Any, Tensor]", {}))
             for n, p in enumerate(interface.parameters)
-            if not p.dims
+            if not p.dims and not parameters[n].specialised
         ]
         self._special = tuple(n for n, p in enumerate(parameters) if p.specialised)
         self._initial = tuple(p.name for p in function.initial)
         self._sources = tuple(self._initial.index(r) if r in self._initial else None for r in function.returns)
-        self.only_tensors = not self._numbers and not self._initial
-        """Whether a call is nothing but tensors and, unless it says where to write, its result fresh outputs."""
-        self._last: dict[Hashable, Lane] = {}
-        self._known: dict[Hashable, Lane] = {}
-        self._apart_before: tuple[Lane, list[int]] | None = None
+        self._machine = cells.available()
+        self._cells: dict[bool, Cell] = {} if cell is None else {False: cell}
+        self._functions: dict[bool, Callable[..., Any]] = {}
+        self._plain: dict[Hashable, Launcher] = {}
 
-    def direct(self) -> Launcher | None:
-        """The launcher of the last call, for a def of which `only_tensors` holds."""
-        lane = self._last.get(((), False))
-        return None if lane is None else lane.launcher
+    def direct(self) -> Callable[..., Any] | None:
+        """What takes calls with fresh outputs and no initial values: the result, or NotImplemented."""
+        return None if self._initial else self._functions.get(False)
 
     def call(self, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
         """The result of a call, or MISS."""
         if len(tensors) != self._count or len(initial) != len(self._initial):
             return MISS
-        special: tuple[Any, ...] = ()
         if self._numbers:
-            if self._special:
-                special = tuple([tensors[n] for n in self._special])
-                for value in special:
-                    if type(value) is not int:  # a tensor's value may change
-                        return MISS
             tensors = self._with_numbers(tensors)
         values: list[Any] = [initial.get(name) for name in self._initial] if initial else []
-        if out is None:
-            lane = self._last.get((special, False))
-            if not values and lane is not None and plain_call(tensors):
-                result = lane.launcher.call(*tensors)
-                if result is not NotImplemented:
-                    return result
-            everything = (*tensors, *values)
-            lane = self._find((special, False), everything)
-            if lane is None or not plain_call(everything):
-                return MISS
-            if not values:
-                return lane.launcher(*tensors)
-            outputs = self._fresh(lane, values)
-            lane.launcher.run(*tensors, *outputs)
-            return outputs[0] if len(outputs) == 1 else outputs
-        wanted = out if type(out) is tuple else (out,)
-        everything = (*tensors, *values, *wanted)
-        lane = self._last.get((special, True))
-        if lane is None or not lane.launcher.accepts(*everything):
-            lane = self._find((special, True), everything)
-        if lane is None or not plain_call(everything) or not self._apart(lane, everything):
+        wanted = () if out is None else out if type(out) is tuple else (out,)
+        if out is not None and len(wanted) != len(self._sources):
             return MISS
-        if values:
-            self._start(wanted, values)
-        lane.launcher.run(*tensors, *wanted)
+        serve = self._functions.get(out is not None)
+        if serve is None:
+            return MISS
+        result = serve(*tensors, *values, *wanted)
+        if result is NotImplemented and values and out is None:  # perhaps only because they are not contiguous
+            result = serve(*tensors, *[v.contiguous() if type(v) in PLAIN else v for v in values])
+        if result is NotImplemented:
+            return MISS
+        if out is None:
+            return result
         _count_change(wanted)
         return out
 
@@ -135,36 +106,74 @@ class Lanes:
         """Make a lane for calls like one that has succeeded, which wrote to `out` if there is any."""
         if out and compiled.sites:
             return
-        tensors = (*arguments.inputs, *arguments.initial, *out)
-        kind = (tuple(special), bool(out))
-        if (kind, _layout(tensors)) in self._known:
+        if not self._machine:
+            if not (self._initial or self._special or out):
+                self._remember_plainly(compiled, arguments)
             return
-        bound = compiled.bound
-        names = [t.name for t in bound.tensors if t.role is Role.INPUT]
-        names += [*self._initial, *(bound.returns if out else ())]
-        accepted = [
-            Operand(bound.tensor(name).dtype, tuple(x.shape), tuple(x.stride()))
-            for name, x in zip(names, tensors, strict=True)
-        ]
-        made = [_operand(bound.tensor(name)) for name in bound.returns]
-        fresh = tuple(_maker(o) if s is None else None for o, s in zip(made, self._sources, strict=True))
-        lane = Lane(launcher(compiled, accepted, made), tuple(map(_span, accepted)), fresh)
-        if len(self._known) >= LIMIT:
-            self._known.clear()
-        self._last[kind] = self._known[kind, _layout(tensors)] = lane
+        lane = self._lane(compiled, arguments, special, out)
+        if lane is not None:
+            self._cell(bool(out)).add(lane)
+            if bool(out) not in self._functions:
+                self._functions[bool(out)] = self._cell(bool(out)).function()
 
-    def _find(self, kind: Hashable, everything: Sequence[Any]) -> Lane | None:
-        lane = self._last.get(kind)
-        if lane is not None and lane.launcher.accepts(*everything):
-            return lane
+    def _cell(self, out: bool) -> Cell:
+        if out not in self._cells:
+            taken = self._interface.function.parameters
+            kinds = [_kind(p.dtype, p.specialised, bool(p.rank)) for p in taken]
+            kinds += [cells.TENSOR] * (len(self._initial) + out * len(self._sources))
+            self._cells[out] = Cell(kinds, 0 if out else len(self._sources))
+        return self._cells[out]
+
+    def _lane(
+        self, compiled: Compiled, arguments: Arguments, special: Sequence[int], out: Sequence[Tensor]
+    ) -> Lane | None:
+        """The lane of a call; None where machine code cannot start an output with its initial value."""
+        bound, values = compiled.bound, iter(special)
+        inputs = [t for t in bound.tensors if t.role is Role.INPUT]
+        given = [_operand(t, x) for t, x in zip(inputs, arguments.inputs, strict=True)]
+        first = [
+            _operand(bound.tensor(n), x) if out else _made(bound, n)
+            for n, x in zip(self._initial, arguments.initial, strict=True)
+        ]
+        to = [_operand(bound.tensor(n), x) for n, x in zip(bound.returns, out, strict=False)]
+        guards: list[Facts | int] = [next(values) if n in self._special else _facts(o) for n, o in enumerate(given)]
+        made = [_made(bound, r) for r in bound.returns]
+        count = len(given)
+        sources = [-1 if s is None else count + s for s in self._sources]
+        for s, result in zip(self._sources, to or made, strict=True):
+            if s is not None and _facts(first[s]) != _facts(result):
+                return None
+        return Lane(
+            compiled.executable.address,
+            compiled.executable,
+            (*guards, *map(_facts, first), *map(_facts, to)),
+            tuple(o.span for o in (*given, *first, *to)),
+            (*range(count), *(count + len(first) + n for n in range(len(to)))),
+            () if out else tuple(Fresh(_facts(o, exact=True), o.span, s) for o, s in zip(made, sources, strict=True)),
+            tuple(
+                Written(count + len(first) + n, s, o.span if _is_dense(o) else -1)
+                for n, (o, s) in enumerate(zip(to, sources, strict=False))
+            ),
+            places(compiled.temporaries),
+        )
+
+    def _remember_plainly(self, compiled: Compiled, arguments: Arguments) -> None:
+        """Make a lane in Python: what there is where no machine code can be made."""
+        bound = compiled.bound
+        inputs = [t for t in bound.tensors if t.role is Role.INPUT]
+        accepted = [_operand(t, x) for t, x in zip(inputs, arguments.inputs, strict=True)]
+        if len(self._plain) >= LIMIT:
+            self._plain.clear()
+        self._plain[_layout(arguments.inputs)] = launcher(compiled, accepted, [_made(bound, r) for r in bound.returns])
+        self._functions[False] = self._run_plainly
+
+    def _run_plainly(self, *tensors: Any) -> Any:
         try:
-            lane = self._known.get((kind, _layout(everything)))
+            found = self._plain.get(_layout(tensors))
         except (AttributeError, RuntimeError, TypeError):  # not all of these are dense tensors
-            return None
-        if lane is not None and lane.launcher.accepts(*everything):
-            self._last[kind] = lane
-            return lane
-        return None
+            return NotImplemented
+        fits = found is not None and plain_call(tensors) and found.accepts(*tensors)
+        return found(*tensors) if found is not None and fits else NotImplemented
 
     def _with_numbers(self, values: Sequence[Any]) -> Sequence[Any]:
         """`values` with tensors for Python's numbers, the same tensor for the same number."""
@@ -180,59 +189,47 @@ class Lanes:
                     tensors[n] = known[key] = to_tensor(wanted, value)
         return tensors
 
-    def _fresh(self, lane: Lane, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The outputs before the kernel runs: those that are in/out as copies of their initial values."""
-        return tuple(
-            [
-                make() if make is not None else values[source or 0].clone(memory_format=torch.contiguous_format)
-                for make, source in zip(lane.fresh, self._sources, strict=True)
-            ]
-        )
-
-    def _start(self, wanted: tuple[Tensor, ...], values: Sequence[Tensor]) -> None:
-        """Give the destinations of in/out outputs their initial values."""
-        for x, source in zip(wanted, self._sources, strict=True):
-            if source is not None and values[source] is not x:
-                copy(values[source], x)
-
-    def _apart(self, lane: Lane, everything: Sequence[Tensor]) -> bool:
-        """Does no destination come near the memory of another argument, but for its own initial value?"""
-        places = [x.data_ptr() for x in everything]
-        if self._apart_before == (lane, places):
-            return True
-        spans, first = lane.spans, len(places) - len(self._sources)
-        for n in range(first, len(places)):
-            start, stop = places[n], places[n] + spans[n]
-            for other, (place, span) in enumerate(zip(places[:n], spans, strict=False)):
-                if place < stop and start < place + span:
-                    source = self._sources[n - first]
-                    if source is None or other != self._count + source or everything[other] is not everything[n]:
-                        return False
-        if not self._initial:
-            self._apart_before = (lane, places)
-        return True
-
 
 def _python_types(dtype: DType) -> tuple[type, ...]:
     return (bool,) if dtype.is_bool else (int,) if dtype.is_integer else (float, int)
 
 
 def _layout(tensors: Sequence[Any]) -> Hashable:
-    return tuple([(x.shape, x.stride()) for x in tensors])
+    return tuple([(x.dtype, x.shape, x.stride()) for x in tensors])
 
 
-def _span(o: Operand) -> int:
-    if 0 in o.sizes:
-        return 0
-    return (1 + sum((n - 1) * s for n, s in zip(o.sizes, o.strides, strict=True))) * o.dtype.size
+def _operand(t: BoundTensor, x: Tensor) -> Operand:
+    return Operand(t.dtype, tuple(x.shape), tuple(x.stride()))
 
 
-def _operand(t: BoundTensor) -> Operand:
+def _made(bound: BoundFunction, name: str) -> Operand:
+    t = bound.tensor(name)
     return Operand(t.dtype, t.shape, t.strides)
 
 
-def _maker(o: Operand) -> Callable[[], Tensor]:
-    return partial(torch.empty_strided, o.sizes, o.strides, dtype=TORCH_TYPES[o.dtype], device=torch.device("cpu"))
+def _is_dense(o: Operand) -> bool:
+    """Does it fill the memory that it reaches over?"""
+    return o.span == math.prod(o.sizes) * o.dtype.size
+
+
+def _facts(o: Operand, *, exact: bool = False) -> Facts:
+    """What guards compare, or with all strides what an output is."""
+    free = () if exact else range(len(o.sizes)) if 0 in o.sizes else [d for d, n in enumerate(o.sizes) if n == 1]
+    return Facts(_number(o.dtype), o.sizes, tuple(cells.ANY if d in free else s for d, s in enumerate(o.strides)))
+
+
+def _kind(dtype: DType, specialised: bool, has_dimensions: bool) -> int:
+    """What machine code takes for a parameter."""
+    if specialised:
+        return cells.CONSTANT
+    return cells.TENSOR if has_dimensions or dtype not in (FLOAT32, FLOAT64) else cells.number(_number(dtype))
+
+
+@cache
+def _number(dtype: DType) -> int:
+    """torch's number of a type, in its C interface."""
+    ask: Callable[[], int] = getattr(process.torch_library(), f"aoti_torch_dtype_{dtype.name}")
+    return ask()
 
 
 def launcher(compiled: Compiled, accepted: Sequence[Operand], made: Sequence[Operand]) -> Launcher:

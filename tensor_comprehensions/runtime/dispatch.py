@@ -1,23 +1,18 @@
-"""Calls of loaded kernels on torch tensors, in about a microsecond: what builtins of `native` do for one kernel."""
+"""Calls of loaded kernels on torch tensors in plain Python: the long way, and the only one without `cells`."""
 
 from __future__ import annotations
 
-import functools
-import math
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..dtypes import DType, Kind
-from . import native
+from ..dtypes import DType
 from .cpu import Executable
 
 _ALIGNMENT = 64
-_DLPACK_KINDS = {Kind.SIGNED: 0, Kind.UNSIGNED: 1, Kind.FLOAT: 2, Kind.BOOL: 6}
-_BFLOAT = 4
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +26,21 @@ class Operand:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
 
+    @property
+    def span(self) -> int:
+        """The bytes from the first element to the end of the last one."""
+        if 0 in self.sizes:
+            return 0
+        return (1 + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))) * self.dtype.size
+
 
 class Launcher:
     """A loaded kernel with the tensors that it takes.
 
     Usage: `if launcher.accepts(*inputs): outputs = launcher(*inputs)`.
-
-    Attributes:
-        accepts: builtin `(*tensors) -> bool`: whether the positional arguments, of any Python types, are ordinary
-            dense CPU tensors that fit `inputs` one by one. It never raises.
     """
 
-    __slots__ = ("_allocate", "_arena", "_call", "_fail", "_run", "_single", "accepts", "executable")
+    __slots__ = ("_arena", "_executable", "_fail", "_inputs", "_offsets", "_order", "_outputs")
 
     def __init__(
         self,
@@ -62,91 +60,63 @@ class Launcher:
             temporaries: bytes of each of `Module.temporaries`.
             fail: makes the exception for a failure that the kernel reports, from site + 1 and its value.
         """
-        self.executable = executable
-        self.accepts: Callable[..., bool] = native.builtin("match", _guards(inputs))
-        offsets, self._arena = places(temporaries)
-        self._run = native.builtin("run", _plan(executable, order, offsets))
-        self._allocate = [_allocator(o) for o in outputs]
-        self._single = len(outputs) == 1
+        self._executable = executable
+        self._inputs = [(_torch_type(o), o.sizes, _counting(o)) for o in inputs]
+        self._outputs = [(_torch_type(o), o.sizes, o.strides) for o in outputs]
+        self._order = tuple(order)
+        self._offsets, self._arena = places(temporaries)
         self._fail = fail
-        self._call: Callable[..., Any] | None = None
-        if self._single and not self._arena:
-            plan = _packed([executable.address, len(order), *order]) + _guards(inputs)
-            self._call = native.builtin("call", (plan, self._allocate[0], executable))
 
-    @property
-    def call(self) -> Callable[..., Any]:
-        """A function `(*tensors)`: the launcher's result, or NotImplemented where `accepts` says no.
-
-        For kernels with one output and no temporaries it is a builtin that gives NotImplemented also where the kernel
-        fails or there is no memory for the output.
-        """
-        return self._attempt if self._call is None else self._call
-
-    def _attempt(self, *inputs: torch.Tensor) -> Any:
-        return self(*inputs) if self.accepts(*inputs) else NotImplemented
+    def accepts(self, *tensors: Any) -> bool:
+        """Are the arguments, of any Python types, ordinary dense CPU tensors that fit `inputs` one by one?"""
+        return len(tensors) == len(self._inputs) and all(map(_fits, tensors, self._inputs))
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         """The output, or a tuple when there are several or none. The inputs must have been accepted."""
-        outputs = [allocate() for allocate in self._allocate]
+        outputs = [
+            torch.empty_strided(sizes, strides, dtype=dtype, device="cpu") for dtype, sizes, strides in self._outputs
+        ]
         self.run(*inputs, *outputs)
-        return outputs[0] if self._single else tuple(outputs)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def run(self, *tensors: torch.Tensor) -> None:
         """Run on the inputs followed by the outputs, which must fit the operands and not overlap."""
+        addresses = [tensors[n].data_ptr() for n in self._order]
         if self._arena:
-            failure = self._run(*tensors, torch.empty(self._arena, dtype=torch.uint8, device="cpu"))
-        else:
-            failure = self._run(*tensors)
-        if failure is not None:
-            raise self._fail(*failure)
+            arena = torch.empty(self._arena, dtype=torch.uint8, device="cpu")
+            base = arena.data_ptr()
+            addresses += [base + offset for offset in self._offsets]
+        failed, value = self._executable(addresses)
+        if failed:
+            raise self._fail(failed, value)
 
 
-def _allocator(o: Operand) -> Callable[[], torch.Tensor]:
-    """What makes a new tensor, by the quickest way there is: like one of these sizes whose memory is one element."""
-    dtype, cpu = getattr(torch, o.dtype.name), torch.device("cpu")
-    if math.prod(o.sizes) > 1:
-        model = torch.empty((), dtype=dtype, device=cpu).expand(o.sizes)
-        if _strides_like(model) == o.strides:
-            return functools.partial(torch.empty_like, model)
-    return functools.partial(torch.empty_strided, o.sizes, o.strides, dtype=dtype, device=cpu)
+def _torch_type(o: Operand) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, o.dtype.name)
+    return dtype
 
 
-def _strides_like(model: torch.Tensor) -> tuple[int, ...] | None:
-    """The strides of `torch.empty_like(model)`; None where there is no memory for it.
-
-    Tensors on torch's "meta" device would tell without memory, but the first of them imports sympy.
-    """
-    try:
-        return torch.empty_like(model).stride()
-    except RuntimeError:
-        return None
+def _counting(o: Operand) -> tuple[tuple[int, int], ...]:
+    """The dimensions whose strides count, with these."""
+    if 0 in o.sizes:
+        return ()
+    return tuple((d, s) for d, (n, s) in enumerate(zip(o.sizes, o.strides, strict=True)) if n != 1)
 
 
-def places(sizes: Sequence[int]) -> tuple[list[int], int]:
+def _fits(x: Any, wanted: tuple[torch.dtype, tuple[int, ...], tuple[tuple[int, int], ...]]) -> bool:
+    dtype, sizes, strides = wanted
+    if type(x) not in _PLAIN or x.dtype is not dtype or x.layout is not torch.strided or x.shape != sizes:
+        return False
+    if not x.is_cpu or x.is_neg() or x._is_zerotensor() or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return False
+    found = x.stride()
+    return all(found[d] == s for d, s in strides)
+
+
+def places(sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
     """Where each temporary starts in one aligned arena, and the bytes of the arena."""
     offsets, total = [], 0
     for size in sizes:
         offsets.append(total)
         total += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return offsets, total if not sizes else max(total, 1)
-
-
-def _guards(inputs: Sequence[Operand]) -> bytes:
-    """What `match` compares with: the count; then dtype, rank, sizes, strides of each."""
-    words = [len(inputs)]
-    for o in inputs:
-        kind = _BFLOAT if o.dtype.name == "bfloat16" else _DLPACK_KINDS[o.dtype.kind]
-        words += [kind | o.dtype.bits << 8 | 1 << 16, len(o.sizes), *o.sizes]
-        empty = 0 in o.sizes
-        words += [native.ANY if empty or n == 1 else s for n, s in zip(o.sizes, o.strides, strict=True)]
-    return _packed(words)
-
-
-def _plan(executable: Executable, order: Sequence[int], offsets: Sequence[int]) -> bytes:
-    """What `run` does: entry, number of arguments, number of temporaries; the argument at each slot; the offsets."""
-    return _packed([executable.address, len(order), len(offsets), *order, *offsets])
-
-
-def _packed(words: Sequence[int]) -> bytes:
-    return struct.pack(f"={len(words)}q", *words)
+    return tuple(offsets), total if not sizes else max(total, 1)

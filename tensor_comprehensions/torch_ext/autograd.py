@@ -179,9 +179,9 @@ def is_recorded(values: Sequence[object]) -> bool:
 
 
 def is_plainly_recorded(tensors: Sequence[object]) -> bool:
-    """Is recording all that torch does with a call on `tensors`? Quickly; `plain_call` has said no before."""
+    """Is recording all that torch does with a call on `tensors`? Quickly."""
     if (
-        not torch.is_grad_enabled()
+        not (torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors))
         or _transforms()
         or _dispatch_modes()
         or _function_modes()

@@ -16,10 +16,10 @@ from ..calling.kernels import Kernels, Machine
 from ..calling.lanes import MISS, Lanes
 from ..errors import InternalError, TCError
 from ..once import OncePerKey
-from ..runtime.boxed import Cell
+from ..runtime.cells import Cell
 from . import batching, casting, recording
 from .autograd import Gradients
-from .native import NativeLanes, native_kernels
+from .native import native_kernels
 from .schema import NAMESPACE, Schema, schema_of
 from .shapes import empty_outputs
 
@@ -73,10 +73,9 @@ class Operator:
         self._lanes = self._new_lanes()
 
     def _new_lanes(self) -> Lanes:
-        if self.cell is None:
-            return Lanes(self.interface)
-        self.cell.forget()
-        return NativeLanes(self.interface, self.cell)
+        if self.cell is not None:
+            self.cell.forget()
+        return Lanes(self.interface, self.cell)
 
     def parts(self) -> tuple[Kernels, Gradients]:
         """The kernels to run and the gradients to record."""

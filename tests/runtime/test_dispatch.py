@@ -1,11 +1,7 @@
-"""Fast calls on torch tensors: what is accepted, what is turned away, what a call costs."""
+"""Calls on torch tensors in plain Python: what is accepted, what is turned away."""
 
 from __future__ import annotations
 
-import gc
-import sys
-import time
-import timeit
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +15,8 @@ from tensor_comprehensions.loop_ir.nodes import Binary, Check, Kernel, Loop, Mod
 from tensor_comprehensions.runtime.cpu import Executable, load
 from tensor_comprehensions.runtime.dispatch import Launcher, Operand
 from tensor_comprehensions.runtime.host import host
+
+from .strange import strange_values
 
 N = 64
 VECTOR = Operand(FLOAT32, (N,), (1,))
@@ -44,7 +42,6 @@ def test_calls_give_new_tensors(launcher: Launcher) -> None:
     assert torch.equal(first, a + b)
     assert torch.equal(second, b + b)
     assert first.shape == (N,)
-    assert torch.equal(launcher.call(a, b), a + b)
 
 
 def test_views_are_read_at_their_offset(launcher: Launcher) -> None:
@@ -85,36 +82,11 @@ def test_sizes_and_strides_are_told_apart(add: Callable[[int], Executable]) -> N
     assert accepts(executable, FLOAT32, (), (), torch.tensor(1.0))
 
 
-class Subclass(torch.Tensor):
-    """A tensor that might have no memory of its own."""
-
-
-def strange_values() -> dict[str, Any]:
-    complex_ = torch.zeros(N, dtype=torch.complex64)
-    return {
-        "none": None,
-        "number": 1.0,
-        "list": [1.0] * N,
-        "numpy": torch.zeros(N).numpy(),
-        "subclass": torch.zeros(N).as_subclass(Subclass),
-        "negated view": complex_.conj().imag.clone()
-        if False
-        else torch.view_as_real(complex_).select(1, 0)._neg_view(),
-        "zero tensor": torch._efficientzerotensor((N,)),
-        "meta": torch.empty(N, device="meta"),
-        "complex": complex_,
-        "quantised": torch.quantize_per_tensor(torch.zeros(N), 0.1, 0, torch.qint8),
-        "sparse": torch.zeros(N).to_sparse(),
-        "mkldnn": torch.zeros(N).to_mkldnn(),
-    }
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_strange_values_are_turned_away(launcher: Launcher) -> None:
     a = torch.zeros(N)
-    for name, x in strange_values().items():
+    for name, x in strange_values(N).items():
         assert not launcher.accepts(x, a), name
-        assert launcher.call(x, a) is NotImplemented, name
         assert not launcher.accepts(a, x), name
     assert not launcher.accepts()
     assert not launcher.accepts(a)
@@ -148,8 +120,7 @@ def test_several_outputs_and_temporaries() -> None:
     executable = load(emit(module, host(), {}), host())
     launcher = Launcher(executable, [VECTOR], [VECTOR, VECTOR], [2, 0, 1], [4 * N, 4 * N], no_failure)
     x = torch.randn(N)
-    assert launcher.call(x, x) is NotImplemented
-    first, second = launcher.call(x)
+    first, second = launcher(x)
     assert torch.equal(first, 2 * x + 1)
     assert torch.equal(second, 2 * x)
 
@@ -165,54 +136,6 @@ def test_failures_become_the_callers_exception() -> None:
     x[7] = 1 << 40
     with pytest.raises(ValueError, match=str(1 << 40)):
         launcher(x)
-
-
-def test_a_whole_call_fails_by_leaving_it_to_others() -> None:
-    a, b = ir.buffer("A", INT64, (N,)), ir.buffer("B", INT64, (N,))
-    value = ir.load(a, ir.var("i"))
-    check = Loop("i", ir.const(0), ir.const(N), Check(Binary("lt", value, ir.const(10)), 0, value))
-    copy = Loop("i", ir.const(0), ir.const(N), ir.store(b, (ir.var("i"),), value))
-    executable = load(emit(Module("m", (a, b), (), (Kernel("c", check), Kernel("k", copy))), host(), {}), host())
-    operand = Operand(INT64, (N,), (1,))
-    launcher = Launcher(executable, [operand], [operand], [0, 1], [], no_failure)
-    call = launcher.call
-    x = torch.arange(N) % 10
-    del launcher, executable
-    assert torch.equal(call(x), x)
-    assert call(x + 1) is NotImplemented
-    assert call(x.int()) is NotImplemented
-    assert call() is NotImplemented
-    assert call(None) is NotImplemented
-
-
-def test_nothing_leaks(launcher: Launcher) -> None:
-    a, b = torch.randn(N), torch.randn(N)
-    counts = [sys.getrefcount(x) for x in (a, b, None, True, NotImplemented)]
-    for _ in range(2000):
-        launcher.accepts(a, b)
-        launcher.accepts(a, None)
-        launcher(a, b)
-        launcher.call(a, b)
-        launcher.call(a, None)
-    gc.collect()
-    after = [sys.getrefcount(x) for x in (a, b, None, True, NotImplemented)]
-    assert all(abs(x - y) < 100 for x, y in zip(counts, after, strict=True))
-
-
-def test_a_call_costs_little(launcher: Launcher) -> None:
-    """Less than 3 us beyond the allocation of the output; the kernel itself takes some nanoseconds."""
-    a, b = torch.randn(N), torch.randn(N)
-
-    def call() -> torch.Tensor | None:
-        return launcher(a, b) if launcher.accepts(a, b) else None
-
-    def allocate() -> torch.Tensor:
-        return torch.empty_strided((N,), (1,))
-
-    def best(f: Callable[[], object]) -> float:
-        return min(timeit.repeat(f, timer=time.thread_time, number=1000, repeat=20)) / 1000
-
-    assert min(best(call) - best(allocate) for _ in range(5)) < 3e-6  # several, as neighbours disturb
 
 
 def test_bool_and_bfloat16_have_their_own_kinds(add: Callable[[int], Executable]) -> None:

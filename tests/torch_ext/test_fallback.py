@@ -6,18 +6,18 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.runtime import boxed
+from tensor_comprehensions.runtime import cells
 
 
 @pytest.mark.parametrize("version", ["2.12.0", "2.14.1+cpu", "3.0"])
 def test_other_versions_of_torch_get_no_machine_code(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert boxed.available()
+    assert cells.available()
     monkeypatch.setattr(torch, "__version__", version)
-    assert not boxed.available()
+    assert not cells.available()
 
 
 def test_an_operator_without_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boxed, "available", lambda: False)
+    monkeypatch.setattr(cells, "available", lambda: False)
     op = tc.define("def fallback_scale(float(N) x, float(N) w) -> (y) { y(i) = x(i) * w(i) }").fallback_scale
     x, w = torch.randn(5), torch.randn(5, requires_grad=True)
     for _ in range(3):
@@ -27,3 +27,33 @@ def test_an_operator_without_machine_code(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(tc.ArgumentError, match="size"):
         op.overload(x, torch.randn(4))
     assert torch.equal(torch.func.vmap(op.overload)(x.expand(3, 5), w.detach().expand(3, 5))[1], x * w.detach())
+
+
+SOURCE = """
+def fallback_add(float(N) x, float(N) w) -> (y) { y(i) = x(i) + w(i) }
+def fallback_scale(float alpha, float(N) x) -> (y, z) { y(i) = alpha * x(i) z(i) = y(i) + 1 }
+def fallback_axpy(float(N) x) -> (y) { y(i) += x(i) }
+def fallback_pool(float(N) x, int k) -> (y) { y(i) max=! x(i+j) where j in 0:k }
+"""
+
+
+def test_calls_without_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells, "available", lambda: False)
+    ops = tc.define(SOURCE)
+    x, w, out = torch.randn(9), torch.randn(9), torch.empty(9)
+    for n in range(3):
+        assert torch.equal(ops.fallback_add(x, w), x + w)
+        assert torch.equal(ops.fallback_add(x[::2], w[::2]), x[::2] + w[::2])
+        assert torch.equal(ops.fallback_add(x, w, out=out), x + w)
+        assert torch.equal(ops.fallback_axpy(x, y=w), w + x)
+        assert torch.equal(ops.fallback_pool(x, 9), x.max()[None])
+        y, z = ops.fallback_scale(float(n), x)
+        assert torch.equal(y, n * x)
+        assert torch.equal(z, y + 1)
+    direct = ops.fallback_add._direct
+    assert direct is not None
+    assert torch.equal(direct(x, w), x + w)
+    assert direct(x, w.double()) is NotImplemented
+    assert direct(x, None) is NotImplemented
+    assert direct(x, w.clone().requires_grad_()) is NotImplemented
+    assert ops.fallback_add(x, w.clone().requires_grad_()).requires_grad
