@@ -148,11 +148,14 @@ def lasting(once: Callable[[int], None]) -> tuple[Callable[[], None], int]:
 
 
 def multiply_adds(dtype: torch.dtype) -> tuple[Callable[[], None], float]:
-    """Multiply-adds from registers to registers in one thread, and the floating-point operations of one call."""
-    scalar, bits = ("float", 32) if dtype == torch.float32 else ("double", 64)
+    """Multiply-adds from registers to registers in one thread, and the floating-point operations of one call.
+
+    16-bit floats count as float32, in which they are summed; an instruction for pairs of them does more.
+    """
+    scalar, bits = ("double", 64) if dtype == torch.float64 else ("float", 32)
     lanes = host().lanes(bits)
     multiply = _function(_multiply_adds(scalar, lanes), "multiply", ctypes.c_int64, ctypes.c_void_p)
-    values = torch.full((ACCUMULATORS * lanes,), 1e-3, dtype=dtype)
+    values = torch.full((ACCUMULATORS * lanes,), 1e-3, dtype=torch.float64 if bits == 64 else torch.float32)
     call, times = lasting(lambda n: multiply(1000 * n, values.data_ptr()))
     return call, 2.0 * 1000 * times * ACCUMULATORS * lanes
 
