@@ -18,6 +18,7 @@ from .formula import Formula, Value, number
 from .function import Access, Binary, Cast, Const, Expr, Function, Index, Select, Unary, walk
 from .gradient import Gradient, Key
 from .ranges import Bounds, symbolic_ranges
+from .shorten import shortened
 from .transposed import Gathering, gathering, substituted, uses
 from .unparse import of_formula
 from .versions import Step, Steps, extent, refusal
@@ -39,7 +40,7 @@ def differentiate(function: Function, wanted: Iterable[Key] | None = None) -> Gr
     reverse = _Reverse(function, Steps.of(function, symbolic_ranges(function)))
     reverse.run()
     targets = {key: reverse.finished(key) for key in chosen}
-    kept = _alive(reverse.written, set(targets.values()))
+    kept = shortened(reverse.steps, reverse.written, set(targets.values()), reverse.sizes)
     return write(reverse.steps, kept, {key: targets[key] for key in chosen})
 
 
@@ -47,16 +48,6 @@ def differentiable(function: Function) -> tuple[Key, ...]:
     """What a gradient can be asked for: the floating inputs, then the floating initial values."""
     inputs = [("input", p.name) for p in function.parameters if p.dtype.is_float]
     return (*inputs, *(("initial", p.name) for p in function.initial if p.dtype.is_float))
-
-
-def _alive(written: Sequence[Written], needed: set[str]) -> list[Written]:
-    """The statements that the tensors in `needed` depend on."""
-    kept = []
-    for w in reversed(written):
-        if w.target in needed:
-            kept.append(w)
-            needed |= w.reads
-    return kept[::-1]
 
 
 @dataclass(slots=True)

@@ -192,7 +192,7 @@ class _Writer:
         kind, _, version = tensor.partition(" ")
         if not version:
             return self.steps.versions[tensor].tensor
-        return f"{'d' if kind == 'd' else kind}_{version.partition('@')[0]}"
+        return f"{kind.rstrip('0123456789')}_{version.partition('@')[0]}"
 
     def _bound(self, x: Value) -> s.Expression:
         return tree(of_formula(x), True)

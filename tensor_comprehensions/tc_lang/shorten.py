@@ -1,0 +1,174 @@
+"""Fewer and shorter statements for a gradient that has been derived.
+
+Sums that are always zero go; factors that a sum does not change come after it; what is added to a tensor step by step,
+and what one statement alone reads, becomes one expression; and products that an output holds are read from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from ..dtypes import INT64
+from .algebra import without_zeros
+from .derivatives import plus
+from .factored import Named, Product, expression, product, renamed
+from .formula import Value
+from .function import Access, Call, Expr, Index, Select, children, rebuild, walk
+from .ranges import Bounds
+from .transposed import substituted, uses
+from .versions import Steps, is_plain
+from .write import Written
+
+MOST = 200
+"""Nodes of an expression that is still put in the place of what names it."""
+
+
+def shortened(
+    steps: Steps, written: Sequence[Written], targets: AbstractSet[str], sizes: Mapping[str, Value]
+) -> list[Written]:
+    """The statements of a gradient, of which the tensors in `targets` are wanted, so that they compute less."""
+    statements = alive(without_zeros(steps, alive(written, targets), sizes), targets)
+    statements = [x for n, w in enumerate(statements) for x in _factored(w, n)]
+    statements = _Joining(statements, targets, sizes).run()
+    names = _outputs(steps)
+    return alive([_rewritten(w, names) for w in statements], targets)
+
+
+def alive(written: Sequence[Written], targets: AbstractSet[str]) -> list[Written]:
+    """The statements that the tensors in `targets` depend on."""
+    needed, kept = set(targets), list[Written]()
+    for w in reversed(written):
+        if w.target in needed:
+            kept.append(w)
+            needed |= w.reads
+    return kept[::-1]
+
+
+# --- factors of sums -------------------------------------------------------------------------------------------------
+
+
+def _factored(w: Written, n: int) -> list[Written]:
+    """`t(n) +=! x(n,d) / s(n)`, which runs over the elements of one tensor, as a sum and a quotient."""
+    left = [e.name for e in w.subscripts if isinstance(e, Index)]
+    rest = [i for i in w.ranges if i not in left]
+    if not rest or w.op not in ("+=!", "+=") or not is_plain(w.subscripts) or not _spans(w):
+        return [w]
+    still, moving = product(w.value).split(lambda x: not any(uses(i, x) for i in rest))
+    if not (still.over or still.under) or not (moving.over or moving.under):
+        return [w]
+    name = f"sum{n} {w.target.partition(' ')[2]}"
+    total = Access(name, tuple(Index(i, INT64) for i in left), w.value.dtype)
+    value = expression(replace(still, over=(*still.over, total)), w.value.dtype)
+    sum_ = Written(name, w.subscripts, "+=!", expression(moving, w.value.dtype), w.ranges, w.exists)
+    op = "=" if w.op == "+=!" else "+="
+    return [sum_, Written(w.target, w.subscripts, op, value, {i: w.ranges[i] for i in left})]
+
+
+def _spans(w: Written) -> bool:
+    """Whether something that is read has an element for each point: else the sum is a contraction of smaller things."""
+    accesses = (x for x in walk(w.value) if isinstance(x, Access))
+    return any(all(uses(i, *x.subscripts) for i in w.ranges) for x in accesses)
+
+
+# --- one statement for several ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Joining:
+    """Statements that define a tensor element by element wait until something reads it. waiting: in their order."""
+
+    statements: Sequence[Written]
+    targets: AbstractSet[str]
+    sizes: Mapping[str, Value]
+    waiting: dict[str, Written] = field(default_factory=dict)
+    out: list[Written] = field(default_factory=list)
+
+    def run(self) -> list[Written]:
+        for n, w in enumerate(self.statements):
+            for name in [t for t in self.waiting if t in w.reads]:
+                definition = self.waiting.pop(name)
+                if self._belongs(n, definition, w):
+                    w = replace(w, value=self._put(w.value, definition))
+                else:
+                    self.out.append(definition)
+            for name in [t for t, d in self.waiting.items() if w.target in d.reads]:
+                self.out.append(self.waiting.pop(name))
+            self._take(w)
+        return [*self.out, *self.waiting.values()]
+
+    def _take(self, w: Written) -> None:
+        before = self.waiting.pop(w.target, None)
+        pointwise = is_plain(w.subscripts) and len(w.ranges) == len(w.subscripts)
+        if pointwise and w.op == "=" and before is None:
+            self.waiting[w.target] = w
+        elif before is not None and pointwise and w.op == "+=" and (joined := self._joined(before, w)) is not None:
+            self.waiting[w.target] = joined
+        else:
+            self.out += [w] if before is None else [before, w]
+
+    def _joined(self, before: Written, w: Written) -> Written | None:
+        """Two statements of one tensor as one."""
+        names = [e.name for e in w.subscripts if isinstance(e, Index)]
+        if [w.ranges[i] for i in names] != list(_box(before)) or not _is_small(before.value, w.value):
+            return None
+        same = dict(zip(names, before.subscripts, strict=True))
+        return replace(before, value=plus(before.value, substituted(w.value, same, self.sizes)))
+
+    def _belongs(self, n: int, definition: Written, w: Written) -> bool:
+        """Whether an element may be computed where the statement `w`, the n-th, reads it."""
+        name = definition.target
+        others = [x for m, x in enumerate(self.statements) if m != n and name in x.reads]
+        if name in self.targets or others or any(x.target == name for x in self.statements[n:]):
+            return False
+        if any(x.tensor == name for e in w.subscripts for x in walk(e) if isinstance(x, Access)):
+            return False
+        if not _is_small(definition.value, w.value):
+            return False
+        reads = {x for x in walk(w.value) if isinstance(x, Access) and x.tensor == name}
+        if len(reads) != 1 or len(w.ranges) > len(w.subscripts):
+            return False
+        arithmetic = not any(isinstance(x, Call | Select) for x in walk(definition.value))
+        return len(definition.ranges) == len(w.ranges) or arithmetic
+
+    def _put(self, e: Expr, definition: Written) -> Expr:
+        """`e` with the value of a tensor's elements instead of them."""
+        if isinstance(e, Access) and e.tensor == definition.target:
+            names = (x.name for x in definition.subscripts if isinstance(x, Index))
+            return substituted(definition.value, dict(zip(names, e.subscripts, strict=True)), self.sizes)
+        return rebuild(e, [self._put(x, definition) for x in children(e)])
+
+
+def _box(w: Written) -> tuple[Bounds, ...]:
+    return tuple(w.ranges[e.name] for e in w.subscripts if isinstance(e, Index))
+
+
+def _is_small(*expressions: Expr) -> bool:
+    return sum(1 for e in expressions for _ in walk(e)) <= MOST
+
+
+# --- expressions -----------------------------------------------------------------------------------------------------
+
+
+def _outputs(steps: Steps) -> list[Named]:
+    """The products that outputs of the def hold."""
+    found = []
+    for step in steps.steps:
+        if step.target not in (steps.last[r] for r in steps.function.returns):
+            continue
+        if step.op != "=" or step.before is not None or not is_plain(step.subscripts):
+            continue
+        dtype = steps.versions[step.target].dtype
+        value = product(step.value) if dtype.is_float and dtype == step.value.dtype else Product(0.0)
+        if value.coefficient and len(value.over) + len(value.under) > 1:
+            found.append(Named(Access(step.target, step.subscripts, dtype), value))
+    return found
+
+
+def _rewritten(w: Written, names: Sequence[Named]) -> Written:
+    """`w` with its value as a product, if it runs over one tensor's elements."""
+    if not w.value.dtype.is_float or (len(w.ranges) > len(w.subscripts) and not _spans(w)):
+        return w
+    inner = list(w.ranges)[-1] if w.ranges else None
+    return replace(w, value=expression(renamed(product(w.value, inner), names), w.value.dtype, inner))
