@@ -10,8 +10,9 @@ import ctypes
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, thread_time
 
+import torch
 from torch import Tensor
 
 from ..calling.arguments import TORCH_TYPES
@@ -156,17 +157,21 @@ class Times:
         return statistics.median(self.samples)
 
 
+def clock() -> Callable[[], float]:
+    """What times a run: of one thread its own time, in which nothing else that the machine does counts."""
+    return thread_time if torch.get_num_threads() == 1 else perf_counter
+
+
 def sample(run: Callable[[], int], calls: int, before: Callable[[], None] | None) -> float:
     """Seconds per run of `calls` runs in a row, or of one where something is to be done `before` each."""
+    now = clock()
     if before is not None:
         before()
-        start = perf_counter()
-        run()
-        return perf_counter() - start
-    start = perf_counter()
+        calls = 1
+    start = now()
     for _ in range(calls):
         run()
-    return (perf_counter() - start) / calls
+    return (now() - start) / calls
 
 
 def calls_for(seconds: float) -> int:
@@ -177,7 +182,7 @@ def calls_for(seconds: float) -> int:
 def timed(launch: Launch, first: float, seconds: float, losing: float) -> Times:
     """Time a kernel whose run takes about `first` until it is known precisely, `seconds` are over or it is losing.
 
-    losing: more than this median after some samples ends the measurement; 0: nothing does.
+    losing: when the lower quartile of some samples is more, the measurement ends; 0: nothing ends it.
     """
     before = launch.memory.restored if launch.memory.accumulates else None
     calls = calls_for(first)
@@ -187,7 +192,7 @@ def timed(launch: Launch, first: float, seconds: float, losing: float) -> Times:
         samples.append(sample(launch, calls, before))
         if len(samples) < LEAST and (len(samples) < 3 or perf_counter() < end):
             continue
-        if perf_counter() >= end or (losing and statistics.median(samples) > losing) or _precise(samples):
+        if perf_counter() >= end or (losing and Times(tuple(samples)).quartiles[0] > losing) or _precise(samples):
             break
     return Times(tuple(samples))
 

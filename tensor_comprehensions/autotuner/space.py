@@ -239,6 +239,8 @@ def _op_genes(name: str, tensor: str, op: StructuredOp, every: Sequence[CpuOptio
         ranked = [c.pipeline for c in candidates(op, target, RANKED, parallel=parallel)]
     except CannotLower:
         ranked = []
+    if not known and not ranked:
+        return
     yield Gene(f"{name}.pipeline", tuple(dict.fromkeys((None, *known, *ranked))))
     for e in edits(op):
         yield Gene(f"{name}.{e.name}", (0, *e.values), keep=KEEP)
@@ -248,7 +250,11 @@ def _seeds(made: Space, every: Sequence[CpuOptions]) -> tuple[Genome, ...]:
     """Genomes to start from, most promising first."""
     found = [made.genome(_settled(o)) for o in every]
     zero = next((g for g in found if g is not None), tuple(0 for _ in made.genes))
-    found += _ranked(made, zero)
+    ranked = _ranked(made, zero)
+    found += ranked
+    for k, g in enumerate(made.genes):  # the model's choice, but for what threads share
+        if g.name.endswith(".threads"):
+            found += [(*ranked[0][:k], place, *ranked[0][k + 1 :]) for place in range(1, len(g.choices))]
     for k, g in enumerate(made.genes):  # presets: one field changed
         if "." not in g.name:
             found += [(*zero[:k], place, *zero[k + 1 :]) for place, c in enumerate(g.choices) if c is not _GIVEN]
@@ -261,7 +267,7 @@ def _settled(options: CpuOptions) -> CpuOptions:
     return replace(options, strategy=tuple(p for p in pairs if isinstance(p[1], Pipeline)) or None)
 
 
-def _ranked(made: Space, zero: Genome) -> list[Genome | None]:
+def _ranked(made: Space, zero: Genome) -> list[Genome]:
     """The n-th best pipeline for every contraction at once, for the first n."""
     places = {k: len(g.choices) for k, g in enumerate(made.genes) if g.name.endswith(".pipeline")}
     best = min(12, max(places.values(), default=0))

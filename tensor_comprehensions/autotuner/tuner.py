@@ -33,7 +33,7 @@ TIE = 0.01
 RESERVE = 0.1
 """Of the budget, for the race, at least."""
 HOPELESS, LOSING = 4.0, 1.25
-"""Times the best so far: a first run that ends the measurement, and a median that does."""
+"""Times the best so far: a first run that ends the measurement, and a lower quartile that does."""
 SHORTEST = 2e-3
 """Seconds that a first run may take before it is hopeless: caches are cold."""
 COMPILE_LIMIT, FIRST_LIMIT = 60.0, 300.0
@@ -66,7 +66,8 @@ class Outcome:
     """What became of a candidate.
 
     Attributes:
-        seconds: median time of a run; None where it failed, or was so slow that it was not timed.
+        seconds: lower quartile of the times of a run, to which what else the machine does only ever adds; None where
+            it failed, or was so slow that it was not timed.
         spread: distance of the quartiles, relative to the median.
         digest: of the emitted code. elapsed: seconds from the start of the search.
     """
@@ -95,7 +96,7 @@ class Tuned:
 
     Attributes:
         options: what to use; the default options where nothing is better.
-        seconds, default_seconds: medians of a race between the two, in turns.
+        seconds, default_seconds: lower quartiles of a race between the two, in turns.
         validated: the winner was right on inputs that no candidate had seen.
         outcomes: of all candidates, in order.
         elapsed: seconds in all. compiling, running: of that, summed over workers.
@@ -309,12 +310,13 @@ class Tuner:
         """Disbelieve times that cannot be."""
         if reply.status != pb.OK:
             return reply
-        seconds = reply.timings[0].median if reply.timings else math.nan
+        timing = reply.timings[0] if reply.timings else pb.Timing(median=math.nan)
         written = sum(self.problem.bound.tensor(n).size * self.problem.bound.tensor(n).dtype.size
                       for n in self.problem.bound.returns)  # fmt: skip
         least = max(1e-8, written / STORES)
-        if not least <= seconds <= 1e5:
-            reply.status, reply.message = pb.IMPOSSIBLE, f"a time of {seconds:g} s, and {least:.1g} s is the least"
+        wrong = [t for t in (timing.median, timing.low) if not least <= t <= 1e5]
+        if wrong:
+            reply.status, reply.message = pb.IMPOSSIBLE, f"a time of {wrong[0]:g} s, and {least:.1g} s is the least"
         return reply
 
     # --- deciding ---
@@ -337,7 +339,7 @@ class Tuner:
             )
         chosen, baseline = timings[winner], timings[0] if timings[0].runs else timings[winner]
         return Tuned(
-            finalists[winner], default, chosen.median, baseline.median,
+            finalists[winner], default, chosen.low, baseline.low,
             (chosen.high - chosen.low) / chosen.median, chosen.runs, True,
             tuple(self.outcomes), self.elapsed(), self._stop.wanted,
         )  # fmt: skip
@@ -380,8 +382,8 @@ def _winner(timings: Sequence[pb.Timing]) -> int | None:
     ran = [n for n, t in enumerate(timings) if t.runs]
     if not ran:
         return None
-    best = min(ran, key=lambda n: timings[n].median)
-    return 0 if 0 in ran and timings[0].median <= timings[best].median * (1 + TIE) else best
+    best = min(ran, key=lambda n: timings[n].low)
+    return 0 if 0 in ran and timings[0].low <= timings[best].low * (1 + TIE) else best
 
 
 def reasons(outcomes: Sequence[Outcome]) -> str:
@@ -408,7 +410,7 @@ def _message(options: CpuOptions, reply: pb.Reply, generation: int, elapsed: flo
 
 def _outcome(m: pb.Outcome, options: CpuOptions) -> Outcome:
     fine = m.status == pb.OK and m.timing.runs > 0
-    seconds = m.timing.median if fine else None
+    seconds = m.timing.low if fine else None
     spread = (m.timing.high - m.timing.low) / m.timing.median if fine else 0.0
     return Outcome(
         options, m.status, m.message, seconds, spread, m.timing.runs, m.digest, m.generation, m.compiling, m.running,

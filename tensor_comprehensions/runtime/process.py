@@ -156,13 +156,13 @@ def builtin_code(text: str) -> bytes:
 
     They may lie anywhere in memory, far from what they refer to.
     """
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=2, jit=True, codemodel="large")
     store = current()
-    facts = (text, machine.triple, llvm.llvm_version_info, llvmlite.__version__)
+    facts = (text, llvm.get_default_triple(), llvm.llvm_version_info, llvmlite.__version__)
     name = (RUNTIME, sha256(repr(facts).encode()).hexdigest())
     known = store.read(name)
     if known is not None:
         return known
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=2, jit=True, codemodel="large")
     code: bytes = machine.emit_object(llvm.parse_assembly(text))
     store.write(name, code)
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -179,6 +180,7 @@ def _register(op: Operator) -> None:
     if op.cell is None:
         library.impl(name, op.run, "CPU")
     library.impl(name, op.run, "CompositeExplicitAutograd")  # for defs that take no tensor
+    inspect.modulesbyfile.setdefault(__file__, __name__)  # spares torch a look at every module to name this place
     torch.library.register_fake(f"{NAMESPACE}::{name}", op.describe, lib=library)
     library.define(op.schema.out, tags=tags[:1])
     op.out = packet.out
