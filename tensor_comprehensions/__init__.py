@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import inspection, knobs
-from .errors import ArgumentError, CacheError, CheckError, InternalError, ParseError, RangeError, TCError
+from .errors import ArgumentError, CacheError, CheckError, DeviceError, InternalError, ParseError, RangeError, TCError
 
 if TYPE_CHECKING:
     from .api import Kernel, Library, Op, define
@@ -30,6 +30,7 @@ __all__ = [
     "CacheError",
     "CheckError",
     "CpuOptions",
+    "DeviceError",
     "InternalError",
     "Kernel",
     "Library",

@@ -56,7 +56,7 @@ _is_traced = torch.compiler.is_dynamo_compiling
 if TYPE_CHECKING:
     from .autotuner.tuner import Tuned
     from .calling.entries import CacheEntry
-    from .calling.gpu import GpuKernel, GpuKernels
+    from .calling.gpu import GpuKernel
 
 
 @guarded
@@ -142,7 +142,6 @@ class Caller:
         self._lanes = Lanes(kernels.interface)
         self._direct: Callable[..., Any] | None = None
         self._operator: Operator | None = None
-        self._gpu: GpuKernels | None = None
         self._out_is_inout = any(p.name == "out" for p in kernels.function.initial)
 
     def __call__(self, /, *tensors: Value, out: Out = None, **initial: Value) -> Any:
@@ -168,7 +167,9 @@ class Caller:
                 if is_recorded((*tensors, *initial.values())):
                     return recorded(self, self._kernels.interface, self._gradients, tensors, out, initial)
                 if _elsewhere((*tensors, *initial.values())):
-                    return self._gpu_kernels().call(tensors, out, initial, None)
+                    result = self._kernels.gpu.call(tensors, out, initial, None)
+                    self._direct = self._kernels.gpu.direct()
+                    return result
                 result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
             self._direct = self._lanes.direct()
         except (TCError, InternalError):
@@ -178,14 +179,6 @@ class Caller:
         if special and operator is not None:  # what torch itself says of such a call is left as it is
             return through(operator, tensors, out, initial)
         return result
-
-    def _gpu_kernels(self) -> GpuKernels:
-        """The kernels for graphics processors, made when the first is asked for."""
-        if self._gpu is None:
-            from .calling.gpu import GpuKernels
-
-            self._gpu = GpuKernels(self._kernels)
-        return self._gpu
 
 
 def _elsewhere(values: Sequence[Value]) -> bool:
@@ -300,7 +293,7 @@ class Op(Caller):
         """The kernel for a graphics processor."""
         if asked:
             raise ArgumentError("strategies and searches are for CPUs", suggestion="pass options=MappingOptions(...)")
-        return self._gpu_kernels().compile(tensors, initial, options, target)
+        return self._kernels.gpu.compile(tensors, initial, options, target)
 
     @guarded
     def search(

@@ -92,6 +92,10 @@ class CacheError(TCError):
     """The cache cannot be used as it was asked to be; without `TC_CACHE_STRICT`, only a command on it says so."""
 
 
+class DeviceError(TCError):
+    """A device can do no more: its memory is used up, or a kernel that ran before has broken it."""
+
+
 class InternalError(AssertionError):
     """A bug of this package, never the user's mistake. Please report it with the program that shows it."""
 

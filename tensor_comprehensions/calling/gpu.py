@@ -5,13 +5,14 @@ Always holds: what is wrong with a call is found before anything is launched.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import knobs
 from ..compiler import buffer_bytes
 from ..compiler_gpu import GpuCompiled
 from ..errors import ArgumentError
@@ -20,18 +21,21 @@ from ..inspection import Picture
 from ..once import OncePerKey
 from ..options import MappingOptions, check_mapping
 from ..runtime import cuda, emulator
-from ..runtime.cuda import Launches
+from ..runtime.cuda import ALIGNMENT, Launcher, Launches
+from ..runtime.dispatch import Operand
 from ..runtime.emulator import Emulated, Memory
 from ..target import GpuTarget, target
-from ..tc_lang.function import BoundFunction, Role
+from ..tc_lang.function import BoundFunction, Role, contiguous_strides
 from ..tc_lang.function import Tensor as BoundTensor
 from . import recall_gpu
-from .arguments import TORCH_TYPES, Expected, article, overlaps_itself, to_tensor
+from .arguments import TORCH_TYPES, TYPES, Expected, article, overlaps_itself, to_tensor
 from .calls import (
     Arguments,
     Interface,
     Sizes,
     check_names,
+    deliver,
+    evaluate,
     failure,
     fill_initial,
     gather,
@@ -42,24 +46,32 @@ from .calls import (
     with_strides,
 )
 from .describe import signature
+from .gpu_lanes import GpuLanes, number_on
 from .kernels import Kernels
-from .recall_gpu import ALIGNMENT
+from .lanes import MISS
 
 LIMIT = 256
+KIND = "cuda"
+"""Of the devices that this is about, as torch calls it."""
 
 
 def on_device(values: Sequence[object]) -> bool:
     """Is any of them a tensor on a CUDA device?"""
-    return any(isinstance(v, Tensor) and v.device.type == "cuda" for v in values)
+    return any(isinstance(v, Tensor) and v.device.type == KIND for v in values)
 
 
 @dataclass(slots=True, eq=False)
 class GpuKernels:
-    """The kernels of one def for graphics processors, and those of them that are on devices of this machine."""
+    """The kernels of one def for graphics processors, and those of them that are on devices of this machine.
+
+    lanes: the short ways of calls, by device and options.
+    """
 
     kernels: Kernels
     compiled: OncePerKey[Hashable, GpuCompiled] = field(default_factory=lambda: OncePerKey(LIMIT))
     loaded: OncePerKey[Hashable, Launches] = field(default_factory=lambda: OncePerKey(LIMIT))
+    lanes: dict[Hashable, GpuLanes] = field(default_factory=dict)
+    _last: GpuLanes | None = None
 
     @property
     def interface(self) -> Interface:
@@ -98,7 +110,8 @@ class GpuKernels:
         if options is not None and not isinstance(options, MappingOptions):
             raise ArgumentError(f"options is {article(type(options).__name__)}", expected="MappingOptions(...)")
         if on_device((*tensors, *initial.values())):
-            arguments, device = gather_on_device(self.interface, tensors, initial)
+            device = device_of((*tensors, *initial.values()))
+            arguments = gather_on_device(self.interface, tensors, initial, device)
             machine = cuda.device_target(device.index) if wanted is None else parsed(wanted)
         else:
             arguments, machine = gather(self.interface, tensors, initial), parsed(wanted)
@@ -113,31 +126,100 @@ class GpuKernels:
         initial: Mapping[str, object],
         options: MappingOptions | None,
     ) -> Any:
-        """The result of a call on tensors of one CUDA device."""
-        arguments, device = gather_on_device(self.interface, tensors, initial)
+        """The result of a call on tensors of one CUDA device. It leaves a lane for calls like this one.
+
+        Raises ArgumentError or RangeError, and DeviceError where the device can do no more.
+        """
+        device = device_of((*tensors, *initial.values()))
+        lanes = self._last = self._lanes(device, options)
+        if (result := lanes.call(tensors, out, initial)) is not MISS:
+            return result
+        arguments = gather_on_device(self.interface, tensors, initial, device)
         sizes = _sizes(self.interface, arguments, tensors)
         bound = self.kernels.bind(sizes)
-        outputs = (
-            tuple(_fresh(bound, name, device) for name in bound.returns)
-            if out is None
-            else _destinations(bound, arguments, out, device)
-        )
-        strides = tuple(map(normal_strides, (*arguments.inputs, *outputs)))
-        aligned = all(map(is_aligned, (*arguments.inputs, *outputs)))
-        kernel = self.kernel(sizes, strides, options, cuda.device_target(device.index), aligned=aligned)
-        fill_initial(bound, arguments, outputs)
-        self.launch(kernel, (*arguments.inputs, *outputs), device)
-        return hand_back(outputs, None) if out is None else out
+        wanted = () if out is None else _destinations(bound, arguments, out, device)
+        if knobs.current().interpret:
+            outputs = _interpreted(bound, arguments, device)
+        else:
+            outputs = self._compute(bound, sizes, arguments, wanted, options, device)
+        if out is None:
+            return hand_back(outputs, None)
+        deliver(outputs, wanted)
+        return out
 
-    def launch(self, kernel: GpuCompiled, tensors: Sequence[Tensor], device: torch.device) -> None:
-        """Run a kernel on its inputs and outputs. Raises RangeError where a check fails."""
-        memories = _in_order(kernel, tensors)
-        memories += [torch.empty(buffer_bytes(b), dtype=torch.uint8, device=device) for b in kernel.temporaries]
-        launches = self.loaded.get((kernel, device.index), lambda: cuda.load(kernel.code, kernel.cubin, device.index))
-        status = torch.zeros(2, dtype=torch.int64, device=device) if kernel.sites else None
-        launches(memories, status)
-        if status is not None and (found := cuda.failed(status))[0]:
-            raise failure(kernel.bound.name, kernel.sites, *found)
+    def direct(self) -> Callable[..., Any] | None:
+        """What ran last, as a function that gives NotImplemented for what it does not take."""
+        return None if self._last is None else self._last.direct()
+
+    def _lanes(self, device: torch.device, options: MappingOptions | None) -> GpuLanes:
+        found = self.lanes.get((device, options))
+        if found is None:
+            found = self.lanes[device, options] = GpuLanes(self.interface, device)
+        return found
+
+    def _compute(
+        self,
+        bound: BoundFunction,
+        sizes: Sizes,
+        arguments: Arguments,
+        wanted: tuple[Tensor, ...],
+        options: MappingOptions | None,
+        device: torch.device,
+    ) -> tuple[Tensor, ...]:
+        """The outputs: in `wanted`, unless data may lead astray; then in fresh memory until it has not."""
+        target = cuda.device_target(device.index)
+
+        def kernel_for(outputs: tuple[Tensor, ...]) -> GpuCompiled:
+            everything = (*arguments.inputs, *outputs)
+            strides, aligned = tuple(map(normal_strides, everything)), all(map(is_aligned, everything))
+            return self.kernel(sizes, strides, options, target, aligned=aligned)
+
+        outputs = wanted or tuple(_fresh(bound, name, device) for name in bound.returns)
+        kernel = kernel_for(outputs)
+        if wanted and kernel.sites:
+            wanted, outputs = (), tuple(_fresh(bound, name, device) for name in bound.returns)
+            kernel = kernel_for(outputs)
+        launches = self.loaded.get((kernel, device.index), lambda: _load(kernel, device))
+        fill_initial(bound, arguments, outputs)
+        launcher = _launcher(kernel, launches, device, (*arguments.inputs, *arguments.initial, *wanted))
+        launcher.run(*arguments.inputs, *outputs)
+        if kernel.aligned:  # else other tensors may have a better kernel
+            special = tuple(value for _, value in sizes.scalars)
+            self._lanes(device, options).remember(launcher, arguments, special, wanted)
+        return outputs
+
+
+def _load(kernel: GpuCompiled, device: torch.device) -> Launches:
+    if cuda.is_capturing():
+        raise ArgumentError(
+            f"{kernel.bound.name} has not run with these sizes on {device}, and a graph is being captured",
+            suggestion="call it once before the capture",
+        )
+    return cuda.load(kernel.code, kernel.cubin, device.index)
+
+
+def _launcher(kernel: GpuCompiled, launches: Launches, device: torch.device, accepted: Sequence[Tensor]) -> Launcher:
+    """What runs a kernel on the inputs followed by the outputs, for tensors like `accepted`."""
+    bound = kernel.bound
+    names = [t.name for t in bound.tensors if t.role is Role.INPUT] + list(bound.returns)
+
+    def fail(failed: int, value: int) -> BaseException:
+        return failure(bound.name, kernel.sites, failed, value)
+
+    return Launcher(
+        launches, device,
+        [Operand(TYPES[x.dtype], tuple(x.shape), tuple(x.stride())) for x in accepted],
+        [Operand(t.dtype, t.shape, contiguous_strides(t.shape)) for t in map(bound.tensor, bound.returns)],
+        [names.index(b.name) for b in kernel.arguments],
+        [buffer_bytes(b) for b in kernel.temporaries],
+        fail if kernel.sites else None, aligned=kernel.code.aligned,
+    )  # fmt: skip
+
+
+def _interpreted(bound: BoundFunction, arguments: Arguments, device: torch.device) -> tuple[Tensor, ...]:
+    """The outputs by the reference evaluator, which runs on the CPU."""
+    here = Arguments(tuple(x.cpu() for x in arguments.inputs), tuple(x.cpu() for x in arguments.initial), None)
+    return tuple(x.to(device) for x in evaluate(bound, here))
 
 
 def is_aligned(x: Tensor) -> bool:
@@ -268,22 +350,18 @@ def parsed(wanted: GpuTarget | str | None) -> GpuTarget:
     return target(wanted)
 
 
-def gather_on_device(
-    interface: Interface, values: Sequence[object], initial: Mapping[str, object]
-) -> tuple[Arguments, torch.device]:
-    """The arguments of a call, and the CUDA device that all are on.
+def device_of(values: Sequence[object]) -> torch.device:
+    """The CUDA device of the first of them that is on one."""
+    return next(v.device for v in values if isinstance(v, Tensor) and v.device.type == KIND)
 
-    Raises ArgumentError that names the first that is not.
-    """
+
+def gather_on_device(
+    interface: Interface, values: Sequence[object], initial: Mapping[str, object], device: torch.device
+) -> Arguments:
+    """The arguments of a call, all on one CUDA device. Raises ArgumentError that names the first that is not."""
     check_names(interface, values, initial)
-    named = [
-        *zip(interface.parameters, values, strict=True),
-        *((p, initial[p.name]) for p in interface.initial),
-    ]
-    device = next(v.device for _, v in named if isinstance(v, Tensor) and v.device.type == "cuda")
-    tensors = tuple([_on(device, p, v) for p, v in named])
-    count = len(interface.parameters)
-    return Arguments(tensors[:count], tensors[count:], None), device
+    inputs = tuple([_on(device, p, v) for p, v in zip(interface.parameters, values, strict=True)])
+    return Arguments(inputs, tuple([_on(device, p, initial[p.name]) for p in interface.initial]), None)
 
 
 def _sizes(interface: Interface, arguments: Arguments, values: Sequence[object]) -> Sizes:
@@ -298,11 +376,13 @@ def _sizes(interface: Interface, arguments: Arguments, values: Sequence[object])
 
 def _on(device: torch.device, expected: Expected, value: object) -> Tensor:
     """`value` as a plain tensor on `device`; numbers are put there."""
+    if isinstance(value, Tensor) and not (value.ndim or expected.dims) and value.device.type == "cpu" != device.type:
+        value = value.item()
     if not isinstance(value, Tensor):
-        number = to_tensor(expected, value)
         if expected.dims:
+            to_tensor(expected, value)
             raise expected.error(f"is not on the device {device} of the other tensors")
-        return torch.full((), number.item(), dtype=number.dtype, device=device)
+        return number_on(device, expected, value)
     if value.device != device:
         raise expected.error(
             f"is on the device {value.device}, and another argument on {device}", suggestion=f"pass x.to('{device}')"
@@ -315,7 +395,8 @@ def _on(device: torch.device, expected: Expected, value: object) -> Tensor:
         raise expected.error(
             f"has {value.ndim} dimensions instead of {len(expected.dims)}", found=f"a shape of {tuple(value.shape)}"
         )
-    return value.detach().resolve_neg()
+    plain = value.detach().resolve_neg()
+    return torch.zeros_like(plain, device=device) if plain._is_zerotensor() else plain
 
 
 def _fresh(bound: BoundFunction, name: str, device: torch.device) -> Tensor:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from logging import DEBUG
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -40,6 +41,9 @@ from .calls import (
     with_strides,
 )
 from .lanes import MISS, Lanes, plain_launcher
+
+if TYPE_CHECKING:
+    from .gpu import GpuKernels
 
 LIMIT = 256
 """How many kernels, and how many bound functions, are kept: those that were used last."""
@@ -76,6 +80,13 @@ class Kernels:
         self._tuned: dict[Hashable, CpuOptions] = {}
         self._choose, self._chosen = choose, OncePerKey[Hashable, CpuOptions](LIMIT)
         self._last_key: tuple[object, ...] | None = None
+
+    @cached_property
+    def gpu(self) -> GpuKernels:
+        """Those for graphics processors, whose part of the package is loaded when the first is asked for."""
+        from .gpu import GpuKernels
+
+        return GpuKernels(self)
 
     def bind(self, sizes: Sizes) -> BoundFunction:
         """The def with these sizes. Raises ArgumentError or RangeError where they do not fit."""

@@ -18,12 +18,10 @@ from ..compiler_gpu import GpuCompiled, compile_gpu, header
 from ..dtypes import DTYPES
 from ..loop_ir.nodes import Buffer, Launch, Space, Type
 from ..options import MappingOptions
+from ..runtime.cuda import ALIGNMENT
 from ..target import GpuTarget
 from ..tc_lang.function import BoundFunction, Function
 from .recall import Recipe, read_sites, recalled, written_sites
-
-ALIGNMENT = 16
-"""Bytes that the address of a tensor must be a multiple of for vectors to be read from it at once."""
 
 
 @dataclass(frozen=True, slots=True)

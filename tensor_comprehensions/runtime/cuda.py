@@ -1,15 +1,15 @@
-"""Machine code on CUDA devices, through CuPy, on torch's current stream.
+"""Machine code on CUDA devices, on torch's current stream.
 
 Always holds: nothing here waits for a device, except to tell why a module with checks failed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,9 +18,13 @@ from torch import Tensor
 from ..codegen.gpu import GpuCode
 from ..errors import ArgumentError, InternalError
 from ..target import GPUS, GpuTarget
+from .cuda_driver import Driver, driver
+from .dispatch import Operand, places
 from .nvrtc import Cubin
 
-_HOW = "pip install 'tensor-comprehensions[cuda]'"
+ALIGNMENT = 16
+"""Bytes that the address of a tensor must be a multiple of for vectors to be read from it at once."""
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 @functools.cache
@@ -42,14 +46,15 @@ def device_target(index: int) -> GpuTarget:
     )
 
 
-class _Stream:
-    """torch's current stream of a device, as CuPy asks for it."""
+def current_stream(device: int) -> int:
+    """torch's current stream of a device, as the driver calls it."""
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return int(torch.cuda.current_stream(device).cuda_stream if raw is None else raw(device))
 
-    def __init__(self, device: int) -> None:
-        self.address = torch.cuda.current_stream(device).cuda_stream
 
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.address
+def is_capturing() -> bool:
+    """Is what is launched now written down for a graph?"""
+    return torch.cuda.is_current_stream_capturing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,61 +63,146 @@ class Launches:
 
     device: int
     code: GpuCode
-    functions: tuple[Any, ...]
+    functions: tuple[int, ...]
+    driver: Driver
+    _rooms: threading.local = field(default_factory=threading.local)
 
-    def __call__(self, memories: Sequence[Tensor], status: Tensor | None) -> None:
-        """Launch all kernels, in order, on the module's arguments and temporaries and the status of its checks.
+    def __call__(self, addresses: Sequence[int]) -> None:
+        """Launch all kernels, in order, on the addresses of arguments, temporaries and, if it checks, the status.
 
-        Raises InternalError with the text of the kernel that the driver refuses.
+        Raises DeviceError where the device can do no more, InternalError with the text of a kernel that it refuses.
         """
-        cupy = _cupy()
-        with cupy.cuda.Device(self.device), cupy.cuda.Stream.from_external(_Stream(self.device)):
-            for kernel, function in zip(self.code.kernels, self.functions, strict=True):
-                addresses = [memories[n].data_ptr() for n in kernel.buffers]
-                if kernel.status and status is not None:
-                    addresses.append(status.data_ptr())
-                arguments = tuple(map(_pointer, addresses))
-                try:
-                    function(kernel.launch.grid, kernel.launch.block, arguments, shared_mem=kernel.dynamic)
-                except cupy.cuda.driver.CUDADriverError as error:
-                    raise InternalError(f"{kernel.name} is not launched: {error}\n{self.code.source}") from error
+        slots, parameters = self._room(len(addresses))
+        slots[:] = addresses
+        stream = current_stream(self.device)
+        with self.driver.on(self.device):
+            for kernel, function, taken in zip(self.code.kernels, self.functions, parameters, strict=True):
+                launch = kernel.launch
+                code = self.driver.launch(function, *launch.grid, *launch.block, kernel.dynamic, stream, taken, None)
+                if code:
+                    self._explain(code, kernel.name)
+
+    def _room(self, count: int) -> tuple[Any, tuple[Any, ...]]:
+        """Memory of this thread for the addresses, and for each kernel pointers to those that it takes."""
+        known = getattr(self._rooms, "known", None)
+        if known is not None:
+            slots, parameters = known
+            return slots, parameters
+        slots = (ctypes.c_uint64 * max(1, count))()
+        start = ctypes.addressof(slots)
+        taken = []
+        for kernel in self.code.kernels:
+            numbers = [*kernel.buffers, *([count - 1] if kernel.status else [])]
+            taken.append((ctypes.c_void_p * max(1, len(numbers)))(*(start + 8 * n for n in numbers)))
+        self._rooms.known = slots, tuple(taken)
+        return slots, tuple(taken)
+
+    def _explain(self, code: int, name: str) -> None:
+        try:
+            self.driver.check(code, f"{name} is not launched")
+        except InternalError as error:
+            raise InternalError(f"{error}\n{self.code.source}") from error
 
 
 def load(code: GpuCode, cubin: Cubin, device: int) -> Launches:
     """Put machine code on a device. Raises InternalError, which quotes the text, where the driver refuses it."""
-    cupy = _cupy()
-    with cupy.cuda.Device(device), tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.cubin")
-        path.write_bytes(cubin.binary)
+    cuda = driver()
+    with cuda.on(device):
         try:
-            module = cupy.RawModule(path=str(path))
-            functions = tuple(module.get_function(k.name) for k in code.kernels)
-            for kernel, function in zip(code.kernels, functions, strict=True):
-                if kernel.dynamic:
-                    function.max_dynamic_shared_size_bytes = kernel.dynamic
-        except cupy.cuda.driver.CUDADriverError as error:
+            module = cuda.load(cubin.binary)
+            functions = tuple(cuda.function(module, k.name, k.dynamic) for k in code.kernels)
+        except InternalError as error:
             raise InternalError(f"the driver refuses what we compiled: {error}\n{code.source}") from error
-    return Launches(device, code, functions)
+    return Launches(device, code, functions, cuda)
+
+
+class Launcher:
+    """A loaded kernel with the tensors that it takes: what `dispatch.Launcher` is for the CPU.
+
+    Its guards are in Python: some 0.4 us for each tensor, beside which a launch takes a few.
+    """
+
+    __slots__ = ("_arena", "_device", "_fail", "_grain", "_guards", "_launches", "_makers", "_offsets", "_order")
+
+    def __init__(
+        self,
+        launches: Launches,
+        device: torch.device,
+        inputs: Sequence[Operand],
+        outputs: Sequence[Operand],
+        order: Sequence[int],
+        temporaries: Sequence[int],
+        fail: Callable[[int, int], BaseException] | None,
+        *,
+        aligned: bool,
+    ) -> None:
+        """Prepare calls.
+
+        Args:
+            inputs, outputs, order, temporaries: as of `dispatch.Launcher`.
+            fail: makes the exception for a failed check; None where the module checks nothing.
+            aligned: whether tensors must start at multiples of `ALIGNMENT`.
+        """
+        self._grain = ALIGNMENT if aligned else 1
+        self._launches, self._device, self._fail, self._order = launches, device, fail, tuple(order)
+        self._guards = [(getattr(torch, o.dtype.name), o.sizes, o.strides) for o in inputs]
+        self._makers = [
+            functools.partial(
+                torch.empty_strided, o.sizes, o.strides, dtype=getattr(torch, o.dtype.name), device=device
+            )
+            for o in outputs
+        ]
+        self._offsets, self._arena = places(temporaries)
+
+    def accepts(self, *tensors: Any) -> bool:
+        """Are these ordinary dense tensors on the device, of the right types, sizes and strides, and aligned?"""
+        if len(tensors) != len(self._guards):
+            return False
+        device = self._device
+        try:
+            for x, (dtype, sizes, strides) in zip(tensors, self._guards, strict=True):
+                if type(x) not in _PLAIN or x.dtype is not dtype or x.shape != sizes or x.device != device:
+                    return False
+                address = x.data_ptr()
+                if x.stride() != strides or not address or address % self._grain or x.is_neg():
+                    return False
+        except RuntimeError:  # of tensors without strides, or without memory
+            return False
+        return True
+
+    def call(self, *inputs: Any) -> Any:
+        """The launcher's result, or NotImplemented where `accepts` says no."""
+        return self(*inputs) if self.accepts(*inputs) else NotImplemented
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """The output, or a tuple when there are several or none. The inputs must have been accepted."""
+        outputs = self.fresh()
+        self.run(*inputs, *outputs)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def fresh(self) -> list[Tensor]:
+        """New outputs."""
+        return [allocate() for allocate in self._makers]
+
+    def run(self, *tensors: Tensor) -> None:
+        """Run on the inputs followed by the outputs, which must fit the operands and not overlap."""
+        addresses = [tensors[n].data_ptr() for n in self._order]
+        if self._arena:
+            room = torch.empty(self._arena, dtype=torch.uint8, device=self._device)  # until all is launched
+            addresses += [room.data_ptr() + offset for offset in self._offsets]
+        if self._fail is None:
+            self._launches(addresses)
+            return
+        status = torch.zeros(2, dtype=torch.int64, device=self._device)
+        self._launches([*addresses, status.data_ptr()])
+        number, value = failed(status)
+        if number:
+            raise self._fail(number, value)
 
 
 def failed(status: Tensor) -> tuple[int, int]:
     """The number of the failed check and what it found; (0, 0) also while a graph is captured, when nobody can tell."""
-    if torch.cuda.is_current_stream_capturing():
+    if is_capturing():
         return 0, 0
     number, value = status.tolist()
     return int(number), int(value)
-
-
-def _pointer(address: int) -> Any:
-    import numpy as np
-
-    return np.uint64(address)
-
-
-@functools.cache
-def _cupy() -> Any:
-    try:
-        import cupy
-    except ImportError as error:
-        raise ArgumentError("launching CUDA kernels needs CuPy", suggestion=_HOW) from error
-    return cupy

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from ..errors import ArgumentError, InternalError
 
 _HOW = "pip install 'tensor-comprehensions[cuda]'"
@@ -104,16 +106,30 @@ def is_available() -> bool:
 @functools.cache
 def toolchain() -> Toolchain:
     """The compiler. Raises ArgumentError, which says how to install it."""
-    for folder in _folders("lib"):
-        for path in sorted(folder.glob("libnvrtc.so.*"), key=lambda p: (len(p.name), p.name)):
-            for builtins in sorted(folder.glob("libnvrtc-builtins.so.*")):
-                ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)  # else the compiler does not find it
-            library = ctypes.CDLL(str(path))
-            version = (ctypes.c_int(), ctypes.c_int())
-            library.nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
-            headers = tuple(f for f in _folders("include") if (f / "cuda_fp16.h").exists())[:1]
-            return Toolchain(library, headers, (version[0].value, version[1].value))
-    raise ArgumentError("NVRTC, which compiles CUDA, is not installed", suggestion=_HOW)
+    found = [
+        path
+        for folder in _folders("lib")
+        for path in sorted(folder.glob("libnvrtc.so.*"), key=lambda p: (len(p.name), p.name))
+    ]
+    if not found:
+        raise ArgumentError("NVRTC, which compiles CUDA, is not installed", suggestion=_HOW)
+    path = preferred(found, torch.version.cuda)
+    for builtins in sorted(path.parent.glob("libnvrtc-builtins.so.*")):
+        ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)  # else the compiler does not find it
+    library = ctypes.CDLL(str(path))
+    version = (ctypes.c_int(), ctypes.c_int())
+    library.nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
+    headers = tuple(f for f in _folders("include") if (f / "cuda_fp16.h").exists())[:1]
+    return Toolchain(library, headers, (version[0].value, version[1].value))
+
+
+def preferred(paths: Sequence[Path], cuda: str | None) -> Path:
+    """Of several libraries the one for torch's release of CUDA, which the driver can load code of; else the first.
+
+    cuda: that release, "12.8"; None where torch is for CPUs.
+    """
+    wanted = None if cuda is None else f".so.{cuda.partition('.')[0]}"
+    return next((p for p in paths if wanted is not None and wanted in p.name), paths[0])
 
 
 def architectures(tools: Toolchain) -> tuple[int, ...]:

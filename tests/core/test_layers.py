@@ -41,7 +41,6 @@ OWNERS = {
     "islpy": {"polyhedral"},
     "llvmlite": {"codegen", "runtime"},
     "lark": {"tc_lang"},
-    "cupy": {"runtime"},
     "pyopencl": {"runtime"},
     "google": {"autotuner", "cache"},
     "deap": {"autotuner"},

@@ -1,0 +1,151 @@
+"""A CUDA device that is the CPU: tensors in its memory are those of the CPU, and what is launched runs in the emulator.
+
+Everything between a call and the driver is as it is on a device; the driver itself is a stand-in, which is handed the
+text in the place of machine code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+
+from tensor_comprehensions import api
+from tensor_comprehensions.calling import gpu, recall_gpu
+from tensor_comprehensions.compiler_gpu import GpuCompiled
+from tensor_comprehensions.dtypes import INT8
+from tensor_comprehensions.loop_ir.nodes import Buffer, Type
+from tensor_comprehensions.runtime import cubins, cuda, emulator
+from tensor_comprehensions.runtime.cuda_driver import Driver
+from tensor_comprehensions.runtime.emulator import Memory
+from tensor_comprehensions.runtime.nvrtc import Cubin
+from tensor_comprehensions.target import target
+
+
+@dataclass
+class FakeCuda:
+    """The driver's functions, which do what they are told on the CPU and write it down.
+
+    Attributes:
+        code: what the next launch gives, 0 for success.
+        log: the names of the functions that were called, in order.
+        launches: kernel, grid, block, dynamic shared bytes and stream of each launch.
+        stream, capturing: what torch would say.
+        waits: how often somebody waited for the device.
+    """
+
+    code: int = 0
+    context: int = 0
+    stream: int = 7
+    capturing: bool = False
+    log: list[str] = field(default_factory=list)
+    launches: list[tuple[Any, ...]] = field(default_factory=list)
+    shared: dict[str, int] = field(default_factory=dict)
+    known: dict[str, GpuCompiled] = field(default_factory=dict)
+    handles: list[Any] = field(default_factory=list)
+    waits: int = 0
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> int:
+            if name != "cuLaunchKernel" or not self.code:
+                self.log.append(name)
+            return int(getattr(self, f"_{name}")(*arguments) or 0)
+
+        return call
+
+    def _handle(self, value: Any) -> int:
+        self.handles.append(value)
+        return len(self.handles)
+
+    def _cuGetErrorName(self, code: int, out: Any) -> None:
+        out._obj.value = f"CUDA_ERROR_{code}".encode()
+
+    def _cuGetErrorString(self, code: int, out: Any) -> None:
+        out._obj.value = b"something is wrong"
+
+    def _cuDeviceGet(self, out: Any, index: int) -> None:
+        out._obj.value = index or 0
+
+    def _cuDevicePrimaryCtxRetain(self, out: Any, device: int) -> None:
+        out._obj.value = 100 + device
+
+    def _cuCtxGetCurrent(self, out: Any) -> None:
+        out._obj.value = self.context or None
+
+    def _cuCtxPushCurrent_v2(self, context: int) -> None:
+        self.before, self.context = self.context, context
+
+    def _cuCtxPopCurrent_v2(self, out: Any) -> None:
+        self.context = self.before
+
+    def _cuModuleLoadData(self, out: Any, image: bytes) -> int:
+        out._obj.value = self._handle(self.known[image.decode()])
+        return 0
+
+    def _cuModuleGetFunction(self, out: Any, module: Any, name: bytes) -> None:
+        made = self.handles[module - 1]
+        (kernel,) = (k for k in made.code.kernels if k.name == name.decode())
+        code = replace(made.code, kernels=(kernel,))
+        out._obj.value = self._handle((made, kernel, emulator.build([code])[0]))
+
+    def _cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> None:
+        assert attribute == 8
+        self.shared[self.handles[function.value - 1][1].name] = value
+
+    def _cuLaunchKernel(self, function: int, *given: Any) -> int:
+        made, kernel, emulated = self.handles[function - 1]
+        *dims, dynamic, stream, parameters, extra = given
+        if self.code:
+            return self.code
+        assert self.context == 100
+        assert extra is None
+        self.launches.append((kernel.name, tuple(dims[:3]), tuple(dims[3:]), dynamic, stream))
+        count = len(kernel.buffers) + kernel.status
+        addresses = [ctypes.c_uint64.from_address(parameters[n]).value for n in range(count)]
+        status = addresses.pop() if kernel.status else 0
+        if status and ctypes.c_int64.from_address(status).value:
+            return 0
+        nothing = Memory(0, Buffer("nothing", Type(INT8), (0,), (1,)), False)
+        memories = [nothing] * (len(made.arguments) + len(made.temporaries))
+        everything = (*made.arguments, *made.temporaries)
+        for position, address in zip(kernel.buffers, addresses, strict=True):
+            memories[position] = Memory(address, everything[position], True)
+        for number, value in enumerate(emulated(memories)):
+            if value:
+                ctypes.c_int64.from_address(status + 8 * number).value = value
+        return 0
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """The CPU as the device that operators run on."""
+    stand_in = FakeCuda()
+    driver = Driver(stand_in)
+    original, failed = recall_gpu.kernel, cuda.failed
+
+    def kernel(*arguments: Any, **more: Any) -> GpuCompiled:
+        made = original(*arguments, **more)
+        stand_in.known[made.code.source] = made
+        return made
+
+    def waiting(status: torch.Tensor) -> tuple[int, int]:
+        stand_in.waits += not stand_in.capturing
+        return failed(status)
+
+    monkeypatch.setattr(recall_gpu, "kernel", kernel)
+    monkeypatch.setattr(cuda, "failed", waiting)
+    monkeypatch.setattr(cuda, "driver", lambda: driver)
+    monkeypatch.setattr(cuda, "device_target", lambda index: target("cuda:sm_90"))
+    monkeypatch.setattr(cuda, "current_stream", lambda device: stand_in.stream)
+    monkeypatch.setattr(cuda, "is_capturing", lambda: stand_in.capturing)
+    monkeypatch.setattr(cubins, "machine_code", lambda source, architecture: Cubin(architecture, source.encode(), {}))
+    monkeypatch.setattr(gpu, "KIND", "cpu")
+    monkeypatch.setattr(api, "_elsewhere", lambda values: any(isinstance(v, torch.Tensor) for v in values))
+    return stand_in
