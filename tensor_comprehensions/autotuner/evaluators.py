@@ -73,8 +73,13 @@ def _died(death: WorkerDied) -> pb.Reply:
 
 
 def suspect(raw: bytes) -> bool:
-    """Did what a worker ran do something wrong, and perhaps more than was noticed?"""
-    return pb.Reply.FromString(raw).status in (pb.WRONG_RESULT, pb.NAN)
+    """Did what a worker ran do something wrong, and perhaps more than was noticed? Or is its device unusable since?"""
+    return pb.Reply.FromString(raw).status in (pb.WRONG_RESULT, pb.NAN, pb.GPU_STICKY)
+
+
+def lost(raw: bytes) -> bool:
+    """Is the device of a worker no longer the one that is asked for?"""
+    return pb.Reply.FromString(raw).status == pb.REFUSED
 
 
 class Local:
@@ -149,7 +154,7 @@ class _Processes:
         self.zygote = Zygote()
         self.folder = self.zygote.folder
         self.compilers = Group(self.zygote, compiling)
-        self.runners = Group(self.zygote, running, suspect)
+        self.runners = Group(self.zygote, running, suspect, lost)
 
     def close(self) -> None:
         self.compilers.close()

@@ -177,12 +177,18 @@ class Group:
     """Interchangeable workers; a request goes to one that is free. They start when they are needed first.
 
     suspect: whether a worker that gave an answer may be unwell since; it is replaced then.
+    lost: whether a worker's answer says that its device is gone. No worker is started there again, and the request goes
+        to another device as long as there is one.
     """
 
     def __init__(
-        self, zygote: Zygote, settings: Iterable[Settings], suspect: Callable[[bytes], bool] = lambda reply: False
+        self,
+        zygote: Zygote,
+        settings: Iterable[Settings],
+        suspect: Callable[[bytes], bool] = lambda reply: False,
+        lost: Callable[[bytes], bool] = lambda reply: False,
     ) -> None:
-        self._zygote, self._suspect = zygote, suspect
+        self._zygote, self._suspect, self._lost = zygote, suspect, lost
         self._free: queue.LifoQueue[tuple[Settings, Worker | None]] = queue.LifoQueue()
         every = tuple(settings)
         for one in every:
@@ -198,23 +204,40 @@ class Group:
         return self._threads.submit(self._run, request, limits)
 
     def _run(self, request: bytes, limits: Mapping[str, float]) -> bytes:
+        while True:
+            reply = self._once(request, limits)
+            if reply is not None:
+                return reply
+
+    def _once(self, request: bytes, limits: Mapping[str, float]) -> bytes | None:
+        """The reply of a worker that is free; None where its device is lost, which the group then does without."""
         settings, worker = self._free.get()
+        kept = True
         try:
             if worker is None:
                 worker = self._start(settings)
             reply = worker.call(request, limits)
         except WorkerDied:
-            self._lose(worker)
+            self._forget(worker)
             worker = None
             raise
         else:
-            if worker.answered >= WORN or self._suspect(reply):
+            kept = not (self._lost(reply) and self._retire())
+            if not kept or worker.answered >= WORN or self._suspect(reply):
                 worker.kill()
-                self._lose(worker)
+                self._forget(worker)
                 worker = None
-            return reply
+            return reply if kept else None
         finally:
-            self._free.put((settings, worker))
+            if kept:
+                self._free.put((settings, worker))
+
+    def _retire(self) -> bool:
+        """Do with one device less, if another is left."""
+        with self._lock:
+            left = self.size > 1
+            self.size -= left
+        return left
 
     def _start(self, settings: Settings) -> Worker:
         with self._lock:
@@ -227,7 +250,7 @@ class Group:
             self._living.add(worker)
             return worker
 
-    def _lose(self, worker: Worker | None) -> None:
+    def _forget(self, worker: Worker | None) -> None:
         with self._lock:
             if worker is not None:
                 self._living.discard(worker)

@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from tensor_comprehensions.autotuner import tuner_pb2 as pb
+
 Phase = Callable[[str], None]
 
 
@@ -97,6 +99,29 @@ def _greedy(phase: Phase) -> bytes:
         return b"no memory"
 
 
+_sticky: list[str] = []
+
+
+def _misaligned(phase: Phase) -> bytes:
+    """A kernel after which a graphics processor answers nothing else, for this process."""
+    _sticky.append("misaligned address")
+    return _on_gpu(phase)
+
+
+def _on_gpu(phase: Phase) -> bytes:
+    if _sticky:
+        return pb.Reply(status=pb.GPU_STICKY, message=_sticky[0]).SerializeToString()
+    return pb.Reply(status=pb.OK, message=str(os.getpid())).SerializeToString()
+
+
+def _on_a_device_that_may_go(phase: Phase) -> bytes:
+    """Processor 0 stands for a device that is no longer there."""
+    if 0 in os.sched_getaffinity(0):
+        return pb.Reply(status=pb.REFUSED, message="no such device").SerializeToString()
+    time.sleep(0.05)
+    return _on_gpu(phase)
+
+
 BEHAVIOURS: dict[str, Callable[[Phase], bytes]] = {
     "echo": lambda phase: b"hello",
     "pid": lambda phase: str(os.getpid()).encode(),
@@ -115,4 +140,7 @@ BEHAVIOURS: dict[str, Callable[[Phase], bytes]] = {
     "huge": _huge,
     "unknown phase": _unknown_phase,
     "greedy": _greedy,
+    "misaligned": _misaligned,
+    "on a gpu": _on_gpu,
+    "on a device": _on_a_device_that_may_go,
 }

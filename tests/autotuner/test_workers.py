@@ -17,6 +17,7 @@ import pytest
 
 from tensor_comprehensions.autotuner import evaluators
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
+from tensor_comprehensions.autotuner.device import available
 from tensor_comprehensions.autotuner.processes import Group, Settings, WorkerDied, Zygote
 
 HERE = str(Path(__file__).parent)
@@ -91,6 +92,45 @@ def test_what_failed_workers_count_as(group: Group, behaviour: str, status: pb.S
     assert evaluators.answer(group.submit(behaviour.encode(), LIMITS), "").status == status
 
 
+def test_case_51_a_device_that_answers_nothing_else_costs_its_worker_only(zygote: Zygote) -> None:
+    group = Group(zygote, [fakes(threads=1), fakes(threads=2)], evaluators.suspect)
+    try:
+        first, second = (
+            group.submit(b"on a gpu", LIMITS).result(),
+            group.submit(b"misaligned", LIMITS).result(),
+        )
+        assert pb.Reply.FromString(second).status == pb.GPU_STICKY
+        later = [pb.Reply.FromString(group.submit(b"on a gpu", LIMITS).result()) for _ in range(3)]
+        assert {r.status for r in later} == {pb.OK}
+        assert first != later[0].SerializeToString()  # the same worker had both, and is gone
+        assert len({r.message for r in later}) == 1
+    finally:
+        group.close()
+
+
+@pytest.mark.skipif(len(available()) < 2, reason="there is one processor")
+def test_case_52_a_lost_device_leaves_its_work_to_the_others(zygote: Zygote) -> None:
+    there, gone_one = available()[1], available()[0]
+    group = Group(zygote, [fakes(cpus=(there,)), fakes(cpus=(gone_one,))], lost=evaluators.lost)  # type: ignore[arg-type]
+    try:
+        replies = [pb.Reply.FromString(f.result()) for f in [group.submit(b"on a device", LIMITS) for _ in range(6)]]
+        assert {r.status for r in replies} == {pb.OK}
+        assert len({r.message for r in replies}) == 1
+        assert group.size == 1
+    finally:
+        group.close()
+
+
+@pytest.mark.skipif(0 not in available(), reason="the fake device is processor 0")
+def test_case_52_when_all_devices_are_lost_their_refusal_is_told(zygote: Zygote) -> None:
+    group = Group(zygote, [fakes(cpus=(0,)), fakes(cpus=(0,))], lost=evaluators.lost)  # type: ignore[arg-type]
+    try:
+        reply = pb.Reply.FromString(group.submit(b"on a device", LIMITS).result())
+        assert (reply.status, reply.message) == (pb.REFUSED, "no such device")
+    finally:
+        group.close()
+
+
 def test_case_38_a_worker_without_memory_goes_on(zygote: Zygote) -> None:
     group = Group(zygote, [fakes(memory=1 << 28)])
     first = group.submit(b"pid", LIMITS).result()
@@ -111,6 +151,7 @@ def test_workers_of_a_group_work_side_by_side(zygote: Zygote) -> None:
 
 _PARENT = """
 import sys
+from tensor_comprehensions.autotuner.device import available
 from tensor_comprehensions.autotuner.processes import Group, Settings, Zygote
 zygote = Zygote()
 group = Group(zygote, [Settings(service="fakes:handle", path=(sys.argv[1],))] * 2)
