@@ -15,11 +15,11 @@ from typing import Any
 from ..compiler import contractions, settle
 from ..errors import ArgumentError, CannotLower, TCError
 from ..options import CpuOptions
-from ..structured.apply import plan_of
 from ..structured.candidates import candidates
+from ..structured.movers import movement
 from ..structured.op import StructuredOp
 from ..structured.pipeline import Pipeline
-from ..structured.strategy import meant_for
+from ..structured.strategy import check, meant_for
 from ..target import Target
 from ..tc_lang.function import BoundFunction, Role
 from .edits import Edit, edit, edits
@@ -163,6 +163,7 @@ def space(
     """
     every = (start, *others)
     ops = contractions(bound, replace(start, strategy=None), target) if start.structured else ()
+    ops = tuple(found for found in ops if found[2].is_product)
     genes = [*_field_genes(bound, every, bool(ops))]
     for name, tensor, op in ops:
         genes += _op_genes(name, tensor, op, every, target)
@@ -180,7 +181,9 @@ def pipelines(bound: BoundFunction, target: Target, start: CpuOptions, count: in
     """
     ops = contractions(bound, start, target)
     if not ops:
-        raise ArgumentError(f"{bound.name} has no contraction, and a search is for contractions")
+        raise ArgumentError(
+            f"{bound.name} has no contraction", expected="a contraction, or a single reduction or permutation"
+        )
     settle(bound, start, target)  # is what the strategy says possible at all?
     offered = (_offered(start, op, name, tensor, target, count) for name, tensor, op in ops)
     genes = tuple(Gene(f"{name}.pipeline", found) for (name, _, _), found in zip(ops, offered, strict=True))
@@ -191,6 +194,8 @@ def _offered(
     start: CpuOptions, op: StructuredOp, name: str, tensor: str, target: Target, count: int
 ) -> tuple[Pipeline, ...]:
     asked = meant_for(start.strategy, name, tensor)
+    if asked is None and not op.is_product:
+        asked = movement
     if asked is None:
         return tuple(c.pipeline for c in candidates(op, target, count, parallel=start.grain > 0))
     pipeline = asked if isinstance(asked, Pipeline) else asked(op, target)
@@ -199,7 +204,7 @@ def _offered(
 
 def _applies(pipeline: Pipeline, op: StructuredOp, target: Target) -> bool:
     try:
-        plan_of(pipeline, op, target)
+        check(pipeline, op, target)
     except (CannotLower, TCError):
         return False
     return True

@@ -169,6 +169,7 @@ class Tuner:
         self._by_options: dict[CpuOptions, Outcome] = {}
         self._by_code: dict[str, Outcome] = {}
         self._codes: dict[str, pb.Code] = {}
+        self._complaints: list[str] = []
         self.best: Outcome | None = None
 
     def run(self) -> Tuned:
@@ -335,7 +336,8 @@ class Tuner:
         winner = _winner(timings)
         if winner is None:
             raise ArgumentError(
-                f"the best ways to lower {self.problem.function.name} fail on other inputs, and so does the default"
+                f"the best ways to lower {self.problem.function.name} fail in the end, and so does the default: "
+                + "; ".join(dict.fromkeys(self._complaints))
             )
         chosen, baseline = timings[winner], timings[0] if timings[0].runs else timings[winner]
         return Tuned(
@@ -374,7 +376,10 @@ class Tuner:
         request = self._request(pb.RACE, finalists)
         request.seconds, request.fresh = seconds, True
         request.run_limit = FIRST_LIMIT
-        return answer(self._evaluator.submit(request), self._evaluator.fingerprint)
+        reply = answer(self._evaluator.submit(request), self._evaluator.fingerprint)
+        if reply.message:
+            self._complaints.append(f"{pb.Status.Name(reply.status).lower()}: {reply.message[:200]}")
+        return reply
 
 
 def _winner(timings: Sequence[pb.Timing]) -> int | None:

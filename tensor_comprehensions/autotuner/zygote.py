@@ -27,7 +27,14 @@ from . import frames
 
 LOOK = 1.0
 """Seconds between two looks at whether the parent lives."""
-PRELOAD = ("torch", "numpy", "llvmlite.binding", "islpy", "tensor_comprehensions.autotuner.service")
+PRELOAD = (
+    "torch",
+    "numpy",
+    "llvmlite.binding",
+    "islpy",
+    "tensor_comprehensions.autotuner.service",
+    "tensor_comprehensions.polyhedral.strategy",
+)
 Handler = Callable[[bytes, Callable[[str], None]], bytes]
 """What a worker does: (request, tell the next phase) -> reply."""
 

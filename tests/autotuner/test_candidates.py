@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +17,7 @@ from tensor_comprehensions.autotuner import tuner_pb2 as pb
 from tensor_comprehensions.autotuner.evaluators import answer, suspect
 from tensor_comprehensions.autotuner.problem import describe
 from tensor_comprehensions.autotuner.processes import Group, Settings, Zygote
+from tensor_comprehensions.autotuner.run import race
 from tensor_comprehensions.autotuner.service import VERSION, limits
 from tensor_comprehensions.cache.records import to_message
 from tensor_comprehensions.calling.calls import gather
@@ -216,3 +222,47 @@ def test_subscripts_that_lead_astray_are_told(group: Group) -> None:
     reply = answer(group.submit(request.SerializeToString(), limits(request)), "")
     assert reply.status == pb.INVALID
     assert "out of bounds" in reply.message
+
+
+# --- times -------------------------------------------------------------------------------------------------------
+
+
+class Work:
+    """Takes a time that is proportional to a number."""
+
+    memory = SimpleNamespace(accumulates=False)
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def __call__(self) -> int:
+        for _ in range(self.steps):
+            pass
+        return 0
+
+
+@pytest.fixture
+def one_processor() -> Iterator[int]:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield min(before)
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_case_45_what_else_a_processor_does_for_half_of_the_time_changes_no_winner(
+    threads: int, one_processor: int
+) -> None:
+    spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # on the same processor, as it is inherited
+    end = threading.Timer(0.3, spinning.kill)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        end.start()
+        slow, quick = race([Work(6000), Work(5000)], [1e-4, 1e-4], seconds=0.6)  # type: ignore[list-item]
+    finally:
+        torch.set_num_threads(before)
+        end.cancel()
+        spinning.kill()
+        spinning.wait()
+    assert slow.quartiles[0] / quick.quartiles[0] == pytest.approx(6 / 5, rel=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import subprocess
 import sys
@@ -18,8 +19,10 @@ from tensor_comprehensions.cache import key, source
 from tensor_comprehensions.cache.key import Key, NotAKey, make_key
 from tensor_comprehensions.cache.store import Store
 from tensor_comprehensions.options import CpuOptions, MappingOptions
+from tensor_comprehensions.runtime import cubins
+from tensor_comprehensions.runtime.nvrtc import Toolchain
 from tensor_comprehensions.strategies import tile
-from tensor_comprehensions.target import AVX2, AVX512
+from tensor_comprehensions.target import AVX2, AVX512, GPUS
 from tensor_comprehensions.tc_lang import bind, compile_source
 from tests.programs import Program, programs
 
@@ -42,7 +45,7 @@ def other(value: Any, choices: Any = ()) -> Any:
     match value:
         case bool():
             return not value
-        case int():
+        case int() | float():
             return value + 1
         case str():
             return next((c for c in choices if c != value), value + "x")
@@ -85,6 +88,24 @@ def test_fault_28_versions_flags_and_alignment_are_part_of_the_key(monkeypatch: 
 def test_fault_31_processors_of_other_abilities_have_other_keys() -> None:
     masked = replace(AVX512, features=AVX512.features.replace("+avx512vl", "-avx512vl"))
     assert len({of(target=target).digest for target in (AVX2, AVX512, masked)}) == 3
+
+
+def test_fault_32_every_fact_of_a_graphics_processor_is_part_of_the_key() -> None:
+    card = GPUS["cuda:sm_80"]
+    changed = [replace(card, **{x.name: other(getattr(card, x.name))}) for x in fields(card)]
+    keys = {of(target=target, options=MappingOptions()).digest for target in (card, *changed)}
+    assert len(keys) == 1 + len(changed)
+
+
+def test_fault_32_machine_code_is_for_one_architecture_text_and_compiler() -> None:
+    tools = Toolchain(ctypes.CDLL(None), (), (12, 4))
+    keys = {
+        cubins.key_of(text, architecture, version).digest
+        for text in ("one", "two")
+        for architecture in ("sm_80", "sm_90")
+        for version in (tools, replace(tools, version=(12, 6)))
+    }
+    assert len(keys) == 8
 
 
 def test_fault_33_sizes_strides_types_and_numbers_make_other_keys() -> None:
