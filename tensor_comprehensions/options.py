@@ -67,14 +67,15 @@ class MappingOptions:
         collapse: make adjacent loops that walk memory as one loop one loop.
         vector: elements that a thread computes next to each other along x.
         double_buffer: copy the next tile to shared memory while the present one is used, where that is possible.
-
-    The paper's other options are checked and kept for the sake of old sets of options, and change nothing at present:
-        shared_depth, private_depth: copies stand where reuse is found; -1 is what happens.
-        unroll_copy_shared: short copies are always unrolled.
-        read_only_cache: the compiler of CUDA reads what is marked as constant that way by itself.
+        shared_depth: so many loops of the schedule are around the copies to shared memory; -1 puts them where reuse is
+            found: what one nest leaves for another inside the loops over tiles of the rows, the rest inside as many
+            loops over tiles as change it. Below loops that threads share there are no such copies.
+        private_depth: the same for registers; -1 puts accumulators around the loops over tiles of terms, what threads
+            reuse inside the innermost loops but those that are written out.
+        unroll_copy_shared: write out the loops of copies to and from shared memory up to 16 trips, beyond `unroll`.
+        read_only_cache: read what a kernel does not write by `__ldg`; else CUDA's compiler decides. OpenCL has no such
+            reads.
         match_library_calls: no statement is handed to a library.
-        fix_parameters: sizes are always fixed before scheduling.
-        allow_skewing: loops are never skewed.
     """
 
     tile: tuple[int, ...] = field(default=(32, 32, 32), metadata={"choices": (0, *_POWERS)})
@@ -96,8 +97,6 @@ class MappingOptions:
     collapse: bool = field(default=False, metadata=_FLAG)
     vector: int = field(default=1, metadata={"choices": (1, 2, 4)})
     double_buffer: bool = field(default=False, metadata=_FLAG)
-    fix_parameters: bool = field(default=False, metadata={})
-    allow_skewing: bool = field(default=False, metadata={})
 
     @staticmethod
     def naive() -> MappingOptions:
@@ -152,8 +151,6 @@ class MappingOptions:
 def check_mapping(options: MappingOptions, target: GpuTarget) -> None:
     """Are `options` legal, and within the limits of `target`? Raises ArgumentError."""
     check_fields(options)
-    for name in ("fix_parameters", "allow_skewing"):
-        _require(isinstance(getattr(options, name), bool), name, getattr(options, name), "True or False")
     _require(len(options.tile) >= 1, "tile", options.tile, "at least one size; 0 leaves a loop alone")
     _require(options.unroll >= 1, "unroll", options.unroll, "at least 1, which unrolls nothing")
     _require(options.split_reductions >= 1, "split_reductions", options.split_reductions, "at least 1")
@@ -172,10 +169,8 @@ def check_mapping(options: MappingOptions, target: GpuTarget) -> None:
     _require(asked <= target.shared_optin, "max_shared_memory", asked, expected)
     if options.max_shared_memory and not options.shared_memory:
         raise ArgumentError("max_shared_memory is given, but shared_memory is not used", expected="shared_memory=True")
-    if options.unroll_copy_shared and not (options.shared_memory and options.unroll > 1):
-        raise ArgumentError(
-            "unroll_copy_shared is given without what it is for", expected="shared_memory=True and unroll above 1"
-        )
+    if options.unroll_copy_shared and not options.shared_memory:
+        raise ArgumentError("unroll_copy_shared is given, but shared_memory is not used", expected="shared_memory=True")
     if options.double_buffer and not options.shared_memory:
         raise ArgumentError("double_buffer is given, but shared_memory is not used", expected="shared_memory=True")
 

@@ -55,6 +55,7 @@ class CDialect:
         vectors: by dtype name and lanes. vector_place: the place of a vector, from the qualifiers and its type, and the
             address of its first scalar.
         atomics: by operator and dtype name a statement on an address and a value.
+        cached: a read through the read-only cache, from an address. uncached: the types that have none.
     """
 
     types: Mapping[str, str]
@@ -87,6 +88,8 @@ class CDialect:
     vectors: Mapping[tuple[str, int], VectorType] = field(default_factory=dict)
     vector_place: str = ""
     atomics: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    cached: str = ""
+    uncached: frozenset[str] = frozenset()
 
     def type(self, dtype: DType) -> str:
         return self.types[dtype.name]

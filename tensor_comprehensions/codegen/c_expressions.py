@@ -51,6 +51,7 @@ class Scope:
     multiples: a power of two of which a variable is a multiple, where that is more than 1.
     aligned: whether the memory of arguments starts where vectors may.
     dynamic: where shared buffers lie in memory whose size the launch tells, in bytes.
+    cached: the buffers that are read through the read-only cache.
     parallel, simd: whether a parallel loop or a loop of one vector instruction stream encloses.
     """
 
@@ -64,6 +65,7 @@ class Scope:
     multiples: Mapping[str, int] = field(default_factory=dict)
     aligned: bool = True
     dynamic: Mapping[str, int] = field(default_factory=dict)
+    cached: frozenset[str] = frozenset()
     parallel: bool = False
     simd: bool = False
 
@@ -167,6 +169,15 @@ def element(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: Scope) -> Te
     if buffer.type.lanes > 1:
         subscripts.append(_lane(scope))
     return Text(name + "".join(f"[{s}]" for s in subscripts))
+
+
+def read(buffer: ir.Buffer, place: Text, scope: Scope, type: str = "") -> Text:
+    """The value at a place of `buffer`, whose type is called `type` where it is not that of an element."""
+    type = type or scope.dialect.type(buffer.type.dtype)
+    if buffer.name not in scope.cached or not scope.dialect.cached or type in scope.dialect.uncached:
+        return place
+    address = place.text[1:] if place.text.startswith("*") else f"&{place.text}"
+    return Text(scope.dialect.cached.format(address))
 
 
 def is_scalar(buffer: ir.Buffer, dialect: CDialect) -> bool:
@@ -330,8 +341,8 @@ def _load(e: ir.Load, scope: Scope) -> Text:
         return Text(scope.wholes[e][int(_lane(scope))])
     mask = e.mask
     if mask is None or all(c in scope.given for c in _conjuncts(mask)):
-        return element(e.buffer, e.indices, scope)
-    place = element(e.buffer, e.indices, scope.under(mask))
+        return read(e.buffer, element(e.buffer, e.indices, scope), scope)
+    place = read(e.buffer, element(e.buffer, e.indices, scope.under(mask)), scope)
     zero = literal(0, e.type.dtype, scope.dialect) if scope.dialect.stores_only(e.type.dtype) else Text("0")
     return Text(f"{spell(mask, scope).at(OR)} ? {place.text} : {zero.text}", TERNARY)
 

@@ -9,7 +9,7 @@ from ..loop_ir import affine
 from ..loop_ir import nodes as ir
 from ..loop_ir.rewrite import walk_expr
 from .c_dialect import VectorType
-from .c_expressions import Scope, element
+from .c_expressions import Scope, Text, element, read
 
 ALIGNMENT = 16
 """Bytes that the memory of every buffer is aligned to, unless the printer is told otherwise."""
@@ -36,7 +36,8 @@ def place(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], type: VectorType, sco
     first = element(buffer, (*indices[:-1], last.base), scope)
     space = scope.dialect.spaces.get(buffer.space.value, "")
     constant = "" if written else "const "
-    return scope.dialect.vector_place.format(f"{space}{constant}{type.name}", f"&{first.text}")
+    found = scope.dialect.vector_place.format(f"{space}{constant}{type.name}", f"&{first.text}")
+    return found if written else read(buffer, Text(found), scope, type.name).text
 
 
 def lanes_of(name: str, type: VectorType) -> tuple[str, ...]:

@@ -138,6 +138,8 @@ C = CDialect(
     vectors=_VECTORS,
     vector_place="*reinterpret_cast<{} *>({})",
     atomics=_ATOMICS,
+    cached="__ldg({})",
+    uncached=frozenset(("bool", *(_VECTORS[n, lanes].name for n, lanes in _VECTORS if n in _PACKED))),
 )
 
 CUDA = GpuDialect(

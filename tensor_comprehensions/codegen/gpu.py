@@ -215,6 +215,7 @@ class _Printer:
         if dynamic := self.dynamic():
             yield f"    {self.dialect.provided}"
             scope = replace(scope, dynamic=dynamic)
+        scope = replace(scope, cached=frozenset(self.source.cached))
         yield from indented(statement(self.source.body, scope))
         yield "}"
 
@@ -224,12 +225,12 @@ class _Printer:
     def _parameters(self, name: str) -> tuple[Scope, list[str]]:
         everything = (*self.module.arguments, *self.module.temporaries)
         scope = Scope(self.dialect.c, {f"%{name}": name}, aligned=self.aligned)
+        written = {s.buffer.name for s in walk(self.source.body) if isinstance(s, ir.Store)}
         parameters = []
         for position in self.buffers():
             buffer = everything[position]
             identifier, scope = scope.bind(f"@{buffer.name}")
-            constant = position < len(self.module.arguments) and buffer.name not in self.module.written
-            parameters.append(self._parameter(buffer, identifier, constant=constant))
+            parameters.append(self._parameter(buffer, identifier, constant=buffer.name not in written))
         if self.status:
             identifier, scope = scope.bind("%status")
             wide = self.dialect.c.types["int64"]

@@ -345,12 +345,13 @@ class Kernel:
 
     With a `launch`, every thread of every block runs `body`, where the variables of `BLOCK` and `THREAD` are defined.
     Threads of one block meet at the collective intrinsics; blocks run in any order. The kernels of a module run one
-    after another.
+    after another. `cached` names GLOBAL buffers that it only reads, by way of the read-only cache where there is one.
     """
 
     name: str
     body: Stmt
     launch: Launch | None = None
+    cached: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

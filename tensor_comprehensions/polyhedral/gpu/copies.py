@@ -23,8 +23,6 @@ from .spell import Values, identifiers
 
 VECTOR_BYTES = 16
 ASYNC_BYTES = (4, 8, 16)
-# Trips of a copy's loop that are written out, so that as many loads are in flight.
-UNROLLED_TRIPS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,8 +64,11 @@ class Copy:
         """Does it read buffers with these names, which other copies fill?"""
         return self.found is not None and any(b.name in filled for b, _ in self.found.buffers.values())
 
-    def statement(self, outer: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
-        """The copy into the buffer, or back out of it, where the scope's dimensions are worth `outer`."""
+    def statement(self, outer: Sequence[Expr], launch: Launch, *, into: bool, unrolled: int) -> Stmt:
+        """The copy into the buffer, or back out of it, where the scope's dimensions are worth `outer`.
+
+        unrolled: trips of the loop up to which it is written out.
+        """
         shape = units(self.box.shape, self.lanes)
         total, threads = prod(shape), prod(launch.block)
         trips = -(-total // threads)
@@ -77,7 +78,7 @@ class Copy:
         body = self._element(outer, place, launch, into=into)
         if total % threads:
             body = build.when(build.lt(position, total), body)
-        kind = LoopKind.UNROLLED if trips <= UNROLLED_TRIPS else LoopKind.SERIAL
+        kind = LoopKind.UNROLLED if trips <= unrolled else LoopKind.SERIAL
         return Loop(trip, build.const(0), build.const(trips), body, kind)
 
     def private(self, outer: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:

@@ -133,7 +133,15 @@ def _elements(scop: Scop, shape: Shape, target: GpuTarget) -> MappingOptions:
     if turned is not None:
         sizes = tuple(32 if k in (turned, len(shape.rows) - 1) else 1 for k in range(len(shape.rows)))
         blocks = (UNLIMITED, 65535, 65535)
-        return MappingOptions(tile=sizes, threads=(32, 8), blocks=blocks, unroll=8, shared_memory=True, collapse=True)
+        return MappingOptions(
+            tile=sizes,
+            threads=(32, 8),
+            blocks=blocks,
+            unroll=8,
+            shared_memory=True,
+            unroll_copy_shared=True,
+            collapse=True,
+        )
     block = BLOCK if shape.points >= BLOCK * target.processors else BLOCK // 2
     tile: list[int] = []
     threads: list[int] = []
@@ -207,6 +215,7 @@ def _cooperative(shape: Shape, last: int, threads: tuple[int, ...], target: GpuT
         unroll=8,
         cooperative_reductions=True,
         shared_memory=len(shape.group.nodes) > 1,
+        unroll_copy_shared=len(shape.group.nodes) > 1,
         collapse=True,
     )
 
@@ -286,6 +295,7 @@ def _contraction(scop: Scop, shape: Shape, sides: tuple[Dim, Dim], target: GpuTa
         blocks=(UNLIMITED, 65535, 65535),
         unroll=8,
         shared_memory=True,
+        unroll_copy_shared=True,
         private_memory=True,
         vector=4 if each % 4 == 0 and _reads_along(scop, shape.leaf, sides[1]) else 1,
         double_buffer=True,

@@ -76,8 +76,10 @@ class Emission:
         body = generate(isl_tree, _context(launch), identifiers(launch), instance, functions, ranges)
         body = written_out(body, self.plan.options.unroll, ranges)
         body, promoted = self.pipelined(body, promotion, shared)
+        written = {u.statement.target for u in self.plan.units}
         held = [*shared, *promoted, *(v.buffer for v in views.values()), *sums.values()]
-        return Kernel(name, build.allocate(held, body), launch), promotion.contracted
+        cached = tuple(n for n in self.buffers if n not in written) if self.plan.options.read_only_cache else ()
+        return Kernel(name, build.allocate(held, body), launch, cached), promotion.contracted
 
     def promotion(
         self, mapped: Tree, elsewhere: Collection[str], shared: Sequence[Buffer]

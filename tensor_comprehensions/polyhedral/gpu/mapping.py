@@ -19,7 +19,7 @@ from ..leaf import Dim, DimKind, Leaf, leaves
 from ..locality import loop_order, stride
 from ..schedule import Group
 from ..scop import Scop
-from .tree import BLOCK_IDS, THREAD_IDS, Band, Collective, Mapping, Mark, Member, Sequence_, Tree
+from .tree import BLOCK_IDS, THREAD_IDS, Band, Collective, Mapping, Mark, Member, Sequence_, Tree, marked
 from .tree import Leaf as End
 from .units import Part, Unit, units_of
 
@@ -31,6 +31,8 @@ MOST_INNER = 256
 TILE, ELEMENTS, SHARED, WRITTEN_OUT = "tile", "elements", "shared", "registers"
 """The marks of a tree. Below the loops over tiles that all leaves share; below those over tiles of elements of a leaf;
 below all loops over tiles of a leaf; above innermost loops that are written out, so that they may index registers."""
+SHARED_DEPTH, PRIVATE_DEPTH = "shared depth", "private depth"
+"""The marks at the depths that options give."""
 
 Child = tuple[tuple[Unit, ...], Tree]
 
@@ -280,7 +282,12 @@ def tree(plan: KernelPlan, barriers: Sequence[str]) -> Tree:
         (BLOCK_IDS[k], count, tuple((u.name, f"({dict(members[k].values)[u.name]}) mod {count}") for u in units))
         for k, count in enumerate(plan.blocks)
     )
-    return Mapping(blocks, units, Mark("kernel", body))
+    whole: Tree = body
+    if plan.options.shared_depth >= 0:
+        whole = marked(whole, SHARED_DEPTH, plan.options.shared_depth, threads=False)
+    if plan.options.private_depth >= 0:
+        whole = marked(whole, PRIVATE_DEPTH, plan.options.private_depth, threads=True)
+    return Mapping(blocks, units, Mark("kernel", whole))
 
 
 def _label(plan: KernelPlan, k: int) -> str:

@@ -74,7 +74,7 @@ class Promoted:
 class Staging:
     """What an extension statement means: copies by all threads, and barriers where others may be reading or writing.
 
-    private: each thread copies for itself.
+    private: each thread copies for itself. unrolled: trips of a copy's loop up to which it is written out.
     """
 
     copies: tuple[Copy, ...]
@@ -82,6 +82,7 @@ class Staging:
     before: bool
     after: bool
     private: bool = False
+    unrolled: int = 1
 
     def statement(self, outer: Sequence[Expr], launch: Launch) -> Stmt:
         """The loop program of the statement whose dimensions are worth `outer`."""
@@ -89,7 +90,11 @@ class Staging:
             return build.block(*(c.private(outer, launch, into=self.into) for c in self.copies))
         filled = {c.buffer.name for c in self.copies}
         first, second = (
-            [c.statement(outer, launch, into=self.into) for c in self.copies if c.is_after(filled) is late]
+            [
+                c.statement(outer, launch, into=self.into, unrolled=self.unrolled)
+                for c in self.copies
+                if c.is_after(filled) is late
+            ]
             for late in (False, True)
         )
         before, between, after = (
@@ -147,7 +152,9 @@ class Surroundings:
     tensors: the buffers of the tensors; local: those that nothing reads after the kernel.
     order: `S[i] -> [time]`, the schedule before any copy. threads: `S[i] -> [x, y, z]`, who runs an instance.
     instances: `S[i]` on the block and the thread that are parameters. budget: bytes of shared memory.
+    written_out: `S[i] -> [q]`, the loops that are written out.
     blocked: the statements that find what they read in registers, which are filled by vectors.
+    unrolled: trips of a copy to shared memory up to which its loop is written out.
     """
 
     references: tuple[Reference, ...]
@@ -156,9 +163,11 @@ class Surroundings:
     order: isl.UnionMap
     threads: isl.UnionMap
     instances: isl.UnionSet
+    written_out: isl.UnionMap
     launch: Launch
     budget: int
     blocked: frozenset[str] = frozenset()
+    unrolled: int = 1
 
     def memory(self, group: Group) -> Buffer:
         """What the elements of a group come from."""
@@ -364,12 +373,12 @@ def _staged(
     produced = any(c.tensor.name in around.written for c in reading)
     if reading or repeats:
         name = f"copy_in_{number}"
-        found[name] = Staging(reading, True, before=repeats or produced, after=bool(reading))
+        found[name] = Staging(reading, True, before=repeats or produced, after=bool(reading), unrolled=around.unrolled)
         node = graft(node, name, points, after=False)
     if writing:
         name = f"copy_out_{number}"
         shared = any(g.tensor in elsewhere for g, _ in chosen if g.writes)
-        found[name] = Staging(writing, False, before=True, after=shared)
+        found[name] = Staging(writing, False, before=True, after=shared, unrolled=around.unrolled)
         node = graft(node, name, points, after=True)
     return node, found, frozenset(g.tensor for g, _ in chosen if g.tensor in dead)
 

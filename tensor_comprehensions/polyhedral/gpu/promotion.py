@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import islpy as isl
 
 from ...errors import CannotLower
-from ...loop_ir.nodes import Buffer
+from ...loop_ir.nodes import Buffer, Space
 from ...options import MappingOptions
 from ...target import GpuTarget
 from ...tc_lang.function import BoundFunction
 from ..scop import CONTEXT
-from .mapping import ELEMENTS, SHARED, TILE, WRITTEN_OUT, KernelPlan
+from .mapping import ELEMENTS, PRIVATE_DEPTH, SHARED, SHARED_DEPTH, TILE, WRITTEN_OUT, KernelPlan
 from .promote import Promotion, Surroundings, promote_shared, room_of
 from .references import by_coordinates, references_of
 from .registers import promote_registers
 from .threads import instances_of, threads_of
+
+UNROLLED_TRIPS = 16
+"""Trips of a copy's loop that are written out where that is wanted, so that as many loads are in flight."""
 
 
 def promote(
@@ -35,7 +39,7 @@ def promote(
 
     Scopes are the marks of the tree. At "tile" goes what one leaf writes for another, to registers where each thread
     reads what it wrote. At "elements" go accumulators, and what all tiles of terms share; at "shared" the rest that
-    threads share, at "registers" the rest that a thread reuses.
+    threads share, at "registers" the rest that a thread reuses. Where options say at which depth, there is one mark.
 
     Args:
         plain: the schedule without what threads do together: isl cannot say when the statements of a tree with
@@ -47,31 +51,81 @@ def promote(
         return schedule, Promotion()
     every = by_coordinates(references_of(plan.units, function, CONTEXT))
     instances = instances_of(plain)
+    threads = threads_of(instances, plan.launch)
     around = Surroundings(
         references=tuple(r for r in every if (r.lookup.tensor if r.lookup else r.tensor) in tensors),
         tensors=tensors,
         local=local,
         order=plain.get_map().project_out_all_params(),
-        threads=threads_of(instances, plan.launch),
+        threads=threads,
         instances=instances,
+        written_out=_unrolled(plain, threads.get_space()),
         launch=plan.launch,
+        unrolled=UNROLLED_TRIPS if options.unroll_copy_shared else 1,
         blocked=frozenset(u.name for leaf in plan.leaves if leaf.blocked for u in leaf.units),
         budget=(options.max_shared_memory or target.shared) - sum(room_of(b) for b in shared),
     )
     crossing = around.written & _crossing(plan)
     done = Promotion()
-    if options.private_memory:
-        schedule, done = _registers(schedule, TILE, around, done, crossing)
-    if options.shared_memory:
-        schedule, done = _shared(schedule, TILE, around, done, only=crossing)
-    if options.private_memory:
-        schedule, done = _registers(schedule, ELEMENTS, around, done)
-    if options.shared_memory:  # what no loop over tiles of terms changes is copied before these
-        schedule, done = _shared(schedule, ELEMENTS, around, done, steady=SHARED)
-        schedule, done = _shared(schedule, SHARED, around, done)
-    if options.private_memory:
-        schedule, done = _registers(schedule, WRITTEN_OUT, around, done)
+    for mark, number in _marks(schedule):
+        for step in _steps(options):
+            if step.mark == mark:
+                only = crossing if step.crossing else None
+                promoted = _shared if step.space is Space.SHARED else _registers
+                with suppress(CannotLower):  # the tensors stay where they are
+                    schedule, done = promoted(schedule, step, number, around, done, only)
     return schedule, done
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Promotion to `space` at the marks of a name.
+
+    crossing: only of tensors that several leaves touch. steady: only of boxes that are the same at the marks of that
+    name below.
+    """
+
+    mark: str
+    space: Space
+    crossing: bool = False
+    steady: str = ""
+
+
+_SHARED = (
+    _Step(TILE, Space.SHARED, crossing=True),
+    _Step(ELEMENTS, Space.SHARED, steady=SHARED),
+    _Step(SHARED, Space.SHARED),
+)
+_PRIVATE = (
+    _Step(TILE, Space.REGISTER, crossing=True),
+    _Step(ELEMENTS, Space.REGISTER),
+    _Step(WRITTEN_OUT, Space.REGISTER),
+)
+
+
+def _steps(options: MappingOptions) -> tuple[_Step, ...]:
+    """What is done at the marks; registers first at each."""
+    shared = _SHARED if options.shared_depth < 0 else (_Step(SHARED_DEPTH, Space.SHARED),)
+    private = _PRIVATE if options.private_depth < 0 else (_Step(PRIVATE_DEPTH, Space.REGISTER),)
+    return (*(private if options.private_memory else ()), *(shared if options.shared_memory else ()))
+
+
+def _marks(schedule: isl.Schedule) -> list[tuple[str, int]]:
+    """The marks, outer ones first, each with the number of those of its name before it.
+
+    Copies at inner ones then start from what is there already.
+    """
+    found: list[tuple[int, str, int]] = []
+
+    def visit(node: isl.ScheduleNode) -> bool:
+        kind: object = node.get_type()
+        if kind == isl.schedule_node_type.mark:
+            name = node.mark_get_id().get_name()
+            found.append((node.get_schedule_depth(), name, sum(n == name for _, n, _ in found)))
+        return True
+
+    schedule.foreach_schedule_node_top_down(visit)
+    return [(name, number) for _, name, number in sorted(found, key=lambda f: f[0])]
 
 
 def _crossing(plan: KernelPlan) -> frozenset[str]:
@@ -82,26 +136,16 @@ def _crossing(plan: KernelPlan) -> frozenset[str]:
 
 def _shared(
     schedule: isl.Schedule,
-    mark: str,
+    step: _Step,
+    number: int,
     around: Surroundings,
     done: Promotion,
-    *,
-    only: frozenset[str] | None = None,
-    steady: str = "",
+    only: frozenset[str] | None,
 ) -> tuple[isl.Schedule, Promotion]:
-    """Promotion at the marks of a name, outer ones first: copies at inner ones then start from what is there already.
-
-    only: the tensors that may be promoted; None for all. steady: of boxes, those that are the same at all marks of
-    that name below; empty for all.
-    """
-    number = 0
-    while (node := _marked(schedule, mark, number)) is not None:
-        with suppress(CannotLower):  # the tensors stay where they are
-            inner = _scopes_below(node, steady) if steady else ()
-            node, done = promote_shared(node, around, done, only=only, inner=inner)
-            schedule = node.get_schedule()
-        number += 1
-    return schedule, done
+    node = _marked(schedule, step.mark, number)
+    inner = _scopes_below(node, step.steady) if step.steady else ()
+    node, done = promote_shared(node, around, done, only=only, inner=inner)
+    return node.get_schedule(), done
 
 
 def _scopes_below(node: isl.ScheduleNode, mark: str) -> tuple[isl.UnionMap, ...]:
@@ -118,33 +162,24 @@ def _scopes_below(node: isl.ScheduleNode, mark: str) -> tuple[isl.UnionMap, ...]
 
 
 def _registers(
-    schedule: isl.Schedule, mark: str, around: Surroundings, done: Promotion, only: frozenset[str] | None = None
+    schedule: isl.Schedule,
+    step: _Step,
+    number: int,
+    around: Surroundings,
+    done: Promotion,
+    only: frozenset[str] | None,
 ) -> tuple[isl.Schedule, Promotion]:
-    unrolled = _unrolled(schedule, around)
-    number = 0
-    while (node := _marked(schedule, mark, number)) is not None:
-        with suppress(CannotLower):
-            node, done = promote_registers(node, around, done, unrolled, only=only)
-            schedule = node.get_schedule()
-        number += 1
-    return schedule, done
+    node = _marked(schedule, step.mark, number)
+    node, done = promote_registers(node, around, done, only=only)
+    return node.get_schedule(), done
 
 
-def _unrolled(schedule: isl.Schedule, around: Surroundings) -> isl.UnionMap:
+def _unrolled(schedule: isl.Schedule, space: isl.Space) -> isl.UnionMap:
     """`S[i] -> [q]`: the loops below the marks "registers"."""
-    total = isl.UnionMap.empty(around.threads.get_space())
-    number = 0
-    while (node := _marked(schedule, WRITTEN_OUT, number)) is not None:
-        below = node.child(0)
-        if is_band(below):
-            total = total.union(below.band_get_partial_schedule_union_map())
-        number += 1
+    total = isl.UnionMap.empty(space)
+    for mark in _all_marked(schedule, WRITTEN_OUT):
+        total = total.union(mark.get_subtree_schedule_union_map())
     return total
-
-
-def is_band(node: isl.ScheduleNode) -> bool:
-    kind: object = node.get_type()
-    return kind == isl.schedule_node_type.band
 
 
 def is_mark(node: isl.ScheduleNode, name: str) -> bool:
@@ -152,8 +187,12 @@ def is_mark(node: isl.ScheduleNode, name: str) -> bool:
     return kind == isl.schedule_node_type.mark and node.mark_get_id().get_name() == name
 
 
-def _marked(schedule: isl.Schedule, name: str, number: int) -> isl.ScheduleNode | None:
+def _marked(schedule: isl.Schedule, name: str, number: int) -> isl.ScheduleNode:
     """The mark of that name with so many of the same name before it."""
+    return _all_marked(schedule, name)[number]
+
+
+def _all_marked(schedule: isl.Schedule, name: str) -> list[isl.ScheduleNode]:
     found: list[isl.ScheduleNode] = []
 
     def visit(node: isl.ScheduleNode) -> bool:
@@ -162,4 +201,4 @@ def _marked(schedule: isl.Schedule, name: str, number: int) -> isl.ScheduleNode 
         return True
 
     schedule.foreach_schedule_node_top_down(visit)
-    return found[number] if number < len(found) else None
+    return found

@@ -2,7 +2,8 @@
 
 A scope is looked at for one thread at a time. A group may go where no other thread touches what it writes, where
 elements are used more than once or come in vectors, and where every subscript is a number once the loops below a mark
-"registers", which are written out, are. Copies are extensions of the tree as those to shared memory, made by each thread for itself.
+"registers", which are written out, are. Copies are extensions of the tree as those to shared memory, but each thread
+makes them for itself.
 """
 
 from __future__ import annotations
@@ -38,17 +39,12 @@ def promote_registers(
     node: isl.ScheduleNode,
     around: Surroundings,
     done: Promotion,
-    unrolled: isl.UnionMap,
     *,
     only: frozenset[str] | None = None,
 ) -> tuple[isl.ScheduleNode, Promotion]:
     """`node` with copies around what is below it, and `done` with what they promote.
 
-    What is in shared memory already is promoted from there.
-
-    Args:
-        unrolled: `S[i] -> [q]`, the loops that are written out.
-        only: the tensors that may be promoted; None for all.
+    What is in shared memory already is promoted from there. only: the tensors that may be promoted; None for all.
     """
     scope = node.get_prefix_schedule_relation().intersect_domain(around.instances)
     prefix = node.get_prefix_schedule_multi_union_pw_aff()
@@ -63,7 +59,7 @@ def promote_registers(
             memory = tensors[group.lookup.tensor if group.lookup else tensor]
             buffer = _registers(name_of(f"{origin}.own", done, chosen), memory, group.box.shape)
             gains = group.box.size <= room and (_reused(group, scope) or _in_vectors(group, buffer, memory, scope))
-            if not gains or not _fits(group, candidates, scope, prefix, around, unrolled):
+            if not gains or not _fits(group, candidates, scope, prefix, around):
                 continue
             chosen.append((group, buffer))
             room -= group.box.size
@@ -102,12 +98,11 @@ def _fits(
     scope: isl.UnionMap,
     prefix: isl.MultiUnionPwAff,
     around: Surroundings,
-    unrolled: isl.UnionMap,
 ) -> bool:
     """Is a thread alone with what it writes, and are the subscripts numbers?"""
     if group.writes and not _private(group.tensor, references, scope, around):
         return False
-    return all(_literal(r, group, scope, prefix, unrolled) for r in group.references)
+    return all(_literal(r, group, scope, prefix, around.written_out) for r in group.references)
 
 
 def _reused(group: Group, scope: isl.UnionMap) -> bool:

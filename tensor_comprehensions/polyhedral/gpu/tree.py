@@ -141,6 +141,34 @@ def _sequence(tree: Sequence_) -> str:
     return f'extension: "{PARAMETERS}{{ {maps} }}", child: {{ {text} }}'
 
 
+def marked(tree: Tree, name: str, depth: int, *, threads: bool) -> Tree:
+    """`tree` with a mark of that name on every way down where `depth` loops are around; bands are split there.
+
+    threads: the mark is for one thread, as far down as that depth goes; else for all of a block, as far up, and where
+    threads are mapped above that depth there is none.
+    """
+    match tree:
+        case Mark() if depth or threads:
+            return replace(tree, child=marked(tree.child, name, depth, threads=threads))
+        case Mapping(values=values) if depth or threads:
+            here = any(identifier in THREAD_IDS for identifier, _, _ in values)
+            return (
+                replace(tree, child=marked(tree.child, name, depth, threads=threads)) if threads or not here else tree
+            )
+        case Sequence_(children) if depth:
+            parts = (
+                c if isinstance(c, Collective) else (c[0], marked(c[1], name, depth, threads=threads)) for c in children
+            )
+            return replace(tree, children=tuple(parts))
+        case Band(members, units, child) if not members or len(members) <= depth:
+            return Band(members, units, marked(child, name, depth - len(members), threads=threads))
+        case Band(members, units, child) if depth:
+            return Band(members[:depth], units, Mark(name, Band(members[depth:], units, child)))
+        case Leaf() if depth:
+            return tree
+    return Mark(name, tree)
+
+
 def without_collectives(tree: Tree) -> Tree:
     """The same order of the same instances, alone."""
     match tree:

@@ -49,6 +49,8 @@ template <class T> inline T __shfl_down_sync(unsigned, T v, int lane, int width 
     return machine_shuffled(1, v, lane, width, line);
 }
 
+#define __ldg(address) (*(address))
+
 inline float __int_as_float(int bits) {
     float value;
     __builtin_memcpy(&value, &bits, 4);

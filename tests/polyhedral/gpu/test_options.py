@@ -68,12 +68,12 @@ ILLEGAL: tuple[dict[str, Any], ...] = (
     {"max_shared_memory": 1024},
     {"shared_memory": True, "max_shared_memory": 1 << 20},
     {"unroll_copy_shared": True},
-    {"unroll_copy_shared": True, "shared_memory": True},
     {"double_buffer": True},
     {"split_reductions": 0},
     {"vector": 3},
-    {"allow_skewing": 1},
     {"shared_depth": -2},
+    {"private_depth": 1.0},
+    {"read_only_cache": 1},
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_comprehensions.codegen import cuda
+from tensor_comprehensions.codegen import cuda, opencl
 from tensor_comprehensions.compiler_gpu import GPU_PASSES, GpuJob
 from tensor_comprehensions.errors import InternalError
 from tensor_comprehensions.loop_ir.intrinsics import COPY_ASYNC, WAIT_ASYNC
@@ -215,6 +215,77 @@ def test_temporaries_of_a_kernel_need_no_memory() -> None:
     }"""
     m = module(chain, replace(SMALL, tile=(4,), threads=(8, 4)), N=16, D=24)
     assert m.temporaries == ()
+
+
+# --- what options say --------------------------------------------------------------------------------------------
+
+
+def shapes(m: Module, space: Space) -> dict[str, tuple[int, ...]]:
+    return {name: b.shape for name, b in allocated(m, space).items() if not name.startswith("C.")}
+
+
+@pytest.mark.parametrize(
+    ("depth", "expected"),
+    [
+        (1, {"A.shared": (8, 32), "B.shared": (32, 32)}),
+        (2, {"A.shared": (8, 32), "B.shared": (32, 16)}),
+        (3, {"A.shared": (8, 8), "B.shared": (8, 16)}),
+        (4, {}),  # threads are mapped above that
+    ],
+)
+def test_copies_to_shared_memory_stand_at_the_depth_given(depth: int, expected: dict[str, tuple[int, ...]]) -> None:
+    m = module(MATMUL, replace(SMALL, blocks=(4, 1), shared_depth=depth), M=32, N=32, K=32)
+    assert shapes(m, Space.SHARED) == expected
+
+
+@pytest.mark.parametrize(
+    ("depth", "expected"),
+    [(2, {}), (3, {}), (4, {"A.own": (2, 4), "B.own": (4, 4)}), (6, {"A.own": (1, 1), "B.own": (1, 4)})],
+)
+def test_copies_to_registers_stand_at_the_depth_given(depth: int, expected: dict[str, tuple[int, ...]]) -> None:
+    m = module(MATMUL, replace(BLOCKED, private_depth=depth), M=32, N=32, K=32)
+    assert shapes(m, Space.REGISTER) == expected
+    assert "C.own" in allocated(m, Space.REGISTER)
+
+
+def test_loops_of_copies_are_written_out_where_options_say_so() -> None:
+    kinds = []
+    for unrolled in (False, True):
+        options = replace(SMALL, unroll_copy_shared=unrolled)
+        (kernel,) = module(MATMUL, options, M=32, N=32, K=32).kernels
+        kinds.append({s.kind for s in walk(kernel.body) if isinstance(s, Loop) and s.var.endswith(".in")})
+    assert kinds == [{LoopKind.SERIAL}, {LoopKind.UNROLLED}]
+
+
+CHAIN = "def f(float(N) A) -> (O) { T(i) = A(i) * 2  O(i) = T(N - 1 - i) + A(i) }"
+
+
+def test_what_a_kernel_does_not_write_is_read_through_the_cache_where_options_say_so() -> None:
+    plain, cached = (
+        module(CHAIN, replace(SMALL, tile=(16,), threads=(16,), shared_memory=False, read_only_cache=c), N=40)
+        for c in (False, True)
+    )
+    assert "__ldg" not in cuda.emit(plain).source
+    text = cuda.emit(cached).source
+    assert all(f"__ldg(&{tensor}[" in text for tensor in "AT")  # the second kernel only reads T
+    assert "= __ldg" not in opencl.emit(cached).source
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "options",
+    [
+        replace(SMALL, shared_depth=1),
+        replace(SMALL, shared_depth=2, unroll=4, unroll_copy_shared=True),
+        replace(BLOCKED, shared_depth=3, private_depth=2, read_only_cache=True),
+        replace(BLOCKED, private_depth=4),
+    ],
+    ids=["outer", "whole rows", "both", "inner"],
+)
+def test_values_at_other_depths(options: MappingOptions) -> None:
+    m = module(MATMUL, options, M=29, N=35, K=13)
+    a = run(m)
+    np.testing.assert_array_equal(a["C"], product(a))
 
 
 # --- values ------------------------------------------------------------------------------------------------------
