@@ -28,9 +28,8 @@ from .loop_ir.verify import verify
 from .options import CpuOptions
 from .runtime import cpu, process
 from .runtime.cpu import Executable, ObjectCode
-from .structured.apply import explain
 from .structured.op import StructuredOp
-from .structured.strategy import meant_for, settled
+from .structured.strategy import meant_for, settled, told
 from .target import Target
 from .tc_lang.function import BoundFunction
 from .tc_lang.legalise import legalise
@@ -280,7 +279,10 @@ def explain_compilation(made: Compilation, dump: Dump | None) -> None:
 def contractions(
     bound: BoundFunction, options: CpuOptions, target: Target
 ) -> tuple[tuple[str, str, StructuredOp], ...]:
-    """The contractions that strategies are for: the name in the schedule, the tensor that it defines, and the op."""
+    """The ops that strategies are for: the name in the schedule, the tensor that it defines, and the op.
+
+    They are the contractions, or what the only statement does where that is none.
+    """
     found: tuple[tuple[str, str, StructuredOp], ...] = _polyhedral().contractions(legalise(bound), options, target)
     return found
 
@@ -295,7 +297,9 @@ def settle(bound: BoundFunction, options: CpuOptions, target: Target) -> CpuOpti
     found = contractions(bound, options, target)
     tensors = [name for _, name, _ in found]
     if not found:
-        raise ArgumentError(f"{bound.name} has no contraction, and a strategy is for contractions")
+        raise ArgumentError(
+            f"{bound.name} has no contraction", expected="a contraction, or a single reduction or permutation"
+        )
     if isinstance(options.strategy, tuple):
         known = {n for name, tensor, _ in found for n in (name, tensor)}
         if unknown := [name for name, _ in options.strategy if name not in known]:
@@ -312,7 +316,7 @@ def settle(bound: BoundFunction, options: CpuOptions, target: Target) -> CpuOpti
         except CannotLower as refusal:
             raise ArgumentError(f"the strategy for '{tensor}' does not apply: {refusal}") from refusal
         if logger("schedule").isEnabledFor(DEBUG):
-            logger("schedule").debug("%s: %s:\n%s", bound.name, tensor, explain(pairs[-1][1], op, target))
+            logger("schedule").debug("%s: %s:\n%s", bound.name, tensor, told(pairs[-1][1], op, target))
     return replace(options, strategy=tuple(pairs))
 
 

@@ -1,4 +1,4 @@
-"""What a strategy for contractions is written with: the pieces of pipelines, and the experts that return them.
+"""What a strategy is written with: the pieces of pipelines, and the experts that return them.
 
 from tensor_comprehensions.strategies import pack, tile, vectorize
 """
@@ -16,6 +16,7 @@ from .structured.experts import (
     triple_tiling,
     ttgt,
 )
+from .structured.movers import column_reduction, copying, movement, row_reduction, transposition
 from .structured.pipeline import (
     Pipeline,
     interchange,
@@ -35,13 +36,16 @@ __all__ = [
     "Pipeline",
     "by_model",
     "candidates",
+    "column_reduction",
     "convolution",
+    "copying",
     "depthwise",
     "double_tiling",
     "explain",
     "gett",
     "interchange",
     "log",
+    "movement",
     "pack",
     "pad",
     "parallel",
@@ -49,9 +53,11 @@ __all__ = [
     "peel",
     "pipeline_of",
     "plan_of",
+    "row_reduction",
     "single_tiling",
     "stream",
     "tile",
+    "transposition",
     "triple_tiling",
     "ttgt",
     "unroll",

@@ -14,6 +14,7 @@ from ..loop_ir.vectorize import vectorize
 from ..options import CpuOptions
 from ..structured import contraction
 from ..structured.apply import pipeline_of
+from ..structured.movement import Movement
 from ..structured.normalise import normalise
 from ..structured.op import StructuredOp
 from ..structured.pairs import paired
@@ -28,6 +29,7 @@ from ..translate import Scope, View, element, translate
 from .leaf import Dim, DimKind, Leaf
 from .legality import Scheduled
 from .locality import crossing, is_pointwise, loop_order, sums_columns, vector_dim, work
+from .movement import order as loops_of
 from .prefetch import prefetches
 from .promote import lookahead, promotable, side, staged
 from .schedule import Group, Row
@@ -74,11 +76,14 @@ class Emitter:
     options: CpuOptions
     target: Target
     streams: frozenset[str] = frozenset()  # tensors that are written past the caches
+    movement: Movement | None = None  # how the only nest runs, where a strategy says so
 
     def leaf(self, leaf: Leaf) -> ir.Stmt:
         """The nest of `leaf`, vectorised where that is possible."""
         if leaf.nodes[0].cluster is not None:
             return self._contraction(leaf.nodes[0], leaf.nodes[0].cluster)
+        if self.movement is not None:
+            return self._moved(leaf, self.movement)
         lanes = vector_dim(self.function, leaf, self.target)
         if lanes is not None:
             for make in (self._turned_nest, self._nest):
@@ -86,6 +91,18 @@ class Emitter:
                 if nest is not None and _has_vector_form(nest):
                     return nest
         return self._nest(leaf, None)
+
+    def _moved(self, leaf: Leaf, movement: Movement) -> ir.Stmt:
+        """The nest as a strategy wants it. Raises ArgumentError where it has no form in vectors."""
+        lanes = next((d for d in leaf.dims if d.name == movement.vector), None)
+        if lanes is not None and lanes.kind is not DimKind.SERIAL:
+            nest = (self._turned_nest if movement.turned else self._nest)(leaf, lanes)
+            if nest is not None and _has_vector_form(nest):
+                return nest
+        raise ArgumentError(
+            f"the strategy for '{leaf.nodes[0].writes[0].tensor}' does not apply: no vectors along {movement.vector}",
+            expected="an iterator along which a tile has points, and whose iterations are independent or summed",
+        )
 
     def _contraction(self, node: Node, cluster: Cluster) -> ir.Stmt:
         """A cluster on the part of its domain that lies in the tiles."""
@@ -126,6 +143,8 @@ class Emitter:
         if not reads:
             return None
         block = side(stores, reads, [self._extent(d) for d in (row, lanes)], self.target)
+        if self.movement is not None:
+            block = min(self.movement.lanes, 1 << (self._extent(row) - 1).bit_length())
         down, along = (Axis(d.name, *self._range(leaf, d)) for d in (row, lanes))
         if is_pointwise(leaf):
             body = transposed(stores, reads, down, along, block, ahead=lookahead(reads, self.target))
@@ -166,6 +185,8 @@ class Emitter:
         return min(dim.extent, self.tiles[dim.row].size) if dim.row is not None else dim.extent
 
     def _factor(self, leaf: Leaf, dim: Dim) -> tuple[int, int]:
+        if self.movement is not None:
+            return self.movement.lanes, self.movement.vectors
         widest = max((s.value.dtype.bits for n in leaf.nodes for s in n.statements), default=32)
         extent = self._extent(dim)
         lanes = min(self.target.lanes(max(32, widest)), max(2, 1 << (extent - 1).bit_length()))
@@ -300,9 +321,15 @@ def emit(
     def body(tiles: tuple[Tile, ...]) -> ir.Stmt:
         return _body(function, scheduled, tiles, local, buffers, options, target)
 
-    static = any(n.cluster is not None for n in group.nodes) or _is_transposition(function, scheduled, target)
+    movement = scheduled.movement
+    turned = _is_transposition(function, scheduled, target) if movement is None else movement.turned
+    static = any(n.cluster is not None for n in group.nodes) or turned
     inside = _with_remainders(tiles, body) if static else body(tiles)
-    order = tile_order(function, group, scheduled.leaves, target)
+    if movement is None:
+        order = tile_order(function, group, scheduled.leaves, target)
+    else:
+        order = loops_of(movement, group)
+        options = options if movement.shared else replace(options, grain=0)
     walked = [tiles[k] for k in order], [counts[k] for k in order]
     return _tile_loops(*walked, inside, _work(function, scheduled.leaves), options)
 
@@ -320,7 +347,9 @@ def _body(
     group = scheduled.group
     views = {t.name: contracted(t, footprint(t, group, scheduled.sizes), tiles) for t in local}
     streams = streamed(function, group, target) - views.keys()
-    emitter = Emitter(function, group, tiles, {**buffers, **views}, options, target, streams)
+    if scheduled.movement is not None:
+        streams = frozenset(w.tensor for n in group.nodes for w in n.writes if scheduled.movement.streaming)
+    emitter = Emitter(function, group, tiles, {**buffers, **views}, options, target, streams, scheduled.movement)
     nests = [emitter.leaf(leaf) for leaf in scheduled.leaves]
     registers = {t.name for leaf in scheduled.leaves for t in local if in_register(t, group, leaf)}
     return build.allocate([v.buffer for n, v in views.items() if n not in registers], build.block(*nests))

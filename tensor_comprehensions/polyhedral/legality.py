@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import islpy as isl
 
 from ..errors import InternalError
+from ..structured.movement import Movement
 from .affine import isl_name
 from .leaf import DimKind, Leaf
 from .schedule import Group
@@ -20,11 +21,15 @@ from .scop import CONTEXT, Node, Scop, domain_of, instance, union_map
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A group with the sizes of its tiles and its nests in order."""
+    """A group with the sizes of its tiles and its nests in order.
+
+    movement: how its only nest runs, where a strategy says so.
+    """
 
     group: Group
     sizes: tuple[int, ...]
     leaves: tuple[Leaf, ...]
+    movement: Movement | None = None
 
 
 def check(scop: Scop, schedule: Sequence[Scheduled]) -> None:

@@ -18,6 +18,7 @@ from ..structured.strategy import meant_for
 from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
+from . import movement
 from .affine import affine
 from .checks import Checks, check_loops
 from .collapse import collapse
@@ -93,12 +94,17 @@ def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Modu
 def plan_schedule(scop: Scop, options: CpuOptions, target: Target) -> tuple[Scheduled, ...]:
     """Groups, tile sizes and nests: everything but the emission."""
     plan = []
+    buffers = {t.name: _buffer(t) for t in scop.function.tensors}
     for group in schedule(scop, options, target):
         fuse = options.fusion != "min"
-        everything = leaves(scop, group, range(len(group.rows)), fuse=fuse)
-        sizes = row_tiles(scop.function, group, everything, options, target)
+        wanted = movement.asked(group, buffers, options, target)
+        if wanted is not None:
+            sizes = movement.sizes(wanted, group)
+        else:
+            everything = leaves(scop, group, range(len(group.rows)), fuse=fuse)
+            sizes = row_tiles(scop.function, group, everything, options, target)
         points = [k for k, size in enumerate(sizes) if size > 1]
-        plan.append(Scheduled(group, sizes, leaves(scop, group, points, fuse=fuse)))
+        plan.append(Scheduled(group, sizes, leaves(scop, group, points, fuse=fuse), wanted))
     return tuple(plan)
 
 
@@ -154,14 +160,21 @@ def _refusal(
 def contractions(
     function: BoundFunction, options: CpuOptions, target: Target
 ) -> tuple[tuple[str, str, StructuredOp], ...]:
-    """What `structured` lowers of `function` (legalised): for each op its name, the tensor it defines, and itself."""
-    function = collapse(function)
+    """What strategies are for in `function` (legalised): for each op its name, the tensor it defines, and itself.
+
+    They are what `structured` lowers, or what the only statement does where that is no contraction.
+    """
+    given = collapse(function)
+    function = rfactor(given)
     buffers = {t.name: _buffer(t) for t in function.tensors}
-    return tuple(
+    found = nodes(function, options, target)
+    ops = tuple(
         (n.name, n.cluster.output.tensor, paired(n.cluster.op(n.name, buffers), target))
-        for n in nodes(function, options, target)
+        for n in found
         if n.cluster is not None
     )
+    alone = movement.op_of(found[0], buffers) if found and len(given.statements) == 1 and not ops else None
+    return ops if alone is None else ((alone.name, given.statements[0].target, alone),)
 
 
 def split_initialisation(function: BoundFunction, s: BoundStatement) -> tuple[BoundStatement, ...]:

@@ -146,12 +146,7 @@ def plan_of(pipeline: Pipeline, op: StructuredOp, target: Target, *, parallel: b
 
 def explain(pipeline: Pipeline, op: StructuredOp, target: Target, *, parallel: bool = True) -> str:
     """What every piece does to `op`, a line each. Raises as `plan_of`."""
-    nest = start(op, target, alone=parallel)
-    lines: list[str] = []
-    for piece in pipeline.pieces:
-        before = len(nest.notes)
-        nest = _apply(piece, nest)
-        lines += [f"{piece}: {note}" for note in nest.notes[before:]]
+    nest, lines = noted(pipeline, start(op, target, alone=parallel))
     plan = _finish(nest)
     size = " x ".join(f"{nest.shown(i.name)} {plan.tile(i.name)}" for i in normalise(op).parallel)
     lines.append(f"register tile: {size}, {_cells(op, plan)} vectors of {plan.lanes}")
@@ -165,6 +160,21 @@ def outermost(pipeline: Pipeline, op: StructuredOp, count: int) -> tuple[str, ..
     """
     nest = _run(pipeline, start(op, NOWHERE))
     return tuple(nest.name(loop) for loop in nest.loops if op.extent(loop.iterator) > 1)[:count]
+
+
+def noted(pipeline: Pipeline, nest: Nest) -> tuple[Nest, list[str]]:
+    """What the pieces make of `nest`, and what each says that it does."""
+    lines: list[str] = []
+    for piece in pipeline.pieces:
+        before = len(nest.notes)
+        nest = _apply(piece, nest)
+        lines += [f"{piece}: {note}" for note in nest.notes[before:]]
+    return nest, lines
+
+
+def nest_of(pipeline: Pipeline, op: StructuredOp, target: Target, *, parallel: bool = True) -> Nest:
+    """What the pieces of `pipeline` make of `op`. Raises as `plan_of`."""
+    return _run(pipeline, start(op, target, alone=parallel))
 
 
 def _run(pipeline: Pipeline, nest: Nest) -> Nest:
@@ -244,7 +254,7 @@ def _parallel(piece: written.Parallel, nest: Nest) -> Nest:
 def _pack(piece: written.Pack, nest: Nest) -> Nest:
     for name, place in piece.factors:
         side = nest.side(name)
-        if any(side is other for other, _ in nest.packs):
+        if any(side is other for other, _ in nest.packs) and nest.op.is_product:
             raise CannotLower(f"{piece}: {name} is packed already")
         loop = None if place is None else nest.loop(place)
         nest = replace(nest, packs=(*nest.packs, (side, loop)))
@@ -289,20 +299,20 @@ def _peel(piece: written.Peel, nest: Nest) -> Nest:
 
 def _vectorize(piece: written.Vectorize, nest: Nest) -> Nest:
     contiguous = _contiguous(nest.op)
-    if not contiguous:
+    if not contiguous and (piece.iterator is None or nest.op.is_product):
         raise CannotLower(f"{piece}: the output is contiguous along none of the iterators")
     if piece.iterator is None:
         lane_iterator = max(contiguous, key=lambda i: i.extent)
     else:
         lane_iterator = nest.iterator(piece.iterator)
-        if not lane_iterator.is_parallel:
+        if not lane_iterator.is_parallel and nest.op.is_product:
             raise CannotLower(f"{piece}: {piece.iterator} is summed")
     shown = nest.shown(lane_iterator.name)
     if lane_iterator.extent < 2:
         raise CannotLower(f"{piece}: {shown} has one value")
     if all(lane_iterator.name not in names(factor) for factor in nest.op.factors):
         raise CannotLower(f"{piece}: no factor depends on {shown}")
-    across = "" if lane_iterator in contiguous else "; sums are turned to be stored"
+    across = "; sums are turned to be stored" if nest.op.is_product and lane_iterator not in contiguous else ""
     return replace(nest, vector=lane_iterator.name, lanes=piece.lanes).say(f"lanes along {shown}{across}")
 
 
@@ -313,7 +323,7 @@ def _contiguous(op: StructuredOp) -> list[Dimension]:
 
 def _unroll(piece: written.Unroll, nest: Nest) -> Nest:
     for name, _ in piece.factors:
-        if nest.iterator(name).is_parallel:
+        if nest.iterator(name).is_parallel and nest.op.is_product:
             raise CannotLower(f"{piece}: the register tile of {name} is unrolled anyway")
     pairs = tuple((nest.iterator(name).name, factor) for name, factor in piece.factors)
     text = ", ".join(f"{name} by {factor}" if factor else f"{name} completely" for name, factor in piece.factors)

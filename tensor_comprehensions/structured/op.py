@@ -9,7 +9,7 @@ from math import prod
 from ..dtypes import FLOAT32, DType
 from ..errors import InternalError
 from ..loop_ir import build
-from ..loop_ir.nodes import Expr, Load, Type, Var
+from ..loop_ir.nodes import Const, Expr, Load, Type, Var
 from ..loop_ir.rewrite import walk_expr
 
 ACCUMULATOR = "acc"
@@ -39,6 +39,8 @@ class Iterator:
 class StructuredOp:
     """`output = epilogue(initial + sum over the reduction iterators of left * right)`.
 
+    What reduces, permutes or copies has the constant 1 for `right`: see `movement.py`.
+
     Every index expression is int64 arithmetic over `Var(iterator name)` and variables of surrounding loops. The
     product's type is that of the accumulator; `left`, `right` and `initial` have it already, casts being explicit.
 
@@ -50,7 +52,7 @@ class StructuredOp:
         initial: what an element starts from, over the parallel iterators; a `Load` of the output itself adds to
             it; None is zero.
         epilogue: the value stored, over the parallel iterators and `accumulator(dtype)`; None stores the sum.
-        reduction: the combining operator; only "+" so far.
+        reduction: the combining operator; only "+" for products.
         pairs: whether the factors are pairs of bfloat16 (`pairs.py`), whose two products are summed at once.
     """
 
@@ -86,6 +88,11 @@ class StructuredOp:
     @property
     def factors(self) -> tuple[Expr, Expr]:
         return (self.left, self.right)
+
+    @property
+    def is_product(self) -> bool:
+        """Whether there is a second factor that reads something."""
+        return not isinstance(self.right, Const)
 
     @property
     def start(self) -> Expr:

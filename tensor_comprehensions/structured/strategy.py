@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 
 from ..errors import ArgumentError, CannotLower
 from ..target import Target
-from .apply import plan_of
+from .apply import explain, plan_of
 from .estimate import estimate
 from .expert import choose
+from .movement import explain_movement, movement_of
 from .normalise import normalise
 from .op import StructuredOp
 from .pipeline import Pipeline
@@ -56,12 +57,15 @@ def settled(strategy: Strategy, op: StructuredOp, target: Target) -> Pipeline:
         raise ArgumentError(f"the expert returns {pipeline!r}", expected="a pipeline")
     alternatives = list(pipeline.alternatives())
     if len(alternatives) == 1:
-        plan_of(alternatives[0], op, target)
+        check(alternatives[0], op, target)
         return alternatives[0]
     best: tuple[float, Pipeline] | None = None
     reasons: list[str] = []
     for alternative in alternatives:
         try:
+            check(alternative, op, target)
+            if not op.is_product:  # the first that applies: its cost is a matter of memory, which is measured
+                return alternative
             plan = plan_of(alternative, op, target)
         except CannotLower as refusal:
             reasons.append(str(refusal))
@@ -72,6 +76,19 @@ def settled(strategy: Strategy, op: StructuredOp, target: Target) -> Pipeline:
     if best is None:
         raise CannotLower("; ".join(dict.fromkeys(reasons)))
     return best[1]
+
+
+def check(pipeline: Pipeline, op: StructuredOp, target: Target) -> None:
+    """Can `op` be lowered as `pipeline`, which leaves nothing to choose, says? Raises ArgumentError, CannotLower."""
+    if op.is_product:
+        plan_of(pipeline, op, target)
+    else:
+        movement_of(pipeline, op, target)
+
+
+def told(pipeline: Pipeline, op: StructuredOp, target: Target) -> str:
+    """What every piece does to `op`, a line each. Raises as `check`."""
+    return explain(pipeline, op, target) if op.is_product else explain_movement(pipeline, op, target)
 
 
 def plan_for(strategy: Strategy | None, op: StructuredOp, target: Target, *, parallel: bool) -> Plan:

@@ -136,12 +136,11 @@ def test_mistakes(strategy: Any, words: list[str]) -> None:
         assert word in str(caught.value)
 
 
-def test_a_def_without_a_contraction_takes_no_strategy() -> None:
+def test_a_def_of_several_statements_without_a_contraction_takes_no_strategy() -> None:
+    twice = tc.define("def twice(float(N) x) -> (y, z) { y(i) = 2 * x(i) z(i) = 3 * x(i) }").twice
     for asked in ({"strategy": tile(i=4)}, {"search": 4}):
-        with pytest.raises(tc.ArgumentError, match="double_it has no contraction"):
-            OPS.double_it.compile(whole(9), **asked)
-    with pytest.raises(tc.ArgumentError, match="no contraction"):
-        OPS.matmul.compile(A, B, options=tc.CpuOptions(structured=False), strategy=Pipeline())
+        with pytest.raises(tc.ArgumentError, match="twice has no contraction"):
+            twice.compile(whole(9), **asked)
 
 
 def test_the_log_tells_what_every_piece_did(caplog: pytest.LogCaptureFixture) -> None:

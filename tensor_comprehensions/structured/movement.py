@@ -1,0 +1,158 @@
+"""What the pieces of a pipeline mean for an op without a second factor: one that reduces, permutes or copies.
+
+Memory bounds these. There is no register tile to pack panels for: the loops around tiles say in which order memory is
+walked, and inside a tile the lanes run along one iterator, a few vectors at once. Where lanes run across what is read,
+reads are turned in registers, in square blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..errors import CannotLower
+from ..target import Target
+from . import pipeline as written
+from .affine import steps
+from .apply import NOWHERE, Nest, TileLoop, nest_of, noted, start
+from .op import StructuredOp, loads
+from .pipeline import Piece, Pipeline, vectorize
+
+NEAR = 4
+"""Elements this far apart still come out of whole vectors; reads in larger steps are worth turning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """The loops around a nest, outermost first, and how the nest runs.
+
+    Attributes:
+        tiles: the parallel iterators that loops around the nest cut, and the points of a tile; all others are whole.
+        vector: the iterator along the lanes. lanes: scalars per vector. vectors: how many are in flight at once.
+        rows: steps of a sum that are added at once where the lanes run along the output.
+        turned: whether reads across the lanes are turned in registers, in blocks of `lanes` rows and columns.
+        shared: whether the threads share the tiles. streaming: whether the output is written past the caches.
+    """
+
+    tiles: tuple[tuple[str, int], ...]
+    vector: str
+    lanes: int
+    vectors: int = 1
+    rows: int = 1
+    turned: bool = False
+    shared: bool = False
+    streaming: bool = False
+
+
+def movement_of(pipeline: Pipeline, op: StructuredOp, target: Target, *, parallel: bool = True) -> Movement:
+    """What `pipeline`, which leaves nothing to choose, says about `op`.
+
+    Raises:
+        ArgumentError: the pipeline names something that the op does not have.
+        CannotLower: no code can be generated for it; the message says why.
+    """
+    nest = nest_of(pipeline, op, target, parallel=parallel)
+    if nest.vector is None:
+        nest = nest_of(pipeline >> vectorize(), op, target, parallel=parallel)
+    assert nest.vector is not None
+    for piece, given in (("pad", nest.padded), ("peel", nest.peeled)):
+        if given:
+            raise CannotLower(f"{piece}: what is left of vectors is code of its own already, and there are no panels")
+    tiles = tuple(_tiles(nest))
+    extent = dict(tiles).get(nest.vector, op.extent(nest.vector))
+    lanes = min(nest.lanes or target.lanes(max(32, op.dtype.bits)), max(2, 1 << (extent - 1).bit_length()))
+    turned = bool(nest.packs)
+    if turned:
+        _check_turned(nest, nest.vector)
+    vectors, rows = _unrolled(nest, nest.vector)
+    return Movement(tiles, nest.vector, lanes, vectors, rows, turned, _shared(nest, tiles), nest.streaming)
+
+
+def explain_movement(pipeline: Pipeline, op: StructuredOp, target: Target, *, parallel: bool = True) -> str:
+    """What every piece does to `op`, a line each. Raises as `movement_of`."""
+    found = movement_of(pipeline, op, target, parallel=parallel)
+    nest, lines = noted(pipeline, start(op, target, alone=parallel))
+    lines.append(f"nest: {found.vectors} vectors of {found.lanes} along {nest.shown(found.vector)}")
+    return "\n".join(lines)
+
+
+def pipeline_of_movement(movement: Movement, op: StructuredOp) -> Pipeline:
+    """The pipeline from which `movement_of` makes `movement`."""
+    nest = start(op, NOWHERE)
+    pieces: list[Piece] = []
+    whole = ((i.name, i.extent) for i in op.parallel if i.name not in dict(movement.tiles) and i.extent > 1)
+    sizes = (*movement.tiles, *whole)
+    if sizes:
+        pieces.append(written.Tile(tuple((nest.shown(name), size) for name, size in sizes)))
+    if movement.turned:
+        pieces.append(written.Pack(tuple((name, None) for name in across(op, movement.vector))))
+    if movement.shared:
+        pieces.append(written.Parallel(tuple(nest.name(TileLoop(name, 1, size)) for name, size in movement.tiles)))
+    pieces.append(written.Vectorize(nest.shown(movement.vector), movement.lanes))
+    factors = [(movement.vector, movement.vectors)]
+    factors += [(i.name, movement.rows) for i in op.reductions[-1:] if movement.rows > 1]
+    if unrolled := tuple((nest.shown(name), factor) for name, factor in factors if factor > 1):
+        pieces.append(written.Unroll(unrolled))
+    if movement.streaming:
+        pieces.append(written.Stream())
+    return Pipeline(tuple(pieces))
+
+
+def _tiles(nest: Nest) -> Iterator[tuple[str, int]]:
+    """The loops around the nest with their sizes: those of more than one iteration."""
+    seen: set[str] = set()
+    for loop in nest.loops:
+        shown, extent = nest.shown(loop.iterator), nest.op.extent(loop.iterator)
+        if loop.iterator in seen:
+            raise CannotLower(f"tile: {shown} is cut twice; what memory bounds has one level of tiles")
+        seen.add(loop.iterator)
+        if not nest.op.iterator(loop.iterator).is_parallel:
+            raise CannotLower(f"tile: the sum over {shown} is not cut; long sums into few results are, by themselves")
+        lanes = loop.iterator == nest.vector and not loop.number
+        if not lanes and loop.size < extent:
+            yield loop.iterator, loop.size
+
+
+def _shared(nest: Nest, tiles: tuple[tuple[str, int], ...]) -> bool:
+    """Whether the threads share the loops: they are one loop to them."""
+    if not nest.shared:
+        return False
+    named = [loop.iterator for loop in nest.shared if loop.size < nest.op.extent(loop.iterator)]
+    if named != [name for name, _ in tiles]:
+        names = ", ".join(nest.shown(name) for name, _ in tiles)
+        raise CannotLower(f"parallel: the threads share all of the loops around the nest, or none of {names}")
+    return True
+
+
+def _unrolled(nest: Nest, vector: str) -> tuple[int, int]:
+    """Vectors in flight, and rows of a sum that are added at once."""
+    vectors = rows = 1
+    for name, factor in nest.unrolled:
+        if not factor:
+            raise CannotLower(f"unroll: say how many steps of {nest.shown(name)}")
+        if name == vector:
+            vectors = factor
+        elif not nest.op.iterator(name).is_parallel and nest.op.iterator(vector).is_parallel:
+            rows = factor
+        else:
+            raise CannotLower(f"unroll: only vectors along {nest.shown(vector)}, and rows of a sum that they add to")
+    return vectors, rows
+
+
+def _check_turned(nest: Nest, vector: str) -> None:
+    if any(loop is not None for _, loop in nest.packs):
+        raise CannotLower("pack: what is read is turned in registers, block by block; name the tensor alone")
+    if nest.op.reductions:
+        raise CannotLower("pack: reads are turned where all iterations are independent")
+    if not across(nest.op, vector):
+        raise CannotLower(f"pack: nothing that is read lies across lanes along {nest.shown(vector)}")
+
+
+def across(op: StructuredOp, vector: str) -> tuple[str, ...]:
+    """The tensors that are read in long steps along `vector`, and side by side along another iterator."""
+    found: dict[str, None] = {}
+    for access in loads(op.left):
+        moved = steps(access, [i.name for i in op.iterators]) or {}
+        if abs(moved.get(vector, 0)) > NEAR and 1 in moved.values():
+            found[access.buffer.name] = None
+    return tuple(found)

@@ -1,0 +1,156 @@
+"""Experts for what memory bounds: reductions along rows and columns, permutations, copies.
+
+Each is an ordinary function of an op and a machine that returns a pipeline, with alternatives for a search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from math import prod
+from operator import or_
+
+from ..errors import CannotLower
+from ..layouts import Movement as Step
+from ..target import Target
+from .affine import steps
+from .apply import start
+from .movement import across
+from .op import Iterator as Dimension
+from .op import StructuredOp, loads
+from .pipeline import Pipeline, pack, parallel, stream, tile, unroll, vectorize
+
+ACCUMULATORS = (4, 8, 2, 1)
+"""Vectors of partial sums: additions that wait for no other."""
+BLOCKS = ((32, 512), (64, 64), (16, 128), (16, 256), (128, 32))
+"""Tiles of a transposition: runs that are written, and runs that are read."""
+FEW = 32
+"""Iterations for the threads that are enough."""
+CACHED = 0.75
+"""Of the last cache: what touches more than this gains from being written past it."""
+
+
+def movement(op: StructuredOp, target: Target) -> Pipeline:
+    """The expert that fits `op`."""
+    for expert in (transposition, row_reduction, column_reduction, copying):
+        try:
+            return expert(op, target)
+        except CannotLower:
+            continue
+    raise CannotLower(f"{op.name}: no iterator has lanes")
+
+
+def row_reduction(op: StructuredOp, target: Target) -> Pipeline:
+    """Lanes along what is summed, several vectors of partial sums, which are added as a tree in the end."""
+    inner = [i for i in op.reductions if _moves(op, i.name) == {Step.CONTIGUOUS} and i.extent > 1]
+    if not inner:
+        raise CannotLower("row_reduction: nothing that is read is contiguous along a sum")
+    lanes = _lanes(op, target, inner[0].extent)
+    shown = start(op, target).shown
+    outer = [i for i in op.parallel if i.extent > 1]
+    found = parallel(*(shown(i.name) for i in outer)) if outer else Pipeline()
+    ways = (n for n in ACCUMULATORS if n * lanes <= max(lanes, inner[0].extent))
+    return found >> vectorize(shown(inner[0].name), lanes=lanes) >> reduce(or_, (_times(op, inner[0], n) for n in ways))
+
+
+def column_reduction(op: StructuredOp, target: Target) -> Pipeline:
+    """Lanes along the output, whose elements stay in registers while whole rows are added."""
+    if not op.reductions:
+        raise CannotLower("column_reduction: nothing is summed")
+    lane = _contiguous(op)
+    lanes = _lanes(op, target, lane.extent)
+    return reduce(
+        or_, (_chunks(op, target, lane, lanes, n) for n in (4, 16, 8, 2) if n * lanes <= max(lanes, lane.extent))
+    )
+
+
+def transposition(op: StructuredOp, target: Target) -> Pipeline:
+    """Square blocks through registers, in tiles with long runs of what is read and of what is written."""
+    if op.reductions:
+        raise CannotLower("transposition: the iterations of a sum depend on one another")
+    lane = _contiguous(op)
+    names = across(op, lane.name)
+    if not names:
+        raise CannotLower(
+            f"transposition: nothing that is read lies across lanes along {start(op, target).shown(lane.name)}"
+        )
+    row = next(i for i in op.parallel if _step_of(op, names[0]).get(i.name) == 1)
+    shown = start(op, target).shown
+    sides = [n for n in (target.lanes(op.dtype.bits) // 2, target.lanes(op.dtype.bits)) if n > 1]
+    options = []
+    for rows, columns in BLOCKS:
+        sizes = {lane.name: min(columns, lane.extent), row.name: min(rows, row.extent)}
+        nest = _tiled(op, target, {**{i.name: 1 for i in op.parallel}, **sizes})
+        for side in sides:
+            options.append(nest >> pack(*names) >> vectorize(shown(lane.name), lanes=min(side, 16)))
+    return reduce(or_, dict.fromkeys(options)) >> (stream() if _large(op, target) else Pipeline())
+
+
+def copying(op: StructuredOp, target: Target) -> Pipeline:
+    """Lanes along what is contiguous."""
+    if op.reductions:
+        raise CannotLower("copying: something is summed")
+    lane = _contiguous(op)
+    lanes = _lanes(op, target, lane.extent)
+    found = reduce(or_, (_chunks(op, target, lane, lanes, n) for n in (2, 4, 1, 8)))
+    return found >> (stream() if _large(op, target) else Pipeline())
+
+
+def _times(op: StructuredOp, lane: Dimension, count: int) -> Pipeline:
+    return unroll(**{lane.name.removeprefix(f"{op.name}_"): count})
+
+
+def _chunks(op: StructuredOp, target: Target, lane: Dimension, lanes: int, vectors: int) -> Pipeline:
+    """Pieces of the output that so many vectors cover a few times, the threads sharing them."""
+    others = prod(i.extent for i in op.parallel if i is not lane)
+    chunk = max(vectors * lanes, lane.extent if others >= FEW else lane.extent * others // FEW // lanes * lanes)
+    sizes = {i.name: 1 for i in op.parallel} | {lane.name: min(chunk, lane.extent)}
+    return _tiled(op, target, sizes) >> vectorize(_shown(op, lane.name), lanes=lanes) >> _times(op, lane, vectors)
+
+
+def _tiled(op: StructuredOp, target: Target, sizes: Mapping[str, int]) -> Pipeline:
+    """Loops that the threads share over tiles of `sizes`, those of more than one iteration outside."""
+    nest = start(op, target)
+    cut = [name for name, size in sizes.items() if size < op.extent(name)]
+    ordered = [*cut, *(name for name in sizes if name not in cut)]
+    found = tile(**{nest.shown(name): sizes[name] for name in ordered})
+    return found >> parallel(*(nest.shown(name) for name in cut)) if cut else found
+
+
+def _shown(op: StructuredOp, name: str) -> str:
+    return name.removeprefix(f"{op.name}_")
+
+
+def _lanes(op: StructuredOp, target: Target, extent: int) -> int:
+    return min(target.lanes(max(32, op.dtype.bits)), max(2, 1 << (extent - 1).bit_length()))
+
+
+def _contiguous(op: StructuredOp) -> Dimension:
+    """The longest iterator along which the output is contiguous. Raises CannotLower."""
+    written = steps(op.output, [i.name for i in op.iterators]) or {}
+    found = [i for i in op.parallel if Step.of(written.get(i.name, 0)) is Step.CONTIGUOUS and i.extent > 1]
+    if not found:
+        raise CannotLower(f"{op.name}: the output is contiguous along none of the iterators")
+    return max(found, key=lambda i: i.extent)
+
+
+def _moves(op: StructuredOp, name: str) -> set[Step]:
+    """How what is read moves along an iterator, where it does."""
+    found = {Step.of(moved.get(name, 0)) for moved in _reads(op)}
+    return found - {Step.BROADCAST}
+
+
+def _reads(op: StructuredOp) -> Iterator[Mapping[str, int]]:
+    for access in loads(op.left):
+        yield steps(access, [i.name for i in op.iterators]) or {}
+
+
+def _step_of(op: StructuredOp, tensor: str) -> Mapping[str, int]:
+    access = next(a for a in loads(op.left) if a.buffer.name == tensor)
+    return steps(access, [i.name for i in op.iterators]) or {}
+
+
+def _large(op: StructuredOp, target: Target) -> bool:
+    """Whether the last cache has no room for what is read and written."""
+    buffers = {a.buffer.name: a.buffer for a in (op.output, *loads(op.left))}.values()
+    return sum(prod(b.shape) * b.type.dtype.size for b in buffers) > CACHED * target.cache[-1]
