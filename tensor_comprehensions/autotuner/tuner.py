@@ -38,6 +38,8 @@ SHORTEST = 2e-3
 """Seconds that a first run may take before it is hopeless: caches are cold."""
 COMPILE_LIMIT, FIRST_LIMIT = 60.0, 300.0
 """Seconds to compile a candidate, and to run the first one."""
+PATIENCE = 10.0
+"""Times what it took to check and time the first candidate: a busy machine is as slow with all others."""
 STORES = 2e14
 """Bytes per second that no machine writes; what is faster did not do it."""
 SILENCE = 10.0
@@ -277,7 +279,7 @@ class Tuner:
             losing=0.0 if best is None else LOSING * best,
             seconds=0.1 if best is None else min(max(5 * best, 0.01), 0.1),
             compile_limit=COMPILE_LIMIT,
-            run_limit=FIRST_LIMIT if best is None else 1.0 + 40 * best,
+            run_limit=FIRST_LIMIT if best is None else 1.0 + 40 * best + PATIENCE * self.outcomes[0].running,
         )  # fmt: skip
 
     def _answers(self, requests: Sequence[pb.Request]) -> list[pb.Reply]:
