@@ -35,20 +35,14 @@ class Context:
 
 
 Operation = Callable[..., Value]
+Parts = Sequence[Callable[[], Value] | None]
 TABLE: dict[Any, Operation] = {}
 VIEWS: set[Any] = set()
 """Operations that take no work: one whose argument torch computed stays with torch."""
-INNER: dict[Any, Callable[[torch.fx.Node], int]] = {
-    aten.mm.default: lambda node: _size(node, 0, -1),
-    aten.bmm.default: lambda node: _size(node, 0, -1),
-    aten.addmm.default: lambda node: _size(node, 1, -1),
-    aten.convolution.default: lambda node: math.prod(node.args[1].meta["val"].shape[1:]),  # type: ignore[union-attr]
-}
-"""How many products each element of a result sums."""
-
-
-def _size(node: torch.fx.Node, argument: int, dimension: int) -> int:
-    return int(node.args[argument].meta["val"].shape[dimension])  # type: ignore[union-attr]
+PARTS: dict[Any, Callable[..., Parts]] = {}
+"""Operations with several results: how each of them is made, as far as there is a formula for it."""
+WORK: dict[Any, Callable[[torch.fx.Node], int]] = {}
+"""The floating-point operations of what takes more than one for each element: products and the like."""
 
 
 def operation(*targets: Any, view: bool = False) -> Callable[[Operation], Operation]:
@@ -61,6 +55,17 @@ def operation(*targets: Any, view: bool = False) -> Callable[[Operation], Operat
         return function
 
     return register
+
+
+def size_of(node: torch.fx.Node, argument: int, dimension: int) -> int:
+    """The size of a dimension of an argument of `node`."""
+    return int(node.args[argument].meta["val"].shape[dimension])  # type: ignore[union-attr]
+
+
+def elements(node: torch.fx.Node) -> int:
+    """How many elements `node` gives, of several results the first."""
+    value = node.meta["val"]
+    return math.prod((value if isinstance(value, torch.Tensor) else next(x for x in value if x is not None)).shape)
 
 
 # --- one element after another -----------------------------------------------------------------------------------
@@ -121,7 +126,7 @@ def pointwise(c: Context, template: str, operands: Sequence[Value], dtype: DType
     return Value(values[0].groups, at, c.dtype, constant=all(x.constant for x in values))
 
 
-def _operands(c: Context, *arguments: Any, dtype: DType | None = None) -> list[Value]:
+def taken(c: Context, *arguments: Any, dtype: DType | None = None) -> list[Value]:
     """Arguments as values; numbers take the type of the operation."""
     return [x if isinstance(x, Value) else constant(_number(x), dtype or c.dtype) for x in arguments]
 
@@ -146,7 +151,7 @@ def _templated(template: str, logical: bool) -> Operation:
             raise Unsupported(f"not in {c.dtype}")
         if not (logical or c.dtype.is_float or "*" in template):
             raise Unsupported(f"not in {c.dtype}")
-        return pointwise(c, template, _operands(c, *arguments))
+        return pointwise(c, template, taken(c, *arguments))
 
     return make
 
@@ -157,7 +162,7 @@ def _comparison(sign: str) -> Operation:
             kind = TYPES[torch.promote_types(_torch(x.dtype), _torch(y.dtype))]
         else:
             kind = FLOAT32 if isinstance(y, float) and not x.dtype.is_float else x.dtype
-        return pointwise(c, f"({{0}} {sign} {{1}})", _operands(c, x, y, dtype=kind), kind)
+        return pointwise(c, f"({{0}} {sign} {{1}})", taken(c, x, y, dtype=kind), kind)
 
     return make
 
@@ -168,20 +173,20 @@ def _torch(dtype: DType) -> torch.dtype:
 
 @operation(aten.add.Tensor, aten.add.Scalar)
 def add(c: Context, x: Any, y: Any, alpha: Any = 1) -> Value:
-    return _sum(c, "+", x, y, alpha)
+    return added(c, "+", x, y, alpha)
 
 
 @operation(aten.sub.Tensor, aten.sub.Scalar)
 def sub(c: Context, x: Any, y: Any, alpha: Any = 1) -> Value:
-    return _sum(c, "-", x, y, alpha)
+    return added(c, "-", x, y, alpha)
 
 
-def _sum(c: Context, sign: str, x: Any, y: Any, alpha: Any) -> Value:
+def added(c: Context, sign: str, x: Any, y: Any, alpha: Any) -> Value:
     if c.dtype == BOOL:
         raise Unsupported("not in bool")
     if alpha == 1:
-        return pointwise(c, f"({{0}} {sign} {{1}})", _operands(c, x, y))
-    return pointwise(c, f"({{0}} {sign} {{2}} * {{1}})", _operands(c, x, y, alpha))
+        return pointwise(c, f"({{0}} {sign} {{1}})", taken(c, x, y))
+    return pointwise(c, f"({{0}} {sign} {{2}} * {{1}})", taken(c, x, y, alpha))
 
 
 @operation(aten.pow.Tensor_Scalar)
@@ -194,12 +199,12 @@ def power(c: Context, x: Value, exponent: Any) -> Value:
         return pointwise(c, "({0} * {0})", [x if x.access else c.body.kept(x)])
     if exponent in (0.5, -0.5):
         return pointwise(c, "sqrt({0})" if exponent > 0 else "rsqrt({0})", [x])
-    return pointwise(c, "pow({0}, {1})", _operands(c, x, exponent))
+    return pointwise(c, "pow({0}, {1})", taken(c, x, exponent))
 
 
 @operation(aten.where.self)
 def where(c: Context, condition: Value, x: Any, y: Any) -> Value:
-    both = _operands(c, x, y)
+    both = taken(c, x, y)
     mask = pointwise(replace(c, dtype=BOOL), "{0}", [condition])
     values = [pointwise(c, "{0}", [v]) for v in both]
     a, b, m = aligned([broadcast(v, c.shape) for v in (*values, mask)])
@@ -209,8 +214,8 @@ def where(c: Context, condition: Value, x: Any, y: Any) -> Value:
 @operation(aten.clamp.default)
 def clamp(c: Context, x: Value, low: Any = None, high: Any = None) -> Value:
     if low is not None:
-        x = pointwise(c, "max({0}, {1})", _operands(c, x, low))
-    return x if high is None else pointwise(c, "min({0}, {1})", _operands(c, x, high))
+        x = pointwise(c, "max({0}, {1})", taken(c, x, low))
+    return x if high is None else pointwise(c, "min({0}, {1})", taken(c, x, high))
 
 
 @operation(aten._to_copy.default, prims.convert_element_type.default)
@@ -325,7 +330,7 @@ def cat(c: Context, parts: Sequence[Value], dimension: int = 0) -> Value:
 # --- reductions --------------------------------------------------------------------------------------------------
 
 
-def _reduced(c: Context, x: Value, dimensions: Any, keep: bool, op: str) -> Value:
+def reduced(c: Context, x: Value, dimensions: Any, keep: bool, op: str) -> Value:
     """`x` combined over `dimensions` (all where none are named), in the result's type."""
     rank = len(x.groups)
     over = sorted({d % rank for d in dimensions} if dimensions else range(rank))
@@ -348,7 +353,7 @@ def _floating(c: Context) -> None:
 @operation(aten.sum.dim_IntList)
 def summed(c: Context, x: Value, dimensions: Any = None, keep: bool = False, **_: Any) -> Value:
     _floating(c)
-    return _reduced(c, x, dimensions, keep, "+")
+    return reduced(c, x, dimensions, keep, "+")
 
 
 @operation(prims.sum.default)
@@ -359,11 +364,11 @@ def summed_all(c: Context, x: Value, dimensions: Any = None, **_: Any) -> Value:
 @operation(aten.mean.default, aten.mean.dim)
 def mean(c: Context, x: Value, dimensions: Any = None, keep: bool = False, **_: Any) -> Value:
     _floating(c)
-    total = _reduced(c, x, dimensions, keep, "+")
-    return _scaled(c, total, math.prod(x.shape) / max(1, math.prod(c.shape)))
+    total = reduced(c, x, dimensions, keep, "+")
+    return scaled(c, total, math.prod(x.shape) / max(1, math.prod(c.shape)))
 
 
-def _scaled(c: Context, x: Value, count: float) -> Value:
+def scaled(c: Context, x: Value, count: float) -> Value:
     number = literal(count, c.dtype)
     return Value(x.groups, lambda i: f"({x.at(i)} / {number})", c.dtype)
 
@@ -371,13 +376,13 @@ def _scaled(c: Context, x: Value, count: float) -> Value:
 @operation(aten.amax.default)
 def amax(c: Context, x: Value, dimensions: Any = (), keep: bool = False) -> Value:
     _floating(c)
-    return _reduced(c, x, dimensions, keep, "max")
+    return reduced(c, x, dimensions, keep, "max")
 
 
 @operation(aten.amin.default)
 def amin(c: Context, x: Value, dimensions: Any = (), keep: bool = False) -> Value:
     _floating(c)
-    return _reduced(c, x, dimensions, keep, "min")
+    return reduced(c, x, dimensions, keep, "min")
 
 
 @operation(prims.var.default, aten.var.correction)
@@ -390,118 +395,11 @@ def variance(
     over = sorted({d % rank for d in dimensions} if dimensions else range(rank))
     count = math.prod(x.shape[d] for d in over)
     inner = Context(c.body, x.shape, c.dtype)
-    center = c.body.kept(_scaled(inner, _reduced(inner, x, over, True, "+"), count))
+    center = c.body.kept(scaled(inner, reduced(inner, x, over, True, "+"), count))
     difference = pointwise(inner, "({0} - {1})", [x, center])
     square = pointwise(inner, "({0} * {0})", [difference])
-    total = _scaled(c, _reduced(c, square, over, True, "+"), count - (1 if correction is None else correction))
+    total = scaled(c, reduced(c, square, over, True, "+"), count - (1 if correction is None else correction))
     return total if keepdim else _without(total, over)
-
-
-# --- contractions ------------------------------------------------------------------------------------------------
-
-
-def _product(c: Context, equation: str, a: Value, b: Value) -> Value:
-    if c.dtype not in (FLOAT32, FLOAT64):
-        raise Unsupported(f"products of {c.dtype} stay with torch")
-    a, b = (x if x.access else c.body.kept(x) for x in (a, b))
-    return c.body.contracted(a, b, equation)
-
-
-@operation(aten.mm.default)
-def mm(c: Context, a: Value, b: Value) -> Value:
-    return _product(c, "mk,kn->mn", a, b)
-
-
-@operation(aten.bmm.default)
-def bmm(c: Context, a: Value, b: Value) -> Value:
-    return _product(c, "bmk,bkn->bmn", a, b)
-
-
-@operation(aten.addmm.default)
-def addmm(c: Context, bias: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> Value:
-    return _sum(c, "+", _times(c, bias, beta), _times(c, mm(c, a, b), alpha), 1)
-
-
-def _times(c: Context, x: Value, factor: Any) -> Value:
-    return x if factor == 1 else pointwise(replace(c, shape=x.shape), "({0} * {1})", _operands(c, x, factor))
-
-
-@operation(aten.convolution.default)
-def convolution(
-    c: Context, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any,
-    turned: bool, _: Any, groups: int,
-) -> Value:  # fmt: skip
-    if turned or c.dtype not in (FLOAT32, FLOAT64):
-        raise Unsupported("transposed, or not in float32 or float64")
-    count = len(x.groups) - 2
-    stride, padding, dilation = ([*s] * count if len(s) == 1 else [*s] for s in (stride, padding, dilation))
-    for d, p in enumerate(padding):
-        x = _padded(c, x, 2 + d, p)
-    x, weight = (v if v.access else c.body.kept(v) for v in (x, weight))
-    result = _windows(c, x, weight, stride, dilation, groups)
-    if bias is None:
-        return result
-    return _sum(c, "+", result, reshaped(bias, [1, *bias.shape, *[1] * count]), 1)
-
-
-def _padded(c: Context, x: Value, dimension: int, width: int) -> Value:
-    if not width:
-        return x
-    size = x.shape[dimension]
-    x = x if x.access else c.body.kept(x)
-    shifted = moved(x, dimension, size + 2 * width, lambda i: f"({i} - {width})")
-    position = sum(len(g) for g in shifted.groups[:dimension])
-    zero = literal(0, x.dtype)
-
-    def at(i: Sequence[str]) -> str:
-        return f"({i[position]} >= {width} && {i[position]} < {size + width} ? {shifted.at(i)} : {zero})"
-
-    return c.body.kept(Value(shifted.groups, at, x.dtype))
-
-
-def _windows(c: Context, x: Value, weight: Value, stride: Any, dilation: Any, groups: int) -> Value:
-    """`out(n, g o, h...) +=! x(n, g c, s h + d k...) * weight(g o, c, k...)`."""
-    out, channels, *kernel = weight.shape
-    extents = {"n": c.shape[0], "g": groups, "o": out // groups, "c": channels}
-    extents |= {f"h{d}": n for d, n in enumerate(c.shape[2:])} | {f"k{d}": n for d, n in enumerate(kernel)}
-    name = {letter: letter if n != 1 else "0" for letter, n in extents.items()}
-
-    def joined(outer: str, inner: str, size: int) -> str:
-        return name[inner] if groups == 1 else f"({outer} * {size} + {name[inner]})"
-
-    places = [
-        f"({s} * {name[f'h{d}']} + {e} * {name[f'k{d}']})"
-        for d, (s, e) in enumerate(zip(stride, dilation, strict=True))
-    ]
-    data = _element(x, [name["n"], joined("g", "c", channels), *places])
-    taps = _element(weight, [joined("g", "o", out // groups), name["c"], *(name[f"k{d}"] for d in range(len(kernel)))])
-    target = ["n", "g", "o", *(f"h{d}" for d in range(len(kernel)))]
-    names = [t for t in target if extents[t] != 1]
-    parts = [tuple(extents[t] for t in group if extents[t] != 1) for group in ("n", "go", *((t,) for t in target[3:]))]
-    ranges = [f"{letter} in 0:{n}" for letter, n in extents.items() if n != 1]
-    like = Value(tuple(parts), x.at, c.dtype)
-    return c.body.summed(like, names, f"{data} * {taps}", ranges)
-
-
-def _element(x: Value, indices: Sequence[str]) -> str:
-    """The element of `x` at one index for each of its dimensions."""
-    if any(len(g) > 1 for g in x.groups):
-        raise Unsupported("a window over merged dimensions")
-    return x.at([i for i, group in zip(indices, x.groups, strict=True) if group])
-
-
-@operation(aten.embedding.default)
-def embedding(c: Context, table: Value, words: Value, *_: Any) -> Value:
-    if not table.access or len(table.groups[1]) > 1 or len(table.groups[0]) != 1 or words.dtype != INT64:
-        raise Unsupported("not a table")
-    words = words if words.access else c.body.kept(words)
-    width = len(table.groups[1])
-
-    def at(i: Sequence[str]) -> str:
-        split = len(i) - width
-        return table.at([words.at(i[:split]), *i[split:]])
-
-    return Value((*words.groups, table.groups[1]), at, c.dtype)
 
 
 _register_tables()

@@ -19,16 +19,33 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from ..api import Op, define
 from ..inspection import logger
 from ..once import OncePerKey
-from .aten import Unsupported, aten
+from .aten import WORK, aten
 from .body import NAME
-from .choice import Choice
-from .regions import Region, computes, described, is_expressible, is_worth_it, operations, regions
+from .choice import Choice, Result
+from .regions import (
+    ANY,
+    Bounds,
+    Refused,
+    Region,
+    computes,
+    described,
+    is_expressible,
+    is_worth_it,
+    layout,
+    operations,
+    regions,
+)
+from .sized import Sized, is_symbolic
+from .windows import apart
 
 LIMIT = 4096
 _operators: OncePerKey[str, Op] = OncePerKey(LIMIT)
 """Operators by their text: the layers of a network share them."""
 
-KEPT = (aten.addmm, aten.embedding_dense_backward, aten._scaled_dot_product_flash_attention_for_cpu)
+KEPT = (
+    aten.addmm, aten.embedding_dense_backward, aten._scaled_dot_product_flash_attention_for_cpu,
+    aten.max_pool2d_with_indices, aten.avg_pool2d,
+)  # fmt: skip
 """What torch would take apart but is better left whole."""
 TAKEN_APART = (
     aten._softmax, aten._log_softmax, aten._softmax_backward_data, aten._log_softmax_backward_data,
@@ -57,19 +74,40 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _compile(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+    if is_symbolic(module.graph):
+        return make_boxed_func(Sized(module, fuse))
     return make_boxed_func(fuse(module).forward)
 
 
-def fuse(module: fx.GraphModule) -> fx.GraphModule:
+def fuse(module: fx.GraphModule, bounds: Bounds = ANY) -> fx.GraphModule:
     """`module` with calls of kernels in place of the regions that they compute."""
-    taken: list[Region] = []
-    for region in filter(is_worth_it, regions(module.graph)):
-        try:
-            taken.append(described(region))
-        except Unsupported as refusal:
-            logger("graph").debug("a region of %d operations stays with torch: %s", len(region.nodes), refusal)
+    apart(module.graph)
+    taken = _taken(module.graph, bounds)
     _explain(module.graph, taken)
     return _rewritten(module, taken)
+
+
+def _taken(graph: fx.Graph, bounds: Bounds) -> list[Region]:
+    """The regions of `graph` with their defs, without the operations whose formulas do not fit their arguments."""
+    refused: set[fx.Node] = set()
+    while True:
+        before, taken = len(refused), []
+        for region in filter(is_worth_it, regions(graph, refused, bounds)):
+            try:
+                taken.append(described(region))
+            except Refused as refusal:
+                logger("graph").debug("%s stays with torch: %s", refusal.node.target, refusal.why)
+                refused.add(refusal.node)
+        if len(refused) == before:
+            return taken
+
+
+def _parts(region: Region) -> Callable[[], fx.GraphModule] | None:
+    """What to try where the kernel of `region` is slower than torch: kernels with fewer products, or with none."""
+    products = sum(n.target in WORK for n in region.nodes)
+    if not products or len(region.nodes) == 1:
+        return None
+    return lambda: fuse(eager(region), Bounds(1) if products > 1 else Bounds(1, alone=True))
 
 
 def share(graph: fx.Graph, taken: Sequence[Region]) -> float:
@@ -95,7 +133,7 @@ def _rewritten(module: fx.GraphModule, taken: Sequence[Region]) -> fx.GraphModul
     """A new module: every node is made when something needs it, a region when one of its outputs is needed."""
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
-    of = {node: region for region in taken for node in region.nodes}
+    of = {node: region for region in taken for node in (*region.nodes, *region.outputs)}
     names = list(range(len(taken)))
     fresh = fx.GraphModule(module, graph)
 
@@ -113,8 +151,8 @@ def _rewritten(module: fx.GraphModule, taken: Sequence[Region]) -> fx.GraphModul
         name = f"region_{names.pop(0)}"
         inputs = tuple(make(n) for n in region.inputs)
         op = _operators.get(region.text, lambda: define(region.text)[NAME])
-        shapes = tuple(tuple(n.meta["val"].shape) for n in region.outputs)
-        fresh.add_submodule(name, Choice(op, eager(region), shapes))
+        results = tuple(Result.of(n.meta["val"].shape, layout(n)) for n in region.outputs)
+        fresh.add_submodule(name, Choice(op, eager(region), results, region.finite, _parts(region)))
         result = graph.call_module(name, inputs)
         for k, node in enumerate(region.outputs):
             made[node] = graph.call_function(_item, (result, k))
@@ -135,6 +173,8 @@ def eager(region: Region) -> fx.GraphModule:
     """The operations of `region` as torch runs them: from its inputs to a tuple of its outputs."""
     graph = fx.Graph()
     made = {n: graph.placeholder(f"x{k}") for k, n in enumerate(region.inputs)}
+    for n, placeholder in made.items():
+        placeholder.meta = dict(n.meta)
 
     def make(node: fx.Node) -> fx.Node:
         if node not in made:

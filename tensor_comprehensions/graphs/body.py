@@ -83,9 +83,11 @@ class Body:
         ranges = [r for c in sorted(loops) for r in _ranges(names[c], loops[c])]
         return self.summed(Value(tuple(loops[c] for c in out), a.at, a.dtype), _listed(names, out), term, ranges)
 
-    def summed(self, like: Value, names: Sequence[str], term: str, ranges: Sequence[str]) -> Value:
-        """The sum of `term` over all indices in `ranges` that are not `names`, with the loops and type of `like`."""
-        return self._stated(like, names, "+=!", term, ranges)
+    def summed(
+        self, like: Value, names: Sequence[str], term: str, ranges: Sequence[str], operator: str = "+=!"
+    ) -> Value:
+        """`term` combined over all indices in `ranges` that are not `names`, with the loops and type of `like`."""
+        return self._stated(like, names, operator, term, ranges)
 
     def _stated(self, like: Value, names: Sequence[str], operator: str, text: str, ranges: Sequence[str]) -> Value:
         tensor = f"t{len(self._statements)}"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -19,24 +23,59 @@ def faster(ours: float, theirs: float) -> bool:
     return ours <= theirs
 
 
-class Choice(torch.nn.Module):
-    """Runs an operator on its inputs; on the first ones also the graph that it replaces, and keeps the faster."""
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How an output of a kernel is looked at: in `shape`, and then with its dimensions in another order, if any."""
 
-    def __init__(self, op: Op, graph: fx.GraphModule, shapes: tuple[tuple[int, ...], ...]) -> None:
+    shape: tuple[int, ...]
+    order: tuple[int, ...] | None
+
+    @staticmethod
+    def of(shape: Sequence[int], layout: Sequence[int]) -> Result:
+        """Of a tensor of `shape` whose dimensions lie in memory in the order of `layout`."""
+        moved = list(layout) != sorted(layout)
+        inverse = tuple(layout.index(d) for d in range(len(layout))) if moved else None
+        return Result(tuple(shape[d] for d in layout), inverse)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        seen = x.view(self.shape)
+        return seen if self.order is None else seen.permute(self.order)
+
+
+class Choice(torch.nn.Module):
+    """Runs an operator on its inputs; on the first ones also the graph that it replaces, and keeps the faster.
+
+    Args:
+        results: how the outputs are looked at.
+        finite: inputs that must be finite for the operator to give what the graph gives; else the graph runs.
+        parts: makes of the graph one with smaller kernels, which takes its place where the operator is slower.
+    """
+
+    def __init__(
+        self,
+        op: Op,
+        graph: fx.GraphModule,
+        results: tuple[Result, ...],
+        finite: tuple[int, ...] = (),
+        parts: Callable[[], fx.GraphModule] | None = None,
+    ) -> None:
         super().__init__()
-        self.op, self.graph, self._shapes = op, graph, shapes
+        self.op, self.graph, self._results, self._parts = op, graph, results, parts
+        self._finite = tuple((n, Finite()) for n in finite)
         self.uses_kernel: bool | None = None
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs of the region."""
         if self.uses_kernel is None:
             self._choose(inputs)
-        return self._kernel(*inputs) if self.uses_kernel else self._torch(*inputs)
+        if self.uses_kernel and all(check(inputs[n]) for n, check in self._finite):
+            return self._kernel(*inputs)
+        return self._torch(*inputs)
 
     def _kernel(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         found = self.op(*inputs)
         outputs = found if isinstance(found, tuple) else (found,)
-        return tuple(x.view(shape) for x, shape in zip(outputs, self._shapes, strict=True))
+        return tuple(result(x) for result, x in zip(self._results, outputs, strict=True))
 
     def _torch(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         outputs: tuple[Tensor, ...] = self.graph(*inputs)
@@ -55,5 +94,28 @@ class Choice(torch.nn.Module):
         self.uses_kernel = faster(ours, theirs)
         logger("graph").debug(
             "%s: %.1f us here, %.1f us in torch: %s", self.op, ours * 1e6, theirs * 1e6,
-            "the kernel stays" if self.uses_kernel else "torch stays",
+            "the kernel stays" if self.uses_kernel else "smaller kernels are tried" if self._parts else "torch stays",
         )  # fmt: skip
+        if not self.uses_kernel and self._parts is not None:
+            self.graph = self._parts()
+
+
+class Finite:
+    """Tells of tensors whether they have neither infinities nor NaN; of one that has not changed, without looking."""
+
+    def __init__(self) -> None:
+        self._last: tuple[weakref.ref[Tensor], int, bool] | None = None
+
+    def __call__(self, x: Tensor) -> bool:
+        if x.is_inference():  # torch does not count its changes
+            return _is_finite(x)
+        if self._last is not None and self._last[0]() is x and self._last[1] == x._version:
+            return self._last[2]
+        found = _is_finite(x)
+        self._last = weakref.ref(x), x._version, found
+        return found
+
+
+def _is_finite(x: Tensor) -> bool:
+    total = x.detach().sum().item()  # of finite numbers it may overflow, of others it is never finite
+    return math.isfinite(total) or bool(x.isfinite().all())

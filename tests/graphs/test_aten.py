@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tensor_comprehensions.graphs.aten import TABLE, aten, prims
+from tensor_comprehensions.graphs.aten import PARTS, TABLE, aten, prims
 from tensor_comprehensions.graphs.backend import decompositions, fuse
 from tensor_comprehensions.graphs.choice import Choice
 
@@ -92,9 +92,45 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "grouped": (lambda x, w: F.conv2d(x, w, groups=3, padding=1) + 1, (IMAGE, r(9, 2, 3, 3))),
     "depthwise": (lambda x, w: F.conv1d(x[0] + 1, w, groups=6) * 2, (IMAGE[..., 0], r(6, 1, 3))),
     "three dimensions": (lambda x, w: F.conv3d(x.unsqueeze(1), w).exp(), (IMAGE, r(2, 1, 2, 3, 1))),
+    "gradients of a convolution": (
+        lambda g, x, w: _gradients(g, x, w, [1, 1], [1, 1], [1, 1], 1),
+        (r(2, 4, 9, 8), IMAGE, r(4, 6, 3, 3)),
+    ),
+    "gradients of groups": (
+        lambda g, x, w: _gradients(g, x, w, [1, 1], [0, 2], [1, 2], 3),
+        (r(2, 9, 7, 8), IMAGE, r(9, 2, 3, 3)),
+    ),
+    "gradient of strides": (
+        lambda g, x, w: _gradients(g, x, w, [2, 1], [0, 1], [1, 1], 1) + 1,
+        (r(2, 4, 4, 8), IMAGE, r(4, 6, 3, 3)),
+    ),
+    "means of windows": (lambda x: F.avg_pool2d(x * 2, 3, 2) + F.avg_pool2d(x, 3, 2, 1)[:, :, 1:, 1:], (IMAGE,)),
+    "extremes of windows": (lambda x: F.max_pool2d(x * 2, 3, 2, 1) + F.max_pool2d(x, (2, 3), 2, (1, 1)), (IMAGE,)),
+    "attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v) * 2, (r(2, 3, 5, 4), *r(2, 2, 3, 7, 4))),
+    "causal attention": (
+        lambda q, k, v: F.scaled_dot_product_attention(
+            *(x.view(2, 6, 3, 4).transpose(1, 2) for x in (q, k * 2, v)), is_causal=True, scale=0.3
+        ).transpose(1, 2).reshape(2, 6, 12) + q,
+        tuple(r(3, 2, 6, 12)),
+    ),
+    "gradients of attention": (lambda g, q, k, v: _attention_gradients(g, q, k, v), tuple(r(4, 2, 3, 6, 4))),
     "embedding": (lambda t, i: F.embedding(i, t) * 2 + 1, (A, torch.randint(4, (3, 2)))),
     "doubles": (lambda x: (x * 0.5).exp() @ x.t() + 1, (A.double(),)),
 }  # fmt: skip
+
+
+def _gradients(g: Tensor, x: Tensor, w: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
+    """All three gradients of a convolution in one vector."""
+    parts = aten.convolution_backward(
+        g, x, w, [len(w)], stride, padding, dilation, False, [0, 0], groups, [True, True, True]
+    )
+    return torch.cat([p.reshape(-1) for p in parts])
+
+
+def _attention_gradients(g: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out, logarithms = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+    parts = aten._scaled_dot_product_flash_attention_for_cpu_backward(g, q, k, v, out, logarithms, 0.0, True)
+    return torch.cat([*parts, logarithms.unsqueeze(3).expand(g.shape)])
 
 
 def fused(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> torch.fx.GraphModule:
@@ -121,7 +157,7 @@ def test_the_cases_reach_the_whole_table() -> None:
     seen = set()
     for function, inputs in CASES.values():
         seen |= {n.target for n in make_fx(function, decompositions(), tracing_mode="fake")(*inputs).graph.nodes}
-    assert {t for t in TABLE if t not in seen} == set()
+    assert {t for t in (*TABLE, *PARTS) if t not in seen} == set()
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from tensor_comprehensions.graphs import backend as graphs
 from tensor_comprehensions.graphs import choice
 from tests.graphs.models import MODELS
 
-KERNELS = {"mlp": 0.9, "transformer": 0.5, "residual": 0.5, "gated": 0.9, "lstm": 0.5, "embedding": 0.5}
-"""The least share of the forward work that kernels take; attention and gradients of convolutions stay with torch."""
+KERNELS = {"mlp": 0.9, "transformer": 0.8, "residual": 0.9, "gated": 0.8, "lstm": 0.9, "embedding": 0.5}
+"""The least share of the work that kernels take, forward and backward; a small product alone is left to torch."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,14 +55,85 @@ def test_models_agree_with_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         torch.testing.assert_close(inputs[1].grad, inputs[0].grad, rtol=1e-3, atol=1e-4)
     with torch.no_grad():
         torch.testing.assert_close(compiled(other.eval())(x), model.eval()(x), rtol=1e-4, atol=1e-5)
-    assert shares[0] >= KERNELS[name]
+    assert len(shares) >= 3
+    assert min(shares) >= KERNELS[name]
 
 
-def test_sizes_that_change_are_left_to_torch() -> None:
+def test_sizes_that_come_back_get_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two graphs at most for five sizes, forward and backward; torch runs a size that is new."""
+    graphs_seen: list[object] = []
+    kernels: list[int] = []
+    compile_, fuse = graphs._compile, graphs.fuse
+    monkeypatch.setattr(graphs, "_compile", lambda m, e: graphs_seen.append(m) or compile_(m, e))
+    monkeypatch.setattr(graphs, "fuse", lambda m, *b: _counted(fuse(m, *b), kernels))
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8))
+    other = copy.deepcopy(model)
+    fast = compiled(other)
+    for n in (4, 3, 5, 7, 9, 9, 5):
+        x = torch.randn(n, 6)
+        for m, call in ((model, model), (other, fast)):
+            m.zero_grad()
+            call(x).square().sum().backward()
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+        for a, b in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(b.grad, a.grad, rtol=1e-3, atol=1e-4)
+    assert len(graphs_seen) <= 4
+    assert len(kernels) >= 2 + 2 * 2
+    assert all(kernels)
+
+
+def _counted(module: torch.fx.GraphModule, kernels: list[int]) -> torch.fx.GraphModule:
+    kernels.append(sum(isinstance(m, choice.Choice) for m in module.children()))
+    return module
+
+
+def test_symbols_from_the_start() -> None:
     function = torch.compile(lambda x: (x * 2).exp().sum(1), backend="tensor_comprehensions", dynamic=True)
-    for n in (3, 5, 7):
+    for n in (3, 5, 3, 0, 0, 1, 1):
         x = torch.randn(n, 4)
         torch.testing.assert_close(function(x), (x * 2).exp().sum(1))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_not_finite(value: float) -> None:
+    """torch leaves the zeros of the padding out, so that nothing at the border becomes NaN."""
+    layer = nn.Conv2d(2, 3, 3, padding=1)
+    fast = compiled(layer)
+    x = torch.randn(1, 2, 5, 4, requires_grad=True)
+    for weight in (None, value, 1.0):
+        with torch.no_grad():
+            if weight is not None:
+                layer.weight[0, 0, 0, 0] = weight
+        torch.testing.assert_close(fast(x), layer(x), equal_nan=True, rtol=1e-4, atol=1e-5)
+        g = torch.randn(1, 3, 5, 4)
+        found, expected = (torch.autograd.grad(f(x), (x, layer.weight), g) for f in (fast, layer))
+        torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+def test_the_parts_of_a_region_that_is_slower_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First kernels with one product each, then products and the rest apart."""
+    monkeypatch.setattr(choice, "faster", lambda ours, theirs: False)
+    monkeypatch.setattr(graphs, "is_worth_it", lambda region: True)
+    bounds: list[graphs.Bounds] = []
+    fuse = graphs.fuse
+    monkeypatch.setattr(graphs, "fuse", lambda m, b=graphs.ANY: bounds.append(b) or fuse(m, b))
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return ((x @ w).relu() @ w).tanh()
+
+    x, w = torch.randn(4, 6), torch.randn(6, 6)
+    fast = torch.compile(function, backend="tensor_comprehensions")
+    for _ in range(2):
+        torch.testing.assert_close(fast(x, w), function(x, w))
+    assert bounds == [graphs.ANY, graphs.Bounds(1), *[graphs.Bounds(1, alone=True)] * 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_of_16_bits(dtype: torch.dtype) -> None:
+    model = MODELS["gated"][0]().to(dtype)
+    x = torch.randn(2, 6, 32).to(dtype)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model)(x), model(x), rtol=3e-2, atol=3e-2)
 
 
 def test_layers_that_are_alike_share_an_operator() -> None:
