@@ -166,7 +166,7 @@ class Caller:
             if result is MISS and not special:
                 if is_recorded((*tensors, *initial.values())):
                     return recorded(self, self._kernels.interface, self._gradients, tensors, out, initial)
-                if _elsewhere((*tensors, *initial.values())):
+                if self._kernels.are_elsewhere((*tensors, *initial.values())):
                     result = self._kernels.gpu.call(tensors, out, initial, None)
                     self._direct = self._kernels.gpu.direct()
                     return result
@@ -179,11 +179,6 @@ class Caller:
         if special and operator is not None:  # what torch itself says of such a call is left as it is
             return through(operator, tensors, out, initial)
         return result
-
-
-def _elsewhere(values: Sequence[Value]) -> bool:
-    """Is any of them a tensor on a CUDA device?"""
-    return any(isinstance(v, Tensor) and v.is_cuda for v in values)
 
 
 class Op(Caller):
@@ -208,7 +203,7 @@ class Op(Caller):
         kernels = Kernels(function, _choose_tuned if options == "tuned" else None)
         machine = Machine(CpuOptions() if options is None or options == "tuned" else options, host())
         check_machine(machine.options, machine.target)
-        super().__init__(kernels, machine, Gradients(function, backward, Op))
+        super().__init__(kernels, machine, Gradients(function, backward, Op, keep=options is None))
         self._operator = operator(kernels, self._gradients, machine)
         self._asked = options
         self.__name__ = self.__qualname__ = function.name
@@ -272,7 +267,11 @@ class Op(Caller):
                 take the fastest, for later calls like this one too. With a strategy, its alternatives are what is run.
             search_seconds: about how long a search may take.
         """
-        if isinstance(options, MappingOptions) or isinstance(target, GpuTarget | str) or _elsewhere(tensors):
+        if (
+            isinstance(options, MappingOptions)
+            or isinstance(target, GpuTarget | str)
+            or self._kernels.are_elsewhere(tensors)
+        ):
             return self._for_gpu(tensors, initial, options, target, strategy is not None or search)
         chosen = self._machine.options if options is None else options
         machine = Machine(chosen, host() if target is None else target)
@@ -444,7 +443,7 @@ class Kernel(Caller):
     """
 
     def __init__(self, kernels: Kernels, machine: Machine, gradients: Gradients, compiled: Compiled) -> None:
-        super().__init__(kernels, machine, gradients)
+        super().__init__(kernels, machine, gradients.alone)
         self.compiled = compiled
 
     def __repr__(self) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from tensor_comprehensions import api
 from tensor_comprehensions.calling import gpu, recall_gpu
+from tensor_comprehensions.calling.kernels import Kernels
 from tensor_comprehensions.compiler_gpu import GpuCompiled
 from tensor_comprehensions.dtypes import INT8
 from tensor_comprehensions.loop_ir.nodes import Buffer, Type
@@ -147,5 +147,5 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(cuda, "is_capturing", lambda: stand_in.capturing)
     monkeypatch.setattr(cubins, "machine_code", lambda source, architecture: Cubin(architecture, source.encode(), {}))
     monkeypatch.setattr(gpu, "KIND", "cpu")
-    monkeypatch.setattr(api, "_elsewhere", lambda values: any(isinstance(v, torch.Tensor) for v in values))
+    monkeypatch.setattr(Kernels, "are_elsewhere", lambda self, values: any(isinstance(v, torch.Tensor) for v in values))
     return stand_in

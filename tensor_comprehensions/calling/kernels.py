@@ -88,6 +88,11 @@ class Kernels:
 
         return GpuKernels(self)
 
+    @staticmethod
+    def are_elsewhere(values: Sequence[object]) -> bool:
+        """Is any of the arguments of a call a tensor on a CUDA device, so that `gpu` is for it?"""
+        return any(isinstance(v, Tensor) and v.is_cuda for v in values)
+
     def bind(self, sizes: Sizes) -> BoundFunction:
         """The def with these sizes. Raises ArgumentError or RangeError where they do not fit."""
         return self._bound.get(sizes, lambda: bind_sizes(self.interface, sizes))

@@ -13,6 +13,8 @@ from ..calling.arguments import TORCH_TYPES, Expected
 if TYPE_CHECKING:
     from .operators import Operator
 
+_CASTING = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
+
 
 def cast(op: Operator, *values: Any) -> Any:
     """The result of a call of which autocast may change the precision of what goes in.
@@ -20,7 +22,7 @@ def cast(op: Operator, *values: Any) -> Any:
     As torch does, it leaves double precision alone: an argument of another type than declared is then refused.
     """
     expected = (*op.interface.parameters, *op.interface.initial)
-    with torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.AutocastCPU)):
+    with torch._C._ExcludeDispatchKeyGuard(_CASTING):
         return op.overload(*[_cast(e, x) for e, x in zip(expected, values, strict=True)])
 
 

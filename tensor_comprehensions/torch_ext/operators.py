@@ -93,11 +93,11 @@ class Operator:
         return self.parts()[1]
 
     def run(self, *values: Any) -> Any:
-        """The kernel for the CPU: fresh outputs. Raises ArgumentError or RangeError."""
+        """The kernel for tensors with memory: fresh outputs. Raises ArgumentError or RangeError."""
         return self._call(values, None)
 
     def run_out(self, *values: Any, **destinations: Tensor) -> None:
-        """The kernel for the CPU that writes where it is told; only when all went well."""
+        """The kernel for tensors with memory that writes where it is told; only when all went well."""
         wanted = tuple(destinations[d] for d in self.schema.destinations)
         if wanted:
             self._call(values, wanted if len(wanted) > 1 else wanted[0])
@@ -109,11 +109,13 @@ class Operator:
             plain = [_plain(x) for x in values]
             tensors, initial = plain[: self.count], dict(zip(self.names, plain[self.count :], strict=True))
             try:
+                if (kernels := self.parts()[0]).are_elsewhere(plain):
+                    return kernels.gpu.call(tensors, out, initial, None)
                 if self.cell is None or out is not None:  # else no lane fits, or the cell has lost it
                     result = self._lanes.call(tensors, out, initial)
                     if result is not MISS:
                         return result
-                return self.parts()[0].call(tensors, out, initial, self._machine, self._lanes)
+                return kernels.call(tensors, out, initial, self._machine, self._lanes)
             except (TCError, InternalError):
                 raise
             except Exception as error:
@@ -179,17 +181,20 @@ def _register(op: Operator) -> None:
     op.cell = native_kernels(op, NAMESPACE)
     if op.cell is None:
         library.impl(name, op.run, "CPU")
+    library.impl(name, op.run, "CUDA")
     library.impl(name, op.run, "CompositeExplicitAutograd")  # for defs that take no tensor
     inspect.modulesbyfile.setdefault(__file__, __name__)  # spares torch a look at every module to name this place
     torch.library.register_fake(f"{NAMESPACE}::{name}", op.describe, lib=library)
     library.define(op.schema.out, tags=tags[:1])
     op.out = packet.out
-    library.impl(f"{name}.out", op.run_out, "CPU")
+    for device in ("CPU", "CUDA"):
+        library.impl(f"{name}.out", op.run_out, device)
     library.impl(f"{name}.out", lambda *values, **destinations: None, "Meta")
     library.impl(f"{name}.out", partial(recording.unrecorded, op), "Autograd")
     layered: dict[str, Callable[..., Any]] = {
         "Autograd": partial(recording.recorded, op),
         "AutocastCPU": partial(casting.cast, op),
+        "AutocastCUDA": partial(casting.cast, op),
         "FuncTorchBatched": partial(batching.batched, op),
     }
     for key, kernel in layered.items():

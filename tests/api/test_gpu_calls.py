@@ -191,3 +191,31 @@ def test_gradients(fake: FakeCuda, ops: Any) -> None:
         torch.testing.assert_close(w.grad, a.sum(0)[:, None].expand(4, 4), rtol=1e-4, atol=1e-4)
     assert {name for name, *_ in fake.launches} >= {"matmul"}
     assert len(fake.launches) >= 4
+
+
+def test_torchs_operator(fake: FakeCuda, ops: Any) -> None:
+    """`torch.ops.tc` has kernels for CUDA, which are those that the operator runs."""
+    a, w = torch.randn(8, 4), torch.randn(4, 4)
+    overload = ops.matmul.overload
+    name = overload._schema.name
+    for registered, key in ((name, "CUDA"), (name, "AutocastCUDA"), (f"{name}.out", "CUDA")):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(registered, key)
+    launched = len(fake.launches)
+    torch.testing.assert_close(overload(a, w), a @ w, rtol=1e-4, atol=1e-4)
+    out = torch.empty(8, 4)
+    getattr(torch.ops.tc, name.partition("::")[2]).out(a, w, out=out)
+    torch.testing.assert_close(out, a @ w, rtol=1e-4, atol=1e-4)
+    assert len(fake.launches) == launched + 2
+    with torch.autocast("cpu", torch.bfloat16):
+        found = overload(a.bfloat16(), w)
+    torch.testing.assert_close(found, a.bfloat16().float() @ w, rtol=1e-4, atol=1e-4)
+
+
+def test_shapes_on_a_device_that_is_not_there(ops: Any) -> None:
+    """The fake kernel, which torch.compile asks, answers for the device of the arguments."""
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        a, w = torch.empty(8, 4, device="cuda"), torch.empty(4, 5, device="cuda")
+        y = ops.matmul.overload(a, w)
+    assert (y.device.type, tuple(y.shape)) == ("cuda", (8, 5))
