@@ -127,7 +127,9 @@ def within(space: isl.Space, shape: Sequence[int]) -> isl.Map:
 def lanes_of(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map | None) -> int:
     """How many elements at once: 1 where vectors would be misaligned or straddle what is not to be copied."""
     size = tensor.type.dtype.size
-    if not box.sides or only is not None or tensor.strides[-1] != 1 or size >= VECTOR_BYTES:
+    if not box.sides or tensor.strides[-1] != 1 or size >= VECTOR_BYTES:
+        return 1
+    if only is not None and not _whole_rows(tensor, box, points, only):
         return 1
     lanes, side = VECTOR_BYTES // size, box.sides[-1]
     spacing, run = side.digits[-1]
@@ -146,12 +148,16 @@ def lanes_found(tensor: Buffer, group: Group, points: isl.Set) -> int:
     *others, last = lookup.subscripts
     own = tc.Index(coordinate(len(group.box.sides) - 1), last.dtype)
     mixed = last != own or any(isinstance(x, tc.Index) and x.name == own.name for s in others for x in tc.walk(s))
-    wanted, d = group.footprint, len(group.box.sides) - 1
-    rows = wanted.project_out(OUT, d, 1).insert_dims(OUT, d, 1).set_tuple_id(OUT, wanted.get_tuple_id(OUT))
-    least, most = (isl.Val(v, wanted.get_ctx()) for v in (0, tensor.shape[-1] - 1))
+    return 1 if mixed else lanes_of(tensor, group.box, points, group.footprint)
+
+
+def _whole_rows(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map) -> bool:
+    """Does `only` have, of the box, all elements of the last dimension or none, whatever the others are?"""
+    d = len(box.sides) - 1
+    rows = only.project_out(OUT, d, 1).insert_dims(OUT, d, 1).set_tuple_id(OUT, only.get_tuple_id(OUT))
+    least, most = (isl.Val(v, only.get_ctx()) for v in (0, tensor.shape[-1] - 1))
     rows = rows.lower_bound_val(OUT, d, least).upper_bound_val(OUT, d, most)
-    whole = group.box.relation().intersect_domain(points).intersect(rows).is_subset(wanted)
-    return 1 if mixed or not whole else lanes_of(tensor, group.box, points, None)
+    return bool(box.relation().intersect_domain(points).intersect(rows).is_subset(only))
 
 
 def _divides(number: int, aff: isl.Aff, points: isl.Set) -> bool:

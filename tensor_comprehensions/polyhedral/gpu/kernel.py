@@ -25,6 +25,7 @@ from .promote import Promotion, room_of
 from .promotion import promote
 from .reductions import Sum, combine
 from .references import moved
+from .separate import separated
 from .spell import identifiers
 from .statements import Emitter, register_view, sum_register
 from .sync import Level, barriers
@@ -76,6 +77,7 @@ class Emission:
         body = generate(isl_tree, _context(launch), identifiers(launch), instance, functions, ranges)
         body = written_out(body, self.plan.options.unroll, ranges)
         body, promoted = self.pipelined(body, promotion, shared)
+        body = separated(body, self.plan, ranges)
         written = {u.statement.target for u in self.plan.units}
         held = [*shared, *promoted, *(v.buffer for v in views.values()), *sums.values()]
         cached = tuple(n for n in self.buffers if n not in written) if self.plan.options.read_only_cache else ()

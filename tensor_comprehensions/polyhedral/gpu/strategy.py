@@ -73,7 +73,7 @@ def _scop(function: BoundFunction, options: MappingOptions | None, target: GpuTa
         function = collapse(function)
     count = parts(target) if options is None else options.split_reductions
     if count > 1:
-        function = rfactor(function, count, FEW_RESULTS, MANY_TERMS)
+        function = rfactor(function, count, FEW_RESULTS, MANY_TERMS, None)
     pieces = [p for s in function.statements for p in split_initialisation(function, s)]
     alive = [p for p in pieces if all(i.extent for i in p.free)]
     return Scop(function, tuple(Node(f"S{k}", (p,)) for k, p in enumerate(alive)))
