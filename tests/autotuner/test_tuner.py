@@ -16,6 +16,7 @@ from tensor_comprehensions.autotuner.problem import Problem
 from tensor_comprehensions.autotuner.tune import near, remembered, seconds, tune
 from tensor_comprehensions.autotuner.tuner import Effort, Tuned, Tuner
 from tensor_comprehensions.cache import tuning
+from tensor_comprehensions.cache.exchange import add_measurements, read_measurements, write_measurements
 from tensor_comprehensions.cache.records import to_message
 from tensor_comprehensions.cache.store import Store
 from tensor_comprehensions.errors import ArgumentError
@@ -256,6 +257,20 @@ def test_what_was_found_is_used_for_these_sizes_and_for_near_ones(tmp_path: Path
     assert tuning.best(store, key).options == found.options  # type: ignore[union-attr]
     assert near(store, large.key(1), "")[0] == far.options
     assert near(store, middle.key(1), "")[0] == found.options
+
+
+def test_four_merged_shards_do_not_lose_to_one_search_of_their_common_budget(tmp_path: Path) -> None:
+    long = replace(EFFORT, generations=16)  # shards of less than some 200 candidates each do lose
+    whole = tuned(Pretend(), replace(long, population=48))
+    merged = Store(tmp_path / "merged")
+    for seed in range(4):
+        shard = subject(store=Store(tmp_path / str(seed)))
+        tune(shard, replace(long, seed=seed), HERE, evaluator=Pretend())
+        write_measurements(shard.store, tmp_path / "file")
+        add_measurements(merged, read_measurements(tmp_path / "file"))
+    best = tuning.best(merged, subject(store=merged).key(1))
+    assert best is not None
+    assert best.seconds <= whole.seconds
 
 
 def test_nothing_is_remembered_of_an_empty_store(tmp_path: Path) -> None:
