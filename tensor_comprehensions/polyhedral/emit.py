@@ -14,7 +14,7 @@ from ..loop_ir.vectorize import vectorize
 from ..options import CpuOptions
 from ..structured import contraction
 from ..structured.apply import pipeline_of
-from ..structured.movement import Movement
+from ..structured.movement import Movement, pipeline_of_movement
 from ..structured.normalise import normalise
 from ..structured.op import StructuredOp
 from ..structured.pairs import paired
@@ -29,6 +29,7 @@ from ..translate import Scope, View, element, translate
 from .leaf import Dim, DimKind, Leaf
 from .legality import Scheduled
 from .locality import crossing, is_pointwise, loop_order, sums_columns, vector_dim, work
+from .movement import op_of, prefixed
 from .movement import order as loops_of
 from .prefetch import prefetches
 from .promote import lookahead, promotable, side, staged
@@ -103,6 +104,26 @@ class Emitter:
             f"the strategy for '{leaf.nodes[0].writes[0].tensor}' does not apply: no vectors along {movement.vector}",
             expected="an iterator along which a tile has points, and whose iterations are independent or summed",
         )
+
+    def decided(self, scheduled: Scheduled) -> Movement | None:
+        """What is done with the only statement of a group where nobody asks; None where pieces cannot say."""
+        (leaf,) = scheduled.leaves
+        lanes = vector_dim(self.function, leaf, self.target)
+        if lanes is None:
+            return None
+        (count, vectors), rows, turned = self._factor(leaf, lanes), 1, False
+        row = crossing(self.function, leaf, lanes)
+        stores = [self._update(leaf, n) for n in leaf.nodes]
+        if row is not None and (reads := promotable(stores, row.name, lanes.name)):
+            if not is_pointwise(leaf):
+                return None
+            turned, vectors = True, 1
+            count = side(stores, reads, [self._extent(d) for d in (row, lanes)], self.target)
+        order = tile_order(self.function, self.group, scheduled.leaves, self.target)
+        cut = [self.tiles[k] for k in order if self.tiles[k].size < self.tiles[k].row.extent]
+        tiles = tuple((t.row.places[0][1][0], t.size) for t in cut)
+        shared = self.options.grain > 0 and bool(tiles)
+        return Movement(tiles, lanes.name, count, vectors, rows, turned, shared, bool(self.streams))
 
     def _contraction(self, node: Node, cluster: Cluster) -> ir.Stmt:
         """A cluster on the part of its domain that lies in the tiles."""
@@ -269,11 +290,21 @@ def _plan(node: Node, cluster: Cluster, op: StructuredOp, group: Group, options:
 
 
 def pipeline(
-    scheduled: Scheduled, node: Node, buffers: Mapping[str, Buffer | View], options: CpuOptions, target: Target
-) -> Pipeline:
-    """How the cluster of `node` is lowered."""
-    assert node.cluster is not None
+    function: BoundFunction,
+    scheduled: Scheduled,
+    node: Node,
+    buffers: Mapping[str, Buffer],
+    options: CpuOptions,
+    target: Target,
+) -> Pipeline | None:
+    """How the cluster of `node`, or the only statement of a group, is lowered; None where no pieces say that."""
     tiles, _ = _tiles(scheduled.group, scheduled.sizes)
+    if node.cluster is None:
+        op = op_of(node, buffers) if len(scheduled.group.nodes) == 1 else None
+        streams = streamed(function, scheduled.group, target)
+        emitter = Emitter(function, scheduled.group, tiles, buffers, options, target, streams)
+        found = scheduled.movement or (emitter.decided(scheduled) if op is not None else None)
+        return None if op is None or found is None else pipeline_of_movement(prefixed(found, node), op)
     op = _contraction(node, node.cluster, buffers, tiles, target)
     plan = _plan(node, node.cluster, op, scheduled.group, options, target)
     return pipeline_of(plan, normalise(op))

@@ -63,6 +63,12 @@ def asked(group: Group, buffers: Mapping[str, Buffer], options: CpuOptions, targ
     return None
 
 
+def prefixed(movement: Movement, node: Node) -> Movement:
+    """With the names of the op's iterators."""
+    tiles = tuple((f"{node.name}_{name}", size) for name, size in movement.tiles)
+    return replace(movement, tiles=tiles, vector=f"{node.name}_{movement.vector}")
+
+
 def _unprefixed(movement: Movement, node: Node) -> Movement:
     """With the names of the node's indices."""
     prefix = f"{node.name}_"

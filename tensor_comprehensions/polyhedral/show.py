@@ -10,10 +10,10 @@ from .schedule import Row
 from .scop import Node
 
 
-def show(plan: Sequence[Scheduled], pipeline: Callable[[Scheduled, Node], str]) -> Iterator[str]:
+def show(plan: Sequence[Scheduled], pipeline: Callable[[Scheduled, Node], object]) -> Iterator[str]:
     """The lines of a schedule tree: domain, sequence of bands, their tiles, their leaves.
 
-    pipeline: how a contraction is lowered.
+    pipeline: how a contraction, or the only statement of a group, is lowered; None where no pieces say that.
     """
     nodes = [n for s in plan for n in s.group.nodes]
     yield "domain: " + "; ".join(
@@ -29,7 +29,7 @@ def show(plan: Sequence[Scheduled], pipeline: Callable[[Scheduled, Node], str]) 
         yield from (indent + line for line in _group(scheduled, pipeline))
 
 
-def _group(scheduled: Scheduled, pipeline: Callable[[Scheduled, Node], str]) -> Iterator[str]:
+def _group(scheduled: Scheduled, pipeline: Callable[[Scheduled, Node], object]) -> Iterator[str]:
     rows = [_row(r, size) for r, size in zip(scheduled.group.rows, scheduled.sizes, strict=True)]
     yield f"band: {', '.join(rows) or 'none'} (coincident)"
     if len(scheduled.leaves) > 1:
@@ -37,8 +37,9 @@ def _group(scheduled: Scheduled, pipeline: Callable[[Scheduled, Node], str]) -> 
     for leaf in scheduled.leaves:
         yield from ("    " + line for line in _leaf(leaf))
         for node in leaf.nodes:
-            if node.cluster is not None:
-                yield f"      {node.name}: {pipeline(scheduled, node)}"
+            how = pipeline(scheduled, node)
+            if how is not None:
+                yield f"      {node.name}: {how}"
 
 
 def _row(row: Row, size: int) -> str:

@@ -64,7 +64,7 @@ def _explain(function: BoundFunction, options: CpuOptions, target: Target) -> st
     function = rfactor(collapse(function))
     plan = plan_schedule(Scop(function, nodes(function, options, target)), options, target)
     buffers = {t.name: _buffer(t) for t in function.tensors}
-    return "\n".join(show(plan, lambda s, node: repr(pipeline(s, node, buffers, options, target))))
+    return "\n".join(show(plan, lambda s, node: pipeline(function, s, node, buffers, options, target)))
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:

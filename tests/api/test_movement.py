@@ -16,6 +16,7 @@ from tensor_comprehensions.strategies import (
     pack,
     pad,
     parallel,
+    parse,
     peel,
     stream,
     tile,
@@ -137,3 +138,24 @@ def test_refuses_with_a_reason(name: str, pipeline: Any, words: list[str]) -> No
         check(name, strategy=pipeline)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("transpose", [(300, 517)]),
+        ("transpose", [(4096, 4096)]),
+        ("swap", [(19, 3, 33), (33, 3, 19)]),
+        ("rows", [(300, 517)]),
+        ("columns", [(300, 517)]),
+        ("total", [(1000,)]),
+        ("total", [(1 << 20,)]),
+        ("copy", [(300, 517), (517,)]),
+    ],
+)
+def test_what_is_done_untold_is_a_pipeline(name: str, shapes: list[tuple[int, ...]]) -> None:
+    op, arguments = CASES[name][0], [torch.empty(shape) for shape in shapes]
+    untold = op.compile(*arguments)
+    line = next(line for line in untold.source("schedule").splitlines() if "vectorize(" in line)
+    told = op.compile(*arguments, strategy=parse(line.split(": ", 1)[1]))
+    assert told.source("llvm") == untold.source("llvm")
