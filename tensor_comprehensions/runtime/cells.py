@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -355,7 +356,20 @@ _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p
 def tensor_of(handle: int) -> torch.Tensor:
     """The tensor of an owned handle, which it takes over."""
     x: torch.Tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_new_capsule(handle, None, None))
+    _empty_handle(handle)
     return x
+
+
+@cache
+def _delete() -> Callable[[int], int]:
+    delete = process.torch_library().aoti_torch_delete_tensor_object
+    delete.argtypes = [ctypes.c_void_p]
+    return delete
+
+
+def _empty_handle(handle: int) -> None:
+    """Free a handle whose tensor was taken out: torch takes that and leaves the handle."""
+    _delete()(handle)
 
 
 def handle_of(x: torch.Tensor) -> int:
