@@ -333,7 +333,7 @@ class Op(Caller):
         budget: float | str = "2min",
         generations: int = 25,
         population: int = 48,
-        search: Literal["genetic", "random"] = "genetic",
+        search: Literal["genetic", "random", "sweep"] = "genetic",
         seed: int = 0,
         devices: Sequence[str] = ("cpu",),
         executor: Executor | None = None,
@@ -361,9 +361,18 @@ class Op(Caller):
         Raises:
             ArgumentError: an argument means nothing, or no candidate works.
         """
-        from .autotuner import call
+        from .autotuner import call, service_gpu
 
         trying = call.effort(budget, generations, population, seed, search)
+        if any(map(service_gpu.is_gpu, devices)):
+            from .autotuner import call_gpu
+
+            tuned = call_gpu.autotune(
+                self._kernels, tensors, initial, options, trying,
+                devices=devices, executor=executor, store=store, report=report,
+            )  # fmt: skip
+            self._look_anew()
+            return tuned.options
         arguments = examples(self._kernels.interface, tensors, initial)
         found = call.autotune(
             self._kernels, arguments, self._machine.options if options is None else options, trying,

@@ -26,8 +26,10 @@ from .windows import padded, turned
 from .write import Written, write
 
 
-def differentiate(function: Function, wanted: Iterable[Key] | None = None) -> Gradient:
+def differentiate(function: Function, wanted: Iterable[Key] | None = None, keep: bool = False) -> Gradient:
     """The gradient of `function` by its floating inputs and initial values, or by those that are `wanted`.
+
+    keep: it may take temporaries, where keeping them is better than computing them again (see `keep.py`).
 
     Raises CheckError where the def does something whose gradient cannot be derived.
     """
@@ -41,7 +43,7 @@ def differentiate(function: Function, wanted: Iterable[Key] | None = None) -> Gr
     reverse.run()
     targets = {key: reverse.finished(key) for key in chosen}
     kept = shortened(reverse.steps, reverse.written, set(targets.values()), reverse.sizes)
-    return write(reverse.steps, kept, {key: targets[key] for key in chosen})
+    return write(reverse.steps, kept, {key: targets[key] for key in chosen}, keep)
 
 
 def differentiable(function: Function) -> tuple[Key, ...]:

@@ -10,7 +10,7 @@ from .check import compile_source
 from .function import Access, Function, walk
 
 Key = tuple[str, str]
-"""A part of a def: ("input", name), ("initial", name), ("output", name), or ("gradient", name of an output)."""
+"""A part of a def: ("input" | "initial" | "output" | "temporary", name), or ("gradient", name of an output)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,11 @@ class Gradient:
     function: Function
     takes: tuple[Key, ...]
     gives: tuple[Key, ...]
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The temporaries of the def that it takes."""
+        return tuple(name for kind, name in self.takes if kind == "temporary")
 
     @property
     def reads(self) -> frozenset[Key]:

@@ -12,6 +12,7 @@ from .check import compile_source
 from .formula import Formula, Name, Value, number
 from .function import Access, Binary, Expr, Function, Index, Role, children, rebuild, walk
 from .gradient import Gradient, Key
+from .keep import passed
 from .library import CONSTANTS, is_builtin
 from .ranges import Bounds, infer_ranges
 from .show import show
@@ -40,13 +41,13 @@ class Written:
         return {x.tensor for e in expressions for x in walk(e) if isinstance(x, Access)}
 
 
-def write(steps: Steps, written: Sequence[Written], targets: Mapping[Key, str]) -> Gradient:
+def write(steps: Steps, written: Sequence[Written], targets: Mapping[Key, str], keep: bool) -> Gradient:
     """The gradient whose statements are `written`.
 
-    targets: where the gradient by each thing that is asked for ends up.
+    targets: where the gradient by each thing that is asked for ends up. keep: may it take temporaries of the def?
     """
     writer = _Writer(steps)
-    takes = writer.parameters(written)
+    takes = writer.parameters(written, keep)
     gives = tuple(writer.gradient_name(key, name) for key, name in targets.items())
     statements = [*writer.recomputed(written), *written]
     body = tuple(writer.statement(w) for w in statements)
@@ -70,8 +71,8 @@ class _Writer:
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
-    def parameters(self, written: Sequence[Written]) -> tuple[Key, ...]:
-        """Declare what the gradient takes: inputs, initial values, outputs that it reads, gradients of outputs."""
+    def parameters(self, written: Sequence[Written], keep: bool) -> tuple[Key, ...]:
+        """Declare what the gradient takes: inputs, initial values, what it reads of the results, their gradients."""
         function = self.steps.function
         self.used = {name for w in written for name in w.reads}
         self.taken = {*function.sizes, *function.scalars}
@@ -80,9 +81,12 @@ class _Writer:
                 self._declare(("input", t.name), t.name, t.name, t.dtype)
         for t in function.initial:
             self._declare(("initial", t.name), f"{t.name}@0", f"{t.name}_0", t.dtype)
+        outputs, kept = passed(self.steps, self.used, keep)
         for r in function.returns:
-            if self.steps.last[r] in self.used:
+            if self.steps.last[r] in outputs:
                 self._declare(("output", r), self.steps.last[r], r, function.tensor(r).dtype)
+        for name in kept:
+            self._declare(("temporary", name), self.steps.last[name], name, function.tensor(name).dtype)
         for r in function.returns:
             if function.tensor(r).dtype.is_float:
                 self.names[f"d {r}"] = self.steps.last[r]  # only for the bounds
@@ -91,7 +95,7 @@ class _Writer:
 
     def _declare(self, key: Key, tensor: str, name: str, dtype: DType) -> None:
         kind = key[0]
-        version = self.steps.last[key[1]] if kind in ("output", "gradient") else tensor
+        version = tensor if kind in ("input", "initial") else self.steps.last[key[1]]
         name = self._fresh(name, input=kind == "input")
         self.names[tensor] = name
         if kind != "gradient":

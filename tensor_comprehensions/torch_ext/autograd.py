@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -19,6 +19,7 @@ from ..once import OncePerKey
 from ..tc_lang.differentiate import differentiable, differentiate
 from ..tc_lang.function import Function
 from ..tc_lang.gradient import Gradient, Key, given_gradient
+from ..tc_lang.keep import keeping
 
 Run = Callable[..., Any]
 PythonGradient = Callable[[tuple[Any, ...], tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor | None]]
@@ -32,12 +33,15 @@ LIMIT = 64
 class Plan:
     """How calls are recorded of which the same arguments require gradients.
 
-    A call passes values (inputs, then initial values) and gives outputs; a position counts through both.
+    A call passes values (inputs, then initial values), gives outputs and may keep temporaries; a position counts
+    through all of them.
 
     gradient, op: as a def and as an operator; None for a Python function.
     saved: positions whose values the gradient reads. held: those of which it takes only the sizes.
     takes: of each argument of the gradient the position, or, counted from -1 down, the output whose gradient it is.
     gives: for each value the place among what the gradient returns, None where it gets no gradient.
+    forward: the operator that also gives the temporaries that are kept; None where none is.
+    again: the plan without them, for gradients that are to be differentiated themselves. Its values are saved, too.
     """
 
     gradient: Gradient | None
@@ -46,6 +50,8 @@ class Plan:
     held: tuple[int, ...]
     takes: tuple[int, ...]
     gives: tuple[int | None, ...]
+    forward: Run | None = None
+    again: Plan | None = None
 
 
 class Gradients:
@@ -53,9 +59,17 @@ class Gradients:
 
     Args:
         make: makes an operator of a def.
+        keep: may calls keep temporaries?
     """
 
-    def __init__(self, function: Function, given: str | PythonGradient | None, make: Callable[[Function], Run]) -> None:
+    def __init__(
+        self,
+        function: Function,
+        given: str | PythonGradient | None,
+        make: Callable[[Function], Run],
+        *,
+        keep: bool = True,
+    ) -> None:
         if not (given is None or isinstance(given, str) or callable(given)):
             raise ArgumentError(
                 f"the gradient of '{function.name}' is a {type(given).__name__}",
@@ -63,7 +77,7 @@ class Gradients:
             )
         self.function, self.given = function, given
         self.written = given_gradient(function, given) if isinstance(given, str) else None
-        self.make = make
+        self.make, self.keep = make, keep and given is None
         self.keys: tuple[Key, ...] = (
             *(("input", p.name) for p in function.parameters),
             *(("initial", p.name) for p in function.initial),
@@ -73,7 +87,10 @@ class Gradients:
         self.possible = len(self.integers) < len(function.returns)
         """Has the def an output that can have a gradient?"""
         self._plans: dict[tuple[bool, ...], Plan] = {}
+        self._fast_plans: dict[tuple[bool, ...], Plan] = {}
         self._known: OncePerKey[tuple[Key, ...], tuple[Gradient, Run]] = OncePerKey(LIMIT)
+        self._keeping: OncePerKey[tuple[Key, ...], tuple[Gradient, Run, Run] | None] = OncePerKey(LIMIT)
+        self._forwards: OncePerKey[tuple[str, ...], Run] = OncePerKey(LIMIT)
         self._tangents: OncePerKey[tuple[bool, ...], tuple[Gradient, Run]] = OncePerKey(LIMIT)
 
     def source(self) -> str:
@@ -82,7 +99,40 @@ class Gradients:
             return self.given
         if self.given is not None:
             raise ArgumentError(f"the gradient of '{self.function.name}' is a Python function, which has no TC text")
-        return differentiate(self.function).source
+        return differentiate(self.function, keep=self.keep).source
+
+    @property
+    def alone(self) -> Gradients:
+        """The same for calls that are to run what they are told and no other operator instead."""
+        return Gradients(self.function, self.given, self.make, keep=False)
+
+    def fast_plan(self, required: tuple[bool, ...]) -> Plan:
+        """The plan that keeps temporaries where that is better, for a call that nothing but autograd looks at."""
+        found = self._fast_plans.get(required)
+        if found is None:
+            found = self._fast_plans[required] = self._new_fast(self.plan(required), required)
+        return found
+
+    def _new_fast(self, plan: Plan, required: tuple[bool, ...]) -> Plan:
+        if not self.keep:
+            return plan
+        wanted = self._wanted(required)
+        made = self._keeping.get(wanted, lambda: self._made_keeping(wanted))
+        if made is None:
+            return plan
+        gradient, op, forward = made
+        fast = self._planned(gradient, op, wanted)
+        saved = tuple(sorted({*fast.saved, *plan.saved}))
+        held = tuple(n for n in sorted({*fast.held, *plan.held}) if n not in saved)
+        return replace(fast, saved=saved, held=held, forward=forward, again=plan)
+
+    def _made_keeping(self, wanted: tuple[Key, ...]) -> tuple[Gradient, Run, Run] | None:
+        gradient = differentiate(self.function, wanted, keep=True)
+        kept = gradient.kept
+        if not kept:
+            return None
+        forward = self._forwards.get(kept, lambda: self.make(keeping(self.function, kept)))
+        return gradient, self.make(gradient.function), forward
 
     def plan(self, required: tuple[bool, ...]) -> Plan:
         """How to record a call; `required` tells of each value whether it requires a gradient.
@@ -92,33 +142,40 @@ class Gradients:
         return self._plans.get(required) or self._new(required)
 
     def _new(self, required: tuple[bool, ...]) -> Plan:
-        positions = self._positions()
-        possible = differentiable(self.function)
-        wanted = tuple(k for k, needed in zip(self.keys, required, strict=True) if needed and k in possible)
+        wanted = self._wanted(required)
         if callable(self.given):
             gives = tuple(n if k in wanted else None for n, k in enumerate(self.keys))
-            everything = tuple(range(len(positions)))
+            everything = tuple(range(len(self._positions())))
             takes = (*everything, *(-1 - n for n in range(len(self.function.returns))))
             plan = Plan(None, None, everything, (), takes, gives)
         else:
             gradient, op = self._known.get(() if self.written else wanted, lambda: self._made(wanted))
             _check_gives(gradient, wanted)
-            places = {key: n for n, key in enumerate(gradient.gives)}
-            kept = [key for key in gradient.takes if key[0] != "gradient"]
-            plan = Plan(
-                gradient,
-                op,
-                tuple(positions[k] for k in kept if k in gradient.reads),
-                tuple(positions[k] for k in kept if k not in gradient.reads),
-                tuple(self._place(k, positions) for k in gradient.takes),
-                tuple(places[k] if k in wanted else None for k in self.keys),
-            )
+            plan = self._planned(gradient, op, wanted)
         self._plans[required] = plan
         return plan
 
-    def _positions(self) -> dict[Key, int]:
-        outputs: list[Key] = [("output", r) for r in self.function.returns]
-        return {key: n for n, key in enumerate((*self.keys, *outputs))}
+    def _wanted(self, required: tuple[bool, ...]) -> tuple[Key, ...]:
+        possible = differentiable(self.function)
+        return tuple(k for k, needed in zip(self.keys, required, strict=True) if needed and k in possible)
+
+    def _planned(self, gradient: Gradient, op: Run, wanted: Sequence[Key]) -> Plan:
+        positions = self._positions(gradient.kept)
+        places = {key: n for n, key in enumerate(gradient.gives)}
+        taken = [key for key in gradient.takes if key[0] != "gradient"]
+        return Plan(
+            gradient,
+            op,
+            tuple(positions[k] for k in taken if k in gradient.reads),
+            tuple(positions[k] for k in taken if k not in gradient.reads),
+            tuple(self._place(k, positions) for k in gradient.takes),
+            tuple(places[k] if k in wanted else None for k in self.keys),
+        )
+
+    def _positions(self, kept: Sequence[str] = ()) -> dict[Key, int]:
+        results: list[Key] = [("output", r) for r in self.function.returns]
+        results += [("temporary", name) for name in kept]
+        return {key: n for n, key in enumerate((*self.keys, *results))}
 
     def _place(self, key: Key, positions: Mapping[Key, int]) -> int:
         return -1 - self.function.returns.index(key[1]) if key[0] == "gradient" else positions[key]
@@ -126,6 +183,12 @@ class Gradients:
     def _made(self, wanted: tuple[Key, ...]) -> tuple[Gradient, Run]:
         gradient = self.written or differentiate(self.function, wanted)
         return gradient, self.make(gradient.function)
+
+    def called(self, op: Run, values: Sequence[Any]) -> tuple[Any, ...]:
+        """What an operator with the arguments of the def gives for inputs and then initial values."""
+        names, count = [p.name for p in self.function.initial], len(self.function.parameters)
+        result = op(*values[:count], **dict(zip(names, values[count:], strict=True)))
+        return result if isinstance(result, tuple) else (result,)
 
     # --- forward mode ------------------------------------------------------------------------------------------------
 
@@ -242,12 +305,17 @@ class _Recorded(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, run: Run, gradients: Gradients, *values: Any) -> Any:
         required = ctx.needs_input_grad[2:]
-        result = run(*values)
-        outputs = result if isinstance(result, tuple) else (result,)
+        plan = _plan(gradients, required) if True in required else None
+        if plan is None or plan.forward is None:
+            result = run(*values)
+            outputs = results = result if isinstance(result, tuple) else (result,)
+        else:
+            results = gradients.called(plan.forward, values)
+            outputs = results[: len(gradients.function.returns)]
+            result = outputs if len(outputs) > 1 else outputs[0]
         ctx.gradients = gradients
-        if True in required:
-            plan = gradients.plan(required)
-            everything = (*values, *outputs)
+        if plan is not None:
+            everything = (*values, *results)
             kept: list[Any] = [None] * len(everything)
             saved: Sequence[int] = plan.saved
             if not all(isinstance(everything[n], Tensor) for n in saved):
@@ -272,6 +340,8 @@ class _Recorded(_SingleLevelFunction):
         known = list(ctx.kept)
         for n, x in zip(ctx.saved, ctx.saved_tensors, strict=True):
             known[n] = _outlived(x)
+        if plan.again is not None and torch.is_grad_enabled():
+            plan = plan.again
         if plan.op is None:
             results = _python(gradients, known, upstream)
         else:
@@ -286,6 +356,13 @@ class _Recorded(_SingleLevelFunction):
         values = [next(tensors) if x is None else x for x in ctx.others]
         results = gradients.tangents(values, list(tensors), tangents[2:])
         return results[0] if len(results) == 1 else tuple(results)
+
+
+def _plan(gradients: Gradients, required: tuple[bool, ...]) -> Plan:
+    """How to record a call that has begun. Forward mode and transforms want the def itself, and nothing beside it."""
+    if forward_ad._current_level >= 0 or _transforms():
+        return gradients.plan(required)
+    return gradients.fast_plan(required)
 
 
 _outlived = torch._C._functorch.unwrap_if_dead
