@@ -38,6 +38,14 @@ def rfactor(
     return replace(function, tensors=tuple(tensors), statements=tuple(statements))
 
 
+def in_parts(
+    s: BoundStatement, index: BoundIndex, parts: int, taken: set[str]
+) -> tuple[Tensor, tuple[BoundStatement, ...]]:
+    """`s` in two stages, its reduced `index` cut in so many parts, and the temporary with these; `taken`: names."""
+    part = _part(s, index, _fresh(f"{s.target}_part", taken), parts)
+    return part, tuple(_stages(s, index, part))
+
+
 def _index(s: BoundStatement, few: int, many: int) -> BoundIndex | None:
     """The reduced index to cut: the outermost long enough one of a reduction that needs it."""
     if s.reduction is None or not s.reduced or s.checks or not _plain(s):

@@ -1,0 +1,71 @@
+"""Long sums of products into few elements, cut into parts that threads share, each with its own piece of both factors.
+
+Otherwise threads share rows or columns, and each of them copies all of the other factor. As in `rfactor`, the parts
+are combined in a fixed order, so that the result depends on the sizes and never on the number of threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from ..options import CpuOptions
+from ..structured.terms import Product, group
+from ..tc_lang import function as tc
+from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, walk
+from .locality import stride
+from .rfactor import FEW_RESULTS, in_parts
+
+LEAST_STEPS = 2048
+"""Products that an element of a part sums at least: storing it and adding it up cost as much as a few dozen."""
+LEAST_PARTS, MOST_PARTS = 4, 16
+LEAST_SIDE = 4
+"""Rows and columns that a matrix product has at least."""
+
+
+def split_products(function: BoundFunction, options: CpuOptions) -> BoundFunction:
+    """`function` with products of matrices that have more terms than results in two stages.
+
+    Not where a strategy says how they are lowered, nor for one thread only.
+    """
+    if not (options.structured and options.grain) or options.strategy is not None:
+        return function
+    tensors, statements = list(function.tensors), []
+    for s in function.statements:
+        cut = _cut(function, s)
+        if cut is None:
+            statements.append(s)
+            continue
+        part, stages = in_parts(s, *cut, {t.name for t in tensors})
+        tensors.append(part)
+        statements += stages
+    return replace(function, tensors=tuple(tensors), statements=tuple(statements))
+
+
+def _cut(function: BoundFunction, s: BoundStatement) -> tuple[BoundIndex, int] | None:
+    """The reduced index to cut and into how many equal parts; None where that does not pay."""
+    if s.reduction != "+" or not s.reduced or s.checks or s.staged:
+        return None
+    steps, results = prod(i.extent for i in s.reduced), prod(i.extent for i in s.free)
+    most = min(MOST_PARTS, steps // LEAST_STEPS)
+    if most < LEAST_PARTS or not FEW_RESULTS <= results <= steps:
+        return None
+    product = group(s)
+    if product is None or not _matrices(s, product):
+        return None
+    parts = ((i, next((n for n in range(most, LEAST_PARTS - 1, -1) if i.extent % n == 0), 0)) for i in s.reduced)
+    equal = [(i, n) for i, n in parts if n]
+    return max(equal, key=lambda cut: _distance(function, s, cut[0]), default=None)
+
+
+def _matrices(s: BoundStatement, product: Product) -> bool:
+    """Whether each factor has a free index of its own that is long enough, and none that both have is."""
+    left, right = ({e.name for e in walk(f) if isinstance(e, tc.Index)} for f in (product.left, product.right))
+    rows = prod(i.extent for i in s.free if i.name in left - right)
+    columns = prod(i.extent for i in s.free if i.name in right - left)
+    return min(rows, columns) >= LEAST_SIDE and rows * columns * LEAST_PARTS > prod(i.extent for i in s.free)
+
+
+def _distance(function: BoundFunction, s: BoundStatement, index: BoundIndex) -> int:
+    """Elements between neighbours along an index, in all that is read: parts of the farthest are whole stretches."""
+    return sum(stride(function, e, index.name) or 0 for e in walk(s.value) if isinstance(e, tc.Access))
