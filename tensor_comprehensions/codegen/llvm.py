@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 from ..errors import InternalError
 from ..loop_ir.alike import alike
+from ..loop_ir.intrinsics import PREFETCH, PREFETCH_LATER
 from ..loop_ir.nodes import (
     Allocate,
     Block,
@@ -51,7 +52,11 @@ OUT_OF_MEMORY, NO_THREADS = -1, -2
 
 # By the name of an intrinsic, its declaration and its call with the addresses of the operands, then the attributes.
 _INTRINSICS = {
-    "prefetch": ("void @llvm.prefetch.p0(ptr, i32, i32, i32)", "void @llvm.prefetch.p0(ptr {}, i32 {}, i32 3, i32 1)"),
+    name: (
+        "void @llvm.prefetch.p0(ptr, i32, i32, i32)",
+        f"void @llvm.prefetch.p0(ptr {{}}, i32 {{}}, i32 {near}, i32 1)",
+    )
+    for name, near in ((PREFETCH, 3), (PREFETCH_LATER, 2))
 }
 
 

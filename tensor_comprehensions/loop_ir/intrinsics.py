@@ -28,7 +28,7 @@ class Intrinsic:
     registers: bool = False
 
 
-PREFETCH = "prefetch"
+PREFETCH, PREFETCH_LATER = "prefetch", "prefetch_later"
 BARRIER, WARP_BARRIER = "barrier", "warp_barrier"
 SHUFFLE_XOR, SHUFFLE_DOWN = "shuffle_xor", "shuffle_down"
 COPY_ASYNC, COMMIT_ASYNC, WAIT_ASYNC = "copy_async", "commit_async", "wait_async"
@@ -38,6 +38,8 @@ INTRINSICS = {
     for i in (
         # The cache line of an element is wanted soon; the attribute tells whether to be written (1) or only read (0).
         Intrinsic(PREFETCH, operands=1, attributes=1, hint=True),
+        # The same, but so much later that the first cache has other things to keep until then.
+        Intrinsic(PREFETCH_LATER, operands=1, attributes=1, hint=True),
         # What threads of the block (of the warp) wrote before is seen by all of them after.
         Intrinsic(BARRIER, operands=0, attributes=0, collective=True),
         Intrinsic(WARP_BARRIER, operands=0, attributes=0, collective=True),

@@ -9,6 +9,7 @@ from math import prod
 from ..errors import ArgumentError, CannotLower
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
+from ..loop_ir.intrinsics import PREFETCH_LATER
 from ..loop_ir.nodes import Buffer, LoopKind, Space, Type
 from ..loop_ir.vectorize import vectorize
 from ..options import CpuOptions
@@ -28,12 +29,12 @@ from ..tc_lang.function import BoundFunction, BoundStatement, Tensor
 from ..translate import Scope, View, element, translate
 from .leaf import Dim, DimKind, Leaf
 from .legality import Scheduled
-from .locality import crossing, is_pointwise, loop_order, sums_columns, vector_dim, work
+from .locality import crossing, is_pointwise, loop_order, stride, sums_columns, vector_dim, work
 from .movement import op_of, prefixed
 from .movement import order as loops_of
 from .prefetch import prefetches
 from .promote import lookahead, promotable, side, staged
-from .schedule import Group, Row
+from .schedule import Group, Row, reads_memory
 from .scop import Node
 from .storage import Extent, footprint, in_register, streamed
 from .tiling import tile_order
@@ -42,6 +43,8 @@ from .tiling import tile_order
 REDUCTION_VECTORS = 4
 COLUMN_VECTORS, LONG_COLUMN_VECTORS = 4, 16
 POINTWISE_VECTORS = 2
+# Rows that a sum of columns adds before it goes on along them: a stream of memory each.
+ROWS_AT_A_TIME = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +142,68 @@ class Emitter:
         body = build.block(*hints, *(emitter._update(leaf, n) for n in leaf.nodes))
         held = [b for t in registers for b in (emitter.buffers[t.name],)]
         body = build.allocate([b.buffer if isinstance(b, View) else b for b in held], body)
+        if lanes is not None and not registers and self._walks_rows(leaf, lanes):
+            return emitter._rows_at_a_time(leaf, order, lanes, body)
         outermost_reduction = next((k for k, d in enumerate(order) if d.kind is DimKind.REDUCTION), len(order))
         for k in reversed(range(len(order))):
             body = emitter._loop(leaf, order[k], body, order[k] is lanes)
             if k == outermost_reduction:
                 body = build.block(*emitter._initialisations(leaf), body)
         return body
+
+    def _walks_rows(self, leaf: Leaf, lanes: Dim) -> bool:
+        """Is the nest a sum of columns that reads more of each row than accumulators cover, from memory?"""
+        if self.movement is not None:
+            return self.movement.rows > 1
+        if not sums_columns(leaf, lanes) or self.options.vectors:
+            return False
+        (node,) = leaf.nodes
+        steps = [stride(self.function, a, d.index(node)) for a in node.reads for d in leaf.dims]
+        far = None not in steps and reads_memory(self.function, node, self.target)
+        return far and self._extent(lanes) > LONG_COLUMN_VECTORS * self.target.lanes(32)
+
+    def _rows_at_a_time(self, leaf: Leaf, order: Sequence[Dim], lanes: Dim, body: ir.Stmt) -> ir.Stmt:
+        """The nest of a sum of columns in blocks of a few rows, each from end to end, as memory likes to be read.
+
+        The elements of a column are added in the same order as without blocks.
+        """
+        k = order.index(lanes)
+        rows, inner = order[k + 1], order[k + 2 :]
+        for dim in reversed(inner):
+            body = self._loop(leaf, dim, body, False)
+        body = build.block(*self._rows_ahead(leaf, rows, lanes), body)
+        low, high = self._range(leaf, lanes)
+        count, vectors = self._factor(leaf, lanes)
+        factor = (count, COLUMN_VECTORS if self.movement is None else vectors)
+
+        def along(start: ir.Expr, count: int, *before: ir.Stmt) -> ir.Stmt:
+            added = ir.Loop(rows.name, start, build.add(start, count), body, LoopKind.UNROLLED)
+            return ir.Loop(lanes.name, low, high, build.block(*before, added), LoopKind.VECTOR, factor=factor)
+
+        together = self._rows_together
+        first = rows.extent % together or together
+        block = build.var(f"{rows.name}_block")
+        begun = along(build.const(rows.lower), first, *self._initialisations(leaf))
+        others = along(block, together)
+        start, stop = build.const(rows.lower + first), build.const(rows.upper)
+        nest = build.block(begun, ir.Loop(block.name, start, stop, others, step=together))
+        for dim in reversed(order[:k]):
+            nest = self._loop(leaf, dim, nest, False)
+        return nest
+
+    @property
+    def _rows_together(self) -> int:
+        return ROWS_AT_A_TIME if self.movement is None else self.movement.rows
+
+    def _rows_ahead(self, leaf: Leaf, rows: Dim, lanes: Dim) -> Iterator[ir.Stmt]:
+        """Hints for the same part of the rows of the next block."""
+        (node,) = leaf.nodes
+        scope = self._scope(leaf, node)
+        there = build.add(scope.indices[rows.index(node)], self._rows_together)
+        ahead = replace(scope, indices={**scope.indices, rows.index(node): there})
+        for access in node.reads:
+            if stride(self.function, access, lanes.index(node)) == 1:
+                yield ir.Invoke(PREFETCH_LATER, (element(access.tensor, access.subscripts, ahead),), (0,))
 
     def _prefetches(self, leaf: Leaf, order: Sequence[Dim], lanes: Dim) -> Iterator[ir.Stmt]:
         fixed = [t.row for k, t in enumerate(self.tiles) if all(d.row != k for d in order)]

@@ -13,25 +13,37 @@ from math import prod
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, contiguous_strides
 from .affine import affine
+from .locality import stride
 from .rename import map_expression
 
 # Fewer results than this leave threads idle; fewer terms in all than this are summed before another thread wakes.
 FEW_RESULTS = 16
 MANY_TERMS = 1 << 17
 PARTS = 64
+# A sum of the columns of a matrix that no cache holds reads memory in its order where each thread has rows of its own.
+LARGE_MATRIX = 1 << 21
+ROW_PARTS, LEAST_ROWS = 8, 16
 
 
 def rfactor(
-    function: BoundFunction, parts: int = PARTS, few: int = FEW_RESULTS, many: int = MANY_TERMS
+    function: BoundFunction,
+    parts: int = PARTS,
+    few: int = FEW_RESULTS,
+    many: int = MANY_TERMS,
+    matrix: int | None = LARGE_MATRIX,
 ) -> BoundFunction:
-    """`function` with its reductions of at least `many` terms into fewer than `few` elements in two stages."""
+    """`function` with its reductions of at least `many` terms into fewer than `few` elements in two stages.
+
+    So is a def that does nothing but to sum the columns of a matrix of at least `matrix` elements.
+    """
     tensors, statements = list(function.tensors), []
     for s in function.statements:
-        index = _index(s, few, many)
+        by_rows = _rows(function, s, matrix) if len(function.statements) == 1 and matrix is not None else None
+        index = by_rows or _index(s, few, many)
         if index is None:
             statements.append(s)
             continue
-        count = _parts(index.extent, parts)
+        count = _parts(index.extent, ROW_PARTS if by_rows else parts)
         part = _part(s, index, _fresh(f"{s.target}_part", {t.name for t in tensors}), count)
         tensors.append(part)
         statements += _stages(s, index, part)
@@ -54,6 +66,17 @@ def _index(s: BoundStatement, few: int, many: int) -> BoundIndex | None:
     if prod(i.extent for i in s.free) >= few or terms < many:
         return None
     return next((i for i in s.reduced if i.extent >= FEW_RESULTS), None)
+
+
+def _rows(function: BoundFunction, s: BoundStatement, least: int) -> BoundIndex | None:
+    """The index of rows of a matrix of which `s` sums the columns, where there are enough of both."""
+    if s.reduction is None or len(s.reduced) != 1 or len(s.free) != 1 or s.checks or not _plain(s):
+        return None
+    (column,), (row,) = s.free, s.reduced
+    reads = [x for x in tc.walk(s.value) if isinstance(x, tc.Access)]
+    along = all(stride(function, x, column.name) in (0, 1) for x in reads)
+    large = column.extent * row.extent >= least and column.extent >= LEAST_ROWS * ROW_PARTS
+    return row if along and large and row.extent >= LEAST_ROWS * ROW_PARTS else None
 
 
 def _parts(extent: int, most: int) -> int:

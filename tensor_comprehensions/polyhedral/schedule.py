@@ -22,6 +22,10 @@ from .scop import CONTEXT, Node, Scop, bounded, check_reads, ends, instance, uni
 
 # A kernel with fewer independent iterations than this does not feed the threads of a usual machine.
 ENOUGH_PARALLELISM = 32
+# What is read comes from memory, rather than the last cache, from this part of its size on: others use it too.
+FAR_SHARE = 4
+# A result is little beside what is read if it is smaller by this factor.
+LITTLE = 16
 
 # Most schedules take isl a third of this. A few, for the sake of reads that remainders and quotients share, would take
 # it hours; they are not worth fusing.
@@ -88,7 +92,30 @@ def _worth(function: BoundFunction, before: Group, alone: Group, joined: Group, 
     apart = min(before.parallelism, alone.parallelism)
     if any(n.cluster is not None for n in joined.nodes) and not _operands_stay_close(function, joined, target):
         return False
-    return joined.parallelism >= min(apart, ENOUGH_PARALLELISM) and joined.parallelism > 1
+    if joined.parallelism < min(apart, ENOUGH_PARALLELISM) or joined.parallelism < 2:
+        return False
+    return not _leaves_rows(function, before, joined, target)
+
+
+def _leaves_rows(function: BoundFunction, before: Group, joined: Group, target: Target) -> bool:
+    """Would a reduction of much memory to little, alone so far, no longer walk the rows it reads one after another?"""
+    (node, *others) = before.nodes
+    first = before.rows[0].place(node)
+    if others or not node.reduced or node.cluster is not None or any(r.place(node) == first for r in joined.rows):
+        return False
+    little = _bytes(function, node.writes) * LITTLE < _bytes(function, node.reads)
+    return little and reads_memory(function, node, target)
+
+
+def reads_memory(function: BoundFunction, node: Node, target: Target) -> bool:
+    """Does `node` read more than the caches are likely to hold?"""
+    return _bytes(function, node.reads) > target.cache[-1] // FAR_SHARE
+
+
+def _bytes(function: BoundFunction, accesses: Sequence[tc.Access]) -> int:
+    """Of all tensors that `accesses` reach."""
+    tensors = map(function.tensor, dict.fromkeys(a.tensor for a in accesses))
+    return sum(t.size * t.dtype.size for t in tensors)
 
 
 def _operands_stay_close(function: BoundFunction, group: Group, target: Target) -> bool:

@@ -11,7 +11,7 @@ from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction
 from .leaf import Dim, Leaf
 from .locality import crossing, is_pointwise, stride, sums_columns, vector_dim, work
-from .schedule import ENOUGH_PARALLELISM, Group
+from .schedule import ENOUGH_PARALLELISM, Group, reads_memory
 from .scop import Node
 
 # Elements of a row that one iteration takes when the lanes run along it: long enough to amortise the loop around it,
@@ -64,6 +64,8 @@ def _lane_tiles(function: BoundFunction, group: Group, leaves: Sequence[Leaf], t
     if all(sums_columns(leaf, vector_dim(function, leaf, target)) for leaf in leaves):
         few = prod(r.extent for r in group.rows) // FEW_CHUNKS // lanes
         least = max(least, min(LONG_COLUMN_CHUNK, few) * lanes)
+        if others >= FEW_CHUNKS // 2 and any(reads_memory(function, n, target) for leaf in leaves for n in leaf.nodes):
+            least = LONGEST_CHUNK
     return tuple(_tile(row.extent, k in wanted, others, least) for k, row in enumerate(group.rows))
 
 
