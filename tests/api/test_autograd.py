@@ -82,6 +82,8 @@ def test_initial_values_have_gradients() -> None:
 
 def test_gradients_have_gradients() -> None:
     check(doubled(defs.MATMUL), (2, 3), (3, 2), second=True)
+    check(doubled(defs.SOFTMAX), (2, 3), second=True)
+    check(doubled(defs.LAYERNORM), (2, 3), (3,), (3,), second=True)
     check(doubled("def f(float(N) x, float(N) y) -> (z) { z(i) = tanh(x(i)) * y(i) / (1 + x(i) * x(i)) }"), (3,), (3,),
           second=True)  # fmt: skip
 
@@ -242,6 +244,39 @@ def test_a_changed_input_is_noticed_where_its_values_count() -> None:
     v += 1
     with pytest.raises(RuntimeError, match="inplace"):
         z.sum().backward()
+
+
+def saved(call: Callable[[], Any]) -> list[tuple[int, ...]]:
+    """The shapes of what autograd saves in a call."""
+    shapes: list[tuple[int, ...]] = []
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(x.shape))
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        call()
+    return sorted(shapes)
+
+
+def test_a_call_keeps_sums_for_its_gradient() -> None:
+    op = tc.define(defs.LAYERNORM).layernorm
+    x, w, b = torch.randn(3, 5, requires_grad=True), torch.randn(5), torch.randn(5)
+    assert saved(lambda: op(x, w, b)) == [(3,), (3,), (3, 5), (5,)]
+    kernel = op.compile(x.detach(), w, b)
+    assert saved(lambda: kernel(x, w, b)) == [(3, 5), (5,)]
+    softmax = tc.define(defs.SOFTMAX).softmax
+    assert saved(lambda: softmax(x)) == [(3, 5)]
+
+
+def test_what_a_call_keeps_starts_where_its_ranges_do() -> None:
+    """Temporaries with indices from 1 on, and initial values beside them."""
+    op = doubled("""def f(float(N,M) x) -> (y) {
+        s(i) +=! x(i-1,j) * x(i-1,j)
+        y(i) = sqrt(s(i)) * y(i) where i in 1:N
+    }""")
+    assert "double(" in op.function.source
+    check(op, (4, 3), y=(3,))
 
 
 # --- gradients of one's own ----------------------------------------------------------------------------------------
