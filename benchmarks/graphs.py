@@ -1,6 +1,7 @@
 """What `torch.compile(backend="tensor_comprehensions")` gains on whole graphs: `python -m benchmarks.graphs`.
 
-Beside torch eager and, unless `--without-inductor`, torch's own compiler; without gradients, after all have compiled.
+Beside torch eager and, unless `--without-inductor`, torch's own compiler, after all have compiled; without gradients,
+or with `--training` a step forward and backward. The share is that of the floating-point work that kernels do.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tensor_comprehensions.graphs.backend import observers
+from tensor_comprehensions.graphs.choice import work_of_kernels
+
 from .timing import interleave
 
 OURS, EAGER, INDUCTOR = "tensor_comprehensions", "eager", "inductor"
 CLOSE = 1e-4
+Ratios = dict[str, float]
 
 
 def gate(x: Tensor, g: Tensor, weight: Tensor) -> Tensor:
@@ -65,6 +70,13 @@ class Residual(nn.Module):
         return F.relu(x + self.last(self.second(F.relu(self.norm(self.first(x))))))
 
 
+class Cell(nn.LSTMCell):
+    """A step of an LSTM, with both of its states in one tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.cat(super().forward(x), 1)
+
+
 def _perceptron() -> nn.Module:
     sizes = (256, 512, 512, 10)
     layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
@@ -79,21 +91,38 @@ CASES: dict[str, Callable[[], tuple[Callable[..., Tensor], tuple[Tensor, ...]]]]
     "transformer 4 x 64 x 256": lambda: (Transformer(256), (r(4, 64, 256),)),
     "residual 4 x 32 x 28 x 28": lambda: (Residual(32).eval(), (r(4, 32, 28, 28),)),
     "perceptron 64": lambda: (_perceptron(), (r(64, 256),)),
+    "lstm cell 64 x 128 x 256": lambda: (Cell(128, 256), (r(64, 128),)),
 }
 
 
-@torch.no_grad()
-def measure(name: str, seconds: float, *, inductor: bool = True) -> dict[str, float]:
-    """How many times as long as ours the others take, by their names. Raises ValueError where results differ."""
+def measure(name: str, seconds: float, *, inductor: bool = True, training: bool = False) -> tuple[Ratios, float]:
+    """How many times as long as ours the others take, by their names, and the share of the work that kernels do.
+
+    Raises ValueError where results differ.
+    """
     function, inputs = CASES[name]()
-    calls: dict[str, Any] = {EAGER: function, OURS: torch.compile(function, backend=OURS)}
-    if inductor:
-        calls[INDUCTOR] = torch.compile(function)
-    expected = function(*inputs)
+    if training:
+        inputs = tuple(x.requires_grad_() for x in inputs)
+    graphs: list[tuple[torch.fx.GraphModule, int]] = []
+    observers.append(lambda graph, work: graphs.append((graph, work)))
+    try:
+        with torch.set_grad_enabled(training):
+            calls: dict[str, Any] = {EAGER: function, OURS: torch.compile(function, backend=OURS)}
+            if inductor:
+                calls[INDUCTOR] = torch.compile(function)
+            return _compared(name, calls, inputs, seconds, training), _share(graphs)
+    finally:
+        observers.pop()
+
+
+def _compared(name: str, calls: dict[str, Any], inputs: tuple[Tensor, ...], seconds: float, training: bool) -> Ratios:
+    run = _step if training else _call
+    expected = run(calls[EAGER], inputs)
     for who, call in calls.items():
-        if not torch.allclose(call(*inputs), expected, rtol=CLOSE, atol=CLOSE):
-            raise ValueError(f"{name}: {who} differs from eager")
-    ready = {who: (lambda call=call: call(*inputs)) for who, call in calls.items()}
+        for found, wanted in zip(run(call, inputs), expected, strict=True):
+            if not torch.allclose(found, wanted, rtol=CLOSE, atol=CLOSE * max(1.0, wanted.abs().max().item())):
+                raise ValueError(f"{name}: {who} differs from eager")
+    ready = {who: (lambda call=call: run(call, inputs)) for who, call in calls.items()}
     taken = interleave(ready, seconds=seconds).seconds
     others = (who for who in taken if who != OURS)
     return {
@@ -102,17 +131,38 @@ def measure(name: str, seconds: float, *, inductor: bool = True) -> dict[str, fl
     }
 
 
+def _call(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (function(*inputs),)
+
+
+def _step(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The result, and its gradients by the inputs. Those by the parameters are made, too."""
+    for x in inputs:
+        x.grad = None
+    result = function(*inputs)
+    result.backward(torch.ones_like(result))
+    return (result.detach(), *(x.grad for x in inputs if x.grad is not None))
+
+
+def _share(graphs: Sequence[tuple[torch.fx.GraphModule, int]]) -> float:
+    return sum(work_of_kernels(graph) for graph, _ in graphs) / max(1, sum(work for _, work in graphs))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("names", nargs="*", help="run only cases that start so")
     parser.add_argument("--seconds", type=float, default=2.5, help="for each case (default 2.5)")
     parser.add_argument("--without-inductor", action="store_true")
+    parser.add_argument("--training", action="store_true", help="time a step forward and backward")
     options = parser.parse_args(arguments)
     for name in CASES:
         if not options.names or name.startswith(tuple(options.names)):
             torch.compiler.reset()
-            ratios = measure(name, options.seconds, inductor=not options.without_inductor)
-            print(f"{name:<30}", "  ".join(f"{who} {ratio:.2f}" for who, ratio in ratios.items()), flush=True)
+            ratios, share = measure(
+                name, options.seconds, inductor=not options.without_inductor, training=options.training
+            )
+            shown = "  ".join(f"{who} {ratio:.2f}" for who, ratio in ratios.items())
+            print(f"{name:<30} {shown}  share {share:.2f}", flush=True)
 
 
 if __name__ == "__main__":

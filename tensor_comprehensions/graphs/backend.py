@@ -42,6 +42,8 @@ LIMIT = 4096
 _operators: OncePerKey[str, Op] = OncePerKey(LIMIT)
 """Operators by their text: the layers of a network share them."""
 
+observers: list[Callable[[fx.GraphModule, int], object]] = []
+"""Who gets every graph that is compiled, with kernels in it, and the floating-point operations of all of it."""
 KEPT = (
     aten.addmm, aten.embedding_dense_backward, aten._scaled_dot_product_flash_attention_for_cpu,
     aten.max_pool2d_with_indices, aten.avg_pool2d,
@@ -76,7 +78,11 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 def _compile(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
     if is_symbolic(module.graph):
         return make_boxed_func(Sized(module, fuse))
-    return make_boxed_func(fuse(module).forward)
+    fused = fuse(module)
+    work = sum(map(operations, module.graph.nodes))
+    for observer in observers:
+        observer(fused, work)
+    return make_boxed_func(fused.forward)
 
 
 def fuse(module: fx.GraphModule, bounds: Bounds = ANY) -> fx.GraphModule:
@@ -151,8 +157,9 @@ def _rewritten(module: fx.GraphModule, taken: Sequence[Region]) -> fx.GraphModul
         name = f"region_{names.pop(0)}"
         inputs = tuple(make(n) for n in region.inputs)
         op = _operators.get(region.text, lambda: define(region.text)[NAME])
+        work = sum(map(operations, region.nodes))
         results = tuple(Result.of(n.meta["val"].shape, layout(n)) for n in region.outputs)
-        fresh.add_submodule(name, Choice(op, eager(region), results, region.finite, _parts(region)))
+        fresh.add_submodule(name, Choice(op, eager(region), results, region.finite, _parts(region), work))
         result = graph.call_module(name, inputs)
         for k, node in enumerate(region.outputs):
             made[node] = graph.call_function(_item, (result, k))

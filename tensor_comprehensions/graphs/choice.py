@@ -49,6 +49,7 @@ class Choice(torch.nn.Module):
         results: how the outputs are looked at.
         finite: inputs that must be finite for the operator to give what the graph gives; else the graph runs.
         parts: makes of the graph one with smaller kernels, which takes its place where the operator is slower.
+        work: floating-point operations of the region.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class Choice(torch.nn.Module):
         results: tuple[Result, ...],
         finite: tuple[int, ...] = (),
         parts: Callable[[], fx.GraphModule] | None = None,
+        work: int = 0,
     ) -> None:
         super().__init__()
+        self._work = work
         self.op, self.graph, self._results, self._parts = op, graph, results, parts
         self._finite = tuple((n, Finite()) for n in finite)
         self.uses_kernel: bool | None = None
@@ -71,6 +74,11 @@ class Choice(torch.nn.Module):
         if self.uses_kernel and all(check(inputs[n]) for n, check in self._finite):
             return self._kernel(*inputs)
         return self._torch(*inputs)
+
+    @property
+    def work(self) -> int:
+        """Floating-point operations that kernels do here, now that a choice was made."""
+        return self._work if self.uses_kernel else work_of_kernels(self.graph)
 
     def _kernel(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         found = self.op(*inputs)
@@ -98,6 +106,11 @@ class Choice(torch.nn.Module):
         )  # fmt: skip
         if not self.uses_kernel and self._parts is not None:
             self.graph = self._parts()
+
+
+def work_of_kernels(graph: fx.GraphModule) -> int:
+    """Floating-point operations that kernels do in a graph that has run."""
+    return sum(part.work for part in graph.children() if isinstance(part, Choice))
 
 
 class Finite:

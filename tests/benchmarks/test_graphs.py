@@ -8,10 +8,12 @@ from benchmarks import graphs
 
 
 def test_ratios_are_of_equal_results(capsys: pytest.CaptureFixture[str]) -> None:
-    graphs.main(["perceptron", "--seconds", "0.01", "--without-inductor"])
-    line = capsys.readouterr().out
-    assert line.startswith("perceptron 64")
-    assert float(line.split(graphs.EAGER)[1]) > 0
+    for training in ([], ["--training"]):
+        graphs.main(["perceptron", "--seconds", "0.01", "--without-inductor", *training])
+        line = capsys.readouterr().out
+        assert line.startswith("perceptron 64")
+        assert float(line.split(graphs.EAGER)[1].split()[0]) > 0
+        assert 0 <= float(line.split("share")[1]) <= 1
 
 
 def test_a_wrong_result_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
