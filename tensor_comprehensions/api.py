@@ -338,10 +338,10 @@ class Op(Caller):
         devices: Sequence[str] = ("cpu",),
         executor: Executor | None = None,
         store: str | Path | None = None,
-        options: CpuOptions | None = None,
+        options: CpuOptions | MappingOptions | None = None,
         report: str | Path | None = None,
         **initial: Value,
-    ) -> CpuOptions:
+    ) -> Any:
         """Search for options that make calls like this one fast, use them from now on, and keep them in the cache.
 
         Candidates run in other processes; the winner was compared with the reference evaluator. Only types, sizes and
@@ -352,7 +352,8 @@ class Op(Caller):
             budget: of time: seconds, or a text such as "90s" or "1h 30min".
             generations, population: at most so many times so many candidates.
             search, seed: how candidates are chosen, the same ones each time as far as their times agree.
-            devices: "cpu" or sets of processors such as "cpu:0-3", which measure side by side.
+            devices: "cpu" or sets of processors such as "cpu:0-3", which measure side by side. Or one graphics
+                processor, "cuda:0", whose mapping is searched; "emulated:sm_90" is one that is only modelled.
             executor: a `concurrent.futures.Executor` whose workers evaluate the candidates instead of `devices`.
             store: a folder for the results, instead of the cache's.
             options: what the search starts from and must beat.
@@ -361,10 +362,11 @@ class Op(Caller):
         Raises:
             ArgumentError: an argument means nothing, or no candidate works.
         """
-        from .autotuner import call, service_gpu
+        from .autotuner import call
+        from .autotuner.device import is_gpu
 
         trying = call.effort(budget, generations, population, seed, search)
-        if any(map(service_gpu.is_gpu, devices)):
+        if any(map(is_gpu, devices)):
             from .autotuner import call_gpu
 
             tuned = call_gpu.autotune(

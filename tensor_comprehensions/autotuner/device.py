@@ -23,6 +23,11 @@ class Device:
     threads: int
 
 
+def is_gpu(name: object) -> bool:
+    """Does a user name a graphics processor, "cuda:0", or one that is only modelled, "emulated:sm_90"?"""
+    return isinstance(name, str) and name.startswith(("cuda", "emulated"))
+
+
 def device(name: object) -> Device:
     """The device that "cpu" (all processors and torch's threads) or "cpu:0,2-3" means. Raises ArgumentError."""
     if not isinstance(name, str) or not (match := re.fullmatch(r"cpu(?::(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?", name)):

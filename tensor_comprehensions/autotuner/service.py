@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
@@ -43,6 +43,7 @@ FRESH = 0x5EED
 """Seed of the inputs that only winners see."""
 
 Phase = Callable[[str], None]
+Stage = Callable[[pb.Request, pb.Reply, Phase], None]
 
 
 class Rejected(Exception):
@@ -55,11 +56,17 @@ class Rejected(Exception):
 
 def handle(raw: bytes, phase: Phase) -> bytes:
     """Answer one request. phase: told what is about to happen, so that whoever waits knows how long it may take."""
-    reply = pb.Reply(version=VERSION, fingerprint=fingerprint())
+    return answered(raw, phase, _STAGES, lambda request: fingerprint())
+
+
+def answered(raw: bytes, phase: Phase, stages: Mapping[int, Stage], here: Callable[[pb.Request], str]) -> bytes:
+    """Answer one request by what does each stage. here: the fingerprint of the device that the request is for."""
+    reply = pb.Reply(version=VERSION)
     try:
         request = pb.Request.FromString(raw)
-        _check(request)
-        _STAGES[request.stage](request, reply, phase)
+        reply.fingerprint = here(request)
+        _check(request, reply.fingerprint, stages)
+        stages[request.stage](request, reply, phase)
         reply.status = reply.status or pb.OK
     except Rejected as rejection:
         reply.status, reply.message = rejection.status, rejection.message
@@ -74,12 +81,12 @@ def handle(raw: bytes, phase: Phase) -> bytes:
     return reply.SerializeToString()
 
 
-def _check(request: pb.Request) -> None:
+def _check(request: pb.Request, here: str, stages: Mapping[int, Stage]) -> None:
     if request.version != VERSION:
         raise Rejected(pb.REFUSED, f"a message of version {request.version}, not {VERSION}")
-    if request.fingerprint and request.fingerprint != fingerprint():
-        raise Rejected(pb.REFUSED, f"this device is {fingerprint()}, not {request.fingerprint}")
-    if request.stage not in _STAGES:
+    if request.fingerprint and request.fingerprint != here:
+        raise Rejected(pb.REFUSED, f"this device is {here}, not {request.fingerprint}")
+    if request.stage not in stages:
         raise Rejected(pb.REFUSED, f"there is no stage {request.stage}")
 
 
@@ -289,7 +296,7 @@ def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     reply.message = "; ".join(failures)
 
 
-_STAGES: dict[int, Callable[[pb.Request, pb.Reply, Phase], None]] = {
+_STAGES: Mapping[int, Stage] = {
     pb.COMPILE: _compile,
     pb.MEASURE: _measure,
     pb.EVALUATE: _evaluate,

@@ -72,6 +72,7 @@ class GpuKernels:
     loaded: OncePerKey[Hashable, Launches] = field(default_factory=lambda: OncePerKey(LIMIT))
     lanes: dict[Hashable, GpuLanes] = field(default_factory=dict)
     _last: GpuLanes | None = None
+    _tuned: dict[Hashable, MappingOptions] = field(default_factory=dict)
 
     @property
     def interface(self) -> Interface:
@@ -86,7 +87,12 @@ class GpuKernels:
         *,
         aligned: bool = True,
     ) -> GpuCompiled:
-        """The kernel for these sizes and strides, for tensors at multiples of `ALIGNMENT` or, if need be, anywhere."""
+        """The kernel for these sizes and strides, for tensors at multiples of `ALIGNMENT` or, if need be, anywhere.
+
+        options: None for those that a search found for calls like this one, or else the cost model chooses.
+        """
+        if options is None and self._tuned:
+            options = self._tuned.get((sizes, strides[: len(self.interface.parameters)], wanted))
         if options is not None:
             check_mapping(options, wanted)
 
@@ -151,6 +157,13 @@ class GpuKernels:
         """What ran last, as a function that gives NotImplemented for what it does not take."""
         return None if self._last is None else self._last.direct()
 
+    def tune(self, sizes: Sizes, strides: tuple[Any, ...], wanted: GpuTarget, options: MappingOptions) -> None:
+        """From now on, map calls with inputs like these for `wanted` as `options` say."""
+        if len(self._tuned) >= LIMIT:
+            self._tuned.clear()
+        self._tuned[sizes, strides, wanted] = options
+        self.lanes.clear()
+
     def _lanes(self, device: torch.device, options: MappingOptions | None) -> GpuLanes:
         found = self.lanes.get((device, options))
         if found is None:
@@ -181,7 +194,7 @@ class GpuKernels:
             kernel = kernel_for(outputs)
         launches = self.loaded.get((kernel, device.index), lambda: _load(kernel, device))
         fill_initial(bound, arguments, outputs)
-        launcher = _launcher(kernel, launches, device, (*arguments.inputs, *arguments.initial, *wanted))
+        launcher = launcher_of(kernel, launches, device, (*arguments.inputs, *arguments.initial, *wanted))
         launcher.run(*arguments.inputs, *outputs)
         if kernel.aligned:  # else other tensors may have a better kernel
             special = tuple(value for _, value in sizes.scalars)
@@ -198,7 +211,7 @@ def _load(kernel: GpuCompiled, device: torch.device) -> Launches:
     return cuda.load(kernel.code, kernel.cubin, device.index)
 
 
-def _launcher(kernel: GpuCompiled, launches: Launches, device: torch.device, accepted: Sequence[Tensor]) -> Launcher:
+def launcher_of(kernel: GpuCompiled, launches: Launches, device: torch.device, accepted: Sequence[Tensor]) -> Launcher:
     """What runs a kernel on the inputs followed by the outputs, for tensors like `accepted`."""
     bound = kernel.bound
     names = [t.name for t in bound.tensors if t.role is Role.INPUT] + list(bound.returns)
@@ -309,23 +322,27 @@ class GpuKernel:
         memories = (*arguments.inputs, *outputs)
         if not all(map(is_aligned, memories)):
             kernel = self._kernels.kernel(sizes, strides, self._options, kernel.target, aligned=False)
-        number, value = self._run(kernel, memories)
+        emulated = self._emulated.get(kernel, lambda: emulator.build([kernel.code])[0])
+        number, value = run_emulated(kernel, emulated, memories)
         if number:
             raise failure(bound.name, kernel.sites, number, value)
         return hand_back(outputs, arguments.convert)
 
-    def _run(self, kernel: GpuCompiled, tensors: Sequence[Tensor]) -> tuple[int, int]:
-        """Run the text on CPU tensors."""
-        emulated = self._emulated.get(kernel, lambda: emulator.build([kernel.code])[0])
-        roles = {t.name: t.role for t in kernel.bound.tensors}
-        memories = [
-            Memory(x.data_ptr(), b, roles[b.name] is not Role.OUTPUT)
-            for x, b in zip(_in_order(kernel, tensors), kernel.arguments, strict=True)
-        ]
-        rooms = [torch.zeros(buffer_bytes(b) + ALIGNMENT, dtype=torch.uint8) for b in kernel.temporaries]
-        for room, b in zip(rooms, kernel.temporaries, strict=True):
-            memories.append(Memory(-(-room.data_ptr() // ALIGNMENT) * ALIGNMENT, b, False))
-        return emulated(memories)
+
+def run_emulated(kernel: GpuCompiled, emulated: Emulated, tensors: Sequence[Tensor]) -> tuple[int, int]:
+    """Run the text of a kernel on its inputs and outputs, tensors on the CPU.
+
+    Returns (0, 0), or the number of a failed check and the value that it found. Raises as `Emulated`.
+    """
+    roles = {t.name: t.role for t in kernel.bound.tensors}
+    memories = [
+        Memory(x.data_ptr(), b, roles[b.name] is not Role.OUTPUT)
+        for x, b in zip(_in_order(kernel, tensors), kernel.arguments, strict=True)
+    ]
+    rooms = [torch.zeros(buffer_bytes(b) + ALIGNMENT, dtype=torch.uint8) for b in kernel.temporaries]
+    for room, b in zip(rooms, kernel.temporaries, strict=True):
+        memories.append(Memory(-(-room.data_ptr() // ALIGNMENT) * ALIGNMENT, b, False))
+    return emulated(memories)
 
 
 # --- arguments ---------------------------------------------------------------------------------------------------

@@ -59,8 +59,24 @@ class Memory:
     defined: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the threads of a run did: accesses to tensors and to shared memory, of any width, and waits at barriers."""
+
+    tensors: int
+    shared: int
+    waits: int
+
+
 class Emulated:
-    """The compiled text of a module, which runs on addresses. path: the library that it is in."""
+    """The compiled text of a module, which runs on addresses.
+
+    Attributes:
+        path: the library that it is in.
+        counts: of the last run that did nothing wrong.
+    """
+
+    counts = Counts(0, 0, 0)
 
     def __init__(self, code: GpuCode, library: Path, prefix: str) -> None:
         self.code = code
@@ -90,6 +106,7 @@ class Emulated:
                 if self._run(machine, kernel, taken):
                     failure = Failure.in_dll(machine, "machine_failure")
                     raise InternalError(describe(failure, kernel, self.code, [m.buffer for m in memories], self.path))
+            self.counts = Counts(*(ctypes.c_int64 * 3).in_dll(machine, "machine_counts"))
         return status[0], status[1]
 
     def _run(self, machine: ctypes.CDLL, kernel: GpuKernel, addresses: Sequence[int]) -> int:

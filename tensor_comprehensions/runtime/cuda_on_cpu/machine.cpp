@@ -41,6 +41,7 @@ struct Failure {
 extern "C" {
 Place machine_place;
 Failure machine_failure;
+int64_t machine_counts[3];  // accesses to tensors, accesses to shared memory, threads that waited at barriers
 }
 
 namespace {
@@ -257,6 +258,7 @@ void touch(const void *place, int bytes, Action action, const void *address) {
         return stop();
     }
     Memory &m = memories[k];
+    machine_counts[k == (int)memories.size() - 1]++;
     int64_t first = (p - m.begin) / m.grain, last = (p + bytes - 1 - m.begin) / m.grain;
     if ((bytes & (bytes - 1)) == 0 && (uintptr_t)p % bytes) return fail_access(MISALIGNED, k, first, address, action);
     for (int64_t c = first; c <= last; c++) visit(k, c, action, address);
@@ -305,6 +307,7 @@ bool advance_block() {
     for (int k = 1; k < n; k++)
         if (fibers[k].line != fibers[0].line) return fail_waiting(DIVERGED, 0, k), false;
     epoch++;
+    machine_counts[2] += n;
     for (Fiber &f : fibers) f.state = READY;
     return true;
 }
@@ -472,6 +475,7 @@ void __ubsan_handle_out_of_bounds_abort(OutOfBounds *data, unsigned long index) 
 
 // The tensors of a module whose kernels `machine_run` runs next.
 void machine_load(const Region *regions, int count) {
+    memset(machine_counts, 0, sizeof machine_counts);
     memories.assign(count + 1, Memory());
     for (int k = 0; k < count; k++) {
         Memory &m = memories[k];

@@ -1,0 +1,248 @@
+"""What a worker process does with mappings to a graphics processor: map, compile, check, time.
+
+A device is "cuda:0", or "emulated:sm_90": then the kernel's own text runs on the CPU, every access is checked, and its
+time is what `modelled_seconds` makes of what its threads did. That is the same on every machine, and only roughly true
+of any; it lets a search be tried, and tested, without a device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from math import prod
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..cache.records import from_message
+from ..calling.gpu import launcher_of, run_emulated
+from ..compiler_gpu import GpuCompiled, compile_gpu
+from ..errors import ArgumentError, DeviceError, InternalError
+from ..options import MappingOptions, check_mapping
+from ..runtime import cuda, emulator
+from ..runtime.emulator import Counts
+from ..target import GpuTarget, target
+from . import tuner_pb2 as pb
+from .problem import KINDS, MORE_KINDS, Problem
+from .run import LEAST, MOST, Memory, Times, calls_for
+from .service import CHECK, COMPILE, FRESH, RUN, Bench, Harmful, Phase, Rejected, Stage, answered, bench, timing
+
+LAUNCH = 2e-6
+"""Modelled seconds of a launch."""
+TENSOR, SHARED, WAIT = 32.0, 4.0, 16.0
+"""Modelled cycles of an access to a tensor, to shared memory, and of a thread's wait at a barrier."""
+
+
+def handle(raw: bytes, phase: Phase) -> bytes:
+    """As `service.handle`, for options that are mappings."""
+    return answered(raw, phase, _STAGES, lambda request: fingerprint(request.device))
+
+
+# --- devices -----------------------------------------------------------------------------------------------------
+
+
+def target_of(name: str) -> GpuTarget:
+    """What to map for on a device. Raises ArgumentError where there is none of this name."""
+    if match := re.fullmatch(r"emulated:(sm_\d+)", name):
+        return target(f"cuda:{match[1]}")
+    match = re.fullmatch(r"cuda:(\d+)", name)
+    if not match:
+        raise ArgumentError(f"the device is {name!r}", expected='"cuda:0", or "emulated:sm_90"')
+    if not torch.cuda.is_available() or int(match[1]) >= torch.cuda.device_count():
+        raise ArgumentError(
+            f"there is no device {name}",
+            found=f"{torch.cuda.device_count()} CUDA devices",
+            suggestion='"emulated:sm_90" searches by a model, without a device',
+        )
+    return cuda.device_target(int(match[1]))
+
+
+def fingerprint(name: str) -> str:
+    """Of a device: times of one fingerprint can be compared."""
+    if name.startswith("emulated"):
+        return name
+    return f"{torch.cuda.get_device_name(name)} {target_of(name).name}"
+
+
+class Runner(Protocol):
+    """A kernel on a device."""
+
+    def run(self, memory: Memory) -> float:
+        """Compute the outputs of `memory` from its inputs; seconds. Raises Rejected."""
+
+    def sample(self, memory: Memory, first: float) -> float:
+        """Seconds of a run, without regard to results, which took `first` before."""
+
+
+class Modelled:
+    """A kernel in the emulator."""
+
+    def __init__(self, kernel: GpuCompiled) -> None:
+        self._kernel, self._emulated = kernel, emulator.build([kernel.code])[0]
+
+    def run(self, memory: Memory) -> float:
+        memory.restore(poison=True)
+        count = len(memory.problem.message.inputs)
+        try:
+            number, _ = run_emulated(self._kernel, self._emulated, (*memory.inputs[:count], *memory.outputs))
+        except InternalError as error:
+            raise Rejected(pb.WRONG_RESULT, str(error)) from error
+        if number:
+            raise Rejected(pb.WRONG_RESULT, f"it reports failure {number}")
+        return modelled_seconds(self._kernel, self._emulated.counts)
+
+    def sample(self, memory: Memory, first: float) -> float:
+        return first
+
+
+def modelled_seconds(kernel: GpuCompiled, counts: Counts) -> float:
+    """Cycles of all that threads did, shared by as many of them as the device and the largest launch have at once."""
+    machine = kernel.target
+    threads = max((prod(k.launch.grid) * prod(k.launch.block) for k in kernel.code.kernels), default=1)
+    lanes = min(threads, machine.processors * machine.float32_lanes)
+    cycles = TENSOR * counts.tensors + SHARED * counts.shared + WAIT * counts.waits
+    return LAUNCH * max(1, len(kernel.code.kernels)) + cycles / lanes / machine.clock
+
+
+class OnDevice:
+    """A kernel on a CUDA device, timed between events."""
+
+    def __init__(self, kernel: GpuCompiled, index: int) -> None:
+        self._kernel, self._device = kernel, torch.device("cuda", index)
+        self._launches = cuda.load(kernel.code, kernel.cubin, index)
+        self._tensors: dict[int, tuple[list[Tensor], list[Tensor], list[Tensor]]] = {}
+
+    def run(self, memory: Memory) -> float:
+        memory.restore(poison=True)
+        inputs, _, outputs = self._there(memory)
+        for there, here in zip(outputs, memory.outputs, strict=True):
+            there.copy_(here)
+        seconds = self._timed(memory, 1)
+        for there, here in zip(outputs, memory.outputs, strict=True):
+            here.copy_(there)
+        count = len(memory.problem.message.inputs)
+        if not all(torch.equal(x.cpu(), y) for x, y in zip(inputs, memory.inputs[:count], strict=True)):
+            raise Harmful("it writes to its inputs")
+        return seconds
+
+    def sample(self, memory: Memory, first: float) -> float:
+        return self._timed(memory, calls_for(first))
+
+    def _timed(self, memory: Memory, calls: int) -> float:
+        inputs, accepted, outputs = self._there(memory)
+        launcher = launcher_of(self._kernel, self._launches, self._device, accepted)
+        event: Any = torch.cuda.Event
+        begin, end = event(enable_timing=True), event(enable_timing=True)
+        try:
+            begin.record(torch.cuda.current_stream(self._device))
+            for _ in range(calls):
+                launcher.run(*inputs, *outputs)
+            end.record(torch.cuda.current_stream(self._device))
+            torch.cuda.synchronize(self._device)
+        except (DeviceError, RuntimeError) as error:
+            raise Rejected(pb.GPU_STICKY, str(error)) from error
+        return float(begin.elapsed_time(end)) / 1e3 / calls
+
+    def _there(self, memory: Memory) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Inputs, all that a call takes, and outputs, on the device."""
+        if id(memory) not in self._tensors:
+            self._tensors.clear()
+            taken = [x.to(self._device) for x in memory.inputs]
+            count = len(memory.problem.message.inputs)
+            outputs = [torch.empty_like(x, device=self._device) for x in memory.outputs]
+            self._tensors[id(memory)] = taken[:count], taken, outputs
+        return self._tensors[id(memory)]
+
+
+# --- stages ------------------------------------------------------------------------------------------------------
+
+
+def _made(request: pb.Request, options: object) -> tuple[Runner, str]:
+    """A candidate on its device, and a digest of its text. Raises TCError or CannotLower where it does not apply."""
+    if not isinstance(options, MappingOptions):
+        raise Rejected(pb.INVALID, f"options for another device: {type(options).__name__}")
+    wanted, problem = target_of(request.device), Problem(request.problem)
+    check_mapping(options, wanted)
+    kernel = compile_gpu(problem.bound, problem.message.source, options, wanted)
+    digest = sha256(kernel.code.source.partition("*/")[2].encode()).hexdigest()
+    if request.device.startswith("emulated"):
+        return Modelled(kernel), digest
+    return OnDevice(kernel, int(request.device.partition(":")[2])), digest
+
+
+def _checked(made: Bench, runner: Runner, kind: str, seed: int) -> float:
+    """Run once on inputs of a kind; seconds. Raises Rejected where anything is wrong."""
+    expected, memory = made.expected(kind, seed), made.memory(kind, seed)
+    seconds = runner.run(memory)
+    if place := memory.damaged():
+        raise Harmful(f"{kind}: it writes next to the memory of {place}")
+    if (fault := expected.fault(memory.outputs)) is not None:
+        raise Rejected(fault[0], f"{kind}: {fault[1]}")
+    return seconds
+
+
+def _evaluate(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
+    phase(COMPILE)
+    start = perf_counter()
+    runner, reply.digest = _made(request, from_message(request.options[0]))
+    reply.compiling = perf_counter() - start
+    phase(CHECK)
+    made = bench(request.problem, request.folder)
+    for kind in KINDS:
+        made.expected(kind, 0)
+    phase(RUN)
+    start = perf_counter()
+    first = [_checked(made, runner, kind, 0) for kind in KINDS][-1]
+    if request.hopeless and first > request.hopeless:
+        reply.status, reply.message = pb.SLOW, f"the first run took {first:.3g} s"
+        reply.timings.append(pb.Timing(median=first, low=first, high=first, runs=1))
+    else:
+        reply.timings.append(timing(_timed([runner], made.memory(KINDS[-1], 0), [first], request.seconds)[0]))
+    reply.running = perf_counter() - start
+
+
+def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
+    """Check every mapping on inputs that none has seen, and time those that pass in turns."""
+    phase(COMPILE)
+    runners = [_made(request, from_message(o))[0] for o in request.options]
+    phase(CHECK)
+    made = bench(request.problem, request.folder)
+    kinds, seed = (MORE_KINDS, FRESH) if request.fresh else (KINDS, 0)
+    for kind in kinds:
+        made.expected(kind, seed)
+    phase(RUN)
+    firsts: dict[int, float] = {}
+    failures: list[str] = []
+    for number, runner in enumerate(runners):
+        try:
+            firsts[number] = [_checked(made, runner, kind, seed) for kind in kinds][-1]
+        except Harmful:
+            raise
+        except Rejected as rejection:
+            if rejection.status == pb.GPU_STICKY:
+                raise
+            failures.append(f"{number}: {rejection.message}")
+    memory = made.memory(KINDS[-1], 0)
+    times = _timed([runners[n] for n in firsts], memory, list(firsts.values()), request.seconds)
+    found = dict(zip(firsts, times, strict=True))
+    for number in range(len(runners)):
+        reply.timings.append(timing(found[number]) if number in found else pb.Timing())
+    reply.message = "; ".join(failures)
+
+
+def _timed(runners: list[Runner], memory: Memory, firsts: list[float], seconds: float) -> list[Times]:
+    """Samples of all, in turns, for so many seconds."""
+    end = perf_counter() + seconds * max(1, len(runners))
+    samples: list[list[float]] = [[] for _ in runners]
+    for turn in range(MOST):
+        for runner, first, own in zip(runners, firsts, samples, strict=True):
+            own.append(runner.sample(memory, first))
+        if turn + 1 >= LEAST and perf_counter() >= end:
+            break
+    return [Times(tuple(own)) for own in samples]
+
+
+_STAGES: Mapping[int, Stage] = {pb.EVALUATE: _evaluate, pb.RACE: _race}

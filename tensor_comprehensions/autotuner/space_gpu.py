@@ -1,0 +1,138 @@
+"""The search space of mappings to a graphics processor: genes made from `MappingOptions` and the sizes of a def.
+
+As in the TC paper, sizes of tiles, threads and blocks are powers of two and the extents divided by them; the presets
+are among what is tried first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
+from random import Random
+from typing import Any
+
+from ..errors import ArgumentError
+from ..options import MappingOptions, check_mapping
+from ..target import GpuTarget
+from ..tc_lang.function import BoundFunction
+from .space import DEEPEST, Gene, Genome, sizes
+
+PRESETS = ("naive", "pointwise", "mlp", "convolution", "group_convolution")
+AXES = 3
+LISTS = {"tile": 0, "threads": 1, "blocks": 1}
+"""The options that are lists of sizes, with what stands for a size that is not there."""
+MOST = 4096
+"""Of a size that is no power of two: threads and tiles beyond are too large anyway."""
+
+
+@dataclass(frozen=True)
+class MappingSpace:
+    """All mappings that a search may take. start: options that hold where no gene says otherwise."""
+
+    genes: tuple[Gene, ...]
+    start: MappingOptions
+    target: GpuTarget
+
+    def options(self, genome: Genome) -> MappingOptions:
+        """What a genome means: options that only matter with others are left out without them."""
+        values = {g.name: g.choices[place] for g, place in zip(self.genes, genome, strict=True)}
+        changes: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
+        for name, nothing in LISTS.items():
+            numbers = [values[f"{name}.{k}"] for k in range(DEEPEST) if f"{name}.{k}" in values]
+            if numbers:
+                changes[name] = _trimmed(numbers, nothing)
+        return _consistent(replace(self.start, **changes))
+
+    def valid(self, options: MappingOptions) -> bool:
+        """Can the target launch it? What else is wrong, mapping tells."""
+        try:
+            check_mapping(options, self.target)
+        except ArgumentError:
+            return False
+        return True
+
+    def random(self, random: Random) -> Genome:
+        return tuple(g.random(random) for g in self.genes)
+
+    def genome(self, options: MappingOptions) -> Genome | None:
+        """The genome of options that the space was made with; None where it has none."""
+        places = []
+        for g in self.genes:
+            name, _, axis = g.name.partition(".")
+            value = getattr(options, name)
+            if axis:
+                value = value[int(axis)] if int(axis) < len(value) else LISTS[name]
+            if value not in g.choices:
+                return None
+            places.append(g.choices.index(value))
+        genome = tuple(places)
+        return genome if self.options(genome) == _canonical(options) else None
+
+
+def mapping_space(
+    bound: BoundFunction, target: GpuTarget, start: MappingOptions, others: Sequence[MappingOptions] = ()
+) -> tuple[MappingSpace, tuple[Genome, ...]]:
+    """The space around `start`, and what to try first: `start`, `others`, the presets, and `start` with one change.
+
+    others: options that were good elsewhere; their values are among the choices.
+    """
+    depth = max(1, *(len(s.indices) for s in bound.statements))
+    presets = [replace(o, tile=o.tile[:depth]) for o in (getattr(MappingOptions, name)() for name in PRESETS)]
+    memory = replace(start, shared_memory=True, private_memory=True)
+    every = [_canonical(o) for o in (start, *others, *presets, memory)]
+    genes = tuple(g for g in _genes(bound, every) if len(g.choices) > 1)
+    made = MappingSpace(genes, every[0], target)
+    found: list[Genome | None] = [made.genome(o) for o in every]
+    first = found[0]
+    assert first is not None
+    for k, gene in enumerate(genes):
+        if "." not in gene.name:
+            found += [(*first[:k], place, *first[k + 1 :]) for place in range(len(gene.choices))]
+    usable: dict[MappingOptions, Genome] = {}
+    for g in found:
+        if g is not None and (g == first or made.valid(made.options(g))):
+            usable.setdefault(made.options(g), g)
+    return made, tuple(usable.values())
+
+
+def _genes(bound: BoundFunction, every: Sequence[MappingOptions]) -> Iterable[Gene]:
+    extents = [[i.extent for i in s.indices] for s in bound.statements]
+    loops = [sorted(n for n in set(column) if n is not None) for column in zip_longest(*extents)]
+    whole = sorted({n for line in extents for n in line})
+    for f in fields(MappingOptions):
+        given = [getattr(o, f.name) for o in every]
+        if f.name in LISTS:
+            nothing = LISTS[f.name]
+            count = min(DEEPEST, len(loops)) if f.name == "tile" else AXES
+            for k in range(max(count, *(len(v) for v in given))):
+                own = loops[k] if f.name == "tile" and k < len(loops) else whole
+                tried = {n for extent in own for n in sizes(extent) if n <= MOST or not n & (n - 1)}
+                tried |= {v[k] for v in given if k < len(v)} | {nothing}
+                yield Gene(f"{f.name}.{k}", tuple(sorted(tried)), keep=0.0)
+        elif choices := f.metadata.get("choices"):
+            yield Gene(f.name, tuple(dict.fromkeys((*given, *choices))), keep=0.3)
+
+
+def _canonical(options: MappingOptions) -> MappingOptions:
+    """`options` as a genome would give them."""
+    lists: dict[str, Any] = {name: _trimmed(getattr(options, name), nothing) for name, nothing in LISTS.items()}
+    return _consistent(replace(options, **lists))
+
+
+def _trimmed(numbers: Sequence[int], nothing: int) -> tuple[int, ...]:
+    kept = list(numbers)
+    while len(kept) > 1 and kept[-1] == nothing:
+        kept.pop()
+    return tuple(kept)
+
+
+def _consistent(options: MappingOptions) -> MappingOptions:
+    """`options` without what needs something else that is not there."""
+    shared = options.shared_memory
+    return replace(
+        options,
+        max_shared_memory=options.max_shared_memory if shared else 0,
+        double_buffer=options.double_buffer and shared,
+        unroll_copy_shared=options.unroll_copy_shared and shared and options.unroll > 1,
+    )

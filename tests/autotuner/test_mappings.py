@@ -1,0 +1,146 @@
+"""The search for mappings to a graphics processor, by a model of one: what is searched, rejected and found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.autotuner import service_gpu
+from tensor_comprehensions.autotuner import tuner_pb2 as pb
+from tensor_comprehensions.autotuner.problem import describe
+from tensor_comprehensions.autotuner.service import VERSION
+from tensor_comprehensions.autotuner.space_gpu import PRESETS, mapping_space
+from tensor_comprehensions.cache.records import to_message
+from tensor_comprehensions.calling.calls import examples
+from tensor_comprehensions.compiler_gpu import GpuCompiled
+from tensor_comprehensions.errors import ArgumentError
+from tensor_comprehensions.options import CpuOptions, MappingOptions, check_mapping
+from tensor_comprehensions.runtime import emulator
+from tensor_comprehensions.target import target
+
+needs_compiler = pytest.mark.skipif(
+    not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler"
+)
+MODEL = "emulated:sm_90"
+SM90 = target("cuda:sm_90")
+SOURCE = "def mm(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }"
+A, B = torch.randn(24, 12), torch.randn(12, 20)
+SLOW = MappingOptions.single_thread()
+
+
+def kernel() -> GpuCompiled:
+    made: GpuCompiled = tc.define(SOURCE).mm.compile(A, B, target=SM90).compiled
+    return made
+
+
+def test_a_space_is_made_from_the_sizes() -> None:
+    made, seeds = mapping_space(kernel().bound, SM90, SLOW)
+    genes = {g.name: g.choices for g in made.genes}
+    assert {"tile.0", "tile.2", "threads.0", "threads.2", "blocks.1", "unroll", "shared_memory"} <= set(genes)
+    assert "tile.3" not in genes
+    assert {0, 1, 2, 3, 6, 8, 12, 16, 24} <= set(genes["tile.0"])
+    assert {1, 3, 5, 10, 16, 20} <= set(genes["threads.0"])
+    options = [made.options(g) for g in seeds]
+    assert options[0] == SLOW
+    assert len(set(options)) == len(options)
+    for name in PRESETS:
+        preset = getattr(MappingOptions, name)()
+        assert replace(preset, tile=preset.tile[:3]) in options
+    assert replace(SLOW, shared_memory=True, private_memory=True) in options
+
+
+def test_random_mappings_differ_and_their_options_go_together() -> None:
+    made, _ = mapping_space(kernel().bound, SM90, SLOW)
+    source = Random(1)
+    options = [o for _ in range(300) if made.valid(o := made.options(made.random(source)))]
+    assert len(set(options)) > 60
+    for o in options:
+        check_mapping(o, SM90)
+        assert made.options(made.genome(o) or ()) == o
+    assert made.genome(replace(SLOW, tile=(7777,))) is None
+    odd = replace(SLOW, tile=(7777,))
+    again, seeds = mapping_space(kernel().bound, SM90, SLOW, [odd])
+    assert again.options(seeds[1]) == odd
+
+
+@needs_compiler
+def test_a_search_finds_what_the_model_thinks_faster(tmp_path: Path) -> None:
+    """By workers that may die; two searches with one seed agree, since the model gives the same times each time."""
+    op = tc.define(SOURCE).mm
+    report = tmp_path / "report.html"
+    effort: dict[str, Any] = {"budget": 600, "generations": 2, "population": 8, "search": "random"}
+    found = op.autotune(A, B, devices=[MODEL], options=SLOW, store=tmp_path, report=report, **effort)
+    assert found != SLOW
+    assert found.threads != (1,)
+    assert "mm" in report.read_text()
+    assert op.compile(A, B, target=SM90).source() == op.compile(A, B, target=SM90, options=found).source()
+    assert op.compile(A[:5], B, target=SM90).compiled.options is None  # other sizes are as before
+
+
+def asked(options: object, stage: pb.Stage = pb.EVALUATE, **more: Any) -> pb.Reply:
+    op = tc.define(SOURCE).mm
+    problem = describe(op.function, examples(op._kernels.interface, (A, B), {}), 0)
+    request = pb.Request(
+        version=VERSION, stage=stage, problem=problem, options=[to_message(options)], device=MODEL,
+        fingerprint=more.pop("fingerprint", MODEL), **more,
+    )  # fmt: skip
+    return pb.Reply.FromString(service_gpu.handle(request.SerializeToString(), lambda phase: None))
+
+
+@needs_compiler
+def test_what_a_worker_answers() -> None:
+    good, again = asked(MappingOptions.naive()), asked(MappingOptions.naive())
+    assert good.status == pb.OK
+    assert good.timings == again.timings
+    assert good.digest == again.digest
+    slow = asked(SLOW)
+    assert slow.timings[0].low > 2 * good.timings[0].low
+    assert asked(SLOW, hopeless=good.timings[0].low).status == pb.SLOW
+    raced = asked(MappingOptions.naive(), pb.RACE, fresh=True)
+    assert raced.status == pb.OK
+    assert raced.timings[0].low == good.timings[0].low
+    assert asked(CpuOptions()).status == pb.INVALID
+    assert asked(MappingOptions(threads=(1024, 2))).status == pb.INVALID
+    assert asked(SLOW, fingerprint="another").status == pb.REFUSED
+    assert asked(SLOW, pb.COMPILE).status == pb.REFUSED
+
+
+@needs_compiler
+def test_wrong_kernels_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = service_gpu.compile_gpu
+
+    def broken(*given: Any, **more: Any) -> GpuCompiled:
+        made = original(*given, **more)
+        text = made.code.source
+        assert change[0] in text
+        return replace(made, code=replace(made.code, source=text.replace(*change)))
+
+    monkeypatch.setattr(service_gpu, "compile_gpu", broken)
+    change = ("+=", "-=")
+    assert asked(SLOW).status == pb.WRONG_RESULT
+    assert "an element is off" in asked(SLOW).message or "elements are wrong" in asked(SLOW).message
+    change = ("C[", "C[1 + ")
+    assert "out of bounds" in asked(SLOW).message
+
+
+def test_devices_that_are_not_there() -> None:
+    op = tc.define(SOURCE).mm
+    if not torch.cuda.is_available():
+        with pytest.raises(ArgumentError, match="there is no device cuda:0") as caught:
+            op.autotune(A, B, devices=["cuda:0"])
+        assert "emulated:sm_90" in str(caught.value)
+    for devices, message in (
+        (["cuda"], "the device is 'cuda'"),
+        (["emulated:sm_10"], "no target"),
+        (["cpu", MODEL], "expected: one graphics processor"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            op.autotune(A, B, devices=devices)
+    with pytest.raises(ArgumentError, match="expected: MappingOptions"):
+        op.autotune(A, B, devices=[MODEL], options=CpuOptions())
