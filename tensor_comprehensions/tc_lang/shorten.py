@@ -33,7 +33,7 @@ def shortened(
     statements = [x for n, w in enumerate(statements) for x in _factored(w, n)]
     statements = _Joining(statements, targets, sizes).run()
     names = _outputs(steps)
-    return alive([_rewritten(w, names) for w in statements], targets)
+    return _results_last(alive([_rewritten(w, names) for w in statements], targets))
 
 
 def alive(written: Sequence[Written], targets: AbstractSet[str]) -> list[Written]:
@@ -44,6 +44,14 @@ def alive(written: Sequence[Written], targets: AbstractSet[str]) -> list[Written
             kept.append(w)
             needed |= w.reads
     return kept[::-1]
+
+
+def _results_last(written: Sequence[Written]) -> list[Written]:
+    """Sums that nothing reads after everything else: what is between other statements keeps them from being fused."""
+    read = {name for w in written for name in w.reads}
+    writers = [w.target for w in written]
+    last = [w for w in written if w.op == "+=!" and w.target not in read and writers.count(w.target) == 1]
+    return [*(w for w in written if w not in last), *last]
 
 
 # --- factors of sums -------------------------------------------------------------------------------------------------
