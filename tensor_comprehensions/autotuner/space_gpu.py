@@ -22,6 +22,8 @@ PRESETS = ("naive", "pointwise", "mlp", "convolution", "group_convolution")
 AXES = 3
 LISTS = {"tile": 0, "threads": 1, "blocks": 1}
 """The options that are lists of sizes, with what stands for a size that is not there."""
+CALLS = ("match_library_calls",)
+"""What no gene is for: calls of a library are the user's choice."""
 MOST = 4096
 """Of a size that is no power of two: threads and tiles beyond are too large anyway."""
 
@@ -110,7 +112,7 @@ def _genes(bound: BoundFunction, every: Sequence[MappingOptions]) -> Iterable[Ge
                 tried = {n for extent in own for n in sizes(extent) if n <= MOST or not n & (n - 1)}
                 tried |= {v[k] for v in given if k < len(v)} | {nothing}
                 yield Gene(f"{f.name}.{k}", tuple(sorted(tried)), keep=0.0)
-        elif choices := f.metadata.get("choices"):
+        elif (choices := f.metadata.get("choices")) and f.name not in CALLS:
             yield Gene(f.name, tuple(dict.fromkeys((*given, *choices))), keep=0.3)
 
 

@@ -34,6 +34,8 @@ RESERVE = 0.1
 """Of the budget, for the race, at least."""
 HOPELESS, LOSING = 4.0, 1.25
 """Times the best so far: a first run that ends the measurement, and a lower quartile that does."""
+BATCH, MOST_AT_ONCE = 0.03, 4
+"""Of the budget, what one batch of candidates may take; and how many times the evaluator's width it may have."""
 SHORTEST = 2e-3
 """Seconds that a first run may take before it is hopeless: caches are cold."""
 COMPILE_LIMIT, FIRST_LIMIT = 60.0, 300.0
@@ -189,9 +191,10 @@ class Tuner:
         candidates = search.ask()
         if not candidates:
             return False
-        width = max(1, self._evaluator.width)
-        for start in range(0, len(candidates), width):
-            batch = candidates[start : start + width]
+        rest = candidates
+        while rest:
+            width = self._width()
+            batch, rest = rest[:width], rest[width:]
             fresh = [c for c in batch if c.options not in self._by_options]
             if self._over() and all(self._remembered(c.options) is None for c in fresh):
                 return False
@@ -201,6 +204,16 @@ class Tuner:
                     search.tell(c, self._by_options[c.options].seconds)
             self._observe(self, generation)
         return True
+
+    def _width(self) -> int:
+        """How many candidates are evaluated at once: more where that takes a small part of the budget.
+
+        Between compiling and running, processes wait for one another.
+        """
+        width = max(1, self._evaluator.width)
+        spent = sum(o.compiling + o.running for o in self.outcomes) / max(1, len(self.outcomes))
+        several = BATCH * self.effort.seconds / max(spent, 1e-3) if self._evaluator.separate else 0
+        return round(max(width, min(several, MOST_AT_ONCE * width)))
 
     def elapsed(self) -> float:
         return self._clock.elapsed()
@@ -245,25 +258,25 @@ class Tuner:
 
     def _compiled_and_measured(self, options: Sequence[CpuOptions]) -> Iterator[pb.Reply]:
         """Compile all, then run all that differ: what compiles would disturb what is timed."""
-        compiled = self._answers([self._request(pb.COMPILE, [o]) for o in options])
-        first: dict[str, int] = {}
+        compiled = list(self._answers([self._request(pb.COMPILE, [o]) for o in options]))
+        first: set[str] = set()
         measured: dict[int, pb.Request] = {}
         for number, reply in enumerate(compiled):
             if reply.status == pb.OK and reply.digest not in self._by_code and reply.digest not in first:
-                first[reply.digest] = number
+                first.add(reply.digest)
                 measured[number] = self._request(pb.MEASURE, codes=reply.codes)
-        times = dict(zip(measured, self._answers(list(measured.values())), strict=False))
+        times = self._answers(list(measured.values()))
         for number, reply in enumerate(compiled):
             if reply.status != pb.OK:
                 yield reply
-            elif reply.digest in self._by_code:
-                yield _copied(self._by_code[reply.digest], reply)
-            elif number in times:
-                found = times[number]
+            elif number in measured:
+                found = next(times, None)
+                if found is None:  # stopped
+                    return
                 found.digest, found.compiling = reply.digest, reply.compiling
                 yield found
             else:
-                return
+                yield _copied(self._by_code[reply.digest], reply)
 
     def _evaluated(self, options: Sequence[CpuOptions]) -> Iterator[pb.Reply]:
         yield from self._answers([self._request(pb.EVALUATE, [o]) for o in options])
@@ -282,21 +295,19 @@ class Tuner:
             run_limit=FIRST_LIMIT if best is None else 1.0 + 40 * best + PATIENCE * self.outcomes[0].running,
         )  # fmt: skip
 
-    def _answers(self, requests: Sequence[pb.Request]) -> list[pb.Reply]:
-        """The replies in order; fewer where the search is stopped meanwhile."""
+    def _answers(self, requests: Sequence[pb.Request]) -> Iterator[pb.Reply]:
+        """The replies in order, as they come; fewer where the search is stopped meanwhile."""
         futures = [self._evaluator.submit(r) for r in requests]
-        replies: list[pb.Reply] = []
         for n, (request, future) in enumerate(zip(requests, futures, strict=True)):
             if not self._waited(future):
                 for other in futures[n:]:
                     other.cancel()
-                break
+                return
             reply = answer(future, self._evaluator.fingerprint if request.stage != pb.COMPILE else "")
             if reply.status == pb.UNKNOWN:  # another worker may fare better, once
                 reply = answer(self._evaluator.submit(request), self._evaluator.fingerprint)
                 reply.status = reply.status or pb.CRASH
-            replies.append(reply)
-        return replies
+            yield reply
 
     def _waited(self, future: Future[bytes]) -> bool:
         """Wait for a future; False where the search is to stop."""

@@ -82,6 +82,7 @@ class Pretend:
             options = from_message(message)
             self.asked.append(options)
             reply.timings.append(timing(self.seconds(options)))
+            reply.running = 10.0
             self.change(options, reply)
         else:
             reply.timings.extend(timing(self.raced(from_message(m))) for m in request.options)
