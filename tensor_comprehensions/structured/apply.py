@@ -511,8 +511,8 @@ def _check_pack(nest: Nest, plan: Plan, step: Pack) -> None:
             raise CannotLower(f"{what} would hold two levels of tiles of {shown}; pack inside the outer one")
         if not nest.op.iterator(iterator).is_parallel and iterator in around:
             raise CannotLower(f"{what} is between two tiles of the reduction {shown}")
-    if step.depth < plan.collapsed:
-        raise CannotLower(f"{what} is made outside of a loop that the threads share; pack inside it")
+    if 0 < step.depth < plan.collapsed:
+        raise CannotLower(f"{what} is made between loops that the threads share; pack inside them, or all of it first")
 
 
 # --- and back ----------------------------------------------------------------------------------------------------

@@ -48,14 +48,16 @@ def generate(op: StructuredOp, plan: Plan) -> Stmt:
     if not plan.collapsed:
         return _inside(op, plan, region, operands, plan.packs, 0)
     outer = plan.levels[: plan.collapsed]
-    return build.block(*(_in_parallel(op, plan, part, operands) for part in peeled(region, outer)))
+    panels, operands = _panels(op, plan, region, operands, (step for step in plan.packs if not step.depth))
+    parts = peeled(region, outer)
+    return _filled(panels, build.block(*(_in_parallel(op, plan, part, operands) for part in parts)))
 
 
 def _in_parallel(op: StructuredOp, plan: Plan, region: Region, operands: Operands) -> Stmt:
-    """The loop that the threads share."""
+    """The loop that the threads share, after what they have copied together."""
     alike = tuple(step for step in plan.packs if shared(op, plan, step))
     panels, operands = _panels(op, plan, region, operands, alike)
-    packs = tuple(step for step in plan.packs if step not in alike)
+    packs = tuple(step for step in plan.packs if step.depth and step not in alike)
     loop = parallel_nest(
         region,
         plan.levels[: plan.collapsed],

@@ -86,8 +86,9 @@ def ttgt(op: StructuredOp, target: Target) -> Pipeline:
     """Both factors are copied as a whole into the order of a matrix product first, and then multiplied."""
     op = normalise(op)
     known = facts(op)
-    order = (*known.shared, *known.only(known.moving), *known.only(known.still))
-    plans = [_nest(op, order, t, 0) for t in Ranking(known, target).several(TILES)]
+    outside = (*known.shared, *known.only(known.moving))
+    order = (*outside, *known.only(known.still))
+    plans = [_nest(op, order, t, len(outside)) for t in Ranking(known, target).several(TILES)]
     return pack("left", "right") >> reduce(or_, plans)
 
 

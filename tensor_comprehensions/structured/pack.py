@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from ..errors import InternalError
 from ..loop_ir import build
@@ -12,7 +13,11 @@ from .copying import Copy, Shape, copy_tile
 from .microkernel import Operand
 from .op import StructuredOp, names
 from .plan import Edge, Level, Plan
-from .tile import Region, each_extent, nest, tiles
+from .tile import Region, each_extent, nest, parallel_nest, tiles
+
+
+SHARED_COPY = 1 << 15
+"""Elements that a thread copies at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,18 @@ def pack(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth: int,
     tiled = [replace(level, edge=None) for level in inner if level.size > 1]
     singles = tuple(level.iterator for level in inner if level.size == 1)
 
+    def tile(region: Region) -> Stmt:
+        return copy_tile(Copy(op, factor, region, buffer, shape, plan.lanes, singles))
+
     def copy(region: Region) -> Stmt:
-        return nest(region, tiled, name, lambda r: copy_tile(Copy(op, factor, r, buffer, shape, plan.lanes, singles)))
+        if depth or not plan.collapsed or not tiled:
+            return nest(region, tiled, name, tile)
+        # The whole factor, for threads that share what follows: they share this, too.
+        first = max(tiled, key=lambda level: tiles(region[level.iterator].size, level.size))
+        rest = [level for level in tiled if level is not first]
+        count = tiles(region[first.iterator].size, first.size)
+        grain = max(1, SHARED_COPY * count // prod(shape.extents))
+        return parallel_nest(region, (first,), name, grain, lambda r: nest(r, rest, name, tile))
 
     fill = each_extent(region, copy)
     if any(n in _padded(plan) for n, _ in shape.points[:-1]):  # copies fill up the last dimension only

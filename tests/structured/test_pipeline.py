@@ -64,6 +64,8 @@ PIPELINES = {
     "pack whole": tile(n=16, m=4) >> pack("A", "B"),
     "pack whole, blocks": tile(k=4, n=16, m=4) >> pack("A", "B"),
     "pack by place": tile(n=16, m=4) >> pack(right="n1"),
+    "pack whole, together": tile(n=16, m=4) >> pack("A", "B") >> parallel("n1", "m1"),
+    "pack whole, pad, together": tile(n=16, m=4) >> pack("A", "B") >> pad("A") >> parallel("n1") >> peel("n"),
     "pad": tile(n=16, m=4) >> pack("A", "B") >> pad("B"),
     "pad both": tile(n=32, m=4) >> pack("A", "B") >> pad("A", "B"),
     "pad what each loop packs": tile(n=32, m=4) >> pack(A="m1", B="n1") >> pad("A", "B") >> parallel("n1"),
@@ -130,6 +132,12 @@ def tiles_and_branches(ops: Any, p: Pipeline) -> tuple[int, int]:
     op = normalise(ops.op(MATMUL, SIZES))
     text = show(generate(op, plan_of(p, op, AVX512)))
     return text.count("allocate register"), text.count("else")
+
+
+def test_threads_share_the_copy_of_a_whole_factor(ops: Any) -> None:
+    op = normalise(ops.op(MATMUL, {"m": 40, "n": 64, "k": 8}))
+    text = show(generate(op, plan_of(tile(n=16, m=4) >> pack("A", "B") >> parallel("n1"), op, AVX512)))
+    assert text.count("parallel for") == 3
 
 
 def test_padding_leaves_one_micro_kernel(ops: Any) -> None:
@@ -222,7 +230,7 @@ def test_unknown_names_are_mistakes(ops: Any, p: Pipeline, unknown: str, known: 
         (tile(m=4, n=16) >> parallel("n1"), "outermost loops are m1"),
         (tile(k=4, m=4, n=16) >> parallel("k1"), "depend on one another"),
         (tile(m=8, n=16) >> tile(m=4) >> interchange("m2 n1") >> parallel("m1", "m2"), "of one iterator"),
-        (tile(m=4, n=16) >> parallel("m1") >> pack("A"), "threads share"),
+        (tile(m=4, n=16) >> parallel("m1", "n1") >> pack(A="m1"), "between loops that the threads share"),
         (tile(m=4, n=16) >> pack("A") >> pack(A="m1"), "already"),
         (tile(m=8, n=16) >> tile(m=4) >> pack("A"), "two levels of tiles of m"),
         (tile(k=6) >> tile(k=3, m=4, n=16) >> pack(A="k1"), "two tiles of the reduction k"),
