@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -111,6 +112,7 @@ class Zygote:
         except subprocess.TimeoutExpired:
             self._process.kill()  # its workers die with it
             self._process.wait()
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Worker:

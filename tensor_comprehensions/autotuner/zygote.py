@@ -20,6 +20,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -35,6 +36,7 @@ PRELOAD = (
     "tensor_comprehensions.autotuner.service",
     "tensor_comprehensions.polyhedral.strategy",
 )
+PREFIX = "tensorc-tune-"
 Handler = Callable[[bytes, Callable[[str], None]], bytes]
 """What a worker does: (request, tell the next phase) -> reply."""
 
@@ -51,7 +53,8 @@ def main(descriptor: int, parent: int) -> None:
     for module in PRELOAD:
         importlib.import_module(module)
     children: set[int] = set()
-    folder = tempfile.mkdtemp(prefix="tensorc-tune-")
+    sweep()
+    folder = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
     try:
         with socket.socket(fileno=descriptor) as control, contextlib.suppress(frames.Closed, Ended):
             send_json(control, {"folder": folder})
@@ -64,6 +67,14 @@ def main(descriptor: int, parent: int) -> None:
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep() -> None:
+    """Remove the folders of processes like this one that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        owner = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

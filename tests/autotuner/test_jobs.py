@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -59,12 +60,20 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> list[Pretend]:
 # --- operators ---------------------------------------------------------------------------------------------------
 
 
+def held() -> tuple[int, int, int]:
+    """How many files are open, how many threads there are, and how many child processes."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), len(children)
+
+
 def test_an_operator_is_tuned_and_remembers_it(tmp_path: Path) -> None:
     source = "def tmm(float(M,K) A, float(N,K) B) -> (C) { C(m,n) +=! A(m,k) * B(n,k) }"
     op = tc.define(source).tmm
     a, b = torch.randint(-4, 5, (33, 64)).float(), torch.randint(-4, 5, (48, 64)).float()
+    before = held()
     with knobs.override(cache="write", cache_dir=str(tmp_path)):
         best = op.autotune(a, b, generations=1, population=6, report=tmp_path / "page.html")
+        assert held() == before
         assert op.compile(a, b).compiled.options.fusion == best.fusion
         assert torch.equal(op(a, b), a @ b.T)
         again = tc.define(source, options="tuned").tmm

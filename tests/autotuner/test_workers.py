@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from tensor_comprehensions.autotuner import evaluators
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
 from tensor_comprehensions.autotuner.processes import Group, Settings, WorkerDied, Zygote
+from tensor_comprehensions.autotuner.zygote import PREFIX, sweep
 
 HERE = str(Path(__file__).parent)
 LIMITS = {"prepare": 60.0, "compile": 0.3, "run": 0.3}
@@ -179,6 +181,18 @@ def _dead(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def test_folders_of_killed_processes_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    kept = [f"{PREFIX}{os.getpid()}-x", f"{PREFIX}other", "something"]
+    for name in (*kept, f"{PREFIX}{dead.pid}-x"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    sweep()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
 def test_a_closed_zygote_leaves_no_process() -> None:
