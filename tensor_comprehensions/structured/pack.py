@@ -15,7 +15,6 @@ from .op import StructuredOp, names
 from .plan import Edge, Level, Plan
 from .tile import Region, each_extent, nest, parallel_nest, tiles
 
-
 SHARED_COPY = 1 << 15
 """Elements that a thread copies at least."""
 

@@ -17,7 +17,7 @@ class Range:
 
     number: which tile of the surrounding range this is. first, last: whether it is the first and the last of
     them; bool expressions, constant where that is known. rest, short: of a padded tile, how many points there really
-    are if `short` holds; 0 where all of them are.
+    are if `short` holds; 0 where all of them are. before: tiles of the level inside that come before this range.
     """
 
     origin: Expr
@@ -27,6 +27,7 @@ class Range:
     last: Expr = TRUE
     rest: int = 0
     short: Expr = FALSE
+    before: int = 0
 
 
 Region = Mapping[str, Range]
@@ -49,7 +50,7 @@ def _part(region: Region, level: Level, number: Expr, size: int, *, final: bool 
     last = build.eq(number, count - 1) if final is None else (TRUE if final else FALSE)
     origin = build.add(old.origin, build.mul(number, level.size))
     first = build.logical_and(old.first, build.eq(number, 0))
-    new = Range(origin, size, number, first, build.logical_and(old.last, last))
+    new = Range(origin, size, build.add(number, old.before), first, build.logical_and(old.last, last))
     if level.edge is Edge.PADDED and old.size % level.size:
         new = replace(new, rest=old.size % level.size, short=last)
     return {**region, level.iterator: new}
@@ -115,7 +116,10 @@ def peeled(region: Region, levels: Sequence[Level]) -> list[Region]:
         rest = old.size % level.size
         if level.edge is Edge.PEELED and level.size < old.size and rest:
             ends = ((0, old.size - rest), (old.size - rest, rest))
-            cut = [replace(old, origin=build.add(old.origin, start), size=size) for start, size in ends]
+            cut = [
+                replace(old, origin=build.add(old.origin, start), size=size, before=start // level.size)
+                for start, size in ends
+            ]
             parts = [{**part, level.iterator: new} for part in parts for new in cut]
     return parts
 
