@@ -115,6 +115,8 @@ class Emitter:
         if lanes is None:
             return None
         (count, vectors), rows, turned = self._factor(leaf, lanes), 1, False
+        if sums_columns(leaf, lanes) and self._walks_rows(leaf, lanes):
+            vectors, rows = COLUMN_VECTORS, ROWS_AT_A_TIME
         row = crossing(self.function, leaf, lanes)
         stores = [self._update(leaf, n) for n in leaf.nodes]
         if row is not None and (reads := promotable(stores, row.name, lanes.name)):
