@@ -18,6 +18,11 @@ from tensor_comprehensions.tc_lang import compile_source
 
 def differentiable() -> Iterator[Case]:
     """Programs with floating inputs and outputs, all of them in double precision once they are doubled."""
+    return (case for case in all_in_double() if all(a.size for part in case.arrays() for a in part.values()))
+
+
+def all_in_double() -> Iterator[Case]:
+    """Those, and with them the ones whose arrays are empty: gradcheck has nothing to vary there."""
     for case in CASES:
         if case.error is not None or case.record.get("may_reject"):
             continue
@@ -28,9 +33,6 @@ def differentiable() -> Iterator[Case]:
         outputs = [function.tensor(r).dtype for r in function.returns]
         inputs = [p.dtype for p in (*function.parameters, *function.initial)]
         floats = [t for t in (*inputs, *outputs) if t.is_float]
-        arrays = [a for part in case.arrays() for a in part.values()]
-        if not all(a.size for a in arrays):  # gradcheck's fast mode has nothing to do
-            continue
         if any(t.is_float for t in inputs) and any(t.is_float for t in outputs) and set(floats) == {FLOAT64}:
             yield case
 
@@ -45,8 +47,11 @@ def called(case: Case) -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every third program; with `--long`, all."""
-    cases = list(differentiable())[:: 1 if metafunc.config.getoption("--long") else 3]
+    """Every third program, and with `--long` all; of those with empty arrays all."""
+    checked = list(differentiable())
+    cases = checked[:: 1 if metafunc.config.getoption("--long") else 3]
+    if metafunc.function is test_empty_arrays_have_gradients:
+        cases = [case for case in all_in_double() if case not in checked]
     metafunc.parametrize("case", cases, ids=[c.id for c in cases])
 
 
@@ -60,6 +65,17 @@ def test_gradients_agree_with_finite_differences(case: Case) -> None:
         return tuple(r for r in (results if isinstance(results, tuple) else (results,)) if r.is_floating_point())
 
     assert torch.autograd.gradcheck(call, tuple(values), fast_mode=True)
+
+
+def test_empty_arrays_have_gradients(case: Case) -> None:
+    op = tc.define(doubled(case))[called(case)]
+    inputs, initial = ({name: tensor(a) for name, a in part.items()} for part in case.arrays())
+    results = op(*inputs.values(), **initial)
+    floats = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad]
+    values = [x for x in (*inputs.values(), *initial.values()) if x.requires_grad]
+    found = torch.autograd.grad(floats, values, [torch.ones_like(r) for r in floats])
+    assert [g.shape for g in found] == [x.shape for x in values]
+    assert all(g.isfinite().all() for g in found)
 
 
 def tensor(array: Any) -> torch.Tensor:
