@@ -1,11 +1,10 @@
-"""Text -> `syntax.Program`. The grammar is `tc.lark`; lark builds the tables on the first use."""
+"""Text -> `syntax.Program`. The grammar is `tc.lark`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from ..dtypes import ALIASES, DTYPES
@@ -65,13 +64,9 @@ def _text(source: str | bytes) -> str:
 
 @cache
 def _parser() -> Any:
-    import lark
+    from . import tables
 
-    grammar = files(__package__).joinpath("tc.lark").read_text(encoding="utf-8")
-    names = {"ID": _name}
-    return lark.Lark(
-        grammar, parser="lalr", start="program", transformer=_Builder(), maybe_placeholders=False, lexer_callbacks=names
-    )
+    return tables.parser(transformer=_Builder(), lexer_callbacks={"ID": _name})
 
 
 def _unexpected_token(text: str, e: Any) -> ParseError:
