@@ -75,7 +75,7 @@ class MappingOptions:
         unroll_copy_shared: write out the loops of copies to and from shared memory up to 16 trips, beyond `unroll`.
         read_only_cache: read what a kernel does not write by `__ldg`; else CUDA's compiler decides. OpenCL has no such
             reads.
-        match_library_calls: no statement is handed to a library.
+        match_library_calls: what is exactly a product of matrices, or of a batch of them, is torch's, between kernels.
     """
 
     tile: tuple[int, ...] = field(default=(32, 32, 32), metadata={"choices": (0, *_POWERS)})

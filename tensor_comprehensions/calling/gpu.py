@@ -6,7 +6,7 @@ Always holds: what is wrong with a call is found before anything is launched.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from ..runtime.emulator import Emulated, Memory
 from ..target import GpuTarget, target
 from ..tc_lang.function import BoundFunction, Role, contiguous_strides
 from ..tc_lang.function import Tensor as BoundTensor
-from . import recall_gpu
+from . import gpu_library, recall_gpu
 from .arguments import TORCH_TYPES, TYPES, Expected, article, overlaps_itself, to_tensor
 from .calls import (
     Arguments,
@@ -47,6 +47,7 @@ from .calls import (
 )
 from .describe import signature
 from .gpu_lanes import GpuLanes, number_on
+from .gpu_library import Product
 from .kernels import Kernels
 from .lanes import MISS
 
@@ -73,6 +74,7 @@ class GpuKernels:
     lanes: dict[Hashable, GpuLanes] = field(default_factory=dict)
     _last: GpuLanes | None = None
     _tuned: dict[Hashable, MappingOptions] = field(default_factory=dict)
+    _split: OncePerKey[Hashable, Parts] = field(default_factory=lambda: OncePerKey(LIMIT))
 
     @property
     def interface(self) -> Interface:
@@ -123,7 +125,36 @@ class GpuKernels:
             arguments, machine = gather(self.interface, tensors, initial), parsed(wanted)
         sizes = _sizes(self.interface, arguments, tensors)
         strides = tuple(map(normal_strides, arguments.inputs))
+        if (parts := self.parts(sizes, strides, options, machine)) is not None:
+            return LibraryKernel(self, parts, options, machine)
         return GpuKernel(self, self.kernel(sizes, strides, options, machine), options)
+
+    def parts(
+        self,
+        sizes: Sizes,
+        strides: tuple[Any, ...],
+        options: MappingOptions | None,
+        wanted: GpuTarget,
+        *,
+        aligned: bool = True,
+    ) -> Parts | None:
+        """The kernels and the calls of a library that make up the def; None where nothing is for a library."""
+        if options is None or not options.match_library_calls:
+            return None
+        check_mapping(options, wanted)
+        bound = with_strides(self.kernels.bind(sizes), strides)
+
+        def made_of(piece: gpu_library.Piece) -> GpuCompiled | Product:
+            if isinstance(piece, Product):
+                return piece
+            own = replace(options, match_library_calls=False)
+            return recall_gpu.kernel(self.interface.function, piece, own, wanted, aligned=aligned)
+
+        def make() -> Parts:
+            return Parts(bound, tuple(map(made_of, gpu_library.pieces(bound))))
+
+        made = self._split.get((sizes, strides, options, wanted, aligned), make)
+        return made if any(isinstance(part, Product) for part in made.parts) else None
 
     def call(
         self,
@@ -157,6 +188,15 @@ class GpuKernels:
         """What ran last, as a function that gives NotImplemented for what it does not take."""
         return None if self._last is None else self._last.direct()
 
+    def _runner(self, device: torch.device) -> Callable[[GpuCompiled, Sequence[Tensor]], None]:
+        """What runs one kernel on its inputs and outputs."""
+
+        def run(kernel: GpuCompiled, tensors: Sequence[Tensor]) -> None:
+            launches = self.loaded.get((kernel, device.index), lambda: _load(kernel, device))
+            launcher_of(kernel, launches, device, ()).run(*tensors)
+
+        return run
+
     def tune(self, sizes: Sizes, strides: tuple[Any, ...], wanted: GpuTarget, options: MappingOptions) -> None:
         """From now on, map calls with inputs like these for `wanted` as `options` say."""
         if len(self._tuned) >= LIMIT:
@@ -188,6 +228,13 @@ class GpuKernels:
             return self.kernel(sizes, strides, options, target, aligned=aligned)
 
         outputs = wanted or tuple(_fresh(bound, name, device) for name in bound.returns)
+        everything = (*arguments.inputs, *outputs)
+        strides, aligned = tuple(map(normal_strides, everything)), all(map(is_aligned, everything))
+        if (parts := self.parts(sizes, strides, options, target, aligned=aligned)) is not None:
+            outputs = tuple(_fresh(bound, name, device) for name in bound.returns) if parts.checks else outputs
+            fill_initial(bound, arguments, outputs)
+            parts.run((*arguments.inputs, *outputs), self._runner(device))
+            return outputs
         kernel = kernel_for(outputs)
         if wanted and kernel.sites:
             wanted, outputs = (), tuple(_fresh(bound, name, device) for name in bound.returns)
@@ -260,7 +307,7 @@ class GpuKernel:
     """
 
     def __init__(self, kernels: GpuKernels, compiled: GpuCompiled, options: MappingOptions | None) -> None:
-        self._kernels, self._options = kernels, options
+        self._kernels, self._options, self._target = kernels, options, compiled.target
         self._emulated: OncePerKey[GpuCompiled, Emulated] = OncePerKey(2)
         self.compiled = compiled
 
@@ -272,8 +319,8 @@ class GpuKernel:
     def __call__(self, /, *tensors: object, out: object = None, **initial: object) -> Any:
         if not on_device((*tensors, *initial.values())):
             raise ArgumentError(
-                f"this kernel of {self.compiled.bound.name} is for {self.compiled.target.name}, and its arguments are "
-                "on the CPU",
+                f"this kernel of {self._kernels.interface.function.name} is for {self._target.name}, and its arguments "
+                "are on the CPU",
                 suggestion="pass tensors on a CUDA device, or call kernel.emulate(...)",
             )
         return self._kernels.call(tensors, out, initial, self._options)
@@ -313,10 +360,7 @@ class GpuKernel:
         sizes = sizes_of(interface.function, arguments)
         bound, strides = self._kernels.kernels.bind(sizes), tuple(map(normal_strides, arguments.inputs))
         if with_strides(bound, strides) != kernel.bound:
-            raise ArgumentError(
-                f"this kernel of {bound.name} was compiled for tensors of other sizes or strides",
-                suggestion="compile it for these",
-            )
+            raise _other_sizes(bound.name)
         outputs = tuple(_fresh(bound, name, torch.device("cpu")) for name in bound.returns)
         fill_initial(bound, arguments, outputs)
         memories = (*arguments.inputs, *outputs)
@@ -327,6 +371,12 @@ class GpuKernel:
         if number:
             raise failure(bound.name, kernel.sites, number, value)
         return hand_back(outputs, arguments.convert)
+
+
+def _other_sizes(op: str) -> ArgumentError:
+    return ArgumentError(
+        f"this kernel of {op} was compiled for tensors of other sizes or strides", suggestion="compile it for these"
+    )
 
 
 def run_emulated(kernel: GpuCompiled, emulated: Emulated, tensors: Sequence[Tensor]) -> tuple[int, int]:
@@ -343,6 +393,97 @@ def run_emulated(kernel: GpuCompiled, emulated: Emulated, tensors: Sequence[Tens
     for room, b in zip(rooms, kernel.temporaries, strict=True):
         memories.append(Memory(-(-room.data_ptr() // ALIGNMENT) * ALIGNMENT, b, False))
     return emulated(memories)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """A def as kernels and calls of a library, which run one after another."""
+
+    bound: BoundFunction
+    parts: tuple[GpuCompiled | Product, ...]
+
+    @property
+    def kernels(self) -> tuple[GpuCompiled, ...]:
+        return tuple(part for part in self.parts if isinstance(part, GpuCompiled))
+
+    @property
+    def checks(self) -> bool:
+        """May data lead astray?"""
+        return any(kernel.sites for kernel in self.kernels)
+
+    def run(self, tensors: Sequence[Tensor], launch: Callable[[GpuCompiled, Sequence[Tensor]], None]) -> None:
+        """Compute the outputs from the inputs. launch: runs one kernel on its inputs and outputs."""
+        bound = self.bound
+        names = [t.name for t in bound.tensors if t.role is Role.INPUT] + list(bound.returns)
+        places = dict(zip(names, tensors, strict=True))
+        for part in self.parts:
+            missing = [part.target[0]] if isinstance(part, Product) else part.bound.returns
+            for name in missing:
+                if name not in places:
+                    places[name] = _fresh(bound, name, tensors[0].device)
+            if isinstance(part, Product):
+                part.run(places)
+            else:
+                own = [t.name for t in part.bound.tensors if t.role is Role.INPUT] + list(part.bound.returns)
+                launch(part, [places[name] for name in own])
+
+
+class LibraryKernel(GpuKernel):
+    """Kernels of an operator for a graphics processor, with products that are torch's between them.
+
+    Attributes:
+        parts: the kernels and the products, in order.
+        compile_seconds, resources: as of `GpuKernel`, of all kernels.
+    """
+
+    def __init__(self, kernels: GpuKernels, parts: Parts, options: MappingOptions | None, machine: GpuTarget) -> None:
+        self._kernels, self._options, self._target = kernels, options, machine
+        self._emulated = OncePerKey(len(parts.parts))
+        self.parts = parts
+
+    def __repr__(self) -> str:
+        return f"<kernels of {signature(self._kernels.interface.function)} for {self._target.name}, with a library's>"
+
+    @property
+    def compile_seconds(self) -> float:
+        return sum(kernel.compile_seconds for kernel in self.parts.kernels)
+
+    @property
+    @guarded
+    def resources(self) -> dict[str, int]:
+        found = [kernel.resources for kernel in self.parts.kernels]
+        added = ("kernels", "temporary_bytes", "source_bytes")
+        return {name: (sum if name in added else max)(r[name] for r in found) for name in (found[0] if found else ())}
+
+    @guarded
+    def source(self, kind: str = "cuda") -> str:
+        """As `GpuKernel.source`, part after part; a product as the call that it is, in a comment."""
+        return "\n".join(
+            f"// {part}\n" if isinstance(part, Product) else part.source(kind) for part in self.parts.parts
+        )
+
+    @guarded
+    def emulate(self, /, *tensors: object, **initial: object) -> Any:
+        """As `GpuKernel.emulate`; torch computes its part on the CPU."""
+        interface = self._kernels.interface
+        arguments = gather(interface, tensors, initial)
+        sizes, strides = sizes_of(interface.function, arguments), tuple(map(normal_strides, arguments.inputs))
+        bound, parts = self._kernels.kernels.bind(sizes), self.parts
+        if with_strides(bound, strides) != parts.bound:
+            raise _other_sizes(bound.name)
+        outputs = tuple(_fresh(bound, name, torch.device("cpu")) for name in bound.returns)
+        fill_initial(bound, arguments, outputs)
+        if not all(map(is_aligned, arguments.inputs)):
+            parts = self._kernels.parts(sizes, strides, self._options, self._target, aligned=False) or parts
+
+        def launch(kernel: GpuCompiled, given: Sequence[Tensor]) -> None:
+            emulated = self._emulated.get(kernel, lambda: emulator.build([kernel.code])[0])
+            number, value = run_emulated(kernel, emulated, given)
+            if number:
+                raise failure(bound.name, kernel.sites, number, value)
+
+        parts.run((*arguments.inputs, *outputs), launch)
+        return hand_back(outputs, arguments.convert)
 
 
 # --- arguments ---------------------------------------------------------------------------------------------------
