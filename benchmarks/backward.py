@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import tensor_comprehensions as tc
 
-from .timing import Quartiles, interleave
+from .timing import Quartiles, interleave, keep_memory
 
 GOAL = 1.2
 
@@ -103,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="how long to measure each (default 2)")
     parser.add_argument("names", nargs="*", default=[], help=f"some of {', '.join(CASES)} (default: all)")
     chosen = parser.parse_args(arguments)
+    keep_memory()
     for name in chosen.names or CASES:
         times = measure(name, chosen.seconds)
         ours, theirs = times["ours"].median, times["torch"].median

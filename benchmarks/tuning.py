@@ -1,0 +1,157 @@
+"""What tuning gains, and genetic against random search on recorded times.
+
+`python -m benchmarks.tuning --budget 120` tunes the kernels of the paper, one after the other, and keeps nothing.
+`python -m benchmarks.tuning --replay` times every way of a small space once, and lets both searches look for the
+fastest with those times, which are the same for all: what differs is which ways they ask for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+import tensor_comprehensions
+from tensor_comprehensions import CpuOptions, knobs
+from tensor_comprehensions.autotuner import call, service
+from tensor_comprehensions.autotuner import tuner_pb2 as pb
+from tensor_comprehensions.autotuner.device import available
+from tensor_comprehensions.autotuner.evaluators import Here, answer
+from tensor_comprehensions.autotuner.problem import Problem, describe
+from tensor_comprehensions.autotuner.search import SEARCHES
+from tensor_comprehensions.autotuner.space import Gene, Genome, Space, space
+from tensor_comprehensions.cache.records import to_message
+from tensor_comprehensions.calling.calls import gather
+from tensor_comprehensions.runtime.host import host
+
+from . import sources as tc
+from .kernels import BENCHMARKS
+from .runner import using_threads
+
+NAMES = (
+    "tmm_128x32x256", "tbmm_500x26x72x26", "gconv_32x32x16x14", "mlp3_128x128x64x32x2", "softmax_4096x1024",
+    "lut2_1e6x64", "conv_4x128x14_3x3x128", "conv_8x64x56_3x3x64",
+)  # fmt: skip
+PIPELINES, BUDGETS, SEEDS = 14, (24, 48, 96), 21
+
+
+def gains(names: Sequence[str], budget: float, seed: int, search: str) -> Iterator[str]:
+    """A line for each kernel, and the geometric mean of the gains."""
+    yield f"{'kernel':28} {'untuned':>10} {'gain':>6} {'candidates':>10} {'per second':>10} {'else':>6}   options"
+    found: list[float] = []
+    for b in BENCHMARKS:
+        if b.name not in names:
+            continue
+        op = next(iter(tensor_comprehensions.define(b.source)))
+        arguments = gather(op._kernels.interface, b.arguments(), {})
+        tuned = call.autotune(op._kernels, arguments, None, call.effort(budget, 10000, 48, seed, search))
+        searched = max(1e-9, tuned.outcomes[-1].elapsed - tuned.outcomes[0].elapsed)
+        several = tuned.outcomes[1:]
+        compiling = sum(o.compiling for o in several) / len(available())
+        rest = 1 - (compiling + sum(o.running for o in several)) / searched
+        rate = len(several) / searched
+        found.append(tuned.speedup)
+        yield (
+            f"{b.name:28} {tuned.default_seconds * 1e6:8.1f} us {tuned.speedup:6.3f} {len(tuned.outcomes):10} "
+            f"{rate:10.1f} {rest:6.1%}   {tuned.options}"
+        )
+    yield f"geometric mean of the gains: {math.exp(statistics.fmean(map(math.log, found))):.3f}"
+
+
+# --- searches on recorded times ----------------------------------------------------------------------------------
+
+
+def small() -> tuple[Problem, Space, tuple[Genome, ...]]:
+    """A product of 96x72x200, and some thousand ways to lower it."""
+    op = next(iter(tensor_comprehensions.define(tc.MATMUL)))
+    arguments = gather(op._kernels.interface, (torch.randn(96, 72), torch.randn(72, 200)), {})
+    problem = Problem(describe(op.function, arguments, 0))
+    whole, _ = space(problem.bound, host(), CpuOptions())
+    choices = {g.name: g.choices for g in whole.genes}
+    genes = (
+        Gene("S0.pipeline", choices["S0.pipeline"][:PIPELINES]),
+        *(Gene(name, (0, *values), keep=0.5) for name, values in (
+            ("S0.m.inner", (4, 6, 8, 12, 16)), ("S0.n.inner", (16, 32, 48, 64)), ("S0.k.unroll", (2, 4)),
+        )),
+    )  # fmt: skip
+    seeds = tuple((k, 0, 0, 0) for k in range(len(genes[0].choices)))
+    return problem, Space(genes, whole.start, whole.target, whole.ops), seeds
+
+
+def timed(problem: Problem, made: Space) -> dict[CpuOptions, float]:
+    """Seconds of every way that is valid; ways with the same code have the same."""
+    here, known, table = Here(), dict[str, float](), dict[CpuOptions, float]()
+    try:
+        for genome in itertools.product(*(range(len(g.choices)) for g in made.genes)):
+            options = made.options(genome)
+            if options in table or not made.valid(options):
+                continue
+            request = pb.Request(
+                version=service.VERSION, stage=pb.COMPILE, problem=problem.message, options=[to_message(options)],
+                fingerprint=here.fingerprint,
+            )  # fmt: skip
+            code = answer(here.submit(request), here.fingerprint)
+            if code.digest not in known:
+                request.stage, request.seconds = pb.MEASURE, 0.03
+                request.codes.extend(code.codes)
+                reply = answer(here.submit(request), here.fingerprint)
+                if reply.status != pb.OK:
+                    continue
+                known[code.digest] = reply.timings[0].low
+            table[options] = known[code.digest]
+    finally:
+        here.close()
+    return table
+
+
+def replayed(made: Space, seeds: Sequence[Genome], table: Mapping[CpuOptions, float]) -> Iterator[str]:
+    """How far from the fastest both searches end, for several budgets, in the median of several seeds."""
+    best, default = min(table.values()), table[made.options(seeds[0])]
+    yield f"{len(table)} ways; the model's choice takes {default / best:.3f} times as long as the fastest"
+    for budget in BUDGETS:
+        for kind in ("genetic", "random"):
+            ends = [ended(kind, seed, budget, made, seeds, table) / best for seed in range(SEEDS)]
+            low, median, high = statistics.quantiles(ends, n=4)
+            yield f"{budget:4} candidates, {kind:8}: {median:.4f} times the fastest ({low:.4f} .. {high:.4f})"
+
+
+def ended(
+    kind: str, seed: int, budget: int, made: Space, seeds: Sequence[Genome], table: Mapping[CpuOptions, float]
+) -> float:
+    """The least time that a search sees."""
+    search = SEARCHES[kind](made, seeds, 12, seed)
+    least, left = table[made.options(seeds[0])], budget
+    while left > 0 and (asked := search.ask()):
+        for candidate in asked[:left]:
+            seconds = table.get(candidate.options)
+            search.tell(candidate, seconds)
+            least, left = min(least, seconds or least), left - 1
+    return least
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=__doc__)
+    parser.add_argument("names", nargs="*", default=NAMES, help="kernels of `python -m benchmarks --list`")
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds for each (default 120)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--search", choices=tuple(SEARCHES), default="genetic")
+    parser.add_argument("--replay", action="store_true", help="compare searches on recorded times of one thread")
+    given = parser.parse_args(arguments)
+    with knobs.override(cache="off"), using_threads(1 if given.replay else given.threads):
+        if given.replay:
+            problem, made, seeds = small()
+            lines = replayed(made, seeds, timed(problem, made))
+        else:
+            lines = gains(given.names, given.budget, given.seed, given.search)
+        for text in lines:
+            print(text, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,24 @@
+"""Searches on recorded times end where the times say."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from benchmarks import tuning
+from tensor_comprehensions.structured.strategy import meant_for
+
+
+def test_searches_on_recorded_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "PIPELINES", 3)
+    monkeypatch.setattr(tuning, "BUDGETS", (12, 1000))
+    monkeypatch.setattr(tuning, "SEEDS", 3)
+    _, made, seeds = tuning.small()
+    ways = {made.options(made.random(Random(n))) for n in range(60)} | {made.options(seeds[0])}
+    table = {o: float(1 + len(repr(meant_for(o.strategy, "S0")))) for o in ways}
+    head, *lines = tuning.replayed(made, seeds, table)
+    assert head.startswith(f"{len(table)} ways")
+    assert [line.split()[0] for line in lines] == ["12", "12", "1000", "1000"]
+    assert all(float(line.split(": ")[1].split()[0]) >= 1.0 for line in lines)
+    assert tuning.ended("random", 0, 1000, made, seeds, table) == min(table.values())
