@@ -79,3 +79,11 @@ ELSEWHERE = """def elsewhere(float(N) x, float(N,M) z) -> (s) {
     s +=! x(i) * x(i) where exists z(i,0), exists z(0,j)
     s = s * s
 }"""
+STRIDED2D = """def strided2d(float(N,C,H,W) I, float(M,C,KH,KW) F) -> (O) {
+    O(n,m,h,w) +=! I(n,c,2*h+kh,3*w+2*kw) * F(m,c,kh,kw)
+}"""
+DEPTHWISE = """def depthwise(float(N,C,H,W) I, float(C,KH,KW) F, float(C) b) -> (O) {
+    O(n,c,h,w) +=! I(n,c,h+kh,w+kw) * F(c,kh,kw)
+    O(n,c,h,w) = relu(O(n,c,h,w) + b(c))
+}"""
+AVERAGED = "def averaged(float(N) a) -> (b) { b(i) +=! a(i+j) / 3 where j in 0:3 }"
