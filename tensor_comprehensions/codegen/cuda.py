@@ -144,7 +144,7 @@ C = CDialect(
 
 CUDA = GpuDialect(
     c=C,
-    kernel='extern "C" __global__ void __launch_bounds__({threads}) {name}(',
+    kernel='extern "C" __global__ void __launch_bounds__({bounds}) {name}(',
     single='extern "C" __global__ void {name}(',
     pointer="",
     variables=(

@@ -64,7 +64,8 @@ class GpuDialect:
 
     Attributes:
         c: the rest.
-        kernel: the line before the parameters, from the number of threads of a block and the name.
+        kernel: the line before the parameters, from the name and the bounds: the threads of a block, and how many
+            blocks should have registers at once where that is more than one.
         single: the same for a kernel of one thread.
         pointer: the space of arguments, with a blank behind it.
         variables: the names and values of the variables of a launch, in the order of `ir.BLOCK` and `ir.THREAD`.
@@ -220,7 +221,8 @@ class _Printer:
         yield "}"
 
     def _opening(self, threads: int, name: str) -> str:
-        return (self.dialect.kernel if threads > 1 else self.dialect.single).format(threads=threads, name=name)
+        bounds = str(threads) if self.source.resident == 1 else f"{threads}, {self.source.resident}"
+        return (self.dialect.kernel if threads > 1 else self.dialect.single).format(bounds=bounds, name=name)
 
     def _parameters(self, name: str) -> tuple[Scope, list[str]]:
         everything = (*self.module.arguments, *self.module.temporaries)

@@ -346,12 +346,14 @@ class Kernel:
     With a `launch`, every thread of every block runs `body`, where the variables of `BLOCK` and `THREAD` are defined.
     Threads of one block meet at the collective intrinsics; blocks run in any order. The kernels of a module run one
     after another. `cached` names GLOBAL buffers that it only reads, by way of the read-only cache where there is one.
+    `resident` blocks, at least, should have registers on a processor at once.
     """
 
     name: str
     body: Stmt
     launch: Launch | None = None
     cached: tuple[str, ...] = ()
+    resident: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,15 @@ has a thread per element, along what memory lies along.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from ...options import MappingOptions
 from ...target import GpuTarget
 from ...tc_lang import function as tc
 from ...tc_lang.function import walk
+from ..affine import affine
 from ..leaf import Dim, DimKind, Leaf, leaves
 from ..locality import stride, work
 from ..schedule import Group
@@ -32,8 +33,11 @@ REREAD = 16 << 20
 LIGHT = 1 << 14
 """Elements that a block may work through rather than leave them to another kernel with more blocks."""
 UNLIMITED = (1 << 31) - 1
-# Side of the tile of a contraction, its elements per thread along both sides, and terms at a time.
-SQUARES = ((128, 8, 16), (64, 4, 16), (32, 2, 32), (16, 1, 32))
+FEW_TERMS = 4
+"""That a tile of terms has at least."""
+# Side of the tile of a contraction, and terms at a time; threads along a side.
+SQUARES = ((128, 16), (64, 16), (32, 32), (16, 32))
+BLOCK_SIDE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,29 +281,58 @@ def _reads_still(node: Node, dim: Dim) -> frozenset[str]:
 
 
 def _contraction(scop: Scop, shape: Shape, sides: tuple[Dim, Dim], target: GpuTarget) -> MappingOptions:
-    """The largest square tiles of which there is one for every processor."""
-    positions = [d.row for d in sides]
+    """The largest tiles of which there is one for every processor, square but for sides that are short."""
     extents = [d.extent for d in sides]
-    others = prod(r for k, r in enumerate(shape.rows) if k not in positions)
+    others = prod(r for k, r in enumerate(shape.rows) if k not in [d.row for d in sides])
 
     def plenty(side: int) -> bool:
         tiles = others * prod(-(-n // side) for n in extents)
-        return tiles >= target.processors and min(extents) >= side // 2
+        return tiles >= target.processors and max(extents) >= side // 2
 
-    side, each, depth = next((s for s in SQUARES if plenty(s[0])), SQUARES[-1])
-    sizes = dict(zip(positions, [min(side, power(n)) for n in extents], strict=True))
-    down, across = (max(1, min(side, power(n)) // each) for n in extents)
+    side, depth = next((s for s in SQUARES if plenty(s[0])), SQUARES[-1])
+    tile = [min(side, power(n)) for n in extents]
+    each = [max(1, size // BLOCK_SIDE) for size in tile]
+    sizes = {d.row: size for d, size in zip(sides, tile, strict=True) if d.row is not None}
+    depth = min(depth, shape.reduced)
+    while depth > FEW_TERMS and 2 * _staged_bytes(scop, shape, sizes, depth) > target.shared:
+        depth //= 2
     return MappingOptions(
-        tile=(*(sizes.get(k, 1) for k in range(len(shape.rows))), min(depth, shape.reduced)),
-        threads=(across, down),
+        tile=(*(sizes.get(k, 1) for k in range(len(shape.rows))), depth),
+        threads=(tile[1] // each[1], tile[0] // each[0]),
         blocks=(UNLIMITED, 65535, 65535),
         unroll=8,
         shared_memory=True,
         unroll_copy_shared=True,
         private_memory=True,
-        vector=4 if each % 4 == 0 and _reads_along(scop, shape.leaf, sides[1]) else 1,
+        vector=gcd(4, each[1]) if _reads_along(scop, shape.leaf, sides[1]) else 1,
         double_buffer=True,
     )
+
+
+def _staged_bytes(scop: Scop, shape: Shape, sizes: Mapping[int, int], depth: int) -> int:
+    """Of what the heaviest leaf reads in a tile of the rows and of the first reduced dimension, with all of the others.
+
+    Two of those must fit into shared memory, for the next one to be on its way.
+    """
+    inner = [d for d in shape.leaf.dims if d.row is None]
+    extents = {d.name: min(d.extent, sizes.get(d.row, 1)) for d in shape.leaf.dims if d.row is not None}
+    extents |= {d.name: min(d.extent, depth) if d is inner[0] else d.extent for d in inner}
+    total = 0
+    for node in shape.leaf.nodes:
+        values = {d.index(node): extents[d.name] for d in shape.leaf.dims}
+        for access in (a for a in dict.fromkeys(node.reads) if a.tensor != node.statements[0].target):
+            tensor = scop.function.tensor(access.tensor)
+            total += prod(_spread(e, values) for e in access.subscripts) * tensor.dtype.size
+    return total
+
+
+def _spread(subscript: tc.Expr, extents: Mapping[str, int]) -> int:
+    """How many values a subscript takes, gaps counted; where data decides, one for each point."""
+    form = affine(subscript)
+    if form is not None:
+        return 1 + sum(abs(c) * (extents.get(name, 1) - 1) for name, c in form.terms)
+    names = {x.name for x in walk(subscript) if isinstance(x, tc.Index)}
+    return prod(extents.get(name, 1) for name in names)
 
 
 def _reads_along(scop: Scop, leaf: Leaf, dim: Dim) -> bool:

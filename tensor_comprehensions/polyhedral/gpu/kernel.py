@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import islpy as isl
 
@@ -12,7 +13,7 @@ from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.affine import Interval
 from ...loop_ir.intrinsics import BARRIER, WARP_BARRIER
-from ...loop_ir.nodes import Buffer, Kernel, Launch
+from ...loop_ir.nodes import Buffer, Kernel, Launch, Space
 from ...target import GpuTarget
 from ...tc_lang.function import Tensor
 from ...translate import View
@@ -32,6 +33,9 @@ from .sync import Level, barriers
 from .tree import BLOCK_IDS, THREAD_IDS, Tree, schedule, without_collectives
 from .units import Part
 from .unrolling import written_out
+
+FEW_REGISTERS = 128
+"""Of a thread: with more, fewer than a quarter of the threads that a processor can hold find room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,8 @@ class Emission:
         written = {u.statement.target for u in self.plan.units}
         held = [*shared, *promoted, *(v.buffer for v in views.values()), *sums.values()]
         cached = tuple(n for n in self.buffers if n not in written) if self.plan.options.read_only_cache else ()
-        return Kernel(name, build.allocate(held, body), launch, cached), promotion.contracted
+        kernel = Kernel(name, build.allocate(held, body), launch, cached, self.resident(promotion))
+        return kernel, promotion.contracted
 
     def promotion(
         self, mapped: Tree, elsewhere: Collection[str], shared: Sequence[Buffer]
@@ -102,6 +107,17 @@ class Emission:
             return body, promotion.buffers
         room = (options.max_shared_memory or self.target.shared) - promotion.bytes - sum(map(room_of, shared))
         return double_buffered(body, promotion.buffers, room)
+
+    def resident(self, promotion: Promotion) -> int:
+        """How many blocks should have registers at once: where a thread needs many, so many that it gets few more.
+
+        Left alone, CUDA's compiler then takes more than two blocks have, to move loads ahead.
+        """
+        threads = prod(self.plan.launch.block)
+        words = sum(prod(b.shape) * b.type.dtype.size // 4 for b in promotion.buffers if b.space is Space.REGISTER)
+        if not FEW_REGISTERS // 2 < words <= FEW_REGISTERS:
+            return 1
+        return max(1, self.target.registers_per_processor // FEW_REGISTERS // threads)
 
     def collectives(self, sums: Mapping[str, Buffer]) -> tuple[dict[str, ir.Stmt], list[Buffer]]:
         """What the threads do together in cooperative leaves, by name, and the shared arrays that this takes."""

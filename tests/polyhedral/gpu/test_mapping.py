@@ -7,7 +7,18 @@ from dataclasses import replace
 import pytest
 
 from tensor_comprehensions.loop_ir.intrinsics import BARRIER, SHUFFLE_XOR
-from tensor_comprehensions.loop_ir.nodes import Allocate, Invoke, Kernel, Launch, Loop, LoopKind, Module, Space
+from tensor_comprehensions.loop_ir.nodes import (
+    Allocate,
+    If,
+    Invoke,
+    Kernel,
+    Launch,
+    Loop,
+    LoopKind,
+    Module,
+    Space,
+    Stmt,
+)
 from tensor_comprehensions.loop_ir.rewrite import walk
 from tensor_comprehensions.options import MappingOptions, check_mapping
 from tensor_comprehensions.polyhedral.gpu import default_options, explain, lower
@@ -46,7 +57,11 @@ def launches(m: Module) -> list[Launch | None]:
 
 
 def loops(k: Kernel) -> list[Loop]:
-    return [s for s in walk(k.body) if isinstance(s, Loop)]
+    return walk_loops(k.body)
+
+
+def walk_loops(body: Stmt | None) -> list[Loop]:
+    return [] if body is None else [s for s in walk(body) if isinstance(s, Loop)]
 
 
 def invoked(k: Kernel) -> list[str]:
@@ -90,7 +105,11 @@ def test_loops_are_written_out_up_to_a_number_of_instances(limit: int, unrolled:
 def test_loops_that_stop_early_are_written_out_with_guards() -> None:
     options = MappingOptions(tile=(8, 64), threads=(16, 4)).unroll(8)
     (kernel,) = module(ADD, options, N=61, M=50).kernels
-    assert sum(loop.kind is LoopKind.UNROLLED for loop in loops(kernel)) == 2
+    (apart,) = (s for s in walk(kernel.body) if isinstance(s, If) and s.otherwise is not None)
+    assert [sum(loop.kind is LoopKind.UNROLLED for loop in walk_loops(s)) for s in (apart.then, apart.otherwise)] == [
+        2,
+        2,
+    ]
 
 
 # --- reductions --------------------------------------------------------------------------------------------------
