@@ -76,6 +76,7 @@ def prefer(views: tuple[Ranking, ...], target: Target, *, parallel: bool) -> Pla
     default, *turned = views
     if sliding.slides(default.facts):
         return sliding.plan(default.facts, target, parallel=parallel)
+    parallel = parallel and default.facts.op.multiplications >= 2 * PARALLEL_WORK  # else shares are panels made in vain
     views = views if turned and _worth_turning(default.facts) else (default,)
     chosen, least = Plan("", 0, (), ()), inf
     for view in views:

@@ -213,3 +213,12 @@ def test_narrow_images_have_lanes_along_the_channels(ops: Any) -> None:
     op = ops.op("C:n,o,h,w = A:n,c,h+y,w+x x B:o,c,y,x", extents)
     assert choose(op, AVX512, parallel=True).vector == "o"
     assert choose(ops.op("C:i,j = A:i,k x B:k,j", {"i": 512, "j": 512, "k": 512}), AVX512, parallel=True).vector == "j"
+
+
+def test_too_little_work_for_threads_packs_once(ops: Any) -> None:
+    """Shares of rows that no thread takes would make the same panel again and again."""
+    op = ops.op("C:i,j = A:i,k x B:k,j", {"i": 64, "j": 64, "k": 64}, FLOAT32, FLOAT16)
+    plan = choose(op, AVX512, parallel=True)
+    assert not plan.collapsed
+    (panel,) = plan.packs
+    assert all(level.iterator == "j" for level in plan.levels[: panel.depth])
