@@ -24,6 +24,10 @@ from .scop import CONTEXT, Node, Scop, bounded, check_reads, ends, instance, uni
 ENOUGH_PARALLELISM = 32
 # What is read comes from memory, rather than the last cache, from this part of its size on: others use it too.
 FAR_SHARE = 4
+# Rows that a register-tiled contraction inside a fused group handles at a time.
+CONTRACTION_ROWS = 64
+# Multiply-adds of a contraction alone that several threads share.
+SHARED_WORK = 1 << 19
 # A result is little beside what is read if it is smaller by this factor.
 LITTLE = 16
 
@@ -90,11 +94,19 @@ def partition(scop: Scop, fusion: str, worth: Callable[[Group, Group, Group], bo
 def _worth(function: BoundFunction, before: Group, alone: Group, joined: Group, target: Target) -> bool:
     """Does fusion keep enough of the parallelism that its parts have apart?"""
     apart = min(before.parallelism, alone.parallelism)
-    if any(n.cluster is not None for n in joined.nodes) and not _operands_stay_close(function, joined, target):
+    contracts = any(n.cluster is not None for n in joined.nodes)
+    if contracts and (_loses_threads(joined) or not _operands_stay_close(function, joined, target)):
         return False
     if joined.parallelism < min(apart, ENOUGH_PARALLELISM) or joined.parallelism < 2:
         return False
     return not _leaves_rows(function, before, joined, target)
+
+
+def _loses_threads(joined: Group) -> bool:
+    """Would a contraction that threads share alone run in one tile of the first row of a group?"""
+    contractions = (n for n in joined.nodes if n.cluster is not None)
+    work = max(prod(i.extent for i in (*n.free, *n.reduced)) for n in contractions)
+    return joined.rows[0].extent <= CONTRACTION_ROWS and work >= SHARED_WORK
 
 
 def _leaves_rows(function: BoundFunction, before: Group, joined: Group, target: Target) -> bool:

@@ -11,7 +11,7 @@ from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction
 from .leaf import Dim, Leaf
 from .locality import crossing, is_pointwise, stride, sums_columns, vector_dim, work
-from .schedule import ENOUGH_PARALLELISM, Group, reads_memory
+from .schedule import CONTRACTION_ROWS, ENOUGH_PARALLELISM, Group, reads_memory
 from .scop import Node
 
 # Elements of a row that one iteration takes when the lanes run along it: long enough to amortise the loop around it,
@@ -19,8 +19,6 @@ from .scop import Node
 LONGEST_CHUNK = 4096
 # Vectors that one iteration of a sum of columns takes where there are enough columns for a few iterations.
 LONG_COLUMN_CHUNK, FEW_CHUNKS = 16, 8
-# Rows that a register-tiled contraction inside a fused group handles at a time.
-CONTRACTION_ROWS = 64
 # A leaf with less than this fraction of a group's work has no say in its tiles.
 HEAVY_SHARE = 16
 # Tiles (along the unit strides, along the lanes) where those are different rows: few runs to write at a time, but long

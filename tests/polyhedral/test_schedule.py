@@ -102,6 +102,12 @@ def test_layers_fuse_over_the_batch_when_their_weights_stay_in_cache() -> None:
     assert len(module(MLP, B=256, N=1024, O=2048, P=1024).kernels) == 2
 
 
+def test_layers_over_a_short_batch_share_their_work_one_by_one() -> None:
+    """Fused, one thread would do all of it: a tile has 64 rows."""
+    assert len(module(MLP, B=32, N=256, O=256, P=256).kernels) == 2
+    assert len(module(MLP, B=32, N=64, O=64, P=32).kernels) == 1
+
+
 def test_maximal_fusion_gives_up_parallelism_and_cached_weights() -> None:
     layers = {"B": 256, "N": 1024, "O": 2048, "P": 1024}
     mirrored = "def f(float(N,D) X) -> (O) { T(n,d) = X(n,d) * 2.0  O(n,d) = T(n, D - 1 - d) }"
