@@ -31,8 +31,10 @@ BLOCK_USES = 512
 """The same where every block of the other factor packs all of this one anew."""
 PACKED_STEPS = 768
 """Reduction steps in a packed block that many panels meet."""
-SHORT_RUN = 4096
+SHORT_RUN = 1536
 """Bytes of contiguous memory below which prefetching does not get going."""
+FAR_ROWS, ROWS = 2048, 1024
+"""Bytes between rows from which on they are copied: of what the second cache holds, and of what it does not."""
 SETS = 64
 """Sets of the first cache: lines a multiple of this many lines apart compete."""
 ACROSS_USES, FEW_CHUNKS = 1024, 4
@@ -148,7 +150,14 @@ class Chooser:
             nest = self._blocked_rows(reductions, pack_moving)
         else:
             nest = self._standing_panel(reductions, rows_outside, pack_still if rows_outside else pack_moving)
-        return self._finished(nest, reductions)
+        return self._finished(nest, self._walked(reductions, nest))
+
+    def _walked(self, reductions: tuple[str, ...], nest: _Nest) -> tuple[str, ...]:
+        """The order of reductions in the register tile: in panels of both factors the longest may be innermost."""
+        if len(nest.packs) < len(self.facts.factors):
+            return reductions
+        blocks = {level.iterator: level.size for level in nest.levels}
+        return tuple(sorted(reductions, key=lambda name: blocks.get(name, self.facts.extent(name))))
 
     def _finished(self, nest: _Nest, reductions: tuple[str, ...]) -> Plan:
         collapsed, grain = self._parallel(nest.levels[: nest.outer])
@@ -176,8 +185,8 @@ class Chooser:
         count = prod(tiles(known.extent(level.iterator), level.size) for level in levels)
         blocks = self._reduction_block(reductions, self.facts.steps)
         turned = standing.step(known.vector) != 1
-        if self.parallel and count < CHUNKS:
-            once = not packed or (count == 1 and not blocks and not swept)  # all shares have one panel
+        once = not packed or (count == 1 and not blocks and not swept)  # all shares have one panel
+        if self.parallel and count < (CHUNKS if once else CHUNKS // 2):
             uses = 1 if once else (TURNED_USES if turned else PACKED_USES)
             levels += self._share(known.only(passing), -(-CHUNKS // count), uses)
         outer = len(levels)
@@ -254,15 +263,18 @@ class Chooser:
         """A packed block of the still factor in the second cache, for all panels of the moving one."""
         known = self.facts
         levels = [*self._levels(known.shared), self._packed_block(pack_moving)]
-        if self.parallel and prod(tiles(known.extent(level.iterator), level.size) for level in levels) < 2:
-            levels += self._share(known.only(known.moving), CHUNKS, BLOCK_USES)
+        blocks = self._reduction_block(reductions, PACKED_STEPS)
+        alone = prod(tiles(known.extent(level.iterator), level.size) for level in levels) < 2
+        if self.parallel and alone:
+            levels += self._share(known.only(known.moving), CHUNKS, BLOCK_USES if blocks else 1)
         outer = len(levels)
-        levels += self._reduction_block(reductions, PACKED_STEPS)
+        levels += blocks
         packs = [Pack(known.still.side, len(levels))]
         levels += self._levels(known.only(known.moving))
         if pack_moving:
             packs.append(Pack(known.moving.side, len(levels)))
-        return _Nest([*levels, *self._levels(known.only(known.still))], outer, packs)
+        rows = OWN_PACKED_USES if alone and not blocks else 1
+        return _Nest([*levels, *self._levels(known.only(known.still))], outer, packs, rows)
 
     # --- loops ---
 
@@ -298,6 +310,10 @@ class Chooser:
         outside = stream_cycles(still, moving, row_tile * steps * size, row_panels, column_panels, self.target)
         return outside < inside
 
+    def _large(self, factor: Factor) -> bool:
+        """Whether the second cache does not hold what one iteration of the shared loops reads."""
+        return self._footprint(factor) > self.target.cache[1] * 3 // 4
+
     def _footprint(self, factor: Factor) -> int:
         """Bytes of a factor that one iteration of the shared loops reads."""
         shared = {i.name for i in self.facts.shared}
@@ -317,7 +333,8 @@ class Chooser:
         row_tiles = self._row_tiles()
         if not moving.plain:
             return row_tiles >= 4
-        return row_tiles >= 12 and self._jumps(moving, 2048, self._panel_width())
+        rows = ROWS if self._large(moving) else FAR_ROWS
+        return row_tiles >= 12 and self._jumps(moving, rows, self._panel_width())
 
     def packs_still(self, stands: bool) -> bool:
         """Whether scalars come from a panel: where each is converted, or memory would be slow to bring them.
@@ -332,7 +349,7 @@ class Chooser:
             return True
         if width < 4 * self._panel_width():
             return False
-        return not still.plain or self._crowded() or self._jumps(still, 2048, 1)
+        return not still.plain or self._crowded() or self._jumps(still, FAR_ROWS, 1)
 
     def _crowded(self) -> bool:
         """Whether the rows of a register tile compete for few lines of the first cache."""
@@ -350,7 +367,7 @@ class Chooser:
 
     def _scattered(self, factor: Factor) -> bool:
         """Whether a register tile reads a large factor in runs too short for memory, again for every panel."""
-        if self._footprint(factor) <= self.target.cache[1] * 3 // 4:
+        if not self._large(factor):
             return False
         run = 0
         for name in reversed(self.facts.reductions):
@@ -406,20 +423,27 @@ class Chooser:
             parts = max(uses // (2 * BLOCK_USES), min(4, uses // BLOCK_USES)) if pack_moving else uses // 64
             parts = min(CHUNKS, parts)
             block = min(room, tiles(longest.extent, 1 << max(0, parts.bit_length() - 1)))
-        return Level(longest.name, size * _balanced(tiles(longest.extent, size), max(1, block // size)))
+        count = block // size if block < longest.extent else tiles(longest.extent, size)
+        return Level(longest.name, size * _balanced(tiles(longest.extent, size), max(1, count)))
 
     def _reduction_block(self, reductions: tuple[str, ...], most: int) -> list[Level]:
-        """A block of the outermost reduction of at most `most` steps whose panel fits the second cache."""
+        """A block of a reduction of at most `most` steps whose panel fits the second cache; of the outermost if any."""
         op, known, steps = self.facts.op, self.facts, self.facts.steps
-        if not reductions or known.turned or op.output.buffer.type.dtype != op.dtype or self._reads_output():
+        if known.turned or op.output.buffer.type.dtype != op.dtype or self._reads_output():
             return []
         width = self._panel_width() * op.dtype.size
-        most = min(most, self.target.cache[1] // 2 // width)
-        extent = self.facts.extent(reductions[0])
-        inner = steps // extent
-        if steps <= most or most < inner:
+        most = min(most, self.target.cache[1] * 3 // 4 // width)
+        if steps <= most:
             return []
-        return [Level(reductions[0], _balanced(extent, most // inner))]
+        extents = ((name, known.extent(name)) for name in reductions)
+        blocks = [Level(n, _balanced(e, most * e // steps)) for n, e in extents if most * e >= steps]
+        return [min(blocks, key=self._cut)] if blocks else []
+
+    def _cut(self, block: Level) -> float:
+        """Cache lines that a block of a reduction reads for each line that it needs, of all factors together."""
+        size = block.size * self.facts.op.dtype.size
+        unit = sum(f.step(block.iterator) == 1 for f in self.facts.factors)
+        return unit * (tiles(size, LINE) * LINE / size - 1)
 
     def _reads_output(self) -> bool:
         """Whether the epilogue sees what the output held before, which partial sums would overwrite."""

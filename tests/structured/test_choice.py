@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensor_comprehensions.dtypes import FLOAT32, FLOAT64
 from tensor_comprehensions.structured.contraction import lower
 from tensor_comprehensions.structured.expert import choose
 from tensor_comprehensions.structured.facts import facts
@@ -38,6 +39,24 @@ def test_scalars_in_short_runs_from_afar_are_packed(ops: Any, right: str) -> Non
 def test_scalars_in_long_runs_are_read_in_place(ops: Any) -> None:
     sizes = {"m": 1024, "n": 1024, "k": 1024}
     assert packed(choose(ops.op("C:m,n = A:m,k x B:n,k", sizes), AVX512, parallel=True)) == {Side.RIGHT}
+
+
+@pytest.mark.parametrize("n", [500, 777, 1000])
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
+def test_squares_copy_one_factor_and_have_enough_for_threads(ops: Any, n: int, dtype: Any) -> None:
+    sizes = {"m": n, "n": n, "k": n}
+    plan = choose(ops.op("C:m,n = A:m,k x B:k,n", sizes, dtype), AVX512, parallel=True)
+    assert packed(plan) == {Side.RIGHT}
+    assert all(level.iterator != "k" for level in plan.levels)
+    assert chunks(plan, sizes) >= 7
+
+
+def test_blocks_of_a_sum_do_not_cut_the_lines_of_memory(ops: Any) -> None:
+    sizes = {"a": 96, "b": 96, "c": 84, "d": 84, "e": 96, "f": 84}
+    plan = choose(ops.op("C:d,c,b,a = A:c,f,a,e x B:e,d,f,b", sizes), AVX512, parallel=True)
+    assert {level.iterator for level in plan.levels} & {"e", "f"} == {"f"}  # e is contiguous in A
+    assert packed(plan) == {Side.LEFT, Side.RIGHT}
+    assert plan.reductions == ("f", "e")  # of a block, f has fewer
 
 
 def test_rows_of_a_tile_share_cache_lines(ops: Any) -> None:
