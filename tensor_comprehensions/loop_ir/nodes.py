@@ -280,8 +280,8 @@ class Let:
 class Allocate:
     """A buffer that exists during `body`, with undefined contents at first.
 
-    SCRATCH and REGISTER buffers belong to the thread that allocates them. All threads of a block allocate a SHARED
-    buffer together.
+    SCRATCH and REGISTER buffers belong to the thread that allocates them; the iterations of a PARALLEL loop in `body`
+    reach SCRATCH, too, as they do global memory. All threads of a block allocate a SHARED buffer together.
     """
 
     buffer: Buffer

@@ -117,7 +117,7 @@ class _Place:
     lowered: bool
     parallel: bool = False
     guarded: bool = False
-    hidden: frozenset[str] = frozenset()  # private buffers of the thread that started the parallel loop
+    hidden: frozenset[str] = frozenset()  # registers of the thread that started the parallel loop
     launched: bool = False
     varying: frozenset[str] = frozenset()
     divergent: bool = False
@@ -179,7 +179,7 @@ def _loop(s: Loop, place: _Place) -> None:
         inner = replace(inner, varying=inner.varying | {s.var}, divergent=True)
     if s.kind is LoopKind.PARALLEL:
         _require(not place.parallel, f"parallel loop {s.var} is inside a parallel loop")
-        private = frozenset(b.name for b in place.buffers.values() if b.space is not Space.GLOBAL)
+        private = frozenset(b.name for b in place.buffers.values() if b.space is Space.REGISTER)
         inner = replace(inner, parallel=True, hidden=private)
     _stmt(s.body, inner)
 
@@ -236,7 +236,7 @@ def _indices(b: Buffer, where: tuple[Expr, ...], place: _Place, node: Stmt | Exp
     """The lanes of the indices."""
     known = place.buffers.get(b.name)
     _require(known is b or known == b, f"{b.name} is not in scope, or not as declared", node)
-    _require(b.name not in place.hidden, f"{b.name} is private to another thread", node)
+    _require(b.name not in place.hidden, f"{b.name} is in registers of another thread", node)
     _require(len(where) == len(b.shape), f"{len(where)} indices on {b.name} of rank {len(b.shape)}", node)
     lanes = 1
     for i in where:

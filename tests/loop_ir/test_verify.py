@@ -82,7 +82,7 @@ WRONG = {
     "not in scope": b.store(SCRATCH, (0,), 1.0),
     "as declared": b.store(replace(A, shape=(N + 1,)), (0,), 1.0),
     "inside a parallel": loop(loop(SET, var="j", kind=PARALLEL), kind=PARALLEL),
-    "another thread": Allocate(SCRATCH, loop(b.store(SCRATCH, (0,), 1.0), kind=PARALLEL)),
+    "another thread": Allocate(REGISTER, loop(b.store(REGISTER, (0,), 1.0), kind=PARALLEL)),
     "register is not constant": Allocate(REGISTER, loop(b.store(REGISTER, (ROW,), 1.0), stop=4)),
     "vectors in memory": Allocate(b.buffer("v", FLOAT32, (1,), Space.SCRATCH, lanes=4), SET),
     "but global": Allocate(b.buffer("g", FLOAT32, (1,)), SET),
