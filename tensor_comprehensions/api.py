@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -108,6 +108,10 @@ class Library:
             expected="one of " + ", ".join(self.__ops) if self.__ops else "",
             suggestion=f"did you mean '{near[0]}'?" if near else "",
         )
+
+    def __call__(self, *_: Value, **__: Value) -> NoReturn:
+        """A program is no operator. Raises ArgumentError that says so."""
+        raise ArgumentError("a program is called by the name of a def", expected=repr(self).replace("\n ", ""))
 
     def __getattr__(self, name: str) -> Op:
         if name.startswith("_"):  # how Python itself asks what an object can do

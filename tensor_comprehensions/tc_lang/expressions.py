@@ -15,6 +15,7 @@ from ..errors import CheckError, Span
 from . import syntax as s
 from . import typed as t
 from .function import Access, Cast, Const, Index, Role, Size, walk
+from .hints import of_function
 from .library import CONSTANTS, arity, builtin_names, is_builtin
 from .typed import Mistake, Typed
 
@@ -282,7 +283,7 @@ class ExpressionChecker:
             f"'{name}' is neither a tensor nor a builtin",
             span,
             found=f"'{name}'",
-            suggestion=f"did you mean '{close[0]}'?" if close else "",
+            suggestion=of_function(name) or (f"did you mean '{close[0]}'?" if close else ""),
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from ..dtypes import ALIASES, DTYPES
 from ..errors import ParseError, Span
 from . import syntax as s
+from .hints import of_syntax
 
 MAX_DEPTH = 150
 """How deep an expression may nest: every later stage may recurse over expressions without fear."""
@@ -42,8 +43,9 @@ def parse(source: str | bytes) -> s.Program:
         span = Span(at, at + 1)
         expected = _alternatives(tuple(e.allowed or ()))
         raise ParseError(
-            "this character cannot stand here", source=text, span=span, expected=expected, found=repr(text[span.start])
-        ) from None
+            "this character cannot stand here", source=text, span=span, expected=expected, found=repr(text[span.start]),
+            suggestion=of_syntax(text, at),
+        ) from None  # fmt: skip
     except ParseError as e:
         raise ParseError(e.message, source=text, span=e.span, expected=e.expected, found=e.found) from None
     _check_depth(program, text)
@@ -78,7 +80,10 @@ def _unexpected_token(text: str, e: Any) -> ParseError:
             "the text ends too early", source=text, span=Span(end, end + 1), expected=expected, found="the end"
         )
     span = Span(token.start_pos, token.end_pos)
-    return ParseError(f"unexpected '{token}'", source=text, span=span, expected=expected, found=f"'{token}'")
+    return ParseError(
+        f"unexpected '{token}'", source=text, span=span, expected=expected, found=f"'{token}'",
+        suggestion=of_syntax(text, token.start_pos),
+    )  # fmt: skip
 
 
 def _alternatives(terminals: Collection[str]) -> str:
