@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensor_comprehensions.calling import gpu, recall_gpu
+from tensor_comprehensions.calling import gpu_arguments, recall_gpu
 from tensor_comprehensions.calling.kernels import Kernels
 from tensor_comprehensions.compiler_gpu import GpuCompiled
 from tensor_comprehensions.dtypes import INT8
@@ -146,6 +146,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(cuda, "current_stream", lambda device: stand_in.stream)
     monkeypatch.setattr(cuda, "is_capturing", lambda: stand_in.capturing)
     monkeypatch.setattr(cubins, "machine_code", lambda source, architecture: Cubin(architecture, source.encode(), {}))
-    monkeypatch.setattr(gpu, "KIND", "cpu")
+    monkeypatch.setattr(gpu_arguments, "KIND", "cpu")
     monkeypatch.setattr(Kernels, "are_elsewhere", lambda self, values: any(isinstance(v, torch.Tensor) for v in values))
     return stand_in

@@ -68,7 +68,9 @@ def fingerprint(name: str) -> str:
 
 
 class Runner(Protocol):
-    """A kernel on a device."""
+    """A kernel on a device. steady: whether its time is the same each time."""
+
+    steady: bool
 
     def run(self, memory: Memory) -> float:
         """Compute the outputs of `memory` from its inputs; seconds. Raises Rejected."""
@@ -79,6 +81,8 @@ class Runner(Protocol):
 
 class Modelled:
     """A kernel in the emulator."""
+
+    steady = True
 
     def __init__(self, kernel: GpuCompiled) -> None:
         self._kernel, self._emulated = kernel, emulator.build([kernel.code])[0]
@@ -109,6 +113,8 @@ def modelled_seconds(kernel: GpuCompiled, counts: Counts) -> float:
 
 class OnDevice:
     """A kernel on a CUDA device, timed between events."""
+
+    steady = False
 
     def __init__(self, kernel: GpuCompiled, index: int) -> None:
         self._kernel, self._device = kernel, torch.device("cuda", index)
@@ -240,7 +246,7 @@ def _timed(runners: list[Runner], memory: Memory, firsts: list[float], seconds: 
     for turn in range(MOST):
         for runner, first, own in zip(runners, firsts, samples, strict=True):
             own.append(runner.sample(memory, first))
-        if turn + 1 >= LEAST and perf_counter() >= end:
+        if all(r.steady for r in runners) or (turn + 1 >= LEAST and perf_counter() >= end):
             break
     return [Times(tuple(own)) for own in samples]
 

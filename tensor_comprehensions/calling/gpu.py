@@ -24,16 +24,14 @@ from ..runtime import cuda, emulator
 from ..runtime.cuda import ALIGNMENT, Launcher, Launches
 from ..runtime.dispatch import Operand
 from ..runtime.emulator import Emulated, Memory
-from ..target import GpuTarget, target
+from ..target import GpuTarget
 from ..tc_lang.function import BoundFunction, Role, contiguous_strides
-from ..tc_lang.function import Tensor as BoundTensor
 from . import gpu_library, recall_gpu
-from .arguments import TORCH_TYPES, TYPES, Expected, article, overlaps_itself, to_tensor
+from .arguments import TYPES, article
 from .calls import (
     Arguments,
     Interface,
     Sizes,
-    check_names,
     deliver,
     evaluate,
     failure,
@@ -41,24 +39,17 @@ from .calls import (
     gather,
     hand_back,
     normal_strides,
-    same_place,
     sizes_of,
     with_strides,
 )
 from .describe import signature
-from .gpu_lanes import GpuLanes, number_on
+from .gpu_arguments import destinations, device_of, fresh, gather_on_device, is_aligned, on_device, parsed, sizes_here
+from .gpu_lanes import GpuLanes
 from .gpu_library import Product
 from .kernels import Kernels
 from .lanes import MISS
 
 LIMIT = 256
-KIND = "cuda"
-"""Of the devices that this is about, as torch calls it."""
-
-
-def on_device(values: Sequence[object]) -> bool:
-    """Is any of them a tensor on a CUDA device?"""
-    return any(isinstance(v, Tensor) and v.device.type == KIND for v in values)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +114,7 @@ class GpuKernels:
             machine = cuda.device_target(device.index) if wanted is None else parsed(wanted)
         else:
             arguments, machine = gather(self.interface, tensors, initial), parsed(wanted)
-        sizes = _sizes(self.interface, arguments, tensors)
+        sizes = sizes_here(self.interface, arguments, tensors)
         strides = tuple(map(normal_strides, arguments.inputs))
         if (parts := self.parts(sizes, strides, options, machine)) is not None:
             return LibraryKernel(self, parts, options, machine)
@@ -172,9 +163,9 @@ class GpuKernels:
         if (result := lanes.call(tensors, out, initial)) is not MISS:
             return result
         arguments = gather_on_device(self.interface, tensors, initial, device)
-        sizes = _sizes(self.interface, arguments, tensors)
+        sizes = sizes_here(self.interface, arguments, tensors)
         bound = self.kernels.bind(sizes)
-        wanted = () if out is None else _destinations(bound, arguments, out, device)
+        wanted = () if out is None else destinations(bound, arguments, out, device)
         if knobs.current().interpret:
             outputs = _interpreted(bound, arguments, device)
         else:
@@ -227,17 +218,17 @@ class GpuKernels:
             strides, aligned = tuple(map(normal_strides, everything)), all(map(is_aligned, everything))
             return self.kernel(sizes, strides, options, target, aligned=aligned)
 
-        outputs = wanted or tuple(_fresh(bound, name, device) for name in bound.returns)
+        outputs = wanted or tuple(fresh(bound, name, device) for name in bound.returns)
         everything = (*arguments.inputs, *outputs)
         strides, aligned = tuple(map(normal_strides, everything)), all(map(is_aligned, everything))
         if (parts := self.parts(sizes, strides, options, target, aligned=aligned)) is not None:
-            outputs = tuple(_fresh(bound, name, device) for name in bound.returns) if parts.checks else outputs
+            outputs = tuple(fresh(bound, name, device) for name in bound.returns) if parts.checks else outputs
             fill_initial(bound, arguments, outputs)
             parts.run((*arguments.inputs, *outputs), self._runner(device))
             return outputs
         kernel = kernel_for(outputs)
         if wanted and kernel.sites:
-            wanted, outputs = (), tuple(_fresh(bound, name, device) for name in bound.returns)
+            wanted, outputs = (), tuple(fresh(bound, name, device) for name in bound.returns)
             kernel = kernel_for(outputs)
         launches = self.loaded.get((kernel, device.index), lambda: _load(kernel, device))
         fill_initial(bound, arguments, outputs)
@@ -280,11 +271,6 @@ def _interpreted(bound: BoundFunction, arguments: Arguments, device: torch.devic
     """The outputs by the reference evaluator, which runs on the CPU."""
     here = Arguments(tuple(x.cpu() for x in arguments.inputs), tuple(x.cpu() for x in arguments.initial), None)
     return tuple(x.to(device) for x in evaluate(bound, here))
-
-
-def is_aligned(x: Tensor) -> bool:
-    """Does its memory start where vectors may?"""
-    return x.data_ptr() % ALIGNMENT == 0
 
 
 def _in_order(kernel: GpuCompiled, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -361,7 +347,7 @@ class GpuKernel:
         bound, strides = self._kernels.kernels.bind(sizes), tuple(map(normal_strides, arguments.inputs))
         if with_strides(bound, strides) != kernel.bound:
             raise _other_sizes(bound.name)
-        outputs = tuple(_fresh(bound, name, torch.device("cpu")) for name in bound.returns)
+        outputs = tuple(fresh(bound, name, torch.device("cpu")) for name in bound.returns)
         fill_initial(bound, arguments, outputs)
         memories = (*arguments.inputs, *outputs)
         if not all(map(is_aligned, memories)):
@@ -420,7 +406,7 @@ class Parts:
             missing = [part.target[0]] if isinstance(part, Product) else part.bound.returns
             for name in missing:
                 if name not in places:
-                    places[name] = _fresh(bound, name, tensors[0].device)
+                    places[name] = fresh(bound, name, tensors[0].device)
             if isinstance(part, Product):
                 part.run(places)
             else:
@@ -471,7 +457,7 @@ class LibraryKernel(GpuKernel):
         bound, parts = self._kernels.kernels.bind(sizes), self.parts
         if with_strides(bound, strides) != parts.bound:
             raise _other_sizes(bound.name)
-        outputs = tuple(_fresh(bound, name, torch.device("cpu")) for name in bound.returns)
+        outputs = tuple(fresh(bound, name, torch.device("cpu")) for name in bound.returns)
         fill_initial(bound, arguments, outputs)
         if not all(map(is_aligned, arguments.inputs)):
             parts = self._kernels.parts(sizes, strides, self._options, self._target, aligned=False) or parts
@@ -484,127 +470,3 @@ class LibraryKernel(GpuKernel):
 
         parts.run((*arguments.inputs, *outputs), launch)
         return hand_back(outputs, arguments.convert)
-
-
-# --- arguments ---------------------------------------------------------------------------------------------------
-
-
-def parsed(wanted: GpuTarget | str | None) -> GpuTarget:
-    """The target that somebody asks for; None: that of the CUDA device that torch uses.
-
-    Raises ArgumentError for a text that names none, and where there is no device.
-    """
-    if isinstance(wanted, GpuTarget):
-        return wanted
-    if wanted is None or wanted == "cuda":
-        if not torch.cuda.is_available():
-            raise ArgumentError(
-                "there is no CUDA device",
-                suggestion='name what to compile for, such as target="cuda:sm_90"; kernel.emulate(...) runs it here',
-            )
-        return cuda.device_target(torch.cuda.current_device())
-    if not isinstance(wanted, str):
-        raise ArgumentError(f"target is {article(type(wanted).__name__)}", expected='a target, or "cuda:sm_90"')
-    return target(wanted)
-
-
-def device_of(values: Sequence[object]) -> torch.device:
-    """The CUDA device of the first of them that is on one."""
-    return next(v.device for v in values if isinstance(v, Tensor) and v.device.type == KIND)
-
-
-def gather_on_device(
-    interface: Interface, values: Sequence[object], initial: Mapping[str, object], device: torch.device
-) -> Arguments:
-    """The arguments of a call, all on one CUDA device. Raises ArgumentError that names the first that is not."""
-    check_names(interface, values, initial)
-    inputs = tuple([_on(device, p, v) for p, v in zip(interface.parameters, values, strict=True)])
-    return Arguments(inputs, tuple([_on(device, p, initial[p.name]) for p in interface.initial]), None)
-
-
-def _sizes(interface: Interface, arguments: Arguments, values: Sequence[object]) -> Sizes:
-    """As `sizes_of`, without asking a device for numbers that the caller has."""
-    scalars = []
-    for p, value, x in zip(interface.function.parameters, values, arguments.inputs, strict=True):
-        if p.specialised:
-            scalars.append((p.name, int(x.item()) if isinstance(value, Tensor) else int(value)))  # type: ignore[call-overload]
-    inputs, initial = ([tuple(x.shape) for x in xs] for xs in (arguments.inputs, arguments.initial))
-    return Sizes(tuple(inputs), tuple(initial), tuple(scalars))
-
-
-def _on(device: torch.device, expected: Expected, value: object) -> Tensor:
-    """`value` as a plain tensor on `device`; numbers are put there."""
-    if isinstance(value, Tensor) and not (value.ndim or expected.dims) and value.device.type == "cpu" != device.type:
-        value = value.item()
-    if not isinstance(value, Tensor):
-        if expected.dims:
-            to_tensor(expected, value)
-            raise expected.error(f"is not on the device {device} of the other tensors")
-        return number_on(device, expected, value)
-    if value.device != device:
-        raise expected.error(
-            f"is on the device {value.device}, and another argument on {device}", suggestion=f"pass x.to('{device}')"
-        )
-    if value.layout is not torch.strided:
-        raise expected.error("is not dense", suggestion="pass x.to_dense()")
-    if value.dtype is not TORCH_TYPES[expected.dtype]:
-        raise expected.error(f"has elements of type {str(value.dtype).removeprefix('torch.')}")
-    if value.ndim != len(expected.dims):
-        raise expected.error(
-            f"has {value.ndim} dimensions instead of {len(expected.dims)}", found=f"a shape of {tuple(value.shape)}"
-        )
-    plain = value.detach().resolve_neg()
-    return torch.zeros_like(plain, device=device) if plain._is_zerotensor() else plain
-
-
-def _fresh(bound: BoundFunction, name: str, device: torch.device) -> Tensor:
-    t = bound.tensor(name)
-    try:
-        return torch.empty(t.shape, dtype=TORCH_TYPES[t.dtype], device=device)
-    except RuntimeError as error:
-        raise ArgumentError(f"there is no memory for '{name}' of {bound.name} on {device}: {error}") from error
-
-
-def _destinations(bound: BoundFunction, arguments: Arguments, out: object, device: torch.device) -> tuple[Tensor, ...]:
-    """`out` as one tensor on `device` for each output. Raises ArgumentError."""
-    given = out if isinstance(out, tuple | list) else (out,)
-    if len(given) != len(bound.returns):
-        raise ArgumentError(
-            f"'out' of {bound.name} has {len(given)} tensors", expected=f"{len(bound.returns)}: {bound.returns}"
-        )
-    tensors: list[Tensor] = []
-    for name, x in zip(bound.returns, given, strict=True):
-        wanted = bound.tensor(name)
-        _check_destination(bound.name, wanted, x, device)
-        assert isinstance(x, Tensor)
-        initial = dict(zip((t.name for t in bound.tensors if t.role is Role.INOUT), arguments.initial, strict=True))
-        others = [*arguments.inputs, *tensors, *(v for n, v in initial.items() if n != name or not same_place(v, x))]
-        if any(_may_overlap(x, other) for other in others):
-            raise ArgumentError(
-                f"the destination of '{name}' of {bound.name} shares memory with another argument",
-                suggestion="leave 'out' away, or pass a tensor of its own",
-            )
-        tensors.append(x)
-    return tuple(tensors)
-
-
-def _check_destination(op: str, wanted: BoundTensor, x: object, device: torch.device) -> None:
-    expected = Expected(op, f"out ({wanted.name})", wanted.dtype, tuple(map(str, wanted.shape)))
-    tensor = _on(device, expected, x)
-    if tuple(tensor.shape) != wanted.shape:
-        raise expected.error("has another shape than the output", found=f"a shape of {tuple(tensor.shape)}")
-    if overlaps_itself(tensor):
-        raise expected.error("has elements that share memory", suggestion="pass x.clone()")
-
-
-def _may_overlap(x: Tensor, y: Tensor) -> bool:
-    """Whether the stretches of memory of two tensors on one device meet."""
-
-    def stretch(t: Tensor) -> tuple[int, int]:
-        last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-        return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
-
-    if not x.numel() or not y.numel():
-        return False
-    (low, high), (other_low, other_high) = stretch(x), stretch(y)
-    return low < other_high and other_low < high
