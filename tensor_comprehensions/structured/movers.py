@@ -60,7 +60,7 @@ def column_reduction(op: StructuredOp, target: Target) -> Pipeline:
     lane = _contiguous(op)
     lanes = _lanes(op, target, lane.extent)
     return reduce(
-        or_, (_chunks(op, target, lane, lanes, n) for n in (4, 16, 8, 2) if n * lanes <= max(lanes, lane.extent))
+        or_, (_chunks(op, target, lane, lanes, n) for n in (8, 16, 4, 2) if n * lanes <= max(lanes, lane.extent))
     )
 
 
@@ -80,10 +80,12 @@ def transposition(op: StructuredOp, target: Target) -> Pipeline:
     options = []
     for rows, columns in BLOCKS:
         sizes = {lane.name: min(columns, lane.extent), row.name: min(rows, row.extent)}
-        nest = _tiled(op, target, {**{i.name: 1 for i in op.parallel}, **sizes})
+        others = {i.name: 1 for i in op.parallel if i.name not in sizes}
+        nest = _tiled(op, target, {**others, **sizes})  # innermost along what is read
         for side in sides:
             options.append(nest >> pack(*names) >> vectorize(shown(lane.name), lanes=min(side, 16)))
-    return reduce(or_, dict.fromkeys(options)) >> (stream() if _large(op, target) else Pipeline())
+    found = reduce(or_, dict.fromkeys(options))
+    return found >> (Pipeline() | stream()) if _large(op, target) else found
 
 
 def copying(op: StructuredOp, target: Target) -> Pipeline:
@@ -93,7 +95,7 @@ def copying(op: StructuredOp, target: Target) -> Pipeline:
     lane = _contiguous(op)
     lanes = _lanes(op, target, lane.extent)
     found = reduce(or_, (_chunks(op, target, lane, lanes, n) for n in (2, 4, 1, 8)))
-    return found >> (stream() if _large(op, target) else Pipeline())
+    return found >> (Pipeline() | stream()) if _large(op, target) else found
 
 
 def _times(op: StructuredOp, lane: Dimension, count: int) -> Pipeline:
