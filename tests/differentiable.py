@@ -87,3 +87,10 @@ DEPTHWISE = """def depthwise(float(N,C,H,W) I, float(C,KH,KW) F, float(C) b) -> 
     O(n,c,h,w) = relu(O(n,c,h,w) + b(c))
 }"""
 AVERAGED = "def averaged(float(N) a) -> (b) { b(i) +=! a(i+j) / 3 where j in 0:3 }"
+ATTENTION = """def attention(float(B,Q,E) q, float(B,K,E) k, float(B,K,E) v) -> (o) {
+    s(b,i,j) +=! q(b,i,e) * k(b,j,e)
+    m(b,i) max=! s(b,i,j)
+    p(b,i,j) = exp(s(b,i,j) - m(b,i))
+    t(b,i) +=! p(b,i,j)
+    o(b,i,e) +=! p(b,i,j) / t(b,i) * v(b,j,e)
+}"""

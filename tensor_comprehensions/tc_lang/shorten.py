@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ..dtypes import INT64
 from .algebra import without_zeros
@@ -30,7 +31,7 @@ def shortened(
 ) -> list[Written]:
     """The statements of a gradient, of which the tensors in `targets` are wanted, so that they compute less."""
     statements = alive(without_zeros(steps, alive(written, targets), sizes), targets)
-    statements = [x for n, w in enumerate(statements) for x in _factored(w, n)]
+    statements = _once([x for n, w in enumerate(statements) for x in _factored(w, n)])
     statements = _Joining(statements, targets, sizes).run()
     names = _outputs(steps)
     return _results_last(alive([_rewritten(w, names) for w in statements], targets))
@@ -61,8 +62,10 @@ def _factored(w: Written, n: int) -> list[Written]:
     """`t(n) +=! x(n,d) / s(n)`, which runs over the elements of one tensor, as a sum and a quotient."""
     left = [e.name for e in w.subscripts if isinstance(e, Index)]
     rest = [i for i in w.ranges if i not in left]
-    if not rest or w.op not in ("+=!", "+=") or not is_plain(w.subscripts) or not _spans(w):
+    if not rest or w.op not in ("+=!", "+=") or not is_plain(w.subscripts) or w.exists:
         return [w]
+    if not _spans(w):
+        return _nested(w, n, left, rest)
     still, moving = product(w.value).split(lambda x: not any(uses(i, x) for i in rest))
     if not (still.over or still.under) or not (moving.over or moving.under):
         return [w]
@@ -72,6 +75,59 @@ def _factored(w: Written, n: int) -> list[Written]:
     sum_ = Written(name, w.subscripts, "+=!", expression(moving, w.value.dtype), w.ranges, w.exists)
     op = "=" if w.op == "+=!" else "+="
     return [sum_, Written(w.target, w.subscripts, op, value, {i: w.ranges[i] for i in left})]
+
+
+def _nested(w: Written, n: int, left: Sequence[str], rest: Sequence[str]) -> list[Written]:
+    """A sum of several factors of which two alone depend on an index as a sum with the sum of their product in it.
+
+    The inner sum has no more elements than something that is read or written: `s(i) +=! p(i,j) * a(i,k) * b(j,k)`.
+    """
+    p = product(w.value)
+    for e in rest:
+        pair, others = p.split(partial(uses, e))
+        if pair.under or len(pair.over) != 2 or not all(isinstance(x, Access) for x in pair.over):
+            continue
+        inner = [i for i in w.ranges if i != e and uses(i, *pair.over)]
+        factors = [*others.over, *others.under]
+        like = [set(left), *({i for i in w.ranges if uses(i, x)} for x in factors if isinstance(x, Access))]
+        if not any(uses(i, x) for i in w.ranges for x in factors) or not any(set(inner) <= names for names in like):
+            continue
+        name = f"part{n} {w.target.partition(' ')[2]}"
+        subscripts = tuple(Index(i, INT64) for i in inner)
+        part = Access(name, subscripts, w.value.dtype)
+        value = expression(Product(pair.coefficient, (part, *others.over), others.under), w.value.dtype)
+        ranges = {i: b for i, b in w.ranges.items() if i != e}
+        op = "=" if w.op == "+=!" and len(rest) == 1 else w.op
+        pair_sum = expression(replace(pair, coefficient=1.0), w.value.dtype)
+        first = Written(name, subscripts, "+=!", pair_sum, {**{i: w.ranges[i] for i in inner}, e: w.ranges[e]})
+        return [first, *_factored(Written(w.target, w.subscripts, op, value, ranges), n)]
+    return [w]
+
+
+def _once(statements: Sequence[Written]) -> list[Written]:
+    """The statements without sums of parts that are there already, of tensors that have not changed since."""
+    out: list[Written] = []
+    same: dict[str, str] = {}
+    for w in statements:
+        w = replace(w, value=_with_names(w.value, same))
+        twin = None
+        for earlier in reversed(out):
+            if earlier.target in w.reads:
+                break
+            if earlier.target.startswith("part") and replace(earlier, target=w.target) == w:
+                twin = earlier
+                break
+        if twin is not None and w.target.startswith("part"):
+            same[w.target] = twin.target
+        else:
+            out.append(w)
+    return out
+
+
+def _with_names(e: Expr, names: Mapping[str, str]) -> Expr:
+    """`e` reading other tensors."""
+    e = rebuild(e, [_with_names(x, names) for x in children(e)])
+    return replace(e, tensor=names[e.tensor]) if isinstance(e, Access) and e.tensor in names else e
 
 
 def _spans(w: Written) -> bool:

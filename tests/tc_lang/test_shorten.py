@@ -99,6 +99,17 @@ def test_a_peak_that_cancels_has_no_gradient(name: str) -> None:
     assert not any("count" in s or "d_m" in s for s in statements(CANCELLED[name]))
 
 
+def test_sums_of_three_factors_are_sums_of_two_where_that_takes_no_more_memory() -> None:
+    found = statements(CANCELLED["attention"], keep=True)
+    assert found[:3] == [
+        "part_p(b, i, j) +=! d_o(b, i, e) * v(b, j, e)",
+        "sum_t(b, i) +=! part_p(b, i, j) * p(b, i, j)",
+        "d_s(b, i, j) = (part_p(b, i, j) - sum_t(b, i) / t(b, i)) * p(b, i, j) / t(b, i)",
+    ]
+    bilinear = "def f(float(I,J,K) x, float(J,R) b, float(K,R) c) -> (m) { m(i,r) +=! x(i,j,k) * b(j,r) * c(k,r) }"
+    assert not any("part" in s for s in statements(bilinear))
+
+
 def test_a_peak_that_does_not_cancel_has_one() -> None:
     text = """def f(float(N,D) x) -> (y) {
         m(n) max=! x(n,d)
