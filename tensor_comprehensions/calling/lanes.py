@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -20,7 +20,7 @@ from ..compiler import Compiled
 from ..dtypes import FLOAT32, FLOAT64, DType
 from ..runtime import cells, process
 from ..runtime.cells import Cell, Facts, Fresh, Lane, Written
-from ..runtime.dispatch import Launcher, Operand, places
+from ..runtime.dispatch import Launcher, Operand, is_ordinary, places
 from ..tc_lang.function import BoundFunction, Role
 from ..tc_lang.function import Tensor as BoundTensor
 from .arguments import PLAIN, to_tensor
@@ -107,8 +107,8 @@ class Lanes:
         if out and compiled.sites:
             return
         if not self._machine:
-            if not (self._initial or self._special or out):
-                self._remember_plainly(compiled, arguments)
+            if not (self._initial or self._special):
+                self._remember_plainly(compiled, (*arguments.inputs, *out), bool(out))
             return
         lane = self._lane(compiled, arguments, special, out)
         if lane is not None:
@@ -157,23 +157,31 @@ class Lanes:
             places(compiled.temporaries),
         )
 
-    def _remember_plainly(self, compiled: Compiled, arguments: Arguments) -> None:
+    def _remember_plainly(self, compiled: Compiled, tensors: Sequence[Tensor], out: bool) -> None:
         """Make a lane in Python: what there is where no machine code can be made."""
         bound = compiled.bound
-        inputs = [t for t in bound.tensors if t.role is Role.INPUT]
-        accepted = [_operand(t, x) for t, x in zip(inputs, arguments.inputs, strict=True)]
+        taken = [t for t in bound.tensors if t.role is Role.INPUT] + [bound.tensor(r) for r in bound.returns if out]
+        accepted = [_operand(t, x) for t, x in zip(taken, tensors, strict=True)]
         if len(self._plain) >= LIMIT:
             self._plain.clear()
-        self._plain[_layout(arguments.inputs)] = launcher(compiled, accepted, [_made(bound, r) for r in bound.returns])
-        self._functions[False] = self._run_plainly
+        made = [] if out else [_made(bound, r) for r in bound.returns]
+        self._plain[out, _layout(tensors)] = launcher(compiled, accepted, made)
+        self._functions[out] = partial(self._serve_plainly, out)
 
-    def _run_plainly(self, *tensors: Any) -> Any:
+    def _serve_plainly(self, out: bool, *tensors: Any) -> Any:
+        """As the function of a cell."""
         try:
-            found = self._plain.get(_layout(tensors))
+            found = self._plain.get((out, _layout(tensors)))
         except (AttributeError, RuntimeError, TypeError):  # not all of these are dense tensors
             return NotImplemented
-        fits = found is not None and plain_call(tensors) and found.accepts(*tensors)
-        return found(*tensors) if found is not None and fits else NotImplemented
+        if found is None or not plain_call(tensors) or not all(map(is_ordinary, tensors)):
+            return NotImplemented
+        if not out:
+            return found(*tensors)
+        if not found.apart(tensors, len(self._sources)):
+            return NotImplemented
+        found.run(*tensors)
+        return None
 
     def _with_numbers(self, values: Sequence[Any]) -> Sequence[Any]:
         """`values` with tensors for Python's numbers, the same tensor for the same number."""

@@ -40,7 +40,7 @@ class Launcher:
     Usage: `if launcher.accepts(*inputs): outputs = launcher(*inputs)`.
     """
 
-    __slots__ = ("_arena", "_executable", "_fail", "_inputs", "_offsets", "_order", "_outputs")
+    __slots__ = ("_arena", "_executable", "_fail", "_inputs", "_offsets", "_order", "_outputs", "_spans")
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class Launcher:
         """
         self._executable = executable
         self._inputs = [(_torch_type(o), o.sizes, _counting(o)) for o in inputs]
+        self._spans = [o.span for o in inputs]
         self._outputs = [(_torch_type(o), o.sizes, o.strides) for o in outputs]
         self._order = tuple(order)
         self._offsets, self._arena = places(temporaries)
@@ -70,6 +71,15 @@ class Launcher:
     def accepts(self, *tensors: Any) -> bool:
         """Are the arguments, of any Python types, ordinary dense CPU tensors that fit `inputs` one by one?"""
         return len(tensors) == len(self._inputs) and all(map(_fits, tensors, self._inputs))
+
+    def apart(self, tensors: Sequence[torch.Tensor], written: int) -> bool:
+        """Does none of the last `written` of the inputs come near the memory of another one?"""
+        places = [(x.data_ptr(), x.data_ptr() + span) for x, span in zip(tensors, self._spans, strict=True)]
+        return not any(
+            start < other_stop and other_start < stop
+            for n, (start, stop) in enumerate(places[-written:], len(places) - written)
+            for other_start, other_stop in places[:n]
+        )
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         """The output, or a tuple when there are several or none. The inputs must have been accepted."""
@@ -105,12 +115,20 @@ def _counting(o: Operand) -> tuple[tuple[int, int], ...]:
 
 def _fits(x: Any, wanted: tuple[torch.dtype, tuple[int, ...], tuple[tuple[int, int], ...]]) -> bool:
     dtype, sizes, strides = wanted
-    if type(x) not in _PLAIN or x.dtype is not dtype or x.layout is not torch.strided or x.shape != sizes:
-        return False
-    if not x.is_cpu or x.is_neg() or x._is_zerotensor() or torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if not is_ordinary(x) or x.dtype is not dtype or x.shape != sizes:
         return False
     found = x.stride()
     return all(found[d] == s for d, s in strides)
+
+
+def is_ordinary(x: Any) -> bool:
+    """Is it a dense tensor on the CPU whose memory holds its values?"""
+    if type(x) not in _PLAIN or x.layout is not torch.strided or not x.is_cpu:
+        return False
+    return not (x.is_neg() or x._is_zerotensor() or _is_wrapped(x))
+
+
+_is_wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def places(sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:

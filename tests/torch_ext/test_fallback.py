@@ -57,3 +57,7 @@ def test_calls_without_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert direct(x, None) is NotImplemented
     assert direct(x, w.clone().requires_grad_()) is NotImplemented
     assert ops.fallback_add(x, w.clone().requires_grad_()).requires_grad
+    both = torch.randn(12)
+    with pytest.raises(tc.ArgumentError, match="shares memory"):
+        ops.fallback_add(x, both[:9], out=both[3:])
+    assert torch.equal(ops.fallback_add(x, w._neg_view()), x - w)
