@@ -78,6 +78,19 @@ CASES = {
         ((128, 256), (256,), (512, 256), (512, 256)),
         _swiglu,
     ),
+    "attention": Case(
+        """def attention(float(B,Q,E) q, float(B,K,E) k, float(B,K,E) v) -> (o) {
+            s(b,i,j) +=! q(b,i,e) * k(b,j,e)
+            s(b,i,j) = s(b,i,j) / sqrt(float(E))
+            m(b,i) max=! s(b,i,j)
+            p(b,i,j) = exp(s(b,i,j) - m(b,i))
+            t(b,i) +=! p(b,i,j)
+            p(b,i,j) = p(b,i,j) / t(b,i)
+            o(b,i,e) +=! p(b,i,j) * v(b,j,e)
+        }""",
+        ((8, 128, 64),) * 3,
+        functional.scaled_dot_product_attention,
+    ),
 }
 
 

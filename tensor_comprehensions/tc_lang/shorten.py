@@ -33,7 +33,7 @@ def shortened(
     statements = alive(without_zeros(steps, alive(written, targets), sizes), targets)
     statements = _once([x for n, w in enumerate(statements) for x in _factored(w, n)])
     statements = _Joining(statements, targets, sizes).run()
-    names = _outputs(steps)
+    names = _held(steps, {name for w in statements for name in w.reads})
     return _results_last(alive([_rewritten(w, names) for w in statements], targets))
 
 
@@ -215,11 +215,12 @@ def _is_small(*expressions: Expr) -> bool:
 # --- expressions -----------------------------------------------------------------------------------------------------
 
 
-def _outputs(steps: Steps) -> list[Named]:
-    """The products that outputs of the def hold."""
+def _held(steps: Steps, used: AbstractSet[str]) -> list[Named]:
+    """The products that outputs of the def hold, and tensors that are read in any case."""
     found = []
+    outputs = {steps.last[r] for r in steps.function.returns}
     for step in steps.steps:
-        if step.target not in (steps.last[r] for r in steps.function.returns):
+        if step.target not in outputs | used:
             continue
         if step.op != "=" or step.before is not None or not is_plain(step.subscripts):
             continue
