@@ -76,7 +76,8 @@ def transposition(op: StructuredOp, target: Target) -> Pipeline:
         )
     row = next(i for i in op.parallel if _step_of(op, names[0]).get(i.name) == 1)
     shown = start(op, target).shown
-    sides = [n for n in (target.lanes(op.dtype.bits) // 2, target.lanes(op.dtype.bits)) if n > 1]
+    widest, large = target.lanes(op.dtype.bits), _large(op, target)
+    sides = [n for n in ((widest, widest // 2) if large else (widest // 2, widest)) if n > 1]  # whole lines to memory
     options = []
     for rows, columns in BLOCKS:
         sizes = {lane.name: min(columns, lane.extent), row.name: min(rows, row.extent)}
@@ -85,7 +86,7 @@ def transposition(op: StructuredOp, target: Target) -> Pipeline:
         for side in sides:
             options.append(nest >> pack(*names) >> vectorize(shown(lane.name), lanes=min(side, 16)))
     found = reduce(or_, dict.fromkeys(options))
-    return found >> (Pipeline() | stream()) if _large(op, target) else found
+    return found >> (stream() | Pipeline()) if large else found
 
 
 def copying(op: StructuredOp, target: Target) -> Pipeline:
