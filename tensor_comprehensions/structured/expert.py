@@ -41,8 +41,9 @@ ACROSS_USES, FEW_CHUNKS = 1024, 4
 """Uses that pay for turning across what register tiles read; iterations that the parallel loop needs for balance."""
 TURNED_STEPS = 128
 """Reduction steps that pay for storing across what memory is slow to take."""
-SHORT_UNIT = 128
-"""Points of a contiguous run of the output below which lanes across such runs may be the better ones."""
+SHORT_UNIT, TURNED_UNIT = 128, 512
+"""Points of a contiguous run of the output below which lanes across such runs may be the better ones: of any, and of
+one along which the factor that it moves is not contiguous, and so has to be turned across, for sums in one block."""
 STREAMED_SHARE = 0.75
 """Of the last cache: with more data than this around, what is written does not stay there."""
 TILES, CLEARLY = 6, 0.97
@@ -83,7 +84,7 @@ def prefer(views: tuple[Ranking, ...], target: Target, *, parallel: bool) -> Pla
     chosen, least = Plan("", 0, (), ()), inf
     for view in views:
         sweeps = Chooser(view.facts, target, view.best, parallel).sweeps()
-        for tile in view.several(TILES if sweeps else 1):
+        for tile in view.several(TILES if sweeps or view.facts.turned else 1):
             plan = Chooser(view.facts, target, tile, parallel).plan()
             cycles = expected(view.facts, plan, target)
             if cycles < least * CLEARLY:
@@ -93,7 +94,9 @@ def prefer(views: tuple[Ranking, ...], target: Target, *, parallel: bool) -> Pla
 
 def _worth_turning(known: Facts) -> bool:
     """Whether lanes across the output's runs may be the better ones."""
-    return known.still.plain and known.steps >= TURNED_STEPS and 4 <= known.extent(known.unit) < SHORT_UNIT
+    contiguous = known.moving.step(known.vector) == 1 or known.steps > PACKED_STEPS
+    longest = SHORT_UNIT if contiguous else TURNED_UNIT
+    return known.still.plain and known.steps >= TURNED_STEPS and 4 <= known.extent(known.unit) < longest
 
 
 def objection(op: StructuredOp, target: Target) -> str | None:

@@ -59,6 +59,13 @@ def test_blocks_of_a_sum_do_not_cut_the_lines_of_memory(ops: Any) -> None:
     assert plan.reductions == ("f", "e")  # of a block, f has fewer
 
 
+def test_lanes_run_across_where_the_large_factor_need_not_be_turned_then(ops: Any) -> None:
+    sizes = {"a": 384, "b": 24, "c": 376, "d": 384}
+    plan = choose(ops.op("C:c,b,a = A:a,c,d x B:d,b", sizes), AVX512, parallel=True)
+    assert plan.vector == "b"
+    assert packed(plan) == {Side.RIGHT}
+
+
 def test_rows_of_a_tile_share_cache_lines(ops: Any) -> None:
     op = ops.op("C:c,b,a = A:d,a x B:c,d,b", {"a": 168, "b": 168, "c": 162, "d": 162})
     plan = choose(op, AVX512, parallel=True)
