@@ -91,21 +91,36 @@ class Choice(torch.nn.Module):
 
     @torch.no_grad()
     def _choose(self, inputs: tuple[Tensor, ...]) -> None:
-        times: tuple[list[float], list[float]] = ([], [])
-        fewest, most = ROUNDS
-        while len(times[0]) <= fewest or (len(times[0]) <= most and sum(map(sum, times)) < SECONDS):
-            for run, taken in zip((self._kernel, self._torch), times, strict=True):
-                start = perf_counter()
-                run(*inputs)
-                taken.append(perf_counter() - start)
-        ours, theirs = (min(taken[1:]) for taken in times)  # the least: whatever else the machine does only adds
+        ours, theirs = _least((self._kernel, self._torch), inputs)
         self.uses_kernel = faster(ours, theirs)
         logger("graph").debug(
             "%s: %.1f us here, %.1f us in torch: %s", self.op, ours * 1e6, theirs * 1e6,
             "the kernel stays" if self.uses_kernel else "smaller kernels are tried" if self._parts else "torch stays",
         )  # fmt: skip
         if not self.uses_kernel and self._parts is not None:
-            self.graph = self._parts()
+            self._try_parts(self._parts(), inputs)
+
+    def _try_parts(self, parts: fx.GraphModule, inputs: tuple[Tensor, ...]) -> None:
+        """Keep the fastest of the kernel, torch's operations and smaller kernels between such operations."""
+        ours, theirs, mixed = _least((self._kernel, self._torch, parts), inputs)
+        self.uses_kernel = faster(ours, min(theirs, mixed))
+        if mixed < theirs:
+            self.graph = parts
+        logger("graph").debug(
+            "%s: %.1f us here, %.1f us in torch, %.1f us in parts", self.op, ours * 1e6, theirs * 1e6, mixed * 1e6
+        )
+
+
+def _least(runs: Sequence[Callable[..., object]], inputs: tuple[Tensor, ...]) -> list[float]:
+    """The least time of each, in turns: whatever else the machine does only adds to it."""
+    times: list[list[float]] = [[] for _ in runs]
+    fewest, most = ROUNDS
+    while len(times[0]) <= fewest or (len(times[0]) <= most and sum(map(sum, times)) < SECONDS):
+        for run, taken in zip(runs, times, strict=True):
+            start = perf_counter()
+            run(*inputs)
+            taken.append(perf_counter() - start)
+    return [min(taken[1:]) for taken in times]
 
 
 def work_of_kernels(graph: fx.GraphModule) -> int:
