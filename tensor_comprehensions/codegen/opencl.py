@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64
+from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.exchange import without_warps
+from ..loop_ir.intrinsics import is_collective
+from ..loop_ir.rewrite import map_stmt, walk, walk_expr
 from ..math_functions import FUNCTIONS
 from .c_dialect import C99, CDialect, VectorType, helpers
 from .gpu import GpuCode, GpuDialect
@@ -122,8 +125,27 @@ OPENCL = GpuDialect(
 
 def emit(module: ir.Module, *, header: str = "", aligned: bool = True) -> GpuCode:
     """The OpenCL C of `module` and its launches; see `gpu.emit`. Shuffles become exchanges through shared memory."""
-    portable = replace(module, kernels=tuple(map(without_warps, module.kernels)))
+    portable = replace(module, kernels=tuple(_bounded(without_warps(k)) for k in module.kernels))
     code = emit_gpu(portable, OPENCL, header=header, aligned=aligned)
     pragmas = ["cl_khr_fp64"] * ("double" in code.source) + ["cl_khr_int64_base_atomics"] * ("atom_" in code.source)
     lines = "".join(f"#pragma OPENCL EXTENSION {name} : enable\n" for name in pragmas)
     return GpuCode(lines + code.source, code.kernels, code.aligned)
+
+
+def _bounded(kernel: ir.Kernel) -> ir.Kernel:
+    """The kernel with bounds in the place of conditions that end a loop in which threads meet.
+
+    A barrier below a condition in a loop is fine where the whole block agrees on it, but PoCL makes wrong code of it.
+    """
+
+    def visit(s: ir.Stmt) -> ir.Stmt:
+        s = map_stmt(s, lambda e: e, visit)
+        match s:
+            case ir.Loop(var=var, body=ir.If(ir.Binary("lt", ir.Var(name=name), stop), then, None)) if name == var:
+                meets = any(isinstance(x, ir.Invoke) and is_collective(x) for x in walk(then))
+                if meets and not any(isinstance(e, ir.Var) and e.name == var for e in walk_expr(stop)):
+                    kind = ir.LoopKind.SERIAL
+                    return replace(s, stop=build.minimum(s.stop, stop), body=then, kind=kind)
+        return s
+
+    return replace(kernel, body=visit(kernel.body))

@@ -1,0 +1,26 @@
+"""PoCL makes wrong code of a barrier below a condition in a loop: such conditions are bounds of the loop."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensor_comprehensions.codegen import opencl as text
+from tensor_comprehensions.options import MappingOptions
+from tensor_comprehensions.runtime import opencl
+from tensor_comprehensions.target import target
+
+from ..gpu_suite import check, conformance, mapped, memory_of
+
+OPTIONS = MappingOptions(
+    tile=(2, 32), threads=(16,), blocks=(2, 8, 8), unroll=64, private_memory=True, shared_depth=1,
+    cooperative_reductions=True, split_reductions=4, collapse=True, vector=4,
+)  # fmt: skip
+
+
+@pytest.mark.skipif(not opencl.is_available(), reason="running OpenCL needs a device, such as PoCL")
+def test_products_of_rows_of_the_last_block() -> None:
+    (case,) = (c for c in conformance() if c.name == "R15")
+    module = mapped(case, OPTIONS, target("cuda:sm_90"))
+    arrays = memory_of(case, module)
+    assert opencl.run(text.emit(module), module, arrays) == (0, 0)
+    check(case, arrays)
