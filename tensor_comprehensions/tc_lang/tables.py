@@ -1,7 +1,7 @@
 """The parser of `tc.lark` from tables made ahead, which `python -m tensor_comprehensions.tc_lang.tables` writes.
 
-Making them takes several times as long as reading them. They are those of one grammar and one version of lark; with another
-one, lark makes its own.
+Making them takes several times as long as reading them. They are those of one grammar and one version of lark; with
+another one, lark makes its own.
 """
 
 from __future__ import annotations
