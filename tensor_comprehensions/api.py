@@ -56,7 +56,7 @@ _is_traced = torch.compiler.is_dynamo_compiling
 if TYPE_CHECKING:
     from .autotuner.tuner import Tuned
     from .calling.entries import CacheEntry
-    from .calling.gpu import GpuKernel
+    from .calling.gpu.kernels import GpuKernel
 
 
 @guarded

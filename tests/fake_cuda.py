@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from tensor_comprehensions.calling import gpu_arguments, recall_gpu
+from tensor_comprehensions.calling.gpu import arguments as gpu_arguments
+from tensor_comprehensions.calling.gpu import recall
 from tensor_comprehensions.calling.kernels import Kernels
 from tensor_comprehensions.compiler_gpu import GpuCompiled
 from tensor_comprehensions.dtypes import INT8
@@ -128,7 +129,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """The CPU as the device that operators run on."""
     stand_in = FakeCuda()
     driver = Driver(stand_in)
-    original, failed = recall_gpu.kernel, cuda.failed
+    original, failed = recall.kernel, cuda.failed
 
     def kernel(*arguments: Any, **more: Any) -> GpuCompiled:
         made = original(*arguments, **more)
@@ -139,7 +140,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         stand_in.waits += not stand_in.capturing
         return failed(status)
 
-    monkeypatch.setattr(recall_gpu, "kernel", kernel)
+    monkeypatch.setattr(recall, "kernel", kernel)
     monkeypatch.setattr(cuda, "failed", waiting)
     monkeypatch.setattr(cuda, "driver", lambda: driver)
     monkeypatch.setattr(cuda, "device_target", lambda index: target("cuda:sm_90"))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..cache.records import from_message
-from ..calling.gpu import launcher_of, run_emulated
+from ..calling.gpu.kernels import launcher_of, run_emulated
 from ..compiler_gpu import GpuCompiled, compile_gpu
 from ..errors import ArgumentError, DeviceError, InternalError
 from ..options import MappingOptions, check_mapping

@@ -43,7 +43,7 @@ from .calls import (
 from .lanes import MISS, Lanes, plain_launcher
 
 if TYPE_CHECKING:
-    from .gpu import GpuKernels
+    from .gpu.kernels import GpuKernels
 
 LIMIT = 256
 """How many kernels, and how many bound functions, are kept: those that were used last."""
@@ -84,7 +84,7 @@ class Kernels:
     @cached_property
     def gpu(self) -> GpuKernels:
         """Those for graphics processors, whose part of the package is loaded when the first is asked for."""
-        from .gpu import GpuKernels
+        from .gpu.kernels import GpuKernels
 
         return GpuKernels(self)
 

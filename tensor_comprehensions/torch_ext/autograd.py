@@ -16,10 +16,10 @@ from ..calling.arguments import PLAIN
 from ..calling.calls import Interface, check_names
 from ..errors import ArgumentError, CheckError
 from ..once import OncePerKey
-from ..tc_lang.differentiate import differentiable, differentiate
 from ..tc_lang.function import Function
-from ..tc_lang.gradient import Gradient, Key, given_gradient
-from ..tc_lang.keep import keeping
+from ..tc_lang.gradients.differentiate import differentiable, differentiate
+from ..tc_lang.gradients.gradient import Gradient, Key, given_gradient
+from ..tc_lang.gradients.keep import keeping
 
 Run = Callable[..., Any]
 PythonGradient = Callable[[tuple[Any, ...], tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor | None]]

@@ -10,7 +10,7 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions import knobs
-from tensor_comprehensions.calling import gpu
+from tensor_comprehensions.calling.gpu import kernels as gpu
 from tensor_comprehensions.errors import ArgumentError, DeviceError, InternalError, RangeError
 from tensor_comprehensions.options import MappingOptions
 from tensor_comprehensions.runtime import emulator

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.calling.gpu_library import Product, pieces
+from tensor_comprehensions.calling.gpu.library import Product, pieces
 from tensor_comprehensions.errors import ArgumentError, RangeError
 from tensor_comprehensions.options import MappingOptions
 from tensor_comprehensions.runtime import emulator

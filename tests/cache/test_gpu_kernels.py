@@ -19,7 +19,8 @@ from tensor_comprehensions import knobs
 from tensor_comprehensions.cache import code as cache
 from tensor_comprehensions.cache.code import Code
 from tensor_comprehensions.cache.store import current
-from tensor_comprehensions.calling import recall, recall_gpu
+from tensor_comprehensions.calling import recall
+from tensor_comprehensions.calling.gpu import recall as gpu_recall
 from tensor_comprehensions.compiler_gpu import GpuCompiled
 from tensor_comprehensions.errors import RangeError
 from tensor_comprehensions.options import MappingOptions
@@ -47,13 +48,13 @@ def root(tmp_path: Path) -> Iterator[Path]:
 def mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the defs that are mapped from now on."""
     names: list[str] = []
-    original = recall_gpu.compile_gpu
+    original = gpu_recall.compile_gpu
 
     def noted(bound: Any, *rest: Any, **more: Any) -> Any:
         names.append(bound.name)
         return original(bound, *rest, **more)
 
-    monkeypatch.setattr(recall_gpu, "compile_gpu", noted)
+    monkeypatch.setattr(gpu_recall, "compile_gpu", noted)
     return names
 
 
@@ -101,7 +102,7 @@ def test_checks_and_unaligned_tensors_survive(root: Path, mapped: list[str]) -> 
 def test_facts_that_make_no_kernel_are_passed_over(root: Path, mapped: list[str]) -> None:
     kernel, store = made(), current()
     function = tc.define(MATMUL).mm.function
-    key = recall_gpu.key_of(function, kernel.bound, None, target(SM90), aligned=True)
+    key = gpu_recall.key_of(function, kernel.bound, None, target(SM90), aligned=True)
     found = cache.find(store, key)
     assert found is not None
     for facts in ({}, {**found.facts, "kernels": [[1, 2]]}, {**found.facts, "arguments": [["A", "no type"]]}):

@@ -6,7 +6,7 @@ import pytest
 from helpers import compiled
 
 from tensor_comprehensions.errors import CheckError
-from tensor_comprehensions.tc_lang.differentiate import differentiate
+from tensor_comprehensions.tc_lang.gradients.differentiate import differentiate
 from tests import differentiable as defs
 from tests.conftest import Golden
 

@@ -6,11 +6,11 @@ import pytest
 from helpers import compiled
 
 from tensor_comprehensions.dtypes import FLOAT32, INT64
-from tensor_comprehensions.tc_lang.derivatives import minus, over, plus, times
-from tensor_comprehensions.tc_lang.differentiate import differentiate
-from tensor_comprehensions.tc_lang.factored import Named, expression, product, renamed, simplified
 from tensor_comprehensions.tc_lang.function import Access, Const, Expr, Index
-from tensor_comprehensions.tc_lang.keep import keeping
+from tensor_comprehensions.tc_lang.gradients.derivatives import minus, over, plus, times
+from tensor_comprehensions.tc_lang.gradients.differentiate import differentiate
+from tensor_comprehensions.tc_lang.gradients.factored import Named, expression, product, renamed, simplified
+from tensor_comprehensions.tc_lang.gradients.keep import keeping
 from tensor_comprehensions.tc_lang.show import show
 from tensor_comprehensions.tc_lang.unparse import tree
 from tests import differentiable as defs

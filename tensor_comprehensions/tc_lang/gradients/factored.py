@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from ..dtypes import DType
+from ...dtypes import DType
+from ..function import Access, Binary, Const, Expr, Index, Select, Unary, children, rebuild
+from ..unparse import sigmoid_argument
 from .derivatives import negative
-from .function import Access, Binary, Const, Expr, Index, Select, Unary, children, rebuild
 from .transposed import uses
-from .unparse import sigmoid_argument
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from .function import Function, Role
-from .ranges import Bounds
+from ..function import Function, Role
+from ..ranges import Bounds
 from .versions import Step, Steps
 
 

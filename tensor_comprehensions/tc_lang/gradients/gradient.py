@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..errors import CheckError
-from .check import compile_source
-from .function import Access, Function, walk
+from ...errors import CheckError
+from ..check import compile_source
+from ..function import Access, Function, walk
 
 Key = tuple[str, str]
 """A part of a def: ("input" | "initial" | "output" | "temporary", name), or ("gradient", name of an output)."""

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
-from ..runtime import cuda
-from ..runtime.cuda import ALIGNMENT
-from ..target import GpuTarget, target
-from ..tc_lang.function import BoundFunction, Role
-from ..tc_lang.function import Tensor as BoundTensor
-from .arguments import TORCH_TYPES, Expected, article, overlaps_itself, to_tensor
-from .calls import Arguments, Interface, Sizes, check_names, same_place
-from .gpu_lanes import number_on
+from ...errors import ArgumentError
+from ...runtime import cuda
+from ...runtime.cuda import ALIGNMENT
+from ...target import GpuTarget, target
+from ...tc_lang.function import BoundFunction, Role
+from ...tc_lang.function import Tensor as BoundTensor
+from ..arguments import TORCH_TYPES, Expected, article, overlaps_itself, to_tensor
+from ..calls import Arguments, Interface, Sizes, check_names, same_place
+from .lanes import number_on
 
 KIND = "cuda"
 """Of the devices that this is about, as torch calls it."""

@@ -12,11 +12,11 @@ from fractions import Fraction
 from functools import lru_cache
 from math import isfinite
 
-from ..dtypes import INT64
-from .affine import affine
-from .formula import Formula, Value, formula
-from .function import Access, Binary, Call, Cast, Const, Expr, Index, Select, Unary, walk
-from .ranges import Bounds
+from ...dtypes import INT64
+from ..affine import affine
+from ..formula import Formula, Value, formula
+from ..function import Access, Binary, Call, Cast, Const, Expr, Index, Select, Unary, walk
+from ..ranges import Bounds
 from .transposed import substituted, uses
 from .versions import Step, Steps, extent, is_plain
 from .write import Written

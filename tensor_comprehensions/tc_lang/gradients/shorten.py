@@ -11,13 +11,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ..dtypes import INT64
+from ...dtypes import INT64
+from ..formula import Value
+from ..function import Access, Call, Expr, Index, Select, children, rebuild, walk
+from ..ranges import Bounds
 from .algebra import without_zeros
 from .derivatives import plus
 from .factored import Named, Product, expression, product, renamed
-from .formula import Value
-from .function import Access, Call, Expr, Index, Select, children, rebuild, walk
-from .ranges import Bounds
 from .transposed import substituted, uses
 from .versions import Steps, is_plain
 from .write import Written

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runtime import cuda
-from ..runtime.cuda import Launcher
-from .arguments import TORCH_TYPES, Expected, to_tensor
-from .calls import Arguments, Interface, copy
-from .lanes import LIMIT, MISS, plain_call
+from ...runtime import cuda
+from ...runtime.cuda import Launcher
+from ..arguments import TORCH_TYPES, Expected, to_tensor
+from ..calls import Arguments, Interface, copy
+from ..lanes import LIMIT, MISS, plain_call
 
 
 @dataclass(frozen=True, slots=True, eq=False)

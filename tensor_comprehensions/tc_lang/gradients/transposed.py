@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..dtypes import BOOL, INT64
-from .affine import Affine, Variable, affine, variables
-from .formula import Value, number
-from .function import Access, Binary, Const, Expr, Index, children, rebuild
-from .ranges import Bounds
-from .unparse import of_affine, of_formula
+from ...dtypes import BOOL, INT64
+from ..affine import Affine, Variable, affine, variables
+from ..formula import Value, number
+from ..function import Access, Binary, Const, Expr, Index, children, rebuild
+from ..ranges import Bounds
+from ..unparse import of_affine, of_formula
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ..dtypes import INT64, DType
-from ..errors import CheckError
-from .formula import Value
-from .function import Access, Binary, Cast, Const, Expr, Function, Index, Role, Size, Statement, children, rebuild, walk
-from .ranges import Bounds, Ranges
-from .unparse import of_formula
+from ...dtypes import INT64, DType
+from ...errors import CheckError
+from ..formula import Value
+from ..function import (
+    Access,
+    Binary,
+    Cast,
+    Const,
+    Expr,
+    Function,
+    Index,
+    Role,
+    Size,
+    Statement,
+    children,
+    rebuild,
+    walk,
+)
+from ..ranges import Bounds, Ranges
+from ..unparse import of_formula
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..dtypes import DType
-from ..errors import CheckError, InternalError, TCError
-from . import syntax as s
-from .check import compile_source
-from .formula import Formula, Name, Value, number
-from .function import Access, Binary, Expr, Function, Index, Role, children, rebuild, walk
+from ...dtypes import DType
+from ...errors import CheckError, InternalError, TCError
+from .. import syntax as s
+from ..check import compile_source
+from ..formula import Formula, Name, Value, number
+from ..function import Access, Binary, Expr, Function, Index, Role, children, rebuild, walk
+from ..library import CONSTANTS, is_builtin
+from ..ranges import Bounds, infer_ranges
+from ..show import show
+from ..unparse import of_formula, tree
 from .gradient import Gradient, Key
 from .keep import passed
-from .library import CONSTANTS, is_builtin
-from .ranges import Bounds, infer_ranges
-from .show import show
-from .unparse import of_formula, tree
 from .versions import Step, Steps, extent
 
 MOST = 100

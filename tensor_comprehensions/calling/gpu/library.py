@@ -13,9 +13,9 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from ..inspection import logger
-from ..tc_lang import function as f
-from ..tc_lang.function import BoundFunction, BoundStatement, Role
+from ...inspection import logger
+from ...tc_lang import function as f
+from ...tc_lang.function import BoundFunction, BoundStatement, Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from ..dtypes import BOOL, DType
-from .function import Access, Binary, Call, Cast, Const, Expr, Select, Unary, children, rebuild, walk
-from .unparse import sigmoid_argument
+from ...dtypes import BOOL, DType
+from ..function import Access, Binary, Call, Cast, Const, Expr, Select, Unary, children, rebuild, walk
+from ..unparse import sigmoid_argument
 
 MOST = 5000
 """How many nodes the derivative by one access may have."""

@@ -12,23 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import knobs
-from ..compiler import buffer_bytes
-from ..compiler_gpu import GpuCompiled
-from ..errors import ArgumentError
-from ..guard import guarded
-from ..inspection import Picture
-from ..once import OncePerKey
-from ..options import MappingOptions, check_mapping
-from ..runtime import cuda, emulator
-from ..runtime.cuda import ALIGNMENT, Launcher, Launches
-from ..runtime.dispatch import Operand
-from ..runtime.emulator import Emulated, Memory
-from ..target import GpuTarget
-from ..tc_lang.function import BoundFunction, Role, contiguous_strides
-from . import gpu_library, recall_gpu
-from .arguments import TYPES, article
-from .calls import (
+from ... import knobs
+from ...compiler import buffer_bytes
+from ...compiler_gpu import GpuCompiled
+from ...errors import ArgumentError
+from ...guard import guarded
+from ...inspection import Picture
+from ...once import OncePerKey
+from ...options import MappingOptions, check_mapping
+from ...runtime import cuda, emulator
+from ...runtime.cuda import ALIGNMENT, Launcher, Launches
+from ...runtime.dispatch import Operand
+from ...runtime.emulator import Emulated, Memory
+from ...target import GpuTarget
+from ...tc_lang.function import BoundFunction, Role, contiguous_strides
+from ..arguments import TYPES, article
+from ..calls import (
     Arguments,
     Interface,
     Sizes,
@@ -42,12 +41,13 @@ from .calls import (
     sizes_of,
     with_strides,
 )
-from .describe import signature
-from .gpu_arguments import destinations, device_of, fresh, gather_on_device, is_aligned, on_device, parsed, sizes_here
-from .gpu_lanes import GpuLanes
-from .gpu_library import Product
-from .kernels import Kernels
-from .lanes import MISS
+from ..describe import signature
+from ..kernels import Kernels
+from ..lanes import MISS
+from . import library, recall
+from .arguments import destinations, device_of, fresh, gather_on_device, is_aligned, on_device, parsed, sizes_here
+from .lanes import GpuLanes
+from .library import Product
 
 LIMIT = 256
 
@@ -91,7 +91,7 @@ class GpuKernels:
 
         def made(aligned: bool) -> GpuCompiled:
             bound = with_strides(self.kernels.bind(sizes), strides)
-            return recall_gpu.kernel(self.interface.function, bound, options, wanted, aligned=aligned)
+            return recall.kernel(self.interface.function, bound, options, wanted, aligned=aligned)
 
         found = self.compiled.get((sizes, strides, options, wanted, True), lambda: made(True))
         if aligned or not found.code.aligned:
@@ -135,14 +135,14 @@ class GpuKernels:
         check_mapping(options, wanted)
         bound = with_strides(self.kernels.bind(sizes), strides)
 
-        def made_of(piece: gpu_library.Piece) -> GpuCompiled | Product:
+        def made_of(piece: library.Piece) -> GpuCompiled | Product:
             if isinstance(piece, Product):
                 return piece
             own = replace(options, match_library_calls=False)
-            return recall_gpu.kernel(self.interface.function, piece, own, wanted, aligned=aligned)
+            return recall.kernel(self.interface.function, piece, own, wanted, aligned=aligned)
 
         def make() -> Parts:
-            return Parts(bound, tuple(map(made_of, gpu_library.pieces(bound))))
+            return Parts(bound, tuple(map(made_of, library.pieces(bound))))
 
         made = self._split.get((sizes, strides, options, wanted, aligned), make)
         return made if any(isinstance(part, Product) for part in made.parts) else None

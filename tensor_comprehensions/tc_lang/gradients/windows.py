@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..dtypes import INT64
-from .affine import affine
+from ...dtypes import INT64
+from ..affine import affine
+from ..formula import Value
+from ..function import Access, Binary, Cast, Const, Expr, Index, Unary, walk
+from ..ranges import Bounds
+from ..unparse import of_formula
 from .derivatives import exchanged, guarded
-from .formula import Value
-from .function import Access, Binary, Cast, Const, Expr, Index, Unary, walk
-from .ranges import Bounds
 from .transposed import Gathering, Solution, extremes, inside, simplified, substituted, uses, whole
-from .unparse import of_formula
 from .versions import extent
 
 

@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from ..dtypes import BOOL, INT64, DType
-from ..errors import InternalError
+from ...dtypes import BOOL, INT64, DType
+from ...errors import InternalError
+from ..formula import Formula, Value, number
+from ..function import Access, Binary, Cast, Const, Expr, Function, Index, Select, Unary, walk
+from ..ranges import Bounds, symbolic_ranges
+from ..unparse import of_formula
 from .derivatives import NoDerivative, compare, converted, derivatives, exchanged, guarded, over, times
-from .formula import Formula, Value, number
-from .function import Access, Binary, Cast, Const, Expr, Function, Index, Select, Unary, walk
 from .gradient import Gradient, Key
-from .ranges import Bounds, symbolic_ranges
 from .shorten import shortened
 from .transposed import Gathering, gathering, substituted, uses
-from .unparse import of_formula
 from .versions import Step, Steps, extent, refusal
 from .windows import padded, turned
 from .write import Written, write

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from ..cache.code import Code
-from ..cache.key import Key, make_key
-from ..cache.store import current
-from ..codegen.gpu import GpuCode, GpuKernel
-from ..compiler_gpu import GpuCompiled, compile_gpu, header
-from ..dtypes import DTYPES
-from ..loop_ir.nodes import Buffer, Launch, Space, Type
-from ..options import MappingOptions
-from ..runtime.cuda import ALIGNMENT
-from ..target import GpuTarget
-from ..tc_lang.function import BoundFunction, Function
-from .recall import Recipe, read_sites, recalled, written_sites
+from ...cache.code import Code
+from ...cache.key import Key, make_key
+from ...cache.store import current
+from ...codegen.gpu import GpuCode, GpuKernel
+from ...compiler_gpu import GpuCompiled, compile_gpu, header
+from ...dtypes import DTYPES
+from ...loop_ir.nodes import Buffer, Launch, Space, Type
+from ...options import MappingOptions
+from ...runtime.cuda import ALIGNMENT
+from ...target import GpuTarget
+from ...tc_lang.function import BoundFunction, Function
+from ..recall import Recipe, read_sites, recalled, written_sites
 
 
 @dataclass(frozen=True, slots=True)
