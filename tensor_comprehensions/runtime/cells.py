@@ -13,6 +13,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -220,7 +221,7 @@ _OBJECTS = {
 
 def available() -> bool:
     """Can calls be served by machine code, with this torch and on this system?"""
-    return torch.__version__.startswith(TRIED) and _facts.get("", _look) is not None
+    return torch.__version__.startswith(TRIED) and _facts.get("", _look_apart) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +240,12 @@ class _Torch:
 
 
 _facts: OncePerKey[str, _Torch | None] = OncePerKey(1)
+
+
+def _look_apart() -> _Torch | None:
+    """`_look` in a thread of its own, where no mode of the caller's makes tensors that are not ordinary."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_look).result()
 
 
 def _look() -> _Torch | None:
@@ -309,7 +316,7 @@ class Code:
     """What all machine code of calls needs, and the builtin of cells; as old as the process."""
 
     def __init__(self) -> None:
-        facts = _facts.get("", _look)
+        facts = _facts.get("", _look_apart)
         assert facts is not None
         process.link()
         for name, address in facts.symbols.items():

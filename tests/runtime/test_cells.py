@@ -6,10 +6,12 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensor_comprehensions import knobs
 from tensor_comprehensions.codegen.llvm import emit
@@ -259,3 +261,10 @@ def test_nothing_leaks(cell: Cell) -> None:
     gc.collect()
     after = [sys.getrefcount(x) for x in (a, b, None, NotImplemented)]
     assert all(abs(x - y) < 100 for x, y in zip(counts, after, strict=True))
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, FakeTensorMode, lambda: torch.device("meta")])
+def test_the_places_of_torch_do_not_depend_on_who_looks_first(mode: Callable[[], AbstractContextManager[Any]]) -> None:
+    found = cells._look_apart()
+    with mode():
+        assert cells._look_apart() == found
