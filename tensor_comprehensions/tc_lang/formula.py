@@ -113,7 +113,7 @@ class Formula:
         text = ""
         for monomial, coefficient in ordered:
             sign = ("-" if coefficient < 0 else "") if not text else (" - " if coefficient < 0 else " + ")
-            text += sign + _product(monomial, abs(coefficient))
+            text += sign + _product(monomial, abs(coefficient), alone=sign != "-")
         return text or "0"
 
 
@@ -221,9 +221,10 @@ def _bracketed(x: Formula) -> str:
     return str(x) if simple and len(x.terms[0][0]) <= 1 else f"({x})"
 
 
-def _product(monomial: Monomial, coefficient: int) -> str:
+def _product(monomial: Monomial, coefficient: int, *, alone: bool) -> str:
+    """alone: no sign stands right before it, which would belong to the first number of a quotient only."""
     factors = [] if coefficient == 1 and monomial else [str(coefficient)]
-    alone = coefficient == 1 and len(monomial) == 1
+    alone &= coefficient == 1 and len(monomial) == 1
     for atom in monomial:
         quotient = isinstance(atom, Applied) and atom.op in ("/", "%")
         factors.append(f"({atom})" if quotient and not alone else str(atom))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cases import CASES
 from helpers import bound, compiled
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tensor_comprehensions.errors import TCError
@@ -107,6 +107,7 @@ def formulas(draw: st.DrawFn, depth: int = 3) -> tuple[Value, str]:
 
 
 @given(formulas(), st.integers(-5, 20), st.integers(-5, 20))
+@example((-(Formula.name("M") // 2), "-(M // 2)"), 0, 1)
 def test_formulas_evaluate_as_python(case: tuple[Value, str], n: int, m: int) -> None:
     value, text = case
     names = {"N": n, "M": m}
