@@ -16,8 +16,8 @@ COLOURS = {OURS: "#4477aa", SEARCHED: "#66ccee", "torch.einsum": "#ccbb44", "num
 
 def draw(results: Sequence[Measured], path: Path) -> None:
     """One group of bars per contraction, in GFLOP/s; the equally sized `torch.mm` as a line across each group."""
-    bars = [who for who in CONTENDERS if who != BOUND]
-    width = 0.8 / len(bars)
+    bars = [who for who in CONTENDERS if who != BOUND and any(m.speed(who) for m in results)]
+    width = 0.8 / max(1, len(bars))
     figure = Figure(figsize=(max(6.0, 1.5 + 0.32 * len(results)), 4.5), layout="constrained")
     axes = figure.subplots()
     for place, who in enumerate(bars):
