@@ -6,6 +6,12 @@ from dataclasses import dataclass
 
 from .errors import ArgumentError
 
+_MESHED = frozenset(
+    ("skylake-avx512", "cascadelake", "cooperlake", "icelake-server", "sapphirerapids", "emeraldrapids",
+     "graniterapids")
+)  # fmt: skip
+"""Processors whose last cache takes what the second one gives up, and is spread over all cores."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -32,9 +38,25 @@ class Target:
         return max(1, self.vector_bits // bits)
 
     @property
+    def near(self) -> tuple[int, ...]:
+        """`cache`, without a last one that all cores reach by a mesh: what is written had better go past that."""
+        return self.cache[:-1] if self.name in _MESHED else self.cache
+
+    @property
+    def issue_bits(self) -> int:
+        """Bits of all the multiply-adds of vectors, and of all the vectors loaded, that start in a cycle."""
+        halves = self.vector_bits == 512 and self.name not in _MESHED | {"znver5"}
+        return self.vector_bits if halves else 2 * self.vector_bits
+
+    @property
     def dots_bfloat16(self) -> bool:
         """Whether vectors of pairs of bfloat16 are multiplied and added to float32 in one instruction."""
         return self.vector_bits == 512 and "+avx512bf16" in self.features.split(",")
+
+    @property
+    def tiles_bfloat16(self) -> bool:
+        """Whether the same is done with matrices of such pairs, in registers that the system lets the process use."""
+        return self.dots_bfloat16 and {"+amx-tile", "+amx-bf16"} <= set(self.features.split(","))
 
 
 AVX512 = Target(

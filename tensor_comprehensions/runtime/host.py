@@ -13,14 +13,27 @@ from ..target import Target
 
 _AVX512 = ("avx512f", "avx512vl", "avx512bw", "avx512dq")
 _TYPICAL_CACHE = (32768, 1048576, 16777216)
+_DISGUISES = ("rocketlake", "icelake-client", "icelake-server", "cascadelake", "skylake-avx512")
+"""Processors that virtual machines pass newer ones off as."""
+_NEWER = (("amx-fp16", "graniterapids"), ("amx-tile", "sapphirerapids"))
+"""What only newer processors have: the first that is there tells which one it is."""
 
 
 @functools.cache
 def host() -> Target:
     """The processor, its vectors and its caches."""
     features = llvm.get_host_cpu_features()
-    bits, registers = _vectors({name for name in features if features[name]})
-    return Target("cpu", llvm.get_host_cpu_name(), features.flatten(), bits, registers, _caches())
+    available = {name for name in features if features[name]}
+    name = _name(llvm.get_host_cpu_name(), available)
+    bits, registers = _vectors(available)
+    return Target("cpu", name, features.flatten(), bits, registers, _caches())
+
+
+def _name(told: str, features: set[str]) -> str:
+    """The processor: as LLVM names it, unless that one is too old for what it can do."""
+    if told not in _DISGUISES:
+        return told
+    return next((name for feature, name in _NEWER if feature in features), told)
 
 
 def _vectors(features: set[str]) -> tuple[int, int]:

@@ -53,14 +53,14 @@ class RegisterTile:
         return prod(n for _, n in self.sizes) // self.lanes
 
 
-def vector_cost(lanes: int, bits: int) -> float:
-    """Cycles per vector operation: two 256-bit halves issue per cycle."""
-    return 0.5 * max(1, lanes * bits // 256)
+def vector_cost(lanes: int, bits: int, target: Target) -> float:
+    """Cycles per multiply-add or load of a vector: at most two start in a cycle."""
+    return max(0.5, lanes * bits / target.issue_bits)
 
 
-def step_cycles(facts: Facts, lanes: int, sizes: Mapping[str, int]) -> float:
+def step_cycles(facts: Facts, target: Target, lanes: int, sizes: Mapping[str, int]) -> float:
     """Cycles of one step of the innermost reduction on a register tile."""
-    cost, vector = vector_cost(lanes, facts.bits), facts.vector
+    cost, vector = vector_cost(lanes, facts.bits, target), facts.vector
     vectors = -(-sizes[vector] // lanes)
     lines = _lines(facts.still, facts.reductions[-1], sizes) if facts.reductions else 0
     cells, loads = vectors, 0.0
@@ -101,7 +101,7 @@ def registers(facts: Facts, lanes: int, sizes: Mapping[str, int]) -> int:
     return total
 
 
-def compute_cycles(facts: Facts, tile: RegisterTile) -> float:
+def compute_cycles(facts: Facts, target: Target, tile: RegisterTile) -> float:
     """Cycles of all register tiles of the op, full and partial, were memory free."""
     sizes = dict(tile.sizes)
     variants: list[list[tuple[str, int, int]]] = []
@@ -112,11 +112,11 @@ def compute_cycles(facts: Facts, tile: RegisterTile) -> float:
     others = prod(i.extent for i in facts.parallel if i.name not in sizes)
     for variant in product(*variants):
         points = {name: n for name, n, _ in variant}
-        total += others * prod(c for _, _, c in variant) * tile_cycles(facts, tile.lanes, points)
+        total += others * prod(c for _, _, c in variant) * tile_cycles(facts, target, tile.lanes, points)
     return total
 
 
-def tile_cycles(facts: Facts, lanes: int, points: Mapping[str, int]) -> float:
+def tile_cycles(facts: Facts, target: Target, lanes: int, points: Mapping[str, int]) -> float:
     """Cycles of one register tile of so many points, over all reductions."""
     along = points[facts.vector]
     vectors = -(-along // lanes)
@@ -124,8 +124,8 @@ def tile_cycles(facts: Facts, lanes: int, points: Mapping[str, int]) -> float:
     written = _output_cycles(facts, points)
     if facts.turned:
         written += TURN_OVERHEAD + TURN * cells * lanes
-    steps = facts.steps * step_cycles(facts, lanes, points)
-    return steps + TILE_OVERHEAD + 2 * cells * vector_cost(lanes, facts.bits) + written
+    steps = facts.steps * step_cycles(facts, target, lanes, points)
+    return steps + TILE_OVERHEAD + 2 * cells * vector_cost(lanes, facts.bits, target) + written
 
 
 def _output_cycles(facts: Facts, points: Mapping[str, int]) -> float:
@@ -150,7 +150,7 @@ class Ranking:
         """Of those that fill a good part of the registers where any do, in this order."""
         cells = {tile: tile.cells for tile in _tiles(self.facts, self.target)}
         most = max(cells.values())
-        found = {tile: compute_cycles(self.facts, tile) for tile, n in cells.items() if 2 * n >= most}
+        found = {tile: compute_cycles(self.facts, self.target, tile) for tile, n in cells.items() if 2 * n >= most}
         return dict(sorted(found.items(), key=lambda item: item[1]))
 
     @property

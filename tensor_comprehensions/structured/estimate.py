@@ -41,7 +41,7 @@ def expected(known: Facts, plan: Plan, target: Target) -> float:
     sizes = tuple((i.name, plan.tile(i.name)) for i in known.parallel)
     padded = tuple((name, tiles(n, plan.lanes) * plan.lanes if name == plan.vector else n) for name, n in sizes)
     model = _Model(known, plan, target)
-    compute = compute_cycles(known, RegisterTile(plan.lanes, padded)) + model.gathering() + model.splitting()
+    compute = compute_cycles(known, target, RegisterTile(plan.lanes, padded)) + model.gathering() + model.splitting()
     moving = model.moving()
     return max(compute + EXPOSED * moving, moving) + model.copying()
 

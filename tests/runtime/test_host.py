@@ -49,3 +49,16 @@ def test_torch_brings_vector_mathematics() -> None:
     symbols = mathematics()
     assert symbols["exp.float32x8"] == "Sleef_expf8_u10"
     assert {"tanh.float32x8", "log.float64x4", "pow.float32x8", "erf.float32x8"} <= set(symbols)
+
+
+@pytest.mark.parametrize(
+    ("told", "features", "expected"),
+    [
+        ("rocketlake", {"avx512f", "amx-tile"}, "sapphirerapids"),
+        ("rocketlake", {"avx512f", "amx-tile", "amx-fp16"}, "graniterapids"),
+        ("rocketlake", {"avx512f"}, "rocketlake"),
+        ("emeraldrapids", {"avx512f", "amx-tile"}, "emeraldrapids"),
+    ],
+)
+def test_a_processor_in_disguise_is_known_by_what_it_can_do(told: str, features: set[str], expected: str) -> None:
+    assert host._name(told, features) == expected
