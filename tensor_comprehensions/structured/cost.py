@@ -19,6 +19,8 @@ from .op import Iterator
 
 LATENCY = 4.0
 """Cycles until the result of a multiply-add can be added to."""
+STARTED = 3.0
+"""Multiply-adds and loads that start in a cycle, where two threads share a core; what reads memory itself is both."""
 TILE_OVERHEAD = 24.0
 """Cycles to start and finish a register tile, beyond its loads and stores."""
 TURN_OVERHEAD, TURN = 30.0, 0.4
@@ -63,7 +65,7 @@ def step_cycles(facts: Facts, target: Target, lanes: int, sizes: Mapping[str, in
     cost, vector = vector_cost(lanes, facts.bits, target), facts.vector
     vectors = -(-sizes[vector] // lanes)
     lines = _lines(facts.still, facts.reductions[-1], sizes) if facts.reductions else 0
-    cells, loads = vectors, 0.0
+    cells, count, loads = vectors, 0, 0.0
     for name, n in sizes.items():
         if name != vector:
             cells *= n
@@ -72,9 +74,11 @@ def step_cycles(facts: Facts, target: Target, lanes: int, sizes: Mapping[str, in
         for name, n in sizes.items():
             if name != vector and name in used:
                 rows *= n
+        count += rows * (vectors if vector in used else 1)
         loads += rows * (vectors * cost if vector in used else 0.5)
     panel = PANEL_VECTOR * vectors if facts.turned else 0.0
-    return max(cells * cost, loads, LATENCY) + 0.05 * loads + 0.1 * lines + panel
+    started = (cells + count) / STARTED
+    return max(cells * cost, loads, started, LATENCY) + 0.05 * loads + 0.1 * lines + panel
 
 
 def _lines(factor: Factor, reduction: str, sizes: Mapping[str, int]) -> float:
