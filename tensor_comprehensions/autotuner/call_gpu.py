@@ -41,11 +41,17 @@ class GpuWorkers:
         self._zygote: Zygote | None = None
         self._group: Group | None = None
 
-    def submit(self, request: pb.Request) -> Future[bytes]:
-        """Send a request away."""
-        if self._zygote is None or self._group is None:
+    def begin(self) -> None:
+        """Start the process that the worker is forked from, without waiting for it."""
+        if self._zygote is None:
             self._zygote = Zygote()
             self._group = Group(self._zygote, [Settings(SERVICE)], suspect)
+
+    def submit(self, request: pb.Request) -> Future[bytes]:
+        """Send a request away."""
+        self.begin()
+        assert self._zygote is not None
+        assert self._group is not None
         request.device, request.folder = self._device, str(self._zygote.folder)
         return self._group.submit(request.SerializeToString(), limits(request))
 

@@ -35,6 +35,9 @@ class Evaluator(Protocol):
     width: int
     fingerprint: str
 
+    def begin(self) -> None:
+        """Requests will come: whatever takes long to start may start now."""
+
     def submit(self, request: pb.Request) -> Future[bytes]: ...
 
     def close(self) -> None: ...
@@ -85,7 +88,8 @@ def lost(raw: bytes) -> bool:
 class Local:
     """Worker processes of this machine: some that compile, and one for each device that runs.
 
-    They start with the first request. Usage: `with Local(devices) as evaluator: ...`; afterwards none is left.
+    They start when they are told to begin, or with the first request. Usage: `with Local(devices) as evaluator: ...`;
+    afterwards none is left.
     """
 
     separate = True
@@ -100,15 +104,23 @@ class Local:
         self.width = 8 * max(compilers, len(devices))
         self.fingerprint = fingerprint(devices[0].threads)
 
+    def begin(self) -> None:
+        """Start the process that workers are forked from, without waiting for it."""
+        self._started()
+
     def submit(self, request: pb.Request) -> Future[bytes]:
         """Compile on any processor, or run on a device that is free."""
-        if self._site is None:
-            self._site = _Processes(self._compiling, self._running)
-        request.folder = str(self._site.folder)
+        site = self._started()
+        request.folder = str(site.zygote.folder)
         if request.stage == pb.COMPILE:
             request.fingerprint = ""  # compiling is the same on any number of threads
-            return self._site.compilers.submit(request.SerializeToString(), limits(request))
-        return self._site.runners.submit(request.SerializeToString(), limits(request))
+            return site.compilers.submit(request.SerializeToString(), limits(request))
+        return site.runners.submit(request.SerializeToString(), limits(request))
+
+    def _started(self) -> _Processes:
+        if self._site is None:
+            self._site = _Processes(self._compiling, self._running)
+        return self._site
 
     def close(self) -> None:
         """End every process."""
@@ -136,6 +148,9 @@ class Here:
     def __init__(self) -> None:
         self.fingerprint = fingerprint()
 
+    def begin(self) -> None:
+        """Nothing has to start."""
+
     def submit(self, request: pb.Request) -> Future[bytes]:
         """Answer before returning."""
         future: Future[bytes] = Future()
@@ -152,7 +167,6 @@ class _Processes:
 
     def __init__(self, compiling: Sequence[Settings], running: Sequence[Settings]) -> None:
         self.zygote = Zygote()
-        self.folder = self.zygote.folder
         self.compilers = Group(self.zygote, compiling)
         self.runners = Group(self.zygote, running, suspect, lost)
 
@@ -184,6 +198,9 @@ class Elsewhere:
         self._executor, self.width, self._function = executor, width, evaluate if function is None else function
         self._threads = device.threads
         self.fingerprint = fingerprint(device.threads)
+
+    def begin(self) -> None:
+        """Workers are the executor's."""
 
     def submit(self, request: pb.Request) -> Future[bytes]:
         """Send a request away as bytes."""

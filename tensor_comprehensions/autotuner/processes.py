@@ -65,10 +65,7 @@ class Settings:
 
 
 class Zygote:
-    """A process that forks workers; closing it ends them all.
-
-    folder: for files that its workers share; it is gone when the zygote is, however that ends.
-    """
+    """A process that forks workers; closing it ends them all. It loads what they need while nobody waits for it yet."""
 
     def __init__(self) -> None:
         if not hasattr(os, "fork") or not hasattr(socket, "send_fds"):
@@ -78,10 +75,21 @@ class Zygote:
         with theirs:
             command = [sys.executable, "-m", __package__ + ".zygote", str(theirs.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        try:
-            self.folder = Path(self._ask(None)["folder"])
-        except frames.Closed as error:
-            raise InternalError(f"the process for workers does not start: {self._process.wait()}") from error
+        self._folder: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """For files that its workers share; it is gone when the zygote is, however that ends. Waits for its start."""
+        with self._lock:
+            return self._started()
+
+    def _started(self) -> Path:
+        if self._folder is None:
+            try:
+                self._folder = Path(receive_json(self._control)[0]["folder"])
+            except frames.Closed as error:
+                raise InternalError(f"the process for workers does not start: {self._process.wait()}") from error
+        return self._folder
 
     def fork(self, settings: Settings) -> tuple[int, socket.socket]:
         """A new worker: its process and the connection to it. Raises Closed."""
@@ -98,10 +106,10 @@ class Zygote:
         """Wait for a worker that is dying: its exit code, or minus its signal. Raises Closed."""
         return int(self._ask({"reap": pid})["status"])
 
-    def _ask(self, order: dict[str, Any] | None, *descriptors: int) -> dict[str, Any]:
+    def _ask(self, order: dict[str, Any], *descriptors: int) -> dict[str, Any]:
         with self._lock:
-            if order is not None:
-                send_json(self._control, order, descriptors)
+            self._started()
+            send_json(self._control, order, descriptors)
             return receive_json(self._control)[0]
 
     def close(self) -> None:
@@ -112,7 +120,8 @@ class Zygote:
         except subprocess.TimeoutExpired:
             self._process.kill()  # its workers die with it
             self._process.wait()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Worker:

@@ -6,10 +6,15 @@ values.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import math
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from time import perf_counter, thread_time
 
 import torch
@@ -25,6 +30,12 @@ SAMPLE = 100e-6
 """Seconds that one sample takes at least; short runs are repeated in it."""
 LEAST, MOST = 5, 60
 """Samples of a timing."""
+ROUNDS, TELLING, PATIENT = 501, 9, 2.0
+"""Rounds of a race, at most; how many tell anything; and how much longer it may wait for them, of its time."""
+CALM = 0.02
+"""What part of a sample threads may have waited for a processor, all in all, for it to count."""
+DOUBT = 0.002
+"""How often a race may take one for faster that is not: several race, and the luckiest is looked at."""
 PRECISE = 0.01
 """Half the confidence interval of the median, relative to it, that is precise enough."""
 
@@ -141,20 +152,49 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds per run: samples in order."""
+    """Seconds per run: samples in order.
+
+    waits: for each sample, what part of it threads spent waiting for a processor; empty where nobody looked.
+    """
 
     samples: tuple[float, ...]
+    waits: tuple[float, ...] = ()
+
+    def calm(self, number: int) -> bool:
+        """Did nobody disturb a sample?"""
+        return not self.waits or self.waits[number] <= CALM
+
+    @property
+    def undisturbed(self) -> tuple[float, ...]:
+        """The samples that count: all, where too few are calm."""
+        found = tuple(s for k, s in enumerate(self.samples) if self.calm(k))
+        return found if len(found) >= LEAST else self.samples
 
     @property
     def quartiles(self) -> tuple[float, float, float]:
-        if len(self.samples) < 2:
-            return (self.samples[0],) * 3
-        low, median, high = statistics.quantiles(self.samples, n=4, method="inclusive")
+        counted = self.undisturbed
+        if len(counted) < 2:
+            return (counted[0],) * 3
+        low, median, high = statistics.quantiles(counted, n=4, method="inclusive")
         return low, median, high
 
     @property
     def median(self) -> float:
-        return statistics.median(self.samples)
+        return statistics.median(self.undisturbed)
+
+
+def gain(first: Times, other: Times) -> float:
+    """How many times as fast as `first` another is at least, by a race: 0 where it does not tell.
+
+    It is a lower bound of the median ratio of their samples of one round, whatever the ratios' distribution: were the
+    median less, so many ratios would be above the bound as seldom as `DOUBT` says.
+    """
+    rounds = range(min(len(first.samples), len(other.samples)))
+    ratios = sorted(first.samples[k] / other.samples[k] for k in rounds if first.calm(k) and other.calm(k))
+    n, below, chance = len(ratios), 0, 0.0
+    while below < n and (chance := chance + math.comb(n, below) / 2**n) <= DOUBT:
+        below += 1
+    return ratios[below - 1] if below else 0.0
 
 
 def clock() -> Callable[[], float]:
@@ -179,40 +219,88 @@ def calls_for(seconds: float) -> int:
     return max(1, min(1000, round(SAMPLE / max(seconds, 1e-9))))
 
 
+class Waiting:
+    """Seconds that the threads of this process have waited for a processor, as far as the system tells.
+
+    One thread has a clock that does not count them; nobody looks then.
+    """
+
+    def __init__(self) -> None:
+        self._files: list[int] = []
+        if torch.get_num_threads() > 1:
+            for path in Path("/proc/self/task").glob("*/schedstat"):
+                with contextlib.suppress(OSError):
+                    self._files.append(os.open(path, os.O_RDONLY))
+
+    def seconds(self) -> float:
+        """So far."""
+        total = 0
+        for file in self._files:
+            with contextlib.suppress(OSError, IndexError, ValueError):  # a thread that has ended
+                total += int(os.pread(file, 80, 0).split()[1])
+        return total * 1e-9
+
+    def of(self, run: Callable[[], float], calls: int) -> tuple[float, float]:
+        """The seconds per run that `run` tells, of so many, and what part of them was waiting."""
+        before = self.seconds()
+        seconds = run()
+        return seconds, (self.seconds() - before) / max(seconds * calls, 1e-9)
+
+    def __enter__(self) -> Waiting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            os.close(file)
+
+
 def timed(launch: Launch, first: float, seconds: float, losing: float) -> Times:
     """Time a kernel whose run takes about `first` until it is known precisely, `seconds` are over or it is losing.
 
     losing: when the lower quartile of some samples is more, the measurement ends; 0: nothing ends it.
     """
     before = launch.memory.restored if launch.memory.accumulates else None
-    calls = calls_for(first)
+    calls = 1 if before else calls_for(first)
     end = perf_counter() + seconds
-    samples: list[float] = []
-    while len(samples) < MOST:
-        samples.append(sample(launch, calls, before))
-        if len(samples) < LEAST and (len(samples) < 3 or perf_counter() < end):
-            continue
-        if perf_counter() >= end or (losing and Times(tuple(samples)).quartiles[0] > losing) or _precise(samples):
-            break
-    return Times(tuple(samples))
+    found: list[tuple[float, float]] = []
+    with Waiting() as waiting:
+        while len(found) < MOST:
+            found.append(waiting.of(partial(sample, launch, calls, before), calls))
+            if len(found) < LEAST and (len(found) < 3 or perf_counter() < end):
+                continue
+            times = _times(found)
+            if perf_counter() >= end or (losing and times.quartiles[0] > losing) or _precise(times):
+                break
+    return _times(found)
 
 
-def _precise(samples: Sequence[float]) -> bool:
-    if len(samples) < LEAST:
+def _times(found: Sequence[tuple[float, float]]) -> Times:
+    return Times(tuple(s for s, _ in found), tuple(w for _, w in found))
+
+
+def _precise(times: Times) -> bool:
+    if len(times.samples) < LEAST:
         return False
-    low, median, high = Times(tuple(samples)).quartiles
-    return bool((high - low) / len(samples) ** 0.5 <= PRECISE * median)
+    low, median, high = times.quartiles
+    return bool((high - low) / len(times.undisturbed) ** 0.5 <= PRECISE * median)
 
 
-def race(launches: Sequence[Launch], firsts: Sequence[float], seconds: float, rounds: int = 151) -> list[Times]:
-    """Time kernels in turns, so that what else the machine does falls on all alike."""
+def race(launches: Sequence[Launch], firsts: Sequence[float], seconds: float) -> list[Times]:
+    """Time kernels in turns, so that what else the machine does falls on all alike.
+
+    It ends when `seconds` are over, or later where few rounds were calm so far.
+    """
     counts = [calls_for(first) for first in firsts]
-    samples: list[list[float]] = [[] for _ in launches]
-    end = perf_counter() + seconds
-    for number in range(rounds):
-        if number >= LEAST and perf_counter() > end:
-            break
-        for k in range(len(launches)) if number % 2 == 0 else reversed(range(len(launches))):
-            memory = launches[k].memory
-            samples[k].append(sample(launches[k], counts[k], memory.restored if memory.accumulates else None))
-    return [Times(tuple(s)) for s in samples]
+    found: list[list[tuple[float, float]]] = [[] for _ in launches]
+    end, calm = perf_counter() + seconds, 0
+    with Waiting() as waiting:
+        for number in range(ROUNDS):
+            late = perf_counter() - end
+            if number >= TELLING and late > (0 if calm >= TELLING else PATIENT * seconds):
+                break
+            for k in range(len(launches)) if number % 2 == 0 else reversed(range(len(launches))):
+                before = launches[k].memory.restored if launches[k].memory.accumulates else None
+                run = partial(sample, launches[k], counts[k], before)
+                found[k].append(waiting.of(run, 1 if before else counts[k]))
+            calm += all(each[-1][1] <= CALM for each in found)
+    return list(map(_times, found))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
@@ -25,9 +25,9 @@ from . import tuner_pb2 as pb
 from .device import fingerprint
 from .oracle import Expected, Oracle
 from .problem import KINDS, MORE_KINDS, Problem, fill
-from .run import Launch, Loaded, Memory, Times, clock, race, sample, timed
+from .run import Launch, Loaded, Memory, Times, clock, gain, race, sample, timed
 
-VERSION = 1
+VERSION = 2
 """Of the messages."""
 ROOM = 1 << 31
 """Bytes of inputs that are kept, beside those in use."""
@@ -288,12 +288,23 @@ def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
         except Rejected as rejection:
             failures.append(f"{number}: {rejection.message}")
     phase(RUN)
+    start = perf_counter()
     firsts = [sample(x, 1, usual.restored) for x in launches]
-    times = race(launches, firsts, request.seconds) if launches else []
-    found = dict(zip(places, times, strict=True))
-    for number in range(len(request.codes)):
-        reply.timings.append(timing(found[number]) if number in found else pb.Timing())
+    reply.timings.extend(placed(race(launches, firsts, request.seconds), places, len(request.codes)))
     reply.message = "; ".join(failures)
+    reply.running = perf_counter() - start
+
+
+def placed(times: Sequence[Times], places: Sequence[int], count: int) -> Iterator[pb.Timing]:
+    """The timings of a race of `count`, in order. Who is not at one of `places` has no runs; all are compared with the
+    first, where that ran.
+    """
+    found = dict(zip(places, times, strict=True))
+    for number in range(count):
+        made = timing(found[number]) if number in found else pb.Timing()
+        if number in found and 0 in found:
+            made.gain = gain(found[0], found[number])
+        yield made
 
 
 _STAGES: Mapping[int, Stage] = {

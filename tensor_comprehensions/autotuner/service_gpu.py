@@ -27,8 +27,8 @@ from ..runtime.emulator import Counts
 from ..target import GpuTarget, target
 from . import tuner_pb2 as pb
 from .problem import KINDS, MORE_KINDS, Problem
-from .run import LEAST, MOST, Memory, Times, calls_for
-from .service import CHECK, COMPILE, FRESH, RUN, Bench, Harmful, Phase, Rejected, Stage, answered, bench, timing
+from .run import MOST, TELLING, Memory, Times, calls_for
+from .service import CHECK, COMPILE, FRESH, RUN, Bench, Harmful, Phase, Rejected, Stage, answered, bench, placed, timing
 
 LAUNCH = 2e-6
 """Modelled seconds of a launch."""
@@ -233,9 +233,7 @@ def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
             failures.append(f"{number}: {rejection.message}")
     memory = made.memory(KINDS[-1], 0)
     times = _timed([runners[n] for n in firsts], memory, list(firsts.values()), request.seconds)
-    found = dict(zip(firsts, times, strict=True))
-    for number in range(len(runners)):
-        reply.timings.append(timing(found[number]) if number in found else pb.Timing())
+    reply.timings.extend(placed(times, list(firsts), len(runners)))
     reply.message = "; ".join(failures)
 
 
@@ -246,9 +244,9 @@ def _timed(runners: list[Runner], memory: Memory, firsts: list[float], seconds: 
     for turn in range(MOST):
         for runner, first, own in zip(runners, firsts, samples, strict=True):
             own.append(runner.sample(memory, first))
-        if all(r.steady for r in runners) or (turn + 1 >= LEAST and perf_counter() >= end):
+        if all(r.steady for r in runners) or (turn + 1 >= TELLING and perf_counter() >= end):
             break
-    return [Times(tuple(own)) for own in samples]
+    return [Times(tuple(own) * (TELLING if r.steady else 1)) for r, own in zip(runners, samples, strict=True)]
 
 
 _STAGES: Mapping[int, Stage] = {pb.EVALUATE: _evaluate, pb.RACE: _race}

@@ -78,11 +78,12 @@ def tune(
     start = time.monotonic()
     key = subject.key(devices[0].threads)
     book = Journal(journal)
-    problem = Problem(subject.message)
-    known = begun(book, problem.digest, lambda: starting_points(subject, key))
-    made, seeds = spaced or space(subject.bound, subject.target, subject.start, known)
     where = evaluator or (Local(devices) if executor is None else Elsewhere(executor, devices[0]))
     try:
+        where.begin()
+        problem = Problem(subject.message)
+        known = begun(book, problem.digest, lambda: starting_points(subject, key))
+        made, seeds = spaced or space(subject.bound, subject.target, subject.start, known)
         with stoppable() as stop:
             tuner = Tuner(
                 problem,

@@ -22,6 +22,7 @@ from . import tuner_pb2 as pb
 from .evaluators import Evaluator, answer
 from .journal import Journal
 from .problem import Problem
+from .run import TELLING
 from .search import SEARCHES, Candidate, Search
 from .service import VERSION
 from .space import Genome, Space
@@ -42,6 +43,8 @@ COMPILE_LIMIT, FIRST_LIMIT = 60.0, 300.0
 """Seconds to compile a candidate, and to run the first one."""
 PATIENCE = 10.0
 """Times what it took to check and time the first candidate: a busy machine is as slow with all others."""
+DECIDING = 1.5
+"""Times what it took to prepare for candidates: to prepare for the race."""
 STORES = 2e14
 """Bytes per second that no machine writes; what is faster did not do it."""
 SILENCE = 10.0
@@ -172,7 +175,9 @@ class Tuner:
         self._stop, self._observe, self._clock = Stop() if stop is None else stop, observe, Clock(start)
         self._by_options: dict[CpuOptions, Outcome] = {}
         self._by_code: dict[str, Outcome] = {}
-        self._codes: dict[str, pb.Code] = {}
+        self._codes: dict[str, tuple[pb.Code, ...]] = {}
+        self._speeds: dict[str, float] = {}
+        self._preparing = 0.0
         self._complaints: list[str] = []
         self.best: Outcome | None = None
 
@@ -180,11 +185,22 @@ class Tuner:
         """Search until the budget is spent. Raises ArgumentError where no candidate works, not even the default."""
         default = self._space.options(self._seeds[0])
         search = SEARCHES[self.effort.search](self._space, self._seeds, self.effort.population, self.effort.seed)
+        if self._evaluator.separate and self._remembered(default) is None:
+            self._prepare()
         self._evaluate([Candidate(self._seeds[0], default)], 0)
         for generation in range(1, self.effort.generations + 1):
             if not self._generation(search, generation):
                 break
         return self._decided(default)
+
+    def _prepare(self) -> None:
+        """Have inputs and right results made while the first candidate is compiled: a race of none needs only these."""
+        start = self.elapsed()
+
+        def ready(future: Future[bytes]) -> None:
+            self._preparing = self.elapsed() - start
+
+        self._evaluator.submit(self._request(pb.RACE)).add_done_callback(ready)
 
     def _generation(self, search: Search, generation: int) -> bool:
         """Evaluate one generation; False where there is nothing left to try, or no time."""
@@ -219,10 +235,10 @@ class Tuner:
         return self._clock.elapsed()
 
     def _over(self) -> bool:
-        """Is it time to decide? The race prepares inputs as the first candidate did, and takes as long at least."""
-        first = self.outcomes[0].elapsed if self.outcomes else 0.0
-        reserve = max(RESERVE * self.effort.seconds, min(first, self.effort.seconds / 3))
-        return self._stop.wanted or self.elapsed() >= self.effort.seconds - reserve
+        """Is it time to decide? The race makes inputs ready as the start did, and of one kind more."""
+        whole = self.effort.seconds
+        reserve = max(RESERVE * whole, min(_racing(whole) + DECIDING * self._preparing, whole / 3))
+        return self._stop.wanted or self.elapsed() >= whole - reserve
 
     # --- evaluating ---
 
@@ -274,9 +290,21 @@ class Tuner:
                 if found is None:  # stopped
                     return
                 found.digest, found.compiling = reply.digest, reply.compiling
+                self._keep(found, reply.codes)
                 yield found
             else:
                 yield _copied(self._by_code[reply.digest], reply)
+
+    def _keep(self, reply: pb.Reply, codes: Sequence[pb.Code]) -> None:
+        """Keep the code of who may come to race: of the default, which is the first, and of the fastest."""
+        if reply.status != pb.OK or not reply.timings:
+            return
+        self._codes[reply.digest] = tuple(codes)
+        self._speeds[reply.digest] = reply.timings[0].low
+        first = next(iter(self._codes))
+        for digest in sorted(self._speeds, key=self._speeds.__getitem__)[FINALISTS + 1 :]:
+            if digest != first:
+                del self._codes[digest], self._speeds[digest]
 
     def _evaluated(self, options: Sequence[CpuOptions]) -> Iterator[pb.Reply]:
         yield from self._answers([self._request(pb.EVALUATE, [o]) for o in options])
@@ -339,13 +367,19 @@ class Tuner:
         good = sorted((o for o in self.outcomes if o.seconds is not None), key=lambda o: o.seconds or 0.0)
         if not good:
             raise ArgumentError(f"no way to lower {self.problem.function.name} works: {reasons(self.outcomes)}")
+        most = max(1, min(FINALISTS, round(2 * _racing(self.effort.seconds) / TELLING / (good[0].seconds or 1.0))))
         finalists = [default]
         digests = {o.digest for o in self.outcomes if o.options == default}
         for o in good:
-            if o.digest not in digests and len(finalists) <= FINALISTS:
+            if o.digest not in digests and len(finalists) <= most:
                 digests.add(o.digest)
                 finalists.append(o.options)
         timings = self._race(finalists)
+        if len(finalists) > 1 and not any(t.gain for t in timings):
+            logger("tune").warning(
+                "%s: other work disturbed the race, so that it decides nothing; search on a machine that is idle",
+                self.problem.function.name,
+            )
         winner = _winner(timings)
         if winner is None:
             raise ArgumentError(
@@ -373,7 +407,7 @@ class Tuner:
         return timings
 
     def _ran(self, finalists: Sequence[CpuOptions]) -> list[pb.Timing]:
-        seconds = min(5.0, max(0.2, self.effort.seconds * RESERVE / 2))
+        seconds = _racing(self.effort.seconds)
         reply = self._raced(finalists, 1.0 if self._stop.wanted else seconds)
         if reply.status == pb.OK and len(reply.timings) == len(finalists):
             if reply.message:
@@ -386,7 +420,8 @@ class Tuner:
         return [times.get(n, pb.Timing()) for n in range(len(finalists))]
 
     def _raced(self, finalists: Sequence[CpuOptions], seconds: float) -> pb.Reply:
-        request = self._request(pb.RACE, finalists)
+        codes = self._codes_of(finalists)
+        request = self._request(pb.RACE, () if codes else finalists, codes)
         request.seconds, request.fresh = seconds, True
         request.run_limit = FIRST_LIMIT
         reply = answer(self._evaluator.submit(request), self._evaluator.fingerprint)
@@ -394,14 +429,24 @@ class Tuner:
             self._complaints.append(f"{pb.Status.Name(reply.status).lower()}: {reply.message[:200]}")
         return reply
 
+    def _codes_of(self, options: Sequence[CpuOptions]) -> list[pb.Code]:
+        """The codes that were measured, where all are at hand: a search that goes on has none."""
+        digests = [self._by_options[o].digest for o in options]
+        return [c for d in digests for c in self._codes[d]] if all(d in self._codes for d in digests) else []
+
+
+def _racing(seconds: float) -> float:
+    """Seconds that the race of a search takes, beside what prepares it."""
+    return min(5.0, max(0.2, seconds * RESERVE / 2))
+
 
 def _winner(timings: Sequence[pb.Timing]) -> int | None:
-    """The fastest that ran; the first, which is the default, where it is about as fast."""
+    """The fastest that ran, among those that are faster than the first, which is the default, beyond doubt."""
     ran = [n for n, t in enumerate(timings) if t.runs]
-    if not ran:
-        return None
-    best = min(ran, key=lambda n: timings[n].low)
-    return 0 if 0 in ran and timings[0].low <= timings[best].low * (1 + TIE) else best
+    if 0 in ran:
+        default = timings[0]
+        ran = [0, *(n for n in ran if timings[n].gain > 1 and default.low > timings[n].low * (1 + TIE))]
+    return min(ran, key=lambda n: timings[n].low, default=None)
 
 
 def reasons(outcomes: Sequence[Outcome]) -> str:

@@ -122,16 +122,18 @@ class Request(_message.Message):
     def __init__(self, version: _Optional[int] = ..., stage: _Optional[_Union[Stage, str]] = ..., problem: _Optional[_Union[Problem, _Mapping]] = ..., options: _Optional[_Iterable[_Union[_tc_cache_pb2.Options, _Mapping]]] = ..., codes: _Optional[_Iterable[_Union[Code, _Mapping]]] = ..., device: _Optional[str] = ..., fingerprint: _Optional[str] = ..., hopeless: _Optional[float] = ..., losing: _Optional[float] = ..., seconds: _Optional[float] = ..., fresh: bool = ..., folder: _Optional[str] = ..., compile_limit: _Optional[float] = ..., run_limit: _Optional[float] = ..., threads: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
-    __slots__ = ("median", "low", "high", "runs")
+    __slots__ = ("median", "low", "high", "runs", "gain")
     MEDIAN_FIELD_NUMBER: _ClassVar[int]
     LOW_FIELD_NUMBER: _ClassVar[int]
     HIGH_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    GAIN_FIELD_NUMBER: _ClassVar[int]
     median: float
     low: float
     high: float
     runs: int
-    def __init__(self, median: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., runs: _Optional[int] = ...) -> None: ...
+    gain: float
+    def __init__(self, median: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., runs: _Optional[int] = ..., gain: _Optional[float] = ...) -> None: ...
 
 class Reply(_message.Message):
     __slots__ = ("version", "status", "message", "timings", "codes", "digest", "fingerprint", "compiling", "running")

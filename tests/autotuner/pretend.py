@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from hashlib import sha256
 
@@ -17,6 +17,7 @@ from tensor_comprehensions.autotuner.space import Genome, Space, space
 from tensor_comprehensions.autotuner.tune import Subject
 from tensor_comprehensions.cache.records import from_message
 from tensor_comprehensions.cache.store import Store
+from tensor_comprehensions.cache.tc_cache_pb2 import Options
 from tensor_comprehensions.calling.calls import gather
 from tensor_comprehensions.options import CpuOptions
 
@@ -69,6 +70,9 @@ class Pretend:
         self.asked: list[CpuOptions] = []
         self.closed = False
 
+    def begin(self) -> None:
+        """Nothing starts."""
+
     def submit(self, request: pb.Request) -> Future[bytes]:
         future: Future[bytes] = Future()
         reply = pb.Reply(version=VERSION, status=pb.OK, fingerprint=self.fingerprint)
@@ -85,7 +89,7 @@ class Pretend:
             reply.running = 10.0
             self.change(options, reply)
         else:
-            reply.timings.extend(timing(self.raced(from_message(m))) for m in request.options)
+            reply.timings.extend(raced([self.raced(from_message(m)) for m in _options(request)]))
         future.set_result(reply.SerializeToString())
         return future
 
@@ -99,8 +103,21 @@ def evaluate(raw: bytes) -> bytes:
     time.sleep(0.02)
     reply = pb.Reply(version=VERSION, status=pb.OK, fingerprint=request.fingerprint)
     reply.digest = sha256(b"".join(m.SerializeToString(deterministic=True) for m in request.options)).hexdigest()
-    reply.timings.extend(timing(landscape(from_message(m))) for m in request.options)
+    reply.timings.extend(raced([landscape(from_message(m)) for m in request.options]))
     return reply.SerializeToString()
+
+
+def _options(request: pb.Request) -> list[Options]:
+    """What a race is between: options, or codes, which are options here."""
+    return [*request.options, *(Options.FromString(c.program) for c in request.codes)]
+
+
+def raced(seconds: Sequence[float]) -> list[pb.Timing]:
+    """What a race without noise gives."""
+    found = [timing(each) for each in seconds]
+    for t in found:
+        t.gain = found[0].low / t.low if t.runs and found[0].runs else 0.0
+    return found
 
 
 def timing(seconds: float) -> pb.Timing:
