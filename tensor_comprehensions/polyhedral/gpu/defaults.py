@@ -8,8 +8,8 @@ has a thread per element, along what memory lies along.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import gcd, prod
+from dataclasses import dataclass, replace
+from math import gcd, inf, prod
 
 from ...options import MappingOptions
 from ...target import GpuTarget
@@ -21,6 +21,7 @@ from ..locality import stride, work
 from ..schedule import Group
 from ..scop import Node, Scop
 from .mapping import scattering
+from .vectors import lanes_along
 
 BLOCK = 256
 """Threads of a block where nothing speaks for another number."""
@@ -38,6 +39,10 @@ FEW_TERMS = 4
 # Side of the tile of a contraction, and terms at a time; threads along a side.
 SQUARES = ((128, 16), (64, 16), (32, 32), (16, 32))
 BLOCK_SIDE = 16
+ARRIVAL = 800
+"""Cycles from asking for what lies in memory until it is there."""
+L2_BYTES = 40
+"""That a processor gets from the second-level cache in a cycle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ def choose(scop: Scop, group: Group, target: GpuTarget) -> MappingOptions:
     if _column_reduction(scop, shape):
         return _columns(scop, shape, target)
     if shape.inner > SHORT:
-        return _rows(shape, target)
+        return _rows(scop, shape, target)
     return _elements(scop, shape, target)
 
 
@@ -146,10 +151,11 @@ def _elements(scop: Scop, shape: Shape, target: GpuTarget) -> MappingOptions:
             unroll_copy_shared=True,
             collapse=True,
         )
-    block = BLOCK if shape.points >= BLOCK * target.processors else BLOCK // 2
+    vector = _vector(scop, shape, target)
+    block = BLOCK if shape.points >= BLOCK * vector * target.processors else BLOCK // 2
     tile: list[int] = []
     threads: list[int] = []
-    left = block
+    left = block * vector
     for k, extent in reversed(list(enumerate(shape.rows))):
         size = min(extent, left) if len(threads) < 3 else 1
         if k > 2:
@@ -158,15 +164,25 @@ def _elements(scop: Scop, shape: Shape, target: GpuTarget) -> MappingOptions:
         else:
             tile.append(size)
         if size > 1:
-            threads.append(size)
+            threads.append(size if threads else size // vector)
             left = max(1, left // size)
     return MappingOptions(
         tile=tuple(reversed(tile)) or (0,),
         threads=_limited(threads, target),
         blocks=(UNLIMITED, 65535, 65535),
         unroll=8,
+        private_memory=vector > 1,
+        vector=vector,
         collapse=True,
     )
+
+
+def _vector(scop: Scop, shape: Shape, target: GpuTarget) -> int:
+    """The elements along the last row that a thread takes, where that leaves threads enough."""
+    last = len(shape.rows) - 1
+    places = [(leaf, d) for leaf in _leaves(scop, shape.group) for d in leaf.dims if d.row == last]
+    found = lanes_along(scop, places) if shape.inner == 1 else 1
+    return found if shape.points >= found * (BLOCK // 2) * target.processors else 1
 
 
 def _turned_row(scop: Scop, shape: Shape) -> int | None:
@@ -193,31 +209,35 @@ def _limited(threads: Sequence[int], target: GpuTarget) -> tuple[int, ...]:
 # --- reductions --------------------------------------------------------------------------------------------------
 
 
-def _rows(shape: Shape, target: GpuTarget) -> MappingOptions:
+def _rows(scop: Scop, shape: Shape, target: GpuTarget) -> MappingOptions:
     """So many threads per point of the rows as it has work for, and several points in a block where that is little."""
     inner = shape.inner
     plenty = shape.points >= 16 * target.processors
+    found = [(leaf, [d for d in leaf.dims if d.row is None]) for leaf in _leaves(scop, shape.group)]
+    vector = lanes_along(scop, [(leaf, dims[-1]) for leaf, dims in found if dims])
     if inner <= 32 or (inner <= WARP_ROW and plenty):
         along = min(32, power(inner))
     else:
-        along = min(1024, max(32, power(inner // (8 if plenty else 4))))
+        along = min(1024, max(32, power(inner // (max(8, 4 * vector) if plenty else 4))))
     beside = prod(d.extent for d in shape.leaf.dims if d.row is None and d.kind is DimKind.PARALLEL)
     if shape.reduced > 1 and beside > 1:  # many sums at each point of the rows: a warp for each
         along = min(32, power(shape.reduced))
         threads = (along, min(power(beside), 2 * BLOCK // along))
-        return _cooperative(shape, 1, threads, target)
+        return _cooperative(shape, 1, threads, vector, target)
     last = min(shape.rows[-1], max(1, BLOCK // 2 // along)) if shape.rows else 1
-    return _cooperative(shape, last, (along, last) if last > 1 else (along,), target)
+    return _cooperative(shape, last, (along, last) if last > 1 else (along,), vector, target)
 
 
-def _cooperative(shape: Shape, last: int, threads: tuple[int, ...], target: GpuTarget) -> MappingOptions:
-    """One point of the rows for a block, `last` along the last of them."""
+def _cooperative(shape: Shape, last: int, threads: tuple[int, ...], vector: int, target: GpuTarget) -> MappingOptions:
+    """One point of the rows for a block, `last` along the last of them; neighbours in vectors."""
     return MappingOptions(
         tile=(*(1 for _ in shape.rows[:-1]), last) if shape.rows else (0,),
         threads=_limited(threads, target),
         blocks=(UNLIMITED, 65535, 65535),
-        unroll=8,
+        unroll=8 * vector * vector,
         cooperative_reductions=True,
+        private_memory=vector > 1,
+        vector=vector,
         shared_memory=len(shape.group.nodes) > 1,
         unroll_copy_shared=len(shape.group.nodes) > 1,
         collapse=True,
@@ -280,33 +300,96 @@ def _reads_still(node: Node, dim: Dim) -> frozenset[str]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Square:
+    """A tile of a contraction. each: elements of a thread along its sides. depth: terms of the first reduced
+    dimension that are staged at once, with all of the others.
+    """
+
+    tile: tuple[int, int]
+    each: tuple[int, int]
+    depth: int
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        return self.tile[1] // self.each[1], self.tile[0] // self.each[0]
+
+    def cycles(self, target: GpuTarget) -> float:
+        """What a term of a tile takes: instructions, or words that shared memory gives to a warp."""
+        warps = -(-prod(self.threads) // target.warp)
+        issued = prod(self.each) + sum(self.each) / 4 + 1
+        moved = self.each[0] / 4 + self.each[1] / 2
+        return warps * max(issued * target.warp / target.float32_lanes, moved)
+
+    def resident(self, target: GpuTarget) -> int:
+        """Blocks that a processor has registers for."""
+        return max(1, target.registers_per_processor // (prod(self.threads) * (32 + prod(self.each) * 3 // 2)))
+
+    def duration(self, blocks: int, steps: int, terms: int, target: GpuTarget) -> float:
+        """Cycles of all: blocks on a processor hide each other's waiting for the next `terms`, if they have enough."""
+        each = -(-blocks // target.processors)
+        together = min(each, self.resident(target))
+        return ARRIVAL + steps * each * max(ARRIVAL / together, terms * self.cycles(target))
+
+
 def _contraction(scop: Scop, shape: Shape, sides: tuple[Dim, Dim], target: GpuTarget) -> MappingOptions:
-    """The largest tiles of which there is one for every processor, square but for sides that are short."""
+    """The tiles that are done first, unless a warp for each element is done before; square but for short sides."""
     extents = [d.extent for d in sides]
     others = prod(r for k, r in enumerate(shape.rows) if k not in [d.row for d in sides])
-
-    def plenty(side: int) -> bool:
-        tiles = others * prod(-(-n // side) for n in extents)
-        return tiles >= target.processors and max(extents) >= side // 2
-
-    side, depth = next((s for s in SQUARES if plenty(s[0])), SQUARES[-1])
-    tile = [min(side, power(n)) for n in extents]
-    each = [max(1, size // BLOCK_SIDE) for size in tile]
-    sizes = {d.row: size for d, size in zip(sides, tile, strict=True) if d.row is not None}
-    depth = min(depth, shape.reduced)
-    while depth > FEW_TERMS and 2 * _staged_bytes(scop, shape, sizes, depth) > target.shared:
-        depth //= 2
+    first = next(d.extent for d in shape.leaf.dims if d.row is None)
+    rest = shape.reduced // first
+    found: list[tuple[float, Square]] = []
+    for side, depth in SQUARES:
+        tile = (min(side, power(extents[0])), min(side, power(extents[1])))
+        square = Square(tile, (max(1, tile[0] // BLOCK_SIDE), max(1, tile[1] // BLOCK_SIDE)), min(depth, first))
+        blocks = others * prod(-(-n // size) for n, size in zip(extents, tile, strict=True))
+        square = _deepened(scop, shape, sides, square, blocks, target)
+        cycles = square.duration(blocks, -(-first // square.depth), square.depth * rest, target)
+        found.append((cycles, square))
+    cycles, best = min(reversed(found), key=lambda f: f[0])  # of equals the one with most blocks
+    if _by_warps(scop, shape, target) < cycles:
+        return _rows(scop, shape, target)
+    sizes = {d.row: size for d, size in zip(sides, best.tile, strict=True) if d.row is not None}
     return MappingOptions(
-        tile=(*(sizes.get(k, 1) for k in range(len(shape.rows))), depth),
-        threads=(tile[1] // each[1], tile[0] // each[0]),
+        tile=(*(sizes.get(k, 1) for k in range(len(shape.rows))), best.depth),
+        threads=best.threads,
         blocks=(UNLIMITED, 65535, 65535),
         unroll=8,
         shared_memory=True,
         unroll_copy_shared=True,
         private_memory=True,
-        vector=gcd(4, each[1]) if _reads_along(scop, shape.leaf, sides[1]) else 1,
+        vector=gcd(4, best.each[1]) if _reads_along(scop, shape.leaf, sides[1]) else 1,
         double_buffer=True,
     )
+
+
+def _deepened(
+    scop: Scop, shape: Shape, sides: tuple[Dim, Dim], square: Square, blocks: int, target: GpuTarget
+) -> Square:
+    """With as many terms staged at once as there is room for, or more where few blocks would wait for the next."""
+    sizes = {d.row: size for d, size in zip(sides, square.tile, strict=True) if d.row is not None}
+    first = next(d.extent for d in shape.leaf.dims if d.row is None)
+    together = min(-(-blocks // target.processors), square.resident(target))
+    each = square.cycles(target) * (shape.reduced // first) * together
+
+    def fits(depth: int) -> bool:
+        return 2 * _staged_bytes(scop, shape, sizes, depth) <= target.shared
+
+    depth = square.depth
+    while depth > FEW_TERMS and not fits(depth):
+        depth //= 2
+    while depth * each < ARRIVAL and 2 * depth <= first and fits(2 * depth):
+        depth *= 2
+    return replace(square, depth=depth)
+
+
+def _by_warps(scop: Scop, shape: Shape, target: GpuTarget) -> float:
+    """Cycles where a warp sums the terms of an element alone: those of reading them from the second-level cache."""
+    inner = [d for d in shape.leaf.dims if d.row is None]
+    if lanes_along(scop, [(shape.leaf, inner[-1])]) == 1:
+        return inf
+    size = max(scop.function.tensor(a.tensor).dtype.size for n in shape.leaf.nodes for a in n.reads)
+    return 2 * ARRIVAL + shape.points * shape.reduced * size * 5 / 4 / (L2_BYTES * target.processors)
 
 
 def _staged_bytes(scop: Scop, shape: Shape, sizes: Mapping[int, int], depth: int) -> int:

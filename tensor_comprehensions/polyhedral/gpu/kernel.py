@@ -111,12 +111,13 @@ class Emission:
     def resident(self, promotion: Promotion) -> int:
         """How many blocks should have registers at once: where a thread needs many, so many that it gets few more.
 
-        Left alone, CUDA's compiler then takes more than two blocks have, to move loads ahead.
+        Left alone, CUDA's compiler then takes more than two blocks have, to move loads ahead. So it does where the
+        largest blocks need few: two of those keep memory busier than one.
         """
         threads = prod(self.plan.launch.block)
         words = sum(prod(b.shape) * b.type.dtype.size // 4 for b in promotion.buffers if b.space is Space.REGISTER)
         if not FEW_REGISTERS // 2 < words <= FEW_REGISTERS:
-            return 1
+            return 2 if words <= FEW_REGISTERS // 4 and threads == self.target.threads else 1
         return max(1, self.target.registers_per_processor // FEW_REGISTERS // threads)
 
     def collectives(self, sums: Mapping[str, Buffer]) -> tuple[dict[str, ir.Stmt], list[Buffer]]:

@@ -172,7 +172,7 @@ def _leaf_plan(
     else:
         candidates = [a for a in reversed(parallel) if a.tile > 1]
         chosen = list(zip(range(3), candidates, strict=False))[: len(options.threads)]
-    mapped = {a.dim.name: _mapped(a, k, options) for k, a in chosen}
+    mapped = {a.dim.name: _mapped(a, k, options, cooperative=shared is not None) for k, a in chosen}
     walked = tuple(mapped.get(a.dim.name, a) for a in parallel)
     blocked = options.private_memory and shared is None and _blockable(leaf, walked, inner)
     return LeafPlan(leaf, walked, tuple(mapped.get(a.dim.name, a) for a in inner), shared is not None, blocked)
@@ -192,11 +192,13 @@ def _in_flight(parallel: Sequence[Axis]) -> bool:
 
 
 def _blockable(leaf: Leaf, parallel: Sequence[Axis], inner: Sequence[Axis]) -> bool:
-    """Do threads have several elements each of one reduction, and registers enough for them?"""
+    """Do threads have several elements each of one reduction, or several neighbouring terms, and registers for them?"""
     reduces = all(s.reduction and s.reduced for n in leaf.nodes for s in n.statements)
     terms = [a for a in inner if a.dim.kind is DimKind.REDUCTION]
     elements = prod(a.trips * a.vector for a in parallel)
-    return reduces and len(terms) == len(inner) > 0 and 1 < elements <= MOST_INNER // 2
+    if not (reduces and len(terms) == len(inner) > 0 and elements <= MOST_INNER // 2):
+        return False
+    return elements > 1 or terms[-1].tile % NEIGHBOURS == 0
 
 
 def _axes(group: Group, leaf: Leaf, sizes: Sequence[int], options: MappingOptions) -> list[Axis]:
@@ -214,12 +216,14 @@ def _axes(group: Group, leaf: Leaf, sizes: Sequence[int], options: MappingOption
     return axes
 
 
-def _mapped(axis: Axis, identifier: int, options: MappingOptions) -> Axis:
+def _mapped(axis: Axis, identifier: int, options: MappingOptions, *, cooperative: bool) -> Axis:
+    """The axis on the threads of an identifier; where they share a reduction only its terms are taken in vectors."""
     threads = options.threads[identifier]
-    vector = options.vector if identifier == 0 and axis.tile % (options.vector * threads) == 0 else 1
     reduced = axis.dim.kind is DimKind.REDUCTION
+    whole = identifier == 0 and axis.tile % (options.vector * threads) == 0
+    vector = options.vector if whole and reduced == cooperative else 1
     most = 1 << (axis.tile - 1).bit_length() if reduced else -(-axis.tile // vector)
-    return Axis(axis.dim, axis.extent, axis.tile, identifier, min(threads, most), 1 if reduced else vector)
+    return Axis(axis.dim, axis.extent, axis.tile, identifier, min(threads, most), vector)
 
 
 def _cooperative(
@@ -360,20 +364,25 @@ def _thread(plan: KernelPlan, a: Axis, unit: Unit) -> str:
 
 def _loops(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[Axis]) -> tuple[Member, ...]:
     """What is left to loops of the points of `axes`."""
-    members = []
-    for a in axes:
-        coincident = a.dim.kind is DimKind.PARALLEL
-        if a.trips > 1:
-            step = a.threads * a.vector
-            label = f"{a.dim.name} mod {a.tile} / {step}" if step > 1 else f"{a.dim.name} mod {a.tile}"
-            values = tuple(
-                (u.name, f"floor(({plan.point(a, u)})/{step})" if step > 1 else plan.point(a, u)) for u in units
-            )
-            members.append(Member(values, coincident, label))
-        if a.vector > 1:
-            lanes = tuple((u.name, f"({plan.point(a, u)}) mod {a.vector}") for u in units)
-            members.append(Member(lanes, coincident, f"{a.dim.name} mod {a.vector}"))
-    return tuple(members)
+    return tuple(m for a in axes for m in (*_steps(plan, units, a), *_lanes(plan, units, a)))
+
+
+def _steps(plan: KernelPlan, units: tuple[Unit, ...], a: Axis) -> tuple[Member, ...]:
+    """The loop over what all threads take at once, if they have to take more than once."""
+    if a.trips == 1:
+        return ()
+    step = a.threads * a.vector
+    label = f"{a.dim.name} mod {a.tile} / {step}" if step > 1 else f"{a.dim.name} mod {a.tile}"
+    values = tuple((u.name, f"floor(({plan.point(a, u)})/{step})" if step > 1 else plan.point(a, u)) for u in units)
+    return (Member(values, a.dim.kind is DimKind.PARALLEL, label),)
+
+
+def _lanes(plan: KernelPlan, units: tuple[Unit, ...], a: Axis) -> tuple[Member, ...]:
+    """The loop over the neighbours that a thread takes at a time."""
+    if a.vector == 1:
+        return ()
+    values = tuple((u.name, f"({plan.point(a, u)}) mod {a.vector}") for u in units)
+    return (Member(values, a.dim.kind is DimKind.PARALLEL, f"{a.dim.name} mod {a.vector}"),)
 
 
 def _points(plan: KernelPlan, units: tuple[Unit, ...], leaf: LeafPlan) -> Tree:
@@ -382,12 +391,23 @@ def _points(plan: KernelPlan, units: tuple[Unit, ...], leaf: LeafPlan) -> Tree:
     rest = tuple(u for u in units if u.part is not Part.START)
     serial = [a for a in leaf.inner if a.dim.kind is DimKind.SERIAL]
     reduced = [a for a in leaf.inner if a.dim.kind is DimKind.REDUCTION]
-    outer = (*_loops(plan, units, leaf.parallel), *_loops(plan, units, serial))
     children: list[Child | Collective] = [(starts, End())] if starts else []
     if rest:
         children.append((rest, Band(_loops(plan, rest, reduced), rest, _in_order(rest))))
-    loops = Band(outer, units, Sequence_(tuple(children), ""))
-    return Mark(WRITTEN_OUT, loops) if leaf.written_out else loops
+    body = Sequence_(tuple(children), "")
+    if leaf.written_out:
+        return Mark(WRITTEN_OUT, Band(_loops(plan, units, leaf.parallel), units, body))
+    if not leaf.inner:
+        return _by_lanes(plan, units, leaf.parallel, body)
+    return Band((*_loops(plan, units, leaf.parallel), *_loops(plan, units, serial)), units, body)
+
+
+def _by_lanes(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[Axis], body: Tree) -> Tree:
+    """`body` for the points of `axes`: neighbours innermost and written out, to be read and written as vectors."""
+    lanes = tuple(m for a in axes for m in _lanes(plan, units, a))
+    if lanes:
+        body = Mark(WRITTEN_OUT, Band(lanes, units, body))
+    return Band(tuple(m for a in axes for m in _steps(plan, units, a)), units, body)
 
 
 def _register_tiled(plan: KernelPlan, leaf: LeafPlan) -> Tree:
@@ -462,10 +482,10 @@ def _cooperative_tree(plan: KernelPlan, number: int, leaf: LeafPlan) -> Tree:
         )
         for a in inner
     )
-    loops = (*inner_tiles, *_loops(plan, terms, leaf.inner))
+    each = Band(inner_tiles, terms, _by_lanes(plan, terms, leaf.inner, _in_order(terms)))
     children: tuple[Child | Collective, ...] = (
         Collective(f"clear{number}"),
-        (terms, threads(plan, terms, leaf, Band(loops, terms, _in_order(terms)))),
+        (terms, threads(plan, terms, leaf, each)),
         Collective(f"combine{number}"),
         (finish, threads(plan, finish, leaf, _in_order(finish))),
     )
