@@ -13,6 +13,12 @@ _MESHED = frozenset(
 """Processors whose last cache takes what the second one gives up, and is spread over all cores."""
 
 
+CACHED = 0.75
+"""The part of a cache that a kernel finds free."""
+FAR = 8
+"""Times the near caches: what a kernel may touch before a far one is no better for its results than memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A machine to compile for.
@@ -41,6 +47,19 @@ class Target:
     def near(self) -> tuple[int, ...]:
         """`cache`, without a last one that all cores reach by a mesh: what is written had better go past that."""
         return self.cache[:-1] if self.name in _MESHED else self.cache
+
+    @property
+    def kept(self) -> float:
+        """Bytes that a kernel may touch for its results to stay in the caches for whoever reads them.
+
+        A far cache gives back later what writing to it costs more than memory, up to a few times what the others hold.
+        """
+        return CACHED * min(self.cache[-1], FAR * self.near[-1])
+
+    @property
+    def far(self) -> float:
+        """Bytes that a kernel may touch before lines that it writes in parts travel to a far cache and back."""
+        return self.near[-1] if len(self.near) < len(self.cache) else float("inf")
 
     @property
     def issue_bits(self) -> int:

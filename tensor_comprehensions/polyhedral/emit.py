@@ -29,6 +29,7 @@ from ..tc_lang.function import BoundFunction, BoundStatement, Tensor
 from ..translate import Scope, View, element, translate
 from .leaf import Dim, DimKind, Leaf
 from .legality import Scheduled
+from .lines import past_caches
 from .locality import crossing, is_pointwise, loop_order, stride, sums_columns, vector_dim, work
 from .movement import op_of, prefixed
 from .movement import order as loops_of
@@ -36,7 +37,7 @@ from .prefetch import prefetches
 from .promote import lookahead, promotable, side, staged
 from .schedule import Group, Row, reads_memory
 from .scop import Node
-from .storage import Extent, footprint, in_register, streamed
+from .storage import Extent, footprint, in_register, leaves_in_lines, streamed
 from .tiling import tile_order
 
 # Iterations of a vector loop that are in flight at once: enough to hide the latency of an addition in a reduction.
@@ -81,6 +82,7 @@ class Emitter:
     target: Target
     streams: frozenset[str] = frozenset()  # tensors that are written past the caches
     movement: Movement | None = None  # how the only nest runs, where a strategy says so
+    staged: bool = False  # whether what a pointwise nest turns goes through a buffer
 
     def leaf(self, leaf: Leaf) -> ir.Stmt:
         """The nest of `leaf`, vectorised where that is possible."""
@@ -122,13 +124,13 @@ class Emitter:
         if row is not None and (reads := promotable(stores, row.name, lanes.name)):
             if not is_pointwise(leaf):
                 return None
-            turned, vectors = True, 1
+            turned, vectors = True, vectors if self.staged else 1
             count = side(stores, reads, [self._extent(d) for d in (row, lanes)], self.target)
         order = tile_order(self.function, self.group, scheduled.leaves, self.target)
         cut = [self.tiles[k] for k in order if self.tiles[k].size < self.tiles[k].row.extent]
         tiles = tuple((t.row.places[0][1][0], t.size) for t in cut)
         shared = self.options.grain > 0 and bool(tiles)
-        return Movement(tiles, lanes.name, count, vectors, rows, turned, shared, bool(self.streams))
+        return Movement(tiles, lanes.name, count, vectors, rows, turned, self.staged, shared, bool(self.streams))
 
     def _contraction(self, node: Node, cluster: Cluster) -> ir.Stmt:
         """A cluster on the part of its domain that lies in the tiles."""
@@ -224,14 +226,17 @@ class Emitter:
         reads = promotable(stores, row.name, lanes.name)
         if not reads:
             return None
-        block = side(stores, reads, [self._extent(d) for d in (row, lanes)], self.target)
+        extents = [self._extent(d) for d in (row, lanes)]
+        block = side(stores, reads, extents, self.target)
         if self.movement is not None:
-            block = min(self.movement.lanes, 1 << (self._extent(row) - 1).bit_length())
+            block = min(self.movement.lanes, max(2, 1 << (min(extents) - 1).bit_length()))
         down, along = (Axis(d.name, *self._range(leaf, d)) for d in (row, lanes))
-        if is_pointwise(leaf):
+        factor = self._factor(leaf, lanes)
+        if self.staged and any(s.streaming for s in stores):
+            body = past_caches(stores, reads, down, along, (lanes.lower, lanes.upper), (block, factor[1]))
+        elif is_pointwise(leaf) and not self.staged:
             body = transposed(stores, reads, down, along, block, ahead=lookahead(reads, self.target))
         else:
-            factor = self._factor(leaf, lanes)
             body = staged(stores, emitter._initialisations(leaf), reads, down, along, block, factor)
         for dim in reversed(loop_order(self.function, leaf, lanes)):
             if dim is not row and dim is not lanes:
@@ -362,8 +367,8 @@ def pipeline(
     tiles, _ = _tiles(scheduled.group, scheduled.sizes)
     if node.cluster is None:
         op = op_of(node, buffers) if len(scheduled.group.nodes) == 1 else None
-        streams = streamed(function, scheduled.group, target)
-        emitter = Emitter(function, scheduled.group, tiles, buffers, options, target, streams)
+        streams, through = _streams(function, scheduled, target)
+        emitter = Emitter(function, scheduled.group, tiles, buffers, options, target, streams, staged=through)
         found = scheduled.movement or (emitter.decided(scheduled) if op is not None else None)
         return None if op is None or found is None else pipeline_of_movement(prefixed(found, node), op)
     op = _contraction(node, node.cluster, buffers, tiles, target)
@@ -438,13 +443,24 @@ def _body(
     """The nests of a group in order, inside given tiles, with the temporaries that are local to them."""
     group = scheduled.group
     views = {t.name: contracted(t, footprint(t, group, scheduled.sizes), tiles) for t in local}
-    streams = streamed(function, group, target) - views.keys()
-    if scheduled.movement is not None:
-        streams = frozenset(w.tensor for n in group.nodes for w in n.writes if scheduled.movement.streaming)
-    emitter = Emitter(function, group, tiles, {**buffers, **views}, options, target, streams, scheduled.movement)
+    streams, through = _streams(function, scheduled, target)
+    moved = scheduled.movement
+    emitter = Emitter(
+        function, group, tiles, {**buffers, **views}, options, target, streams - views.keys(), moved, through
+    )
     nests = [emitter.leaf(leaf) for leaf in scheduled.leaves]
     registers = {t.name for leaf in scheduled.leaves for t in local if in_register(t, group, leaf)}
     return build.allocate([v.buffer for n, v in views.items() if n not in registers], build.block(*nests))
+
+
+def _streams(function: BoundFunction, scheduled: Scheduled, target: Target) -> tuple[frozenset[str], bool]:
+    """The tensors that a group writes past the caches, and whether what it turns goes through a buffer."""
+    group, movement = scheduled.group, scheduled.movement
+    if movement is not None:
+        return frozenset(w.tensor for n in group.nodes for w in n.writes if movement.streaming), movement.staged
+    if _is_transposition(function, scheduled, target) and (through := leaves_in_lines(function, group, target)):
+        return through, True
+    return streamed(function, group, target), False
 
 
 def _is_transposition(function: BoundFunction, scheduled: Scheduled, target: Target) -> bool:

@@ -67,7 +67,7 @@ def staged(
     As `structured.transpose.transposed`, but the iterations over `lane` may reduce; `factor` is for its VECTOR loop.
     """
     least = min(r.buffer.type.dtype.size for r in reads)
-    rows, lanes = (_chunk(a, most) for a, most in ((row, STAGED_ROWS), (lane, STAGED_BYTES // least)))
+    rows, lanes = (chunk_of(a, most) for a, most in ((row, STAGED_ROWS), (lane, STAGED_BYTES // least)))
     values: dict[Load, Load] = {}
     copies: list[Stmt] = []
     for k, read in enumerate(reads):
@@ -77,28 +77,29 @@ def staged(
         values[read] = Load(buffer, where)
         copies.append(transposed([Store(buffer, where, read)], [read], rows, lanes, side))
     registers = [s.buffer for s in stores if s.buffer.space is Space.REGISTER]
-    point = build.allocate(registers, build.block(*(_with_loads(s, values) for s in stores)))
+    point = build.allocate(registers, build.block(*(with_loads(s, values) for s in stores)))
     inner = Loop(lane.name, lanes.start, lanes.stop, point, LoopKind.VECTOR, factor=factor)
     chunk = build.block(*copies, Loop(row.name, rows.start, rows.stop, inner))
     chunk = build.allocate([v.buffer for v in values.values()], chunk)
-    body: Stmt = Loop(_start(lane), lane.start, lane.stop, chunk, step=shape[1])
+    body: Stmt = Loop(chunk_start(lane), lane.start, lane.stop, chunk, step=shape[1])
     if initial:
         body = build.block(Loop(row.name, rows.start, rows.stop, build.block(*initial)), body)
-    return Loop(_start(row), row.start, row.stop, body, step=STAGED_ROWS)
+    return Loop(chunk_start(row), row.start, row.stop, body, step=STAGED_ROWS)
 
 
-def _start(axis: Axis) -> str:
+def chunk_start(axis: Axis) -> str:
+    """The name of the variable at which a part begins."""
     return f"{axis.name}.start"
 
 
-def _chunk(axis: Axis, size: int) -> Axis:
-    """The part of `axis` from the variable `_start` on."""
-    start = build.var(_start(axis))
+def chunk_of(axis: Axis, size: int) -> Axis:
+    """The part of `axis` from the variable `chunk_start` on."""
+    start = build.var(chunk_start(axis))
     stop = build.add(start, size)
     return Axis(axis.name, start, stop if axis.splits(size) else build.minimum(stop, axis.stop))
 
 
-def _with_loads(s: Stmt, values: Mapping[Load, Load]) -> Stmt:
+def with_loads(s: Stmt, values: Mapping[Load, Load]) -> Stmt:
     def on_expr(e: Expr) -> Expr:
         new = values.get(e) if isinstance(e, Load) else None
         return map_expr(e, on_expr) if new is None else new

@@ -19,9 +19,6 @@ from .leaf import DimKind, Leaf
 from .schedule import Group
 from .scop import Node
 
-# A kernel that touches less than this part of the last cache leaves its results there for whoever reads them.
-CACHED_SHARE = 0.75
-
 
 @dataclass(frozen=True, slots=True)
 class Extent:
@@ -88,12 +85,27 @@ def streamed(function: BoundFunction, group: Group, target: Target) -> frozenset
 
     It does not read them, and so little of all that it touches would stay in the last cache that no reader gains.
     """
-    touched = {t for n in group.nodes for t in n.tensors}
-    size = sum(_touched(t, group) * t.dtype.size for t in function.tensors if t.name in touched)
-    if size < target.cache[-1] * CACHED_SHARE:
+    if _bytes_touched(function, group) < target.kept:
         return frozenset()
-    written = touched - {r.tensor for n in group.nodes for r in n.reads}
-    return frozenset(t for t in written if _has_aligned_rows(function.tensor(t)))
+    return frozenset(t for t in _only_written(group) if _has_aligned_rows(function.tensor(t)))
+
+
+def leaves_in_lines(function: BoundFunction, group: Group, target: Target) -> frozenset[str]:
+    """The tensors that a transposition had better write past the caches by way of a buffer in the second one.
+
+    A line of memory that is written in parts goes to the last cache and back between them. Where that is far, whole
+    lines are worth putting together however the rows of the output lie in memory.
+    """
+    return _only_written(group) if _bytes_touched(function, group) > target.far else frozenset()
+
+
+def _only_written(group: Group) -> frozenset[str]:
+    return frozenset(t for n in group.nodes for t in n.tensors) - {r.tensor for n in group.nodes for r in n.reads}
+
+
+def _bytes_touched(function: BoundFunction, group: Group) -> int:
+    touched = {t for n in group.nodes for t in n.tensors}
+    return sum(_touched(t, group) * t.dtype.size for t in function.tensors if t.name in touched)
 
 
 def _touched(tensor: Tensor, group: Group) -> int:

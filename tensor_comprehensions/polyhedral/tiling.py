@@ -13,6 +13,7 @@ from .leaf import Dim, Leaf
 from .locality import crossing, is_pointwise, stride, sums_columns, vector_dim, work
 from .schedule import CONTRACTION_ROWS, ENOUGH_PARALLELISM, Group, reads_memory
 from .scop import Node
+from .storage import leaves_in_lines
 
 # Elements of a row that one iteration takes when the lanes run along it: long enough to amortise the loop around it,
 # short enough that the temporaries of fused nodes stay in the first-level cache.
@@ -25,6 +26,9 @@ HEAVY_SHARE = 16
 # ones; shorter runs where too few tiles would be left to share. Square ones where several nests use what they hold.
 LONG_TRANSPOSED_TILES = ((32, 512), (16, 512), (16, 256), (16, 128))
 TRANSPOSED_TILE = (64, 64)
+# Where a tile goes through a buffer in the second cache on its way past the last one: long runs to read at a time. More
+# lanes where those are short.
+STAGED_TILES = ((512, 128), (128, 512), (256, 128), (128, 128))
 # Elements below which nothing is shared, and all of them stay in the first caches.
 SMALL_TRANSPOSITION = 16384
 # Rows beyond the lanes that the tile of a permutation covers, and elements that it may have.
@@ -56,7 +60,8 @@ def _lane_tiles(function: BoundFunction, group: Group, leaves: Sequence[Leaf], t
     wanted = _vector_rows(function, leaves, target)
     transposed = _transposed_rows(function, leaves, target)
     if transposed:
-        return _transposed_tiles(group, wanted, transposed, long=nests == 1)
+        through = is_pointwise(leaves[0]) and bool(leaves_in_lines(function, group, target))
+        return _transposed_tiles(group, wanted, transposed, long=nests == 1, through=through)
     others = prod(r.extent for k, r in enumerate(group.rows) if k not in wanted)
     least = 4 * lanes
     if all(sums_columns(leaf, vector_dim(function, leaf, target)) for leaf in leaves):
@@ -78,9 +83,12 @@ def _contraction_tiles(group: Group) -> tuple[int, ...]:
 
 
 def _transposed_tiles(
-    group: Group, wanted: frozenset[int], transposed: frozenset[int], *, long: bool
+    group: Group, wanted: frozenset[int], transposed: frozenset[int], *, long: bool, through: bool
 ) -> tuple[int, ...]:
-    """`long`: nothing that other nests of the group keep per tile has to fit into the first-level cache."""
+    """`long`: nothing that other nests of the group keep per tile has to fit into the first-level cache.
+
+    through: tiles go through buffers.
+    """
 
     def sizes(tile: tuple[int, int]) -> tuple[int, ...]:
         sides = (tile[k in wanted] if k in transposed or k in wanted else 1 for k in range(len(group.rows)))
@@ -91,7 +99,8 @@ def _transposed_tiles(
     extents = tuple(row.extent for row in group.rows)
     if prod(extents) <= SMALL_TRANSPOSITION:
         return extents
-    for tile in LONG_TRANSPOSED_TILES:
+    most = sorted(STAGED_TILES, key=lambda t: -prod(sizes(t)))  # points that are there
+    for tile in most if through else LONG_TRANSPOSED_TILES:
         found = sizes(tile)
         if prod(-(-row.extent // size) for row, size in zip(group.rows, found, strict=True)) >= ENOUGH_PARALLELISM:
             return found

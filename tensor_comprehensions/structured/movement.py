@@ -31,6 +31,7 @@ class Movement:
         vector: the iterator along the lanes. lanes: scalars per vector. vectors: how many are in flight at once.
         rows: steps of a sum that are added at once where the lanes run along the output.
         turned: whether reads across the lanes are turned in registers, in blocks of `lanes` rows and columns.
+        staged: whether what is turned goes through a buffer, one tile at a time, and leaves it in whole lines.
         shared: whether the threads share the tiles. streaming: whether the output is written past the caches.
     """
 
@@ -40,6 +41,7 @@ class Movement:
     vectors: int = 1
     rows: int = 1
     turned: bool = False
+    staged: bool = False
     shared: bool = False
     streaming: bool = False
 
@@ -61,11 +63,11 @@ def movement_of(pipeline: Pipeline, op: StructuredOp, target: Target, *, paralle
     tiles = tuple(_tiles(nest))
     extent = dict(tiles).get(nest.vector, op.extent(nest.vector))
     lanes = min(nest.lanes or target.lanes(max(32, op.dtype.bits)), max(2, 1 << (extent - 1).bit_length()))
-    turned = bool(nest.packs)
+    turned, staged = bool(nest.packs), any(loop is not None for _, loop in nest.packs)
     if turned:
         _check_turned(nest, nest.vector)
     vectors, rows = _unrolled(nest, nest.vector)
-    return Movement(tiles, nest.vector, lanes, vectors, rows, turned, _shared(nest, tiles), nest.streaming)
+    return Movement(tiles, nest.vector, lanes, vectors, rows, turned, staged, _shared(nest, tiles), nest.streaming)
 
 
 def explain_movement(pipeline: Pipeline, op: StructuredOp, target: Target, *, parallel: bool = True) -> str:
@@ -85,7 +87,8 @@ def pipeline_of_movement(movement: Movement, op: StructuredOp) -> Pipeline:
     if sizes:
         pieces.append(written.Tile(tuple((nest.shown(name), size) for name, size in sizes)))
     if movement.turned:
-        pieces.append(written.Pack(tuple((name, None) for name in across(op, movement.vector))))
+        inside = nest.name(TileLoop(sizes[-1][0], 1, sizes[-1][1])) if movement.staged else None
+        pieces.append(written.Pack(tuple((name, inside) for name in across(op, movement.vector))))
     if movement.shared:
         pieces.append(written.Parallel(tuple(nest.name(TileLoop(name, 1, size)) for name, size in movement.tiles)))
     pieces.append(written.Vectorize(nest.shown(movement.vector), movement.lanes))
@@ -140,8 +143,12 @@ def _unrolled(nest: Nest, vector: str) -> tuple[int, int]:
 
 
 def _check_turned(nest: Nest, vector: str) -> None:
-    if any(loop is not None for _, loop in nest.packs):
-        raise CannotLower("pack: what is read is turned in registers, block by block; name the tensor alone")
+    innermost = nest.loops[-1]
+    if any(loop not in (None, innermost) for _, loop in nest.packs):
+        raise CannotLower(
+            "pack: what is read is turned in registers, block by block, or by way of a buffer: name the tensor alone, "
+            f"or the innermost loop, {nest.name(innermost)}"
+        )
     if nest.op.reductions:
         raise CannotLower("pack: reads are turned where all iterations are independent")
     if not across(nest.op, vector):

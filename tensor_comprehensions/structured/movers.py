@@ -26,8 +26,8 @@ BLOCKS = ((32, 512), (64, 64), (16, 128), (16, 256), (128, 32))
 """Tiles of a transposition: runs that are written, and runs that are read."""
 FEW = 32
 """Iterations for the threads that are enough."""
-CACHED = 0.75
-"""Of the last cache: what touches more than this gains from being written past it."""
+STAGE = (512, 128)
+"""Points of a tile that goes through a buffer: runs that are read, and runs that are written."""
 
 
 def movement(op: StructuredOp, target: Target) -> Pipeline:
@@ -76,7 +76,8 @@ def transposition(op: StructuredOp, target: Target) -> Pipeline:
         )
     row = next(i for i in op.parallel if _step_of(op, names[0]).get(i.name) == 1)
     shown = start(op, target).shown
-    widest, large = target.lanes(op.dtype.bits), _large(op, target)
+    touched, widest = _touched(op), target.lanes(op.dtype.bits)
+    large = touched >= target.kept
     sides = [n for n in ((widest, widest // 2) if large else (widest // 2, widest)) if n > 1]  # whole lines to memory
     options = []
     for rows, columns in BLOCKS:
@@ -86,7 +87,14 @@ def transposition(op: StructuredOp, target: Target) -> Pipeline:
         for side in sides:
             options.append(nest >> pack(*names) >> vectorize(shown(lane.name), lanes=min(side, 16)))
     found = reduce(or_, dict.fromkeys(options))
-    return found >> (stream() | Pipeline()) if large else found
+    found = found >> (stream() | Pipeline()) if large else found
+    if touched <= target.far:
+        return found
+    sizes = {lane.name: min(STAGE[1], lane.extent), row.name: min(STAGE[0], row.extent)}
+    nest = _tiled(op, target, {**{i.name: 1 for i in op.parallel if i.name not in sizes}, **sizes})
+    innermost = shown(next((n for n in reversed(sizes) if sizes[n] == op.extent(n)), row.name))
+    through = nest >> pack(**dict.fromkeys(names, innermost)) >> vectorize(shown(lane.name), lanes=min(widest, 16))
+    return through >> _times(op, lane, 2) >> stream() | found
 
 
 def copying(op: StructuredOp, target: Target) -> Pipeline:
@@ -96,7 +104,7 @@ def copying(op: StructuredOp, target: Target) -> Pipeline:
     lane = _contiguous(op)
     lanes = _lanes(op, target, lane.extent)
     found = reduce(or_, (_chunks(op, target, lane, lanes, n) for n in (2, 4, 1, 8)))
-    return found >> (Pipeline() | stream()) if _large(op, target) else found
+    return found >> (Pipeline() | stream()) if _touched(op) >= target.kept else found
 
 
 def _times(op: StructuredOp, lane: Dimension, count: int) -> Pipeline:
@@ -153,7 +161,7 @@ def _step_of(op: StructuredOp, tensor: str) -> Mapping[str, int]:
     return steps(access, [i.name for i in op.iterators]) or {}
 
 
-def _large(op: StructuredOp, target: Target) -> bool:
-    """Whether the last cache has no room for what is read and written."""
+def _touched(op: StructuredOp) -> int:
+    """Bytes that are read and written."""
     buffers = {a.buffer.name: a.buffer for a in (op.output, *loads(op.left))}.values()
-    return sum(prod(b.shape) * b.type.dtype.size for b in buffers) > CACHED * target.cache[-1]
+    return sum(prod(b.shape) * b.type.dtype.size for b in buffers)

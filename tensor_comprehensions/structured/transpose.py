@@ -53,6 +53,10 @@ class Axis:
         middle = build.add(self.start, self.length // side * side)
         return replace(self, stop=middle), replace(self, start=middle)
 
+    def widened(self, before: Axis, side: int) -> Axis:
+        """The range, where it has values, as a block of `side` that begins in what is `before` it, if that is there."""
+        return replace(self, start=build.sub(self.stop, side)) if self.length and before.length else self
+
 
 def transpose(vectors: Sequence[Expr], pair: Pair = build.shuffle) -> list[Expr]:
     """The columns of the square matrix whose rows are `vectors`: as many as they have lanes, a power of two.
@@ -95,7 +99,14 @@ def _gather_pieces(rows: Sequence[Expr], piece: int, pair: Pair) -> list[Expr]:
 
 
 def transposed(
-    stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int, *, ahead: int = 0
+    stores: Sequence[Store],
+    reads: Sequence[Load],
+    row: Axis,
+    lane: Axis,
+    side: int,
+    *,
+    ahead: int = 0,
+    along_reads: bool = False,
 ) -> Stmt:
     """The loops over `row` and `lane` around `stores`, which run one after another at each point.
 
@@ -108,12 +119,14 @@ def transposed(
         side: rows and columns of a block, a power of two.
         ahead: steps along `lane` after which memory is asked for what is read there; 0 leaves that to the processor,
             which cannot guess where the next line is where a page has few of them.
+        along_reads: take all rows before the next lanes, a few long runs of what is read at a time. The stores fill a
+            buffer, and may do so twice: blocks at the ends overlap.
     """
     if side == 1:
         return _point_by_point(stores, row, lane)
     partial = [a for a in (row, lane) if not a.splits(side)]
     if partial and row.length is not None and lane.length is not None:
-        return _in_pieces(stores, reads, row, lane, side, ahead)
+        return _in_pieces(stores, reads, row, lane, side, ahead, along_reads)
     block = _Block(tuple(stores), tuple(dict.fromkeys(reads)), row, lane, side)
     body = block.emit(build.TRUE, build.TRUE)
     if partial:
@@ -122,22 +135,34 @@ def transposed(
         body = If(inside[0] if len(inside) == 1 else build.logical_and(*inside), body, block.emit(*masks))
     line = max(CACHE_LINE // r.buffer.type.dtype.size for r in reads)
     row, lane = (replace(a, stop=a.end) if a in partial else a for a in (row, lane))
-    by_lines = line == 2 * side and (row.splits(line) or row.name in {a.name for a in partial})
+    by_lines = not along_reads and line == 2 * side and (row.splits(line) or row.name in {a.name for a in partial})
     start = replace(row, name=f"{row.name}.line") if by_lines else row
     hints = _hints(reads, row, start, lane, side, ahead) if ahead else build.NOTHING
-    body = _loops(row, lane, side, line if by_lines else side, hints, body)
+    if along_reads:
+        inner = Loop(row.name, row.start, row.stop, body, step=side)
+        body = Loop(lane.name, lane.start, lane.stop, inner, step=side)
+    else:
+        body = _loops(row, lane, side, line if by_lines else side, hints, body)
     for axis in partial:
         if isinstance(axis.end, Var):
             body = Let(axis.end.name, axis.stop, body)
     return body
 
 
-def _in_pieces(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int, ahead: int) -> Stmt:
+def _in_pieces(
+    stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int, ahead: int, along_reads: bool
+) -> Stmt:
     """The whole blocks of `side`, then smaller ones for what is left along either axis: nothing has to be masked."""
     (rows, last_rows), (lanes, last_lanes) = row.cut(side), lane.cut(side)
+    if along_reads:
+        last_rows, last_lanes = last_rows.widened(rows, side), last_lanes.widened(lanes, side)
     pieces = ((rows, lanes, side), (row, last_lanes, side // 2), (last_rows, lanes, side // 2))
     return build.block(
-        *(transposed(stores, reads, r, c, s, ahead=ahead) for r, c, s in pieces if r.length and c.length)
+        *(
+            transposed(stores, reads, r, c, s, ahead=ahead, along_reads=along_reads)
+            for r, c, s in pieces
+            if r.length and c.length
+        )
     )
 
 

@@ -13,6 +13,7 @@ from tensor_comprehensions.dtypes import FLOAT32
 from tensor_comprehensions.loop_ir import build
 from tensor_comprehensions.polyhedral.promote import promotable, side
 from tensor_comprehensions.runtime.host import host
+from tensor_comprehensions.strategies import parse, transposition
 from tensor_comprehensions.target import AVX2, AVX512, Target
 
 TYPES = {
@@ -211,3 +212,69 @@ def test_tiles_of_permutations_cover_runs_of_both_sides() -> None:
     assert "S0.b] in 0:70 tile 16" in schedule
     biased = tc.define("def f(float(A,B) I, float(B) b) -> (O) { O(i,j) = I(i,j) + b(j) }").f
     assert "S0.i] in 0:6720 tile 1," in biased.compile(x.reshape(-1, 64), bias).source("schedule")
+
+
+FAR = replace(AVX512, name="skylake-avx512", cache=(2048, 4096, 1 << 30))
+"""A machine whose last cache is far, and whose others are small."""
+
+
+@pytest.mark.skipif(host().vector_bits < 512, reason="needs vectors of 512 bits")
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((256, 384), "float"), ((33, 65), "float"), ((1021, 39), "float"), ((17, 1100), "float"),
+        ((1025, 530), "double"), ((250, 700), "half"), ((131, 290), "uint8"), ((131, 290), "bool"),
+    ],
+)  # fmt: skip
+def test_whole_lines_leave_a_buffer(shape: tuple[int, int], dtype: str) -> None:
+    """Rows of the output begin anywhere in a line; each line is stored by the tile in which it begins."""
+    x = matrix(*shape, TYPES[dtype])
+    kernel = flip(dtype).compile(x, target=FAR)
+    assert torch.equal(kernel(x), x.t())
+    assert "scratch" in kernel.source("loops")
+    if shape[0] > 64:
+        assert "nontemporal" in kernel.source("llvm")
+
+
+@pytest.mark.skipif(host().vector_bits < 512, reason="needs vectors of 512 bits")
+def test_whole_lines_of_chains_and_permutations() -> None:
+    """Other operands, several outputs, outputs that begin anywhere, orders of four axes."""
+    op = tc.define(
+        "def f(float(M,N) A, float(N,M) B, float(M) c) -> (O, P) {"
+        " O(j,i) = A(i,j) * B(j,i) + c(i)"
+        " P(j,i) = O(j,i) - 2 * A(i,j) }"
+    ).f
+    a, b, c = matrix(150, 203).float(), matrix(203, 150).float(), matrix(1, 150).float()[0]
+    o, p = op.compile(a, b, c, target=FAR)(a, b, c)
+    assert torch.equal(o, a.t() * b + c)
+    assert torch.equal(p, o - 2 * a.t())
+    x = matrix(101, 203)
+    kernel = flip().compile(x.float(), target=FAR)
+    assert torch.equal(kernel(x.float(), out=torch.empty(203 * 101 + 3)[3:].view(203, 101)), x.t().float())
+    y = torch.arange(7 * 38 * 5 * 41).float().reshape(7, 38, 5, 41)
+    for order in ((0, 3, 1, 2), (3, 2, 1, 0), (2, 3, 0, 1), (0, 2, 3, 1)):
+        text = f"def p(float(A,B,C,D) I) -> (O) {{ O({','.join('abcd'[k] for k in order)}) = I(a,b,c,d) }}"
+        assert torch.equal(tc.define(text).p.compile(y, target=FAR)(y), y.permute(order))
+
+
+@pytest.mark.skipif(host().vector_bits < 512, reason="needs vectors of 512 bits")
+@pytest.mark.parametrize("shape", [(1030, 520), (1030, 70), (70, 1030), (50, 90)])
+def test_experts_let_whole_lines_leave(shape: tuple[int, int]) -> None:
+    """The expert's pipeline, and what is done untold as one, say so by the innermost loop."""
+    x = matrix(*shape).float()
+    kernel = flip().compile(x, target=FAR, strategy=transposition)
+    assert torch.equal(kernel(x), x.t())
+    assert "scratch" in kernel.source("loops")
+    untold = flip().compile(x, target=FAR)
+    line = next(line for line in untold.source("schedule").splitlines() if "vectorize(" in line)
+    told = flip().compile(x, target=FAR, strategy=parse(line.split(": ", 1)[1]))
+    assert told.source("llvm") == untold.source("llvm")
+
+
+def test_which_transpositions_leave_in_lines() -> None:
+    """Where the last cache is near, it takes what it has room for."""
+    x = torch.empty(700, 700)
+    far, near = (replace(AVX512, name=name) for name in ("skylake-avx512", "znver4"))
+    assert "streaming" in flip().compile(x, target=far).source("loops")
+    assert "streaming" not in flip().compile(x, target=near).source("loops")
+    assert "streaming" not in flip().compile(x[:300, :300].contiguous(), target=far).source("loops")

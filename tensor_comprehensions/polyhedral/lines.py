@@ -1,0 +1,101 @@
+"""Transpositions past the caches: turned into a buffer in the second one, which they leave in whole lines of memory.
+
+A line that is written in parts travels to a far last cache and back between them. Rows of the output begin anywhere in
+a line; a tile therefore stores the lines that begin in it, for which it turns a few lanes of the next one as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ..loop_ir import build
+from ..loop_ir.nodes import Buffer, Expr, Let, Load, Loop, LoopKind, Space, Stmt, Store
+from ..structured.transpose import CACHE_LINE, Axis, transposed
+from ..structured.vector import evaluate
+from .promote import chunk_of, chunk_start, with_loads
+
+# Most rows and lanes that a buffer holds.
+LARGEST_STAGE = 512
+
+
+def past_caches(
+    stores: Sequence[Store],
+    reads: Sequence[Load],
+    row: Axis,
+    lane: Axis,
+    whole: tuple[int, int],
+    factor: tuple[int, int],
+) -> Stmt:
+    """The loops over `row` and `lane` around pointwise `stores` past the caches, which find `reads` in buffers.
+
+    Args:
+        whole: the range of which `lane` is a part. What these loops do not store at its beginning is done by those for
+            the part before, and the other way round at its end.
+        factor: rows and lanes of the square blocks that are turned, and lanes of the vectors that leave the buffers;
+            how many of those at once.
+    """
+    rows, lanes = (chunk_of(a, min(LARGEST_STAGE, a.length or LARGEST_STAGE)) for a in (row, lane))
+    assert rows.length is not None
+    assert lanes.length is not None
+    store = next(s for s in stores if s.streaming)
+    line = CACHE_LINE // store.buffer.type.dtype.size
+    apart = lanes.length >= line and not _is_aligned(store.buffer, whole[0], lanes.length)
+    buffers = [_buffer(r, k, rows.length, lanes.length + line * apart) for k, r in enumerate(reads)]
+    where = tuple(build.sub(build.var(a.name), a.start) for a in (rows, lanes))
+    found = {read: Load(buffer, where) for read, buffer in zip(reads, buffers, strict=True)}
+
+    def turned(part: Axis) -> Stmt:
+        pairs = zip(reads, buffers, strict=True)
+        return build.block(
+            *(transposed([Store(b, where, r)], [r], rows, part, factor[0], along_reads=True) for r, b in pairs)
+        )
+
+    registers = [s.buffer for s in stores if s.buffer.space is Space.REGISTER]
+    point = build.allocate(registers, build.block(*(with_loads(s, found) for s in stores)))
+
+    def along(start: Expr, stop: Expr) -> Stmt:
+        return Loop(lane.name, start, stop, point, LoopKind.VECTOR, factor=factor)
+
+    copies = [turned(lanes)]
+    inner = along(lanes.start, lanes.stop)
+    if apart:
+        first = build.minimum(lanes.stop, whole[1] - line)
+        more = turned(replace(lanes, start=first, stop=build.add(first, line)))
+        copies.append(build.when(build.lt(lanes.stop, whole[1]), more))
+        inner = _by_lines(store, line, lanes, whole, along)
+    body = build.allocate(buffers, build.block(*copies, Loop(row.name, rows.start, rows.stop, inner)))
+    body = Loop(chunk_start(lane), lane.start, lane.stop, body, step=lanes.length)
+    return Loop(chunk_start(row), row.start, row.stop, body, step=rows.length)
+
+
+def _is_aligned(buffer: Buffer, first: int, lanes: int) -> bool:
+    """Does every row of a part of `lanes` begin a line if the buffer does?"""
+    size = buffer.type.dtype.size
+    return all(n * size % CACHE_LINE == 0 for n in (first, lanes, *(s for s in buffer.strides if s != 1)))
+
+
+def _buffer(read: Load, number: int, rows: int, lanes: int) -> Buffer:
+    """In rows of an odd number of lines, which are spread over all sets of a cache."""
+    dtype = read.buffer.type.dtype
+    line = CACHE_LINE // dtype.size
+    pitch = (-(-lanes // line) | 1) * line
+    return build.buffer(f"{read.buffer.name}.{number}", dtype, (rows, pitch), Space.SCRATCH)
+
+
+def _by_lines(store: Store, line: int, lane: Axis, whole: tuple[int, int], along: Callable[[Expr, Expr], Stmt]) -> Stmt:
+    """`along` the lines of `store` that begin in `lane`, and what there is before the first in all of the range."""
+    lines = build.var(f"{lane.name}.lines")
+    before = build.when(build.le(lane.start, whole[0]), along(lane.start, lines))
+    stop = build.minimum(_line_at(store, line, lane, lane.stop), whole[1])
+    first = build.minimum(_line_at(store, line, lane, lane.start), lane.stop)
+    return Let(lines.name, first, build.block(before, along(lines, stop)))
+
+
+def _line_at(store: Store, line: int, lane: Axis, at: Expr) -> Expr:
+    """The first lane from `at` on where `store` begins a line, if its buffer does."""
+    indices = [evaluate(i, {lane.name: at}) for i in store.indices]
+    place: Expr = build.const(0)
+    for index, stride in zip(indices, store.buffer.strides, strict=True):
+        place = build.add(place, build.mul(index, stride))
+    return build.add(at, build.mod(build.sub(line, build.mod(place, line)), line))
