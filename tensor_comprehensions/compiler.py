@@ -287,6 +287,12 @@ def contractions(
     return found
 
 
+def only_contractions(bound: BoundFunction, options: CpuOptions, target: Target) -> bool:
+    """Is a def lowered by pipelines alone? How other loops are tiled and vectorised changes nothing then."""
+    found: bool = _polyhedral().only_contractions(legalise(bound), options, target)
+    return found
+
+
 def settle(bound: BoundFunction, options: CpuOptions, target: Target) -> CpuOptions:
     """`options` whose strategy is a pipeline without choices for every contraction that it is meant for.
 

@@ -6,7 +6,7 @@ Always holds: the same seed and the same answers give the same questions; no opt
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
@@ -42,14 +42,15 @@ class Sampler:
 
     def __init__(self, space: Space, seed: int) -> None:
         self.space, self.random = space, Random(seed)
-        self._seen: set[CpuOptions] = set()
+        self._seen: set[Hashable] = set()
 
     def new(self, genome: Genome) -> Candidate | None:
-        """The candidate of a genome; None where it is invalid or was there before."""
+        """The candidate of a genome; None where it is invalid or means what another meant before."""
         options = self.space.options(genome)
-        if options in self._seen or not self.space.valid(options):
+        key = self.space.key(options)
+        if key is None or key in self._seen:
             return None
-        self._seen.add(options)
+        self._seen.add(key)
         return Candidate(genome, options)
 
     def some(self, seeds: Sequence[Genome], count: int) -> list[Candidate]:

@@ -6,20 +6,25 @@ options; `Space.options` tells.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import math
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from random import Random
 from typing import Any
 
-from ..compiler import contractions, settle
+from ..compiler import contractions, only_contractions, settle
 from ..errors import ArgumentError, CannotLower, TCError
 from ..options import CpuOptions
+from ..structured.apply import plan_of
 from ..structured.candidates import candidates
+from ..structured.estimate import estimate
 from ..structured.movers import movement
+from ..structured.normalise import normalise
 from ..structured.op import StructuredOp
 from ..structured.pipeline import Pipeline
-from ..structured.strategy import check, meant_for
+from ..structured.strategy import check, meant_for, plan_for
 from ..target import Target
 from ..tc_lang.function import BoundFunction, Role
 from .edits import Edit, edit, edits
@@ -30,6 +35,10 @@ RANKED = 64
 """Pipelines of the cost model's ranking that a search may take."""
 KEEP = 0.8
 """How often a random genome leaves alone what a gene could change."""
+FIELDS, BESIDE = 0.4, 0.9
+"""The same for a field of the options; and beside pipelines, which matter more."""
+HOPELESS = 3.0
+"""Times as many cycles as for the default, by the cost model, for which a pipeline is not tried."""
 DEEPEST = 6
 """Loops that tiles may cut."""
 
@@ -68,12 +77,16 @@ class Space:
     Attributes:
         start: options that hold where no gene says otherwise.
         ops: the contractions by their names in the schedule, with the pipelines to choose from.
+        alone: nothing but pipelines lowers the def, as long as they are used.
+        most: times as many cycles as the default has, by the cost model, that pipelines may have.
     """
 
     genes: tuple[Gene, ...]
     start: CpuOptions
     target: Target
     ops: tuple[tuple[str, str, StructuredOp], ...]
+    alone: bool = False
+    most: float = math.inf
 
     def options(self, genome: Genome) -> CpuOptions:
         """What a genome means."""
@@ -89,7 +102,47 @@ class Space:
             changes["strategy"] = self._strategy(values)
         elif self.ops:
             changes["strategy"] = None
-        return replace(self.start, **changes)
+        return self._relevant(replace(self.start, **changes))
+
+    def _relevant(self, options: CpuOptions) -> CpuOptions:
+        """With the values to start from where others change nothing."""
+        if not (self.alone and options.structured):
+            return options
+        grain = self.start.grain if options.grain and self.start.grain else options.grain
+        return replace(options, vectors=self.start.vectors, grain=grain)
+
+    def key(self, options: CpuOptions) -> Hashable | None:
+        """The same for options that mean the same; None where their pipelines cannot be followed, or are hopeless."""
+        plain, plans, cycles = replace(options, strategy=None), [], 0.0
+        for name, _, op in self.ops if options.structured else ():
+            pipeline = meant_for(options.strategy, name)
+            if not isinstance(pipeline, Pipeline):
+                plans.append((name, None))
+                cycles += self._usual.get(name, 0.0)
+                continue
+            try:
+                check(pipeline, op, self.target)
+                if not op.is_product:
+                    plans.append((name, pipeline))
+                    continue
+                plan = plan_of(pipeline, op, self.target)
+                cycles += estimate(normalise(op), plan, self.target)
+            except (CannotLower, TCError):
+                return None
+            plans.append((name, plan))
+        if cycles > self.most * sum(self._usual.values()):
+            return None
+        return plain, options.strategy is None, tuple(plans)
+
+    @cached_property
+    def _usual(self) -> dict[str, float]:
+        """Cycles of the model's choice for every product that it has one for."""
+        found = {}
+        for name, _, op in self.ops:
+            with contextlib.suppress(CannotLower):
+                plan = plan_for(None, op, self.target, parallel=self.start.grain > 0)
+                found[name] = estimate(normalise(op), plan, self.target)
+        return found
 
     def _tuple(self, name: str, values: dict[str, Any]) -> tuple[int, ...]:
         numbered = [values[f"{name}.{k}"] for k in range(DEEPEST) if f"{name}.{k}" in values]
@@ -111,12 +164,8 @@ class Space:
         return {name: edits(op) for name, _, op in self.ops}
 
     def valid(self, options: CpuOptions) -> bool:
-        """Can the pipelines be followed? What else is wrong, lowering tells."""
-        for name, _, op in self.ops:
-            pipeline = meant_for(options.strategy, name)
-            if isinstance(pipeline, Pipeline) and not _applies(pipeline, op, self.target):
-                return False
-        return True
+        """Can the pipelines be followed, and may it pay? What else is wrong, lowering tells."""
+        return self.key(options) is not None
 
     def random(self, random: Random) -> Genome:
         return tuple(g.random(random) for g in self.genes)
@@ -131,7 +180,7 @@ class Space:
                 return None
             places.append(found[0])
         genome = tuple(places)
-        return genome if self.options(genome) == options else None
+        return genome if self.options(genome) == self._relevant(options) else None
 
     def _wanted(self, gene: Gene, options: CpuOptions) -> Any:
         head, _, tail = gene.name.partition(".")
@@ -164,11 +213,12 @@ def space(
     every = (start, *others)
     ops = contractions(bound, replace(start, strategy=None), target) if start.structured else ()
     ops = tuple(found for found in ops if found[2].is_product)
+    alone = bool(ops) and only_contractions(bound, replace(start, strategy=None), target)
     genes = [*_field_genes(bound, every, bool(ops))]
     for name, tensor, op in ops:
         genes += _op_genes(name, tensor, op, every, target)
     base = replace(start, strategy=start.strategy if not ops else None)
-    made = Space(tuple(g for g in genes if len(g.choices) > 1), base, target, ops)
+    made = Space(tuple(g for g in genes if len(g.choices) > 1), base, target, ops, alone, HOPELESS)
     return made, _seeds(made, every)
 
 
@@ -222,15 +272,15 @@ def _field_genes(bound: BoundFunction, every: Sequence[CpuOptions], contracts: b
             continue
         values = [getattr(options, f.name) for options in every]
         if isinstance(values[0], tuple):
-            yield from _tuple_genes(f.name, bound, values)
+            yield from _tuple_genes(f.name, bound, values, BESIDE if contracts else FIELDS)
         else:
-            yield Gene(f.name, tuple(dict.fromkeys((*values, *choices))), keep=0.4)
+            yield Gene(f.name, tuple(dict.fromkeys((*values, *choices))), keep=BESIDE if contracts else FIELDS)
 
 
-def _tuple_genes(name: str, bound: BoundFunction, values: Sequence[tuple[int, ...]]) -> Iterable[Gene]:
+def _tuple_genes(name: str, bound: BoundFunction, values: Sequence[tuple[int, ...]], keep: float) -> Iterable[Gene]:
     """Of a tuple of tile sizes, one for each of the outer loops; 0 leaves a loop alone."""
     depth = max((len(s.free) for s in bound.statements), default=0)
-    yield Gene(name, ((), _GIVEN), keep=0.5)
+    yield Gene(name, ((), _GIVEN), keep=keep)
     for k in range(min(DEEPEST, max(depth, *map(len, values)))):
         extents = {s.free[k].extent for s in bound.statements if k < len(s.free)}
         tried = sorted({size for extent in extents for size in sizes(extent)} | {v[k] for v in values if k < len(v)})

@@ -46,13 +46,13 @@ class MappingSpace:
                 changes[name] = _trimmed(numbers, nothing)
         return _consistent(replace(self.start, **changes))
 
-    def valid(self, options: MappingOptions) -> bool:
-        """Can the target launch it? What else is wrong, mapping tells."""
+    def key(self, options: MappingOptions) -> MappingOptions | None:
+        """The options, if the target can launch them. What else is wrong, mapping tells."""
         try:
             check_mapping(options, self.target)
         except ArgumentError:
-            return False
-        return True
+            return None
+        return options
 
     def random(self, random: Random) -> Genome:
         return tuple(g.random(random) for g in self.genes)
@@ -93,7 +93,7 @@ def mapping_space(
             found += [(*first[:k], place, *first[k + 1 :]) for place in range(len(gene.choices))]
     usable: dict[MappingOptions, Genome] = {}
     for g in found:
-        if g is not None and (g == first or made.valid(made.options(g))):
+        if g is not None and (g == first or made.key(made.options(g)) is not None):
             usable.setdefault(made.options(g), g)
     return made, tuple(usable.values())
 

@@ -178,6 +178,11 @@ def contractions(
     return ops if alone is None else ((alone.name, given.statements[0].target, alone),)
 
 
+def only_contractions(function: BoundFunction, options: CpuOptions, target: Target) -> bool:
+    """Are there but contractions in `function` (legalised), and what `structured` does with their results?"""
+    return all(n.cluster is not None for n in nodes(rfactor(collapse(function)), options, target))
+
+
 def split_initialisation(function: BoundFunction, s: BoundStatement) -> tuple[BoundStatement, ...]:
     """`op!` through subscripts that are not the plain indices fills the whole tensor first."""
     if not s.initialise or s.reduction is None or _plain(s):

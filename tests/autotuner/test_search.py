@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -57,6 +59,30 @@ def test_random_genomes_mean_options_that_differ_and_most_are_valid() -> None:
     options = [made.options(made.random(source)) for _ in range(200)]
     assert len(set(options)) > 100
     assert sum(map(made.valid, options)) > 100
+
+
+def test_options_that_mean_the_same_are_one_candidate() -> None:
+    made, _ = space_of(subject(TMM, (64, 96), (48, 96)))
+    start = tile(n=32, m=6) >> pack(B="n1") >> vectorize("n")
+    keys = [
+        made.key(CpuOptions(strategy=(("S0", written),)))
+        for written in (start, start >> unroll(k=1), tile(n=32, m=8) >> pack(B="n1") >> vectorize("n"))
+    ]
+    assert keys[0] == keys[1] != keys[2]
+    assert None not in keys
+    assert made.alone
+    source = random.Random(0)
+    values = {(o.vectors, o.grain) for o in (made.options(made.random(source)) for _ in range(200)) if o.structured}
+    assert values == {(0, 32768), (0, 0)}
+    chain, _ = space_of(subject())
+    assert not chain.alone
+
+
+def test_pipelines_that_the_model_finds_hopeless_are_not_tried() -> None:
+    made, _ = space_of(subject(TMM, (64, 96), (48, 96)))
+    hopeless = CpuOptions(strategy=(("S0", tile(n=4, m=1) >> pack(B="n1") >> vectorize("n", lanes=4)),))
+    assert made.key(hopeless) is None
+    assert replace(made, most=math.inf).key(hopeless) is not None
 
 
 def test_edits_change_one_number_each() -> None:
