@@ -7,7 +7,7 @@ text in the place of machine code.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import traceback
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,25 @@ from tensor_comprehensions.runtime.cuda_driver import Driver
 from tensor_comprehensions.runtime.emulator import Memory
 from tensor_comprehensions.runtime.nvrtc import Cubin
 from tensor_comprehensions.target import target
+
+_handle, _unsigned = ctypes.c_void_p, ctypes.c_uint
+PROTOTYPES: dict[str, tuple[Any, ...]] = {
+    "cuGetErrorName": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
+    "cuGetErrorString": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
+    "cuDeviceGet": (ctypes.POINTER(ctypes.c_int), ctypes.c_int),
+    "cuDevicePrimaryCtxRetain": (ctypes.POINTER(_handle), ctypes.c_int),
+    "cuCtxGetCurrent": (ctypes.POINTER(_handle),),
+    "cuCtxPushCurrent_v2": (_handle,),
+    "cuCtxPopCurrent_v2": (ctypes.POINTER(_handle),),
+    "cuModuleLoadData": (ctypes.POINTER(_handle), _handle),
+    "cuModuleGetFunction": (ctypes.POINTER(_handle), _handle, ctypes.c_char_p),
+    "cuFuncSetAttribute": (_handle, ctypes.c_int, ctypes.c_int),
+    "cuLaunchKernel": (
+        _handle, *[_unsigned] * 7, _handle, ctypes.POINTER(_handle), ctypes.POINTER(_handle),
+    ),
+}  # fmt: skip
+"""What `cuda.h` says; a test reads it there."""
+UNKNOWN = 999
 
 
 @dataclass
@@ -49,36 +68,48 @@ class FakeCuda:
     known: dict[str, GpuCompiled] = field(default_factory=dict)
     handles: list[Any] = field(default_factory=list)
     waits: int = 0
+    made: dict[str, Any] = field(default_factory=dict)
 
-    def __getattr__(self, name: str) -> Callable[..., int]:
+    def __getattr__(self, name: str) -> Any:
+        """A function as machine code would call it: with arguments of its prototype, of which nothing else comes over.
+
+        What goes wrong in it is told as an error that the driver does not know, for nothing else can be.
+        """
         if not name.startswith("cu"):
             raise AttributeError(name)
 
         def call(*arguments: Any) -> int:
             if name != "cuLaunchKernel" or not self.code:
                 self.log.append(name)
-            return int(getattr(self, f"_{name}")(*arguments) or 0)
+            try:
+                return int(getattr(self, f"_{name}")(*arguments) or 0)
+            except Exception:
+                traceback.print_exc()
+                return UNKNOWN
 
-        return call
+        if name not in self.made:
+            self.made[name] = ctypes.CFUNCTYPE(ctypes.c_int, *PROTOTYPES[name])(call)
+        return self.made[name]
 
     def _handle(self, value: Any) -> int:
         self.handles.append(value)
         return len(self.handles)
 
     def _cuGetErrorName(self, code: int, out: Any) -> None:
-        out._obj.value = f"CUDA_ERROR_{code}".encode()
+        self.told = f"CUDA_ERROR_{code}".encode()
+        out[0] = self.told
 
     def _cuGetErrorString(self, code: int, out: Any) -> None:
-        out._obj.value = b"something is wrong"
+        out[0] = b"something is wrong"
 
     def _cuDeviceGet(self, out: Any, index: int) -> None:
-        out._obj.value = index or 0
+        out[0] = index
 
     def _cuDevicePrimaryCtxRetain(self, out: Any, device: int) -> None:
-        out._obj.value = 100 + device
+        out[0] = 100 + device
 
     def _cuCtxGetCurrent(self, out: Any) -> None:
-        out._obj.value = self.context or None
+        out[0] = self.context or None
 
     def _cuCtxPushCurrent_v2(self, context: int) -> None:
         self.before, self.context = self.context, context
@@ -86,19 +117,18 @@ class FakeCuda:
     def _cuCtxPopCurrent_v2(self, out: Any) -> None:
         self.context = self.before
 
-    def _cuModuleLoadData(self, out: Any, image: bytes) -> int:
-        out._obj.value = self._handle(self.known[image.decode()])
-        return 0
+    def _cuModuleLoadData(self, out: Any, image: int) -> None:
+        out[0] = self._handle(self.known[ctypes.string_at(image).decode()])
 
     def _cuModuleGetFunction(self, out: Any, module: Any, name: bytes) -> None:
         made = self.handles[module - 1]
         (kernel,) = (k for k in made.code.kernels if k.name == name.decode())
         code = replace(made.code, kernels=(kernel,))
-        out._obj.value = self._handle((made, kernel, emulator.build([code])[0]))
+        out[0] = self._handle((made, kernel, emulator.build([code])[0]))
 
     def _cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> None:
         assert attribute == 8
-        self.shared[self.handles[function.value - 1][1].name] = value
+        self.shared[self.handles[function - 1][1].name] = value
 
     def _cuLaunchKernel(self, function: int, *given: Any) -> int:
         made, kernel, emulated = self.handles[function - 1]
@@ -106,7 +136,7 @@ class FakeCuda:
         if self.code:
             return self.code
         assert self.context == 100
-        assert extra is None
+        assert not extra
         self.launches.append((kernel.name, tuple(dims[:3]), tuple(dims[3:]), dynamic, stream))
         count = len(kernel.buffers) + kernel.status
         addresses = [ctypes.c_uint64.from_address(parameters[n]).value for n in range(count)]
@@ -124,11 +154,18 @@ class FakeCuda:
         return 0
 
 
+class CpuDriver(Driver):
+    """Takes the CPU, which has no number, for device 0."""
+
+    def _context(self, device: int | None) -> int:
+        return super()._context(device or 0)
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """The CPU as the device that operators run on."""
     stand_in = FakeCuda()
-    driver = Driver(stand_in)
+    driver = CpuDriver(stand_in)
     original, failed = recall.kernel, cuda.failed
 
     def kernel(*arguments: Any, **more: Any) -> GpuCompiled:

@@ -49,11 +49,15 @@ class Cubin:
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """The compiler's library, and the folders of the headers that it reads."""
+    """Where the compiler's library is, and the folders of the headers that it reads."""
 
-    library: ctypes.CDLL
+    path: Path
     headers: tuple[Path, ...]
     version: tuple[int, int]
+
+    @property
+    def library(self) -> ctypes.CDLL:
+        return _loaded(self.path)
 
     def check(self, code: int) -> None:
         if code:
@@ -114,13 +118,31 @@ def toolchain() -> Toolchain:
     if not found:
         raise ArgumentError("NVRTC, which compiles CUDA, is not installed", suggestion=_HOW)
     path = preferred(found, torch.version.cuda)
+    version = _version_beside(path) or _version_of(_loaded(path))
+    headers = [f for f in _folders("include") if (f / "cuda_fp16.h").exists()]
+    return Toolchain(path, tuple(sorted(headers, key=lambda f: release(f) != version[0])[:1]), version)
+
+
+@functools.cache
+def _loaded(path: Path) -> ctypes.CDLL:
+    """The library: 100 megabytes, which are only loaded to compile."""
     for builtins in sorted(path.parent.glob("libnvrtc-builtins.so.*")):
         ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)  # else the compiler does not find it
-    library = ctypes.CDLL(str(path))
+    return ctypes.CDLL(str(path))
+
+
+def _version_beside(path: Path) -> tuple[int, int] | None:
+    """The version of a library as the name of what it brings with it tells, which it looks for by that name."""
+    names = [p.name for p in path.parent.glob("libnvrtc-builtins.so.*")]
+    told = {(int(m[1]), int(m[2])) for n in names if (m := re.fullmatch(r".*\.so\.(\d+)\.(\d+)(\.\d+)*", n))}
+    mine = {v for v in told if path.name.partition(".so.")[2].partition(".")[0] == str(v[0])}
+    return mine.pop() if len(mine) == 1 else None
+
+
+def _version_of(library: ctypes.CDLL) -> tuple[int, int]:
     version = (ctypes.c_int(), ctypes.c_int())
     library.nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
-    headers = tuple(f for f in _folders("include") if (f / "cuda_fp16.h").exists())[:1]
-    return Toolchain(library, headers, (version[0].value, version[1].value))
+    return version[0].value, version[1].value
 
 
 def preferred(paths: Sequence[Path], cuda: str | None) -> Path:
@@ -130,6 +152,13 @@ def preferred(paths: Sequence[Path], cuda: str | None) -> Path:
     """
     wanted = None if cuda is None else f".so.{cuda.partition('.')[0]}"
     return next((p for p in paths if wanted is not None and wanted in p.name), paths[0])
+
+
+def release(headers: Path) -> int:
+    """The major release of CUDA that a folder of headers is of; 0 where it does not tell."""
+    told = headers / "cuda.h"
+    found = re.search(r"#define CUDA_VERSION (\d+)", told.read_text(errors="replace")) if told.exists() else None
+    return int(found[1]) // 1000 if found else 0
 
 
 def architectures(tools: Toolchain) -> tuple[int, ...]:

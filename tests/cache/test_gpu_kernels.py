@@ -17,6 +17,7 @@ import torch
 import tensor_comprehensions as tc
 from tensor_comprehensions import knobs
 from tensor_comprehensions.cache import code as cache
+from tensor_comprehensions.cache import key
 from tensor_comprehensions.cache.code import Code
 from tensor_comprehensions.cache.store import current
 from tensor_comprehensions.calling import recall
@@ -99,14 +100,27 @@ def test_checks_and_unaligned_tensors_survive(root: Path, mapped: list[str]) -> 
     assert mapped == ["lookup", "mm", "mm"]
 
 
+def test_without_a_key_a_kernel_is_made(root: Path, mapped: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while the text of this package changes under a process."""
+    made()
+
+    def unreadable() -> str:
+        raise key.NotAKey("the text has changed")
+
+    monkeypatch.setattr(key, "_source", unreadable)
+    assert made().code == made().code
+    assert mapped == ["mm"] * 3
+
+
 def test_facts_that_make_no_kernel_are_passed_over(root: Path, mapped: list[str]) -> None:
     kernel, store = made(), current()
     function = tc.define(MATMUL).mm.function
-    key = gpu_recall.key_of(function, kernel.bound, None, target(SM90), aligned=True)
-    found = cache.find(store, key)
+    known = gpu_recall.key_of(function, kernel.bound, None, target(SM90), aligned=True)
+    assert known is not None
+    found = cache.find(store, known)
     assert found is not None
     for facts in ({}, {**found.facts, "kernels": [[1, 2]]}, {**found.facts, "arguments": [["A", "no type"]]}):
-        cache.keep(store, Code(key, facts, found.data))
+        cache.keep(store, Code(known, facts, found.data))
         assert made().code == kernel.code
     assert mapped == ["mm"] * 4
 
@@ -116,7 +130,11 @@ def test_machine_code_is_compiled_once(root: Path, monkeypatch: pytest.MonkeyPat
     compiled = []
     original = nvrtc.compile_text
     monkeypatch.setattr(nvrtc, "compile_text", lambda s, a: compiled.append(a) or original(s, a))
-    first, again = made().cubin, made().cubin
+    first = made().cubin
+    loaded = nvrtc._loaded
+    monkeypatch.setattr(nvrtc, "_loaded", None)  # 100 megabytes that finding it does not need
+    again = made().cubin
+    monkeypatch.setattr(nvrtc, "_loaded", loaded)
     assert compiled == ["sm_90"]
     assert first == again
     assert again.resources["mm"].registers > 8

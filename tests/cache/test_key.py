@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import subprocess
 import sys
@@ -98,7 +97,7 @@ def test_fault_32_every_fact_of_a_graphics_processor_is_part_of_the_key() -> Non
 
 
 def test_fault_32_machine_code_is_for_one_architecture_text_and_compiler() -> None:
-    tools = Toolchain(ctypes.CDLL(None), (), (12, 4))
+    tools = Toolchain(Path("libnvrtc.so.12"), (), (12, 4))
     keys = {
         cubins.key_of(text, architecture, version).digest
         for text in ("one", "two")

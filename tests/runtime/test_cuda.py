@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,24 +21,27 @@ from tensor_comprehensions.runtime import cuda, cuda_driver, nvrtc
 from tensor_comprehensions.runtime.cuda_driver import Driver
 from tensor_comprehensions.runtime.nvrtc import Cubin
 
-from ..fake_cuda import FakeCuda
+from ..fake_cuda import PROTOTYPES, FakeCuda
 from ..gpu_programs import TX, gather, kernel, tiled_matmul
 
 
 class Recorder(FakeCuda):
     """Remembers the addresses that kernels get, and runs nothing."""
 
-    def _cuModuleLoadData(self, out: Any, image: bytes) -> int:
-        self.image = image
-        return 0
+    counts = {"matmul": 3, "check": 2, "gather": 5}  # noqa: RUF012
 
-    def _cuModuleGetFunction(self, out: Any, module: Any, name: bytes) -> None:
-        out._obj.value = self._handle((None, SimpleNamespace(name=name.decode())))
+    def _cuModuleLoadData(self, out: Any, image: int) -> None:
+        self.image = ctypes.string_at(image)
+        out[0] = 1 << 40
+
+    def _cuModuleGetFunction(self, out: Any, module: int, name: bytes) -> None:
+        assert module == 1 << 40
+        out[0] = self._handle((None, SimpleNamespace(name=name.decode())))
 
     def _cuLaunchKernel(self, function: int, *given: Any) -> int:
         *dims, dynamic, stream, parameters, _ = given
         name = self.handles[function - 1][1].name
-        taken = tuple(ctypes.c_uint64.from_address(parameters[n]).value for n in range(len(parameters)))
+        taken = tuple(ctypes.c_uint64.from_address(parameters[n]).value for n in range(self.counts.get(name, 1)))
         self.launches.append((name, tuple(dims[:3]), tuple(dims[3:]), taken, dynamic, stream))
         return 701 if name == "refused" else 0
 
@@ -101,6 +105,34 @@ def test_what_the_driver_refuses_is_told_with_the_text(recorder: Recorder) -> No
         cuda.load(emit(m), Cubin("sm_90", b"", {}), 0)([1])
 
 
+_SPELLED = {
+    "int": ctypes.c_int, "CUdevice": ctypes.c_int, "CUresult": ctypes.c_int, "CUfunction_attribute": ctypes.c_int,
+    "unsigned int": ctypes.c_uint, "CUcontext": ctypes.c_void_p, "CUmodule": ctypes.c_void_p,
+    "CUfunction": ctypes.c_void_p, "CUstream": ctypes.c_void_p, "void *": ctypes.c_void_p, "char *": ctypes.c_char_p,
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not nvrtc.is_available() or not nvrtc.toolchain().headers, reason="reading cuda.h needs it")
+@pytest.mark.parametrize("name", sorted(PROTOTYPES))
+def test_functions_are_called_as_the_header_says(name: str) -> None:
+    """The stand-in has the prototypes of `cuda.h`, and what calls the driver has the same, pointers for pointers."""
+    text = (nvrtc.toolchain().headers[0] / "cuda.h").read_text()
+    assert not name.endswith("_v2") or re.search(rf"#define {name[:-3]}\s+{name}\b", text)
+    found = re.search(rf"^CUresult CUDAAPI {name.removesuffix('_v2')}\(([^)]*)\);", text, re.MULTILINE)
+    assert found is not None
+    wanted = []
+    for parameter in found[1].split(","):
+        spelling = re.sub(r"\bconst\b|\w+\s*$", "", parameter.strip()).strip()
+        pointer = spelling not in _SPELLED
+        kind = _SPELLED[spelling.removesuffix("*").strip() if pointer else spelling]
+        wanted.append(ctypes.POINTER(kind) if pointer else kind)
+    assert PROTOTYPES[name] == tuple(wanted)
+    numbers = (ctypes.c_int, ctypes.c_uint)
+    ours = cuda_driver._FUNCTIONS[name]
+    assert [k if k in numbers else None for k in ours] == [k if k in numbers else None for k in wanted]
+    assert [ctypes.sizeof(k) for k in ours] == [ctypes.sizeof(k) for k in wanted]
+
+
 def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "NAMES", ("libthere_is_no_such_thing.so",))
     cuda_driver.driver.cache_clear()
@@ -113,6 +145,45 @@ def test_the_compiler_that_goes_with_torch() -> None:
     """A driver loads what the compiler of its own release of CUDA made."""
     paths = [Path("cu13/libnvrtc.so.13"), Path("cuda_nvrtc/libnvrtc.so.12")]
     assert [nvrtc.preferred(paths, cuda) for cuda in ("13.0", "12.8", "11.8", None)] == [paths[n] for n in (0, 1, 0, 0)]
+
+
+def test_headers_go_with_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Headers of another release of CUDA may not be what the compiler understands, and may come first."""
+    for folder, number in (("cuda_runtime", 12080), ("cu99", 99010), ("none", 0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "cuda_fp16.h").touch()
+        if number:
+            (tmp_path / folder / "cuda.h").write_text(f"#define CUDA_VERSION {number}\n")
+    assert [nvrtc.release(tmp_path / f) for f in ("cuda_runtime", "cu99", "none")] == [12, 99, 0]
+    if not nvrtc.is_available():
+        return
+    tools, original = nvrtc.toolchain(), nvrtc._folders
+    assert nvrtc.release(tools.headers[0]) == tools.version[0]
+
+    def folders(kind: str) -> list[Path]:
+        others = [tmp_path / f for f in ("none", "cuda_runtime", "cu99")] if kind == "include" else []
+        return [*others, *original(kind)]
+
+    monkeypatch.setattr(nvrtc, "_folders", folders)
+    nvrtc.toolchain.cache_clear()
+    try:
+        assert nvrtc.toolchain().headers == tools.headers
+    finally:
+        nvrtc.toolchain.cache_clear()
+
+
+@pytest.mark.skipif(not nvrtc.is_available(), reason="the compiler is not installed")
+def test_the_version_is_known_without_the_compiler(tmp_path: Path) -> None:
+    """Machine code that is kept is found by it, and loading the compiler takes longer than all of that."""
+    tools = nvrtc.toolchain()
+    assert nvrtc._version_beside(tools.path) == nvrtc._version_of(tools.library) == tools.version
+    assert nvrtc._version_beside(tmp_path / "libnvrtc.so.12") is None
+    (tmp_path / "libnvrtc-builtins.so.12.8.93").touch()
+    (tmp_path / "libnvrtc-builtins.so.13.0").touch()
+    assert nvrtc._version_beside(tmp_path / "libnvrtc.so.12") == (12, 8)
+    assert nvrtc._version_beside(tmp_path / "libnvrtc.so.11.2") is None
+    (tmp_path / "libnvrtc-builtins.so.12.9").touch()
+    assert nvrtc._version_beside(tmp_path / "libnvrtc.so.12") is None
 
 
 def test_what_a_device_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,12 @@ from hashlib import sha256
 from typing import Any
 
 from ...cache.code import Code
-from ...cache.key import Key, make_key
+from ...cache.key import Key, NotAKey, make_key
 from ...cache.store import current
 from ...codegen.gpu import GpuCode, GpuKernel
 from ...compiler_gpu import GpuCompiled, compile_gpu, header
 from ...dtypes import DTYPES
+from ...inspection import logger
 from ...loop_ir.nodes import Buffer, Launch, Space, Type
 from ...options import MappingOptions
 from ...runtime.cuda import ALIGNMENT
@@ -49,13 +50,17 @@ def kernel(
 
 def key_of(
     function: Function, bound: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, aligned: bool
-) -> Key:
-    """The key of a kernel's text."""
+) -> Key | None:
+    """The key of a kernel's text; None where it has none, as while the text of this package changes."""
     comment = header(function.source, bound, options, target)
-    return make_key(
-        function, bound, target, options=options or Chosen(), alignment=ALIGNMENT if aligned else 0,
-        flags={"comment": sha256(comment.encode()).hexdigest()[:16]},
-    )  # fmt: skip
+    try:
+        return make_key(
+            function, bound, target, options=options or Chosen(), alignment=ALIGNMENT if aligned else 0,
+            flags={"comment": sha256(comment.encode()).hexdigest()[:16]},
+        )  # fmt: skip
+    except NotAKey as reason:
+        logger("cache").debug("%s: has no key: %s", bound.name, reason)
+        return None
 
 
 # --- as JSON -----------------------------------------------------------------------------------------------------
