@@ -19,6 +19,7 @@ from .structured.experts import (
 from .structured.movers import column_reduction, copying, movement, row_reduction, transposition
 from .structured.pipeline import (
     Pipeline,
+    fragments,
     interchange,
     pack,
     pad,
@@ -42,6 +43,7 @@ __all__ = [
     "depthwise",
     "double_tiling",
     "explain",
+    "fragments",
     "gett",
     "interchange",
     "log",

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from ..errors import InternalError
 from ..loop_ir.alike import alike
-from ..loop_ir.intrinsics import PREFETCH, PREFETCH_LATER
+from ..loop_ir.intrinsics import INTRINSICS, PREFETCH, PREFETCH_LATER
 from ..loop_ir.nodes import (
     Allocate,
     Block,
@@ -42,6 +42,7 @@ from . import llvm_arithmetic as arithmetic
 from . import llvm_memory
 from .llvm_builder import Builder
 from .llvm_expr import Printer
+from .llvm_fragments import Fragments
 from .llvm_ranges import Interval, interval, loop_interval, trips
 from .llvm_types import register
 from .llvm_usage import Usage, usage, writes
@@ -140,6 +141,7 @@ class _FunctionWriter:
         self.module, self.name, self.used, self.writes = module, name, used, writes
         self.p = Printer(Builder(module.declarations), module.target, module.symbols)
         self.b = self.p.b
+        self.fragments = Fragments(self.b, module.target)
         self.signature: list[str] = []
         self.buffers: dict[str, Buffer] = {}
         self.heap: list[str] = []
@@ -196,6 +198,10 @@ class _FunctionWriter:
             case Let(name=name, value=value, body=body):
                 with self._bound(name, self.p.value(value), value.type, interval(value, self.p.ranges)):
                     self.statement(body)
+            case Allocate(buffer=buffer, body=body) if buffer.space is Space.FRAGMENT:
+                self.fragments.allocate(buffer)
+                self.statement(body)
+                self.fragments.free(buffer)
             case Allocate(buffer=buffer, body=body):
                 self._allocate(buffer)
                 self.statement(body)
@@ -293,6 +299,12 @@ class _FunctionWriter:
         self.b.branch(first, lambda: self.b.effect(f"store i64 {value}, ptr {slot}"))
 
     def _invoke(self, s: Invoke) -> None:
+        known = INTRINSICS[s.name]
+        for buffer in (s.operands[number][0] for number in known.written):
+            self.p.wrote(buffer.name)
+        if known.fragments:
+            self.fragments.invoke(self.p, s)
+            return
         spelling = _INTRINSICS.get(s.name)
         if spelling is None:
             raise InternalError(f"LLVM: no spelling of the intrinsic {s.name}")

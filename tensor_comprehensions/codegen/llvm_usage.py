@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ..loop_ir.intrinsics import INTRINSICS
 from ..loop_ir.nodes import Allocate, Const, Expr, Invoke, Load, Loop, LoopKind, Space, Stmt, Store, Var
 from ..loop_ir.rewrite import children, expressions, substatements
 
@@ -44,6 +46,7 @@ def usage(s: Stmt, known: dict[int, Usage]) -> Usage:
             own.add(top.buffer.name)
         elif isinstance(top, Invoke):
             used.buffers.update(buffer.name for buffer, _ in top.operands)
+            used.written.update(_written(top))
         for e in expressions(top):
             _expression(used, e)
         stack.extend(substatements(top))
@@ -70,6 +73,12 @@ def _access(used: Usage, e: Load | Store) -> None:
         used.indexed.add(e.buffer.name)
 
 
+def _written(s: Invoke) -> Iterator[str]:
+    """The buffers that an intrinsic writes."""
+    known = INTRINSICS.get(s.name)
+    yield from (s.operands[number][0].name for number in known.written) if known is not None else ()
+
+
 def _is_constant(e: Expr) -> bool:
     return isinstance(e, Const)
 
@@ -84,7 +93,7 @@ def writes(s: Stmt) -> dict[int, frozenset[str]]:
 def _collect_writes(s: Stmt, found: dict[int, frozenset[str]]) -> frozenset[str]:
     if isinstance(s, Loop) and id(s) in found:
         return found[id(s)]
-    own = {s.buffer.name} if isinstance(s, Store) else set()
+    own = {s.buffer.name} if isinstance(s, Store) else set(_written(s)) if isinstance(s, Invoke) else set()
     all_writes = frozenset(own.union(*(_collect_writes(c, found) for c in substatements(s))))
     if isinstance(s, Loop):
         found[id(s)] = all_writes

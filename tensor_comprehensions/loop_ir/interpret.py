@@ -14,7 +14,7 @@ from typing_extensions import assert_never
 
 from ..errors import InternalError
 from ..math_functions import FUNCTIONS
-from . import build
+from . import build, fragments
 from .instructions import INSTRUCTIONS
 from .interpret_launch import copy_async, run_launch
 from .intrinsics import is_hint
@@ -180,6 +180,8 @@ class Machine:
         return run
 
     def invoke(self, s: Invoke) -> Run:
+        if s.name in fragments.MEANINGS:
+            return self.fragments(s)
         if not is_hint(s):
             return copy_async(self, s)
         evaluated = [self.expr(i) for _, where in s.operands for i in where]
@@ -187,6 +189,15 @@ class Machine:
         def run() -> None:
             for evaluate in evaluated:
                 evaluate()
+
+        return run
+
+    def fragments(self, s: Invoke) -> Run:
+        meaning, views = fragments.MEANINGS[s.name], [(b.name, [self.expr(i) for i in w]) for b, w in s.operands]
+
+        def run() -> None:
+            found = [(self.memory[name], tuple([i() for i in where])) for name, where in views]
+            meaning(found, s.attributes, self.races)
 
         return run
 

@@ -33,6 +33,7 @@ class Space(Enum):
     SCRATCH = "scratch"  # memory private to the thread that allocates it: packed panels, contracted temporaries
     REGISTER = "register"  # elements are registers: every index is a constant once loops are unrolled
     SHARED = "shared"  # one copy for all threads of a block: only in kernels with a launch
+    FRAGMENT = "fragment"  # matrices in registers of their own, numbered by the first index: only intrinsics reach them
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from ..math_functions import FUNCTIONS
 from . import build
 from .bounds import Fact, Scope, facts_of, lane_bounds
 from .instructions import INSTRUCTIONS
-from .intrinsics import INTRINSICS
+from .intrinsics import FRAGMENT_LOAD, FRAGMENT_STORE, INTRINSICS
 from .nodes import (
     ARITHMETIC,
     COMPARISONS,
@@ -179,7 +179,7 @@ def _loop(s: Loop, place: _Place) -> None:
         inner = replace(inner, varying=inner.varying | {s.var}, divergent=True)
     if s.kind is LoopKind.PARALLEL:
         _require(not place.parallel, f"parallel loop {s.var} is inside a parallel loop")
-        private = frozenset(b.name for b in place.buffers.values() if b.space is Space.REGISTER)
+        private = frozenset(b.name for b in place.buffers.values() if b.space in (Space.REGISTER, Space.FRAGMENT))
         inner = replace(inner, parallel=True, hidden=private)
     _stmt(s.body, inner)
 
@@ -210,11 +210,30 @@ def _invoke(s: Invoke, place: _Place) -> None:
         _require(given == (known.operands, known.attributes), f"{s.name} takes other operands", s)
         _require(place.launched or not known.collective, f"{s.name} without a launch", s)
         _require(not (known.collective and place.divergent), f"not all threads of a block come to {s.name}", s)
-    for buffer, where in s.operands:
+    for number, (buffer, where) in enumerate(s.operands):
         _require(_indices(buffer, where, place, s) == 1, f"an operand of {s.name} is a vector of places", s)
         inside = buffer.space is Space.REGISTER
         expected = known is not None and known.registers
         _require(inside is expected, f"an operand of {s.name} is {'' if inside else 'not '}in registers", s)
+        inside = buffer.space is Space.FRAGMENT
+        expected = known is not None and number in known.fragments
+        _require(inside is expected, f"an operand of {s.name} is {'' if inside else 'no '}fragment", s)
+    if s.name in (FRAGMENT_LOAD, FRAGMENT_STORE):
+        _fragment_in_memory(s, place)
+
+
+def _fragment_in_memory(s: Invoke, place: _Place) -> None:
+    """Do the rows of a fragment lie in the memory, each contiguous?"""
+    fragment, (memory, first) = s.operands if s.name == FRAGMENT_LOAD else s.operands[::-1]
+    (shape, dtype), (dimension,) = (fragment[0].shape[1:], fragment[0].type.dtype), s.attributes
+    _require(len(shape) == 2 and 0 <= dimension < len(memory.shape) - 1, f"{s.name} of other ranks", s)
+    wide = dtype.size // memory.type.dtype.size
+    _require(memory.strides[-1] == 1 and wide * memory.type.dtype.size == dtype.size, f"{s.name} of parts", s)
+    facts, understood = facts_of(None, place.scope)
+    if understood and not place.guarded:
+        for d, extent in ((dimension, shape[0]), (len(memory.shape) - 1, wide * shape[1])):
+            for index in (first[d], build.add(first[d], extent - 1)):
+                _require_inside(memory, d, index, place, facts, s)
 
 
 # --- accesses ----------------------------------------------------------------------------------------------------
@@ -223,6 +242,7 @@ def _invoke(s: Invoke, place: _Place) -> None:
 def _access(b: Buffer, where: tuple[Expr, ...], mask: Expr | None, place: _Place, node: Stmt | Expr) -> Type:
     """The type of what is loaded or stored."""
     lanes = max(_indices(b, where, place, node), b.type.lanes)
+    _require(b.space is not Space.FRAGMENT, f"{b.name} has fragments: only intrinsics reach them", node)
     if mask is not None:
         _require_type(mask, Type(BOOL, lanes), place, node)
     facts, understood = facts_of(mask, place.scope)

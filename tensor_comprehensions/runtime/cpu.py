@@ -77,6 +77,7 @@ def load(text: str, target: Target) -> Executable:
 
 def assembly(text: str, target: Target) -> str:
     """The machine code of LLVM assembly as text."""
+    process.link()
     return str(_machine(target).emit_assembly(_optimised(text, target)))
 
 

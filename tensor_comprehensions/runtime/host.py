@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import platform
+import sys
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -12,6 +14,7 @@ import llvmlite.binding as llvm
 from ..target import Target
 
 _AVX512 = ("avx512f", "avx512vl", "avx512bw", "avx512dq")
+_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18
 _TYPICAL_CACHE = (32768, 1048576, 16777216)
 _DISGUISES = ("rocketlake", "icelake-client", "icelake-server", "cascadelake", "skylake-avx512")
 """Processors that virtual machines pass newer ones off as."""
@@ -23,10 +26,20 @@ _NEWER = (("amx-fp16", "graniterapids"), ("amx-tile", "sapphirerapids"))
 def host() -> Target:
     """The processor, its vectors and its caches."""
     features = llvm.get_host_cpu_features()
+    if features.get("amx-tile") and not _may_use_tiles():
+        features["amx-tile"] = False
     available = {name for name in features if features[name]}
     name = _name(llvm.get_host_cpu_name(), available)
     bits, registers = _vectors(available)
     return Target("cpu", name, features.flatten(), bits, registers, _caches())
+
+
+def _may_use_tiles() -> bool:
+    """Ask Linux to let this process, with all its threads, use the tile registers of AMX: it saves them on demand."""
+    if sys.platform != "linux" or platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    refused: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA)
+    return refused == 0
 
 
 def _name(told: str, features: set[str]) -> str:

@@ -11,6 +11,7 @@ from ..target import Target
 from . import pipeline as written
 from .affine import steps
 from .expert import PARALLEL_WORK
+from .fragments import instructions, layout
 from .normalise import normalise
 from .op import Iterator as Dimension
 from .op import StructuredOp, loads, names
@@ -47,6 +48,7 @@ class Nest:
         padded: factors along which the last tiles are whole. peeled: loops whose last tile is code of its own.
         shared: how many of the outermost loops the threads share. alone: whether they may.
         streaming: whether the output is written past the caches.
+        instruction: by which the register tile is computed; "" for plain vectors.
     """
 
     op: StructuredOp
@@ -63,6 +65,7 @@ class Nest:
     shared: tuple[TileLoop, ...] = ()
     grain: int = 0
     streaming: bool = False
+    instruction: str = ""
     notes: tuple[str, ...] = field(default=())
 
     # --- names ---
@@ -334,6 +337,13 @@ def _stream(piece: written.Stream, nest: Nest) -> Nest:
     return replace(nest, streaming=True).say("the output is written past the caches")
 
 
+def _fragments(piece: written.Fragments, nest: Nest) -> Nest:
+    found = [i.name for i in instructions(nest.op, nest.target) if piece.instruction in ("", i.name)]
+    if not found:
+        raise CannotLower(f"{piece}: the processor has no such instruction for these factors")
+    return replace(nest, instruction=found[0]).say(f"register tiles by {found[0]}")
+
+
 _MEANING: dict[type, Callable[..., Nest]] = {
     written.Tile: _tile,
     written.Interchange: _interchange,
@@ -344,6 +354,7 @@ _MEANING: dict[type, Callable[..., Nest]] = {
     written.Vectorize: _vectorize,
     written.Unroll: _unroll,
     written.Stream: _stream,
+    written.Fragments: _fragments,
 }
 
 
@@ -380,6 +391,7 @@ def _finish(nest: Nest) -> Plan:
         grain,
         steps_at_once,
         nest.streaming,
+        nest.instruction,
     )
     _check(nest, plan)
     return plan
@@ -493,6 +505,10 @@ def _check(nest: Nest, plan: Plan) -> None:
                 f"tile({shown}=...): what is stored in the end depends on the old output, "
                 "which partial sums would overwrite"
             )
+    if plan.instruction:
+        layout(normalise(op), plan)
+        if plan.unrolled or plan.steps > 1:
+            raise CannotLower("unroll: a step of fragments is many steps of the sum already")
     for step in plan.packs:
         _check_pack(nest, plan, step)
     for side in nest.padded:
@@ -537,6 +553,8 @@ def pipeline_of(plan: Plan, op: StructuredOp) -> Pipeline:
         pieces.append(written.Unroll(unrolled))
     if plan.streaming:
         pieces.append(written.Stream())
+    if plan.instruction:
+        pieces.append(written.Fragments(plan.instruction))
     return Pipeline(tuple(pieces))
 
 

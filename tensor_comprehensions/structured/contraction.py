@@ -11,6 +11,7 @@ from ..loop_ir.nodes import Allocate, Stmt
 from ..target import Target
 from .expert import choose
 from .facts import shared
+from .fragment_kernel import allocated, fragment_kernel
 from .microkernel import Operand, microkernel
 from .normalise import normalise
 from .op import StructuredOp
@@ -46,7 +47,7 @@ def generate(op: StructuredOp, plan: Plan) -> Stmt:
     region = whole({i.name: i.extent for i in op.iterators})
     operands = tuple(Operand(factor) for factor in op.factors)
     if not plan.collapsed:
-        return _inside(op, plan, region, operands, plan.packs, 0)
+        return allocated(op, plan, _inside(op, plan, region, operands, plan.packs, 0))
     outer = plan.levels[: plan.collapsed]
     panels, operands = _panels(op, plan, region, operands, (step for step in plan.packs if not step.depth))
     parts = peeled(region, outer)
@@ -63,7 +64,7 @@ def _in_parallel(op: StructuredOp, plan: Plan, region: Region, operands: Operand
         plan.levels[: plan.collapsed],
         op.name,
         plan.grain,
-        lambda r: _inside(op, plan, r, operands, packs, plan.collapsed),
+        lambda r: allocated(op, plan, _inside(op, plan, r, operands, packs, plan.collapsed)),
     )
     return replace(loop, body=_filled(panels, loop.body))
 
@@ -74,7 +75,7 @@ def _inside(
     """The code inside `plan.levels[:depth]`: the panels of `packs` made there, then the rest of the loops."""
     panels, operands = _panels(op, plan, region, operands, (step for step in packs if step.depth == depth))
     if depth == len(plan.levels):
-        body = microkernel(op, plan, region, operands)
+        body = (fragment_kernel if plan.instruction else microkernel)(op, plan, region, operands)
     else:
         level = plan.levels[depth]
         name = f"{level.iterator}_t{depth}"

@@ -17,6 +17,8 @@ TRANSPOSE_BITS = 256
 """Width of the vectors that are transposed in registers: square tiles of them fit any register file."""
 TRANSPOSE_RUN = 256
 """Elements of a line that are turned before the next lines' turn."""
+LONG_ROW = 16
+"""Vectors of a row from which on they are copied in a loop."""
 WIDEST_STEP = 4
 """Elements this far apart or less still come out of whole vectors."""
 
@@ -130,8 +132,8 @@ def copy_tile(copy: Copy) -> Stmt:
     steps = copy.steps
     if 1 <= steps.get(copy.across, 0) <= WIDEST_STEP:
         return copy.over(copy.others, lambda here: _straight(copy, here))
-    step = 2 if copy.op.pairs else 1
-    along = max((n for n in copy.others if steps.get(n) == step), key=lambda n: copy.region[n].size, default=None)
+    contiguous = (n for n in copy.others if steps.get(n) == (2 if n == copy.op.pairs else 1))
+    along = max(contiguous, key=lambda n: copy.region[n].size, default=None)
     if along is None or copy.region[along].size < 4:
         return copy.over(copy.others, lambda here: _by_element(copy, here))
     return copy.over([n for n in copy.others if n != along], lambda here: _turned(copy, along, here))
@@ -142,7 +144,13 @@ def _straight(copy: Copy, here: Point) -> Stmt:
     lanes = min(copy.lanes, _power_of_two(copy.width))
     moves: list[Stmt] = []
     zero = build.const(0, copy.factor.type.dtype, lanes)
-    for first in range(0, copy.width, lanes):
+    whole = copy.size // lanes if copy.size > LONG_ROW * lanes else 0
+    if whole:
+        vector = Var(f"{copy.buffer.name}_{copy.across}_vector")
+        there = here | copy.at(copy.across, build.ramp(build.mul(vector, lanes), 1, lanes))
+        move = build.store(copy.buffer, copy.where(there), evaluate(copy.factor, there))
+        moves.append(Loop(vector.name, build.const(0), build.const(whole), move))
+    for first in range(whole * lanes, copy.width, lanes):
         there = here | copy.at(copy.across, build.ramp(first, 1, lanes))
         value = zero if first >= copy.size else evaluate(copy.factor, there, first_lanes(copy.size - first, lanes))
         moves.append(build.store(copy.buffer, copy.where(there), value, mask=first_lanes(copy.width - first, lanes)))

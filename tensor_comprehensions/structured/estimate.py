@@ -11,6 +11,7 @@ from functools import cached_property
 from math import prod
 
 from ..target import Target
+from . import fragments
 from .cost import LINE, RegisterTile, compute_cycles
 from .facts import Factor, Facts, facts, shared
 from .op import StructuredOp
@@ -38,12 +39,18 @@ def estimate(op: StructuredOp, plan: Plan, target: Target) -> float:
 
 def expected(known: Facts, plan: Plan, target: Target) -> float:
     """The same where the facts for the plan's lanes are there already."""
-    sizes = tuple((i.name, plan.tile(i.name)) for i in known.parallel)
-    padded = tuple((name, tiles(n, plan.lanes) * plan.lanes if name == plan.vector else n) for name, n in sizes)
     model = _Model(known, plan, target)
-    compute = compute_cycles(known, target, RegisterTile(plan.lanes, padded)) + model.gathering() + model.splitting()
+    compute = _register_tiles(known, plan, target) + model.gathering() + model.splitting()
     moving = model.moving()
     return max(compute + EXPOSED * moving, moving) + model.copying()
+
+
+def _register_tiles(known: Facts, plan: Plan, target: Target) -> float:
+    if plan.instruction:
+        return fragments.compute_cycles(known, plan)
+    sizes = ((i.name, plan.tile(i.name)) for i in known.parallel)
+    padded = tuple((name, tiles(n, plan.lanes) * plan.lanes if name == plan.vector else n) for name, n in sizes)
+    return compute_cycles(known, target, RegisterTile(plan.lanes, padded))
 
 
 @dataclass(frozen=True)
@@ -83,13 +90,14 @@ class _Model:
     def source_bytes(self, side: Side, region: Mapping[str, int]) -> float:
         """Bytes in whole cache lines of a factor's tensor that a region reads."""
         factor = self.factor(side)
-        run = 1
+        together = 2 if self.facts.op.pairs else 1  # elements of memory that one of the factor has
+        run = together if factor.step(self.facts.op.pairs) == together else 1
         for name, step in factor.nearest:
             if step > run:
                 break
             # Windows overlap: neighbouring positions and taps share elements.
             run += step * (region[name] - 1)
-        return self.elements(side, region) * factor.bytes * max(1.0, LINE / (run * factor.bytes))
+        return self.elements(side, region) * together * factor.bytes * max(1.0, LINE / (run * factor.bytes))
 
     def pages(self, steps: Iterable[tuple[str, int]], size: int, region: Mapping[str, int]) -> int:
         """Pages of a tensor with elements of `size` bytes, moved by `steps` elements, that a region touches."""
@@ -208,8 +216,13 @@ class _Model:
     def _copy_cost(self, side: Side) -> float:
         factor = self.factor(side)
         across = [i for i in self.facts.parallel if i.name in factor.used and self.plan.tile(i.name) > 1]
-        if any(factor.step(i.name) == 1 for i in across):
+        contiguous = {i.name for i in self.facts.op.iterators if factor.step(i.name) == self._next(i.name)}
+        if self.plan.instruction and side is not self.facts.moving.side:  # as rows of pairs
+            return COPY if self.facts.op.pairs in contiguous else TURN if contiguous else ELEMENT
+        if any(i.name in contiguous for i in across):
             return COPY
-        if any(factor.step(i.name) == 1 for i in self.facts.op.iterators):
-            return TURN
-        return ELEMENT
+        return TURN if contiguous else ELEMENT
+
+    def _next(self, name: str) -> int:
+        """The step of an iterator along which a factor is contiguous."""
+        return 2 if name == self.facts.op.pairs else 1

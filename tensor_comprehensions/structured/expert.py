@@ -7,7 +7,7 @@ from math import gcd, inf, prod
 
 from ..errors import CannotLower
 from ..target import Target
-from . import sliding
+from . import fragments, sliding
 from .cost import LINE, Ranking, RegisterTile, stream_cycles
 from .estimate import expected
 from .facts import Factor, Facts, facts
@@ -89,6 +89,9 @@ def prefer(views: tuple[Ranking, ...], target: Target, *, parallel: bool) -> Pla
             cycles = expected(view.facts, plan, target)
             if cycles < least * CLEARLY:
                 chosen, least = plan, cycles
+    for plan in fragments.plans(default.facts, target, parallel=parallel):
+        if expected(default.facts, plan, target) < least * CLEARLY:
+            chosen = plan
     return chosen
 
 

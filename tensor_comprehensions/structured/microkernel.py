@@ -54,12 +54,12 @@ class Windows:
 
 def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence[Operand]) -> Stmt:
     """`op` on the register tile `region`, reading the factors as `operands` say."""
-    cells = _cells(op, plan, region)
+    cells = cells_of(op, plan, region)
     registers = Buffer(f"{op.name}_{ACCUMULATOR}", Type(op.dtype, plan.lanes), (len(cells),), (1,), Space.REGISTER)
 
     def exact(make: Callable[[Region, Sequence[Cell]], Stmt]) -> Stmt:
         """What touches memory that has no padding, for each extent that the region may have."""
-        return each_extent(region, lambda part: make(part, _among(_cells(op, plan, part), cells)))
+        return each_extent(region, lambda part: make(part, _among(cells_of(op, plan, part), cells)))
 
     body = build.block(
         exact(lambda part, own: _start(op, part, own, cells, registers)),
@@ -77,7 +77,7 @@ def _among(own: Sequence[Cell], cells: Sequence[Cell]) -> list[Cell]:
     return [replace(c, register=registers[tuple(c.offsets.items())]) for c in own]
 
 
-def _cells(op: StructuredOp, plan: Plan, region: Region) -> list[Cell]:
+def cells_of(op: StructuredOp, plan: Plan, region: Region) -> list[Cell]:
     """The accumulators, vectors of one row next to each other."""
     rows = _row_order(op, plan)
     lane_range = region[plan.vector]
@@ -163,18 +163,18 @@ def _reduce(
         for offsets in product(*(range(region[name].size) for name in apart)):
             at = dict(values)
             for name, offset in zip(apart, offsets, strict=True):
-                at |= _reduction_values(region, name, build.const(offset))
+                at |= reduction_values(region, name, build.const(offset))
             parts.append(_step(op.name, operands, cells, registers, at) if windows is None else slide(windows, at))
         return build.block(*parts)
 
     def slide(windows: Windows, at: dict[str, Expr]) -> Stmt:
         taps = range(region[unrolled[-1]].size)
-        values = [at | _reduction_values(region, unrolled[-1], build.const(k)) for k in taps]
+        values = [at | reduction_values(region, unrolled[-1], build.const(k)) for k in taps]
         return _slide(op.name, operands, cells, registers, windows, values)
 
     values: dict[str, Expr] = {}
     for name in loops:
-        values |= _reduction_values(region, name, Var(f"{name}_r"))
+        values |= reduction_values(region, name, Var(f"{name}_r"))
     if not loops:
         return unrolled_steps(values)
     body = _innermost(loops[-1], plan.steps, region, lambda at: unrolled_steps(values | at))
@@ -189,13 +189,13 @@ def _innermost(name: str, at_once: int, region: Region, step: Callable[[dict[str
     first = build.mul(Var(f"{name}_r"), at_once)
     parts: list[Stmt] = []
     if full:
-        many = [step(_reduction_values(region, name, build.add(first, s))) for s in range(at_once)]
+        many = [step(reduction_values(region, name, build.add(first, s))) for s in range(at_once)]
         parts.append(Loop(f"{name}_r", build.const(0), build.const(full), build.block(*many)))
-    parts += [step(_reduction_values(region, name, build.const(full * at_once + s))) for s in range(rest)]
+    parts += [step(reduction_values(region, name, build.const(full * at_once + s))) for s in range(rest)]
     return build.block(*parts)
 
 
-def _reduction_values(region: Region, name: str, offset: Expr) -> dict[str, Expr]:
+def reduction_values(region: Region, name: str, offset: Expr) -> dict[str, Expr]:
     part = region[name]
     return {name: build.add(offset, part.origin), local(name): offset, number(name): part.number}
 
@@ -328,21 +328,25 @@ def _calls(e: Expr) -> bool:
 
 def _staged(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell], registers: Buffer) -> Stmt:
     """Spill the sums once and run the epilogue in a loop: a call would spill every live register at every call."""
-    lane_range = region[plan.vector]
-    vectors = -(-lane_range.size // plan.lanes)
-    rows = [name for name in _row_order(op, plan) if region[name].size > 1]
+    vectors = -(-region[plan.vector].size // plan.lanes)
     buffer = build.buffer(f"{op.name}_sums", op.dtype, (len(cells) // vectors, vectors * plan.lanes), Space.SCRATCH)
     spill = Block(tuple(_spill(buffer, k, c, vectors, plan.lanes, registers) for k, c in enumerate(cells)))
+    return Allocate(buffer, build.block(spill, rows_from(buffer, op, plan, region, cells[:vectors])))
+
+
+def rows_from(buffer: Buffer, op: StructuredOp, plan: Plan, region: Region, columns: Sequence[Cell]) -> Stmt:
+    """Store the sums in `buffer`, a row of it per row of the register tile; `columns` are the cells of the first."""
+    rows = [name for name in _row_order(op, plan) if region[name].size > 1]
     flat: Expr = build.const(0)
-    at = dict(cells[0].at)
+    at = dict(columns[0].at)
     for name in rows:
         row = Var(f"{name}_row")
         at |= {name: build.add(region[name].origin, row), local(name): row}
         flat = build.add(build.mul(flat, region[name].size), row)
-    body = build.block(*(_epilogue(op, buffer, flat, at, c, v, plan) for v, c in enumerate(cells[:vectors])))
+    body = build.block(*(_epilogue(op, buffer, flat, at, c, v, plan) for v, c in enumerate(columns)))
     for name in reversed(rows):
         body = Loop(f"{name}_row", build.const(0), build.const(region[name].size), body)
-    return Allocate(buffer, build.block(spill, body))
+    return body
 
 
 def _spill(buffer: Buffer, place: int, cell: Cell, vectors: int, lanes: int, registers: Buffer) -> Stmt:

@@ -53,7 +53,8 @@ class StructuredOp:
             it; None is zero.
         epilogue: the value stored, over the parallel iterators and `accumulator(dtype)`; None stores the sum.
         reduction: the combining operator; only "+" for products.
-        pairs: whether the factors are pairs of bfloat16 (`pairs.py`), whose two products are summed at once.
+        pairs: the reduction along which the factors are pairs of bfloat16 (`pairs.py`), whose two products are summed
+            at once; "" where they are not.
     """
 
     name: str
@@ -64,7 +65,7 @@ class StructuredOp:
     initial: Expr | None = None
     epilogue: Expr | None = None
     reduction: str = "+"
-    pairs: bool = False
+    pairs: str = ""
 
     def __post_init__(self) -> None:
         if self.left.type != self.right.type:

@@ -10,6 +10,7 @@ from ..errors import InternalError
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Loop, Space, Stmt, Var
 from .copying import Copy, Shape, copy_tile
+from .fragments import Layout, layout
 from .microkernel import Operand
 from .op import StructuredOp, names
 from .plan import Edge, Level, Plan
@@ -62,7 +63,8 @@ def pack(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth: int,
         return parallel_nest(region, (first,), name, grain, lambda r: nest(r, rest, name, tile))
 
     fill = each_extent(region, copy)
-    if any(n in _padded(plan) for n, _ in shape.points[:-1]):  # copies fill up the last dimension only
+    uneven = plan.instruction and any(region[n].size % extent for n, extent in shape.points[:-1])
+    if uneven or any(n in _padded(plan) for n, _ in shape.points[:-1]):  # copies fill up the last dimension only
         fill = build.block(_clear(buffer, plan.lanes), fill)
     return Panel(buffer, fill, Operand(build.load(buffer, *shape.indices), padded=True))
 
@@ -98,7 +100,18 @@ def _shape(
     points.sort(key=lambda p: p[0] == plan.vector)
     reductions = [(n, region[n].size) for n in plan.reductions if n in used]
     whole = tuple((level.iterator, level.size) for level in blocks if level.iterator in used)
+    if plan.instruction:
+        return _in_fragments(layout(op, plan), numbers, dict((*reductions, *points)), used)
     return Shape(tuple(numbers), tuple(reductions), tuple(points), whole)
+
+
+def _in_fragments(
+    found: Layout, numbers: Sequence[tuple[str, int]], sizes: Mapping[str, int], used: frozenset[str]
+) -> Shape:
+    """Whole fragments: their rows go on along the last but one dimension, their columns along the last."""
+    matrix = ((n, found.padded(n, sizes.get(n, 1))) for n in (found.rows, found.along, found.columns) if n in used)
+    others = ((n, size) for n, size in sizes.items() if n not in found.unit)
+    return Shape(tuple(numbers), tuple(others), tuple(matrix))
 
 
 def _padded(plan: Plan) -> frozenset[str]:

@@ -37,7 +37,7 @@ def paired(op: StructuredOp, target: Target) -> StructuredOp:
         iterators=tuple(replace(i, extent=-(-i.extent // 2)) if i is chosen else i for i in op.iterators),
         left=_pairs(op.left, chosen),
         right=_pairs(op.right, chosen),
-        pairs=True,
+        pairs=chosen.name,
     )
 
 

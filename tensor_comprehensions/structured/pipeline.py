@@ -122,6 +122,16 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class Fragments:
+    """The register tile is computed by an instruction that multiplies matrices, in registers of their own."""
+
+    instruction: str = ""
+
+    def __str__(self) -> str:
+        return f"fragments({self.instruction!r})" if self.instruction else "fragments()"
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One of several pipelines."""
 
@@ -131,7 +141,7 @@ class Choice:
         return f"({' | '.join(str(option) for option in self.options)})"
 
 
-Piece = Tile | Interchange | Pack | Pad | Peel | Vectorize | Unroll | Parallel | Stream | Choice
+Piece = Tile | Interchange | Pack | Pad | Peel | Vectorize | Unroll | Parallel | Stream | Fragments | Choice
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -271,6 +281,17 @@ def stream() -> Pipeline:
     return Pipeline((Stream(),))
 
 
+def fragments(instruction: str = "") -> Pipeline:
+    """Compute the register tile by an instruction that multiplies matrices, where the processor has one.
+
+    Without a name it is the first that multiplies such factors. Tiles are whole fragments, or their last one is filled
+    up with zeros: the factor of the lanes is packed, and so is the other where memory does not hold fragments.
+    """
+    if not isinstance(instruction, str):
+        raise ArgumentError(f"fragments has {instruction!r}", expected="the name of an instruction, or none")
+    return Pipeline((Fragments(instruction),))
+
+
 def _check_numbers(piece: str, values: Mapping[str, object], *, least: int) -> None:
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -291,6 +312,7 @@ def _keywords(values: Iterable[tuple[str, object]]) -> str:
 
 
 _WRITTEN: dict[str, Callable[..., Pipeline]] = {
-    f.__name__: f for f in (tile, interchange, pack, pad, peel, vectorize, unroll, parallel, stream, Pipeline)
+    f.__name__: f
+    for f in (tile, interchange, pack, pad, peel, vectorize, unroll, parallel, stream, fragments, Pipeline)
 }
 """What `parse` knows."""

@@ -57,6 +57,7 @@ class Plan:
         grain: least number of its iterations worth a thread.
         steps: of the innermost reduction loop that is left, taken per iteration.
         streaming: whether the output is written past the caches.
+        instruction: of `fragments.INSTRUCTIONS`, by which the register tile is computed; "" for plain vectors.
     """
 
     vector: str
@@ -69,6 +70,7 @@ class Plan:
     grain: int = 1
     steps: int = 1
     streaming: bool = False
+    instruction: str = ""
 
     def tile(self, iterator: str) -> int:
         """Points of a parallel iterator in one register tile."""

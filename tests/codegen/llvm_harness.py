@@ -10,7 +10,7 @@ import numpy as np
 from tensor_comprehensions.codegen.llvm import emit
 from tensor_comprehensions.dtypes import BFLOAT16, BOOL, DType
 from tensor_comprehensions.loop_ir.interpret import interpret
-from tensor_comprehensions.loop_ir.nodes import Block, Buffer, Kernel, Module, Space, Stmt, Store
+from tensor_comprehensions.loop_ir.nodes import Block, Buffer, Invoke, Kernel, Module, Space, Stmt, Store
 from tensor_comprehensions.loop_ir.numbers import rounded, storage
 from tensor_comprehensions.loop_ir.rewrite import walk, walk_all
 from tensor_comprehensions.runtime import cpu, process
@@ -27,9 +27,10 @@ def module(*statements: Stmt, sites: int = 0) -> Module:
     written: dict[str, None] = {}
     for s in statements:
         for e in [*walk_all(s), *walk(s)]:
-            b = getattr(e, "buffer", None)
-            if isinstance(b, Buffer) and b.space is Space.GLOBAL:
-                buffers.setdefault(b.name, b)
+            mentioned = [b for b, _ in e.operands] if isinstance(e, Invoke) else [getattr(e, "buffer", None)]
+            for b in mentioned:
+                if isinstance(b, Buffer) and b.space is Space.GLOBAL:
+                    buffers.setdefault(b.name, b)
         written |= {s.buffer.name: None for s in walk(s) if isinstance(s, Store)}
     kernels = tuple(Kernel(f"k{i}", s) for i, s in enumerate(statements))
     names = tuple(n for n in written if n in buffers)

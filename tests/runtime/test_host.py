@@ -45,6 +45,16 @@ def test_caches_are_read_from_the_system(tmp_path: Path) -> None:
     assert host._caches(str(tmp_path / "absent")) == host._TYPICAL_CACHE
 
 
+def test_tile_registers_need_the_leave_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = host.host.__wrapped__().tiles_bfloat16
+    monkeypatch.setattr(host, "_may_use_tiles", lambda: False)
+    refused = host.host.__wrapped__()
+    assert "+amx-tile" not in refused.features
+    assert not refused.tiles_bfloat16
+    monkeypatch.undo()
+    assert host.host.__wrapped__().tiles_bfloat16 is asked
+
+
 def test_torch_brings_vector_mathematics() -> None:
     symbols = mathematics()
     assert symbols["exp.float32x8"] == "Sleef_expf8_u10"
