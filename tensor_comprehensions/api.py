@@ -38,11 +38,12 @@ from .errors import ArgumentError, InternalError, TCError
 from .guard import guarded, told
 from .inspection import Picture
 from .options import CpuOptions, MappingOptions
+from .runtime.cells import RECORDED
 from .runtime.host import host
 from .structured.strategy import frozen
 from .target import GpuTarget, Target
 from .tc_lang.function import BoundFunction, Function
-from .torch_ext.autograd import Gradients, PythonGradient, is_plainly_recorded, is_recorded, record, recorded
+from .torch_ext.autograd import Gradients, PythonGradient, is_recorded, record, recorded
 from .torch_ext.operators import Operator, Overload, operator
 from .torch_ext.tracing import is_special, through, traced
 
@@ -51,7 +52,7 @@ SEARCH_SECONDS = 10.0
 Value = Any
 """A tensor, an array or a number."""
 Out = Tensor | tuple[Tensor, ...] | None
-_is_traced = torch.compiler.is_dynamo_compiling
+_is_traced, _is_transformed = torch.compiler.is_dynamo_compiling, torch._C._are_functorch_transforms_active
 
 if TYPE_CHECKING:
     from .autotuner.tuner import Tuned
@@ -159,10 +160,11 @@ class Caller:
             watched = profiler._is_profiler_enabled and operator is not None
             if direct is not None and out is None and not (initial or watched):
                 result = direct(*tensors)
-                if result is not NotImplemented:
+                if result is RECORDED:
+                    if self._gradients.possible and not _is_transformed():
+                        return record(self, self._gradients, tensors)
+                elif result is not NotImplemented:
                     return result
-                if is_plainly_recorded(tensors) and self._gradients.possible:
-                    return record(self, self._gradients, tensors)
             if self._out_is_inout and out is not None:
                 out, initial = None, {"out": out, **initial}
             result = MISS if watched else self._lanes.call(tensors, out, initial)

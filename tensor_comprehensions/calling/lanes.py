@@ -19,7 +19,7 @@ from .. import knobs
 from ..compiler import Compiled
 from ..dtypes import FLOAT32, FLOAT64, DType
 from ..runtime import cells, process
-from ..runtime.cells import Cell, Facts, Fresh, Lane, Written
+from ..runtime.cells import RECORDED, Cell, Facts, Fresh, Lane, Written
 from ..runtime.dispatch import Launcher, Operand, is_ordinary, places
 from ..tc_lang.function import BoundFunction, Role
 from ..tc_lang.function import Tensor as BoundTensor
@@ -76,7 +76,7 @@ class Lanes:
         self._plain: dict[Hashable, Launcher] = {}
 
     def direct(self) -> Callable[..., Any] | None:
-        """What takes calls with fresh outputs and no initial values: the result, or NotImplemented."""
+        """What takes calls with fresh outputs and no initial values: the result, NotImplemented or RECORDED."""
         return None if self._initial else self._functions.get(False)
 
     def call(self, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
@@ -95,7 +95,7 @@ class Lanes:
         result = serve(*tensors, *values, *wanted)
         if result is NotImplemented and values and out is None:  # perhaps only because they are not contiguous
             result = serve(*tensors, *[v.contiguous() if type(v) in PLAIN else v for v in values])
-        if result is NotImplemented:
+        if result is NotImplemented or result is RECORDED:
             return MISS
         if out is None:
             return result

@@ -157,7 +157,8 @@ slow:
 define internal void @record(i64 %index, ptr %cell, ptr %stack, i64 %count, i64 %outputs) uwtable {
   %kinds.slot = getelementptr ptr, ptr %cell, i64 1
   %kinds = load ptr, ptr %kinds.slot
-  %fine = call i1 @ordinary(ptr %kinds, ptr %stack, i64 %count)
+  %who = call i64 @seen_by(ptr %kinds, ptr %stack, i64 %count)
+  %fine = icmp eq i64 %who, 1
   br i1 %fine, label %fast, label %slow
 fast:
   call void @compute(i64 %index, ptr %cell, ptr %stack, i64 %count, i64 %outputs)

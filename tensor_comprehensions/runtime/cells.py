@@ -34,6 +34,8 @@ ANY = -(1 << 63)
 """A stride that does not matter."""
 TENSOR, CONSTANT = 0, 1
 """Kinds of arguments: a tensor, and an integer that is part of the kernel. For others see `number`."""
+RECORDED = Ellipsis
+"""What a function gives for ordinary tensors of which autograd is to record a call."""
 
 
 def number(dtype: int) -> int:
@@ -134,7 +136,8 @@ class Cell:
     def function(self) -> Callable[..., Any]:
         """A builtin that takes the arguments: the output, a tuple of them, or None where there is nothing new.
 
-        NotImplemented where no kernel fits, torch may have to do more than to run one, or it fails; it never raises.
+        RECORDED where autograd is to record the call, whether there is a kernel for it or not. NotImplemented where no
+        kernel fits, torch may have to do still more, or it fails; it never raises.
         """
         plan = struct.pack("=4Q", ctypes.addressof(self._words), len(self.kinds), self._outputs, not self._outputs)
         return _code.get("", Code).builtin((plan, self))
@@ -215,6 +218,7 @@ _OBJECTS = {
     "tc_parameter": torch.nn.Parameter,
     "tc_none": None,
     "tc_not_implemented": NotImplemented,
+    "tc_recorded": RECORDED,
 }
 """What the functions compare with and return."""
 
@@ -358,6 +362,7 @@ def _pause(now: knobs.Knobs) -> None:
 _python = ctypes.pythonapi
 _new_capsule = _python.PyCapsule_New
 _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_content = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _python))
 
 
 def tensor_of(handle: int) -> torch.Tensor:
@@ -381,6 +386,5 @@ def _empty_handle(handle: int) -> None:
 
 def handle_of(x: torch.Tensor) -> int:
     """A new handle, which whoever gets it owns."""
-    get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _python))
-    address: int = get(torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(x), None)
+    address: int = _content(torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(x), None)
     return address

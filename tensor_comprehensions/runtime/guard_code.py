@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def assembly(keys_offset: int, plain_keys: int, inference_keys: int) -> str:
-    """`@numeric`, `@ordinary`, `@describe` and `@fits`.
+    """`@numeric`, `@seen_by`, `@describe` and `@fits`.
 
     Args:
         keys_offset: where a C++ tensor keeps its dispatch keys.
@@ -40,8 +40,9 @@ define internal i1 @numeric(i64 %kind, ptr %value) alwaysinline {
   ret i1 %number
 }
 
-; Whether nobody but a kernel has to see a call: ordinary tensors, nothing to record, no mode.
-define internal i1 @ordinary(ptr %kinds, ptr %stack, i64 %count) {
+; Who has to see a call: 1, nobody but a kernel: ordinary tensors, nothing to record, no mode; 2, autograd besides,
+; which is to record it; 0, others.
+define internal i64 @seen_by(ptr %kinds, ptr %stack, i64 %count) {
   %defined = alloca i8
   %modes = call zeroext i1 @_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb(i1 zeroext false)
   br i1 %modes, label %no, label %start
@@ -50,8 +51,9 @@ start:
   br label %test
 test:
   %i = phi i64 [ 0, %start ], [ %next, %following ]
+  %who = phi i64 [ 1, %start ], [ %who.next, %following ]
   %more = icmp slt i64 %i, %count
-  br i1 %more, label %look, label %yes
+  br i1 %more, label %look, label %done
 look:
   %kind.slot = getelementptr i64, ptr %kinds, i64 %i
   %kind = load i64, ptr %kind.slot
@@ -78,14 +80,16 @@ gradient:
   br i1 %grad, label %asked, label %following
 asked:
   %required = call zeroext i1 @_ZNK3c1010TensorImpl13requires_gradEv(ptr %inside)
-  br i1 %required, label %no, label %following
+  %who.asked = select i1 %required, i64 2, i64 %who
+  br label %following
 following:
+  %who.next = phi i64 [ %who, %look ], [ %who, %tensor ], [ %who, %gradient ], [ %who.asked, %asked ]
   %next = add i64 %i, 1
   br label %test
-yes:
-  ret i1 true
+done:
+  ret i64 %who
 no:
-  ret i1 false
+  ret i64 0
 }
 
 ; Whether `count` numbers agree, leaving out those expected as the smallest integer.

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from .. import knobs
 from ..calling.arguments import PLAIN
 from ..calling.calls import Interface, check_names
 from ..errors import ArgumentError, CheckError
@@ -241,22 +240,7 @@ def is_recorded(values: Sequence[object]) -> bool:
     return any(x.requires_grad for x in tensors) and all(type(x) in PLAIN for x in tensors)
 
 
-def is_plainly_recorded(tensors: Sequence[object]) -> bool:
-    """Is recording all that torch does with a call on `tensors`? Quickly."""
-    if (
-        not (torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors))
-        or _transforms()
-        or _dispatch_modes()
-        or _function_modes()
-        or forward_ad._current_level >= 0
-        or knobs.current().interpret
-    ):
-        return False
-    return not [x for x in tensors if type(x) not in PLAIN]
-
-
 _transforms = torch._C._are_functorch_transforms_active
-_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 
 
 def recorded(
@@ -308,38 +292,30 @@ class _Recorded(_SingleLevelFunction):
         plan = _plan(gradients, required) if True in required else None
         if plan is None or plan.forward is None:
             result = run(*values)
-            outputs = results = result if isinstance(result, tuple) else (result,)
+            outputs = results = result if type(result) is tuple else (result,)
         else:
             results = gradients.called(plan.forward, values)
             outputs = results[: len(gradients.function.returns)]
             result = outputs if len(outputs) > 1 else outputs[0]
-        ctx.gradients = gradients
         if plan is not None:
             everything = (*values, *results)
-            kept: list[Any] = [None] * len(everything)
-            saved: Sequence[int] = plan.saved
-            if not all(isinstance(everything[n], Tensor) for n in saved):
-                for n in plan.saved:
-                    if not isinstance(everything[n], Tensor):
-                        kept[n] = everything[n]
-                saved = [n for n in plan.saved if isinstance(everything[n], Tensor)]
-            for n in plan.held:  # it does not matter whether these change
-                kept[n] = everything[n].detach() if isinstance(everything[n], Tensor) else everything[n]
-            ctx.plan, ctx.saved, ctx.kept = plan, saved, kept
-            ctx.save_for_backward(*[everything[n] for n in saved])
+            saved, places, kept = [everything[n] for n in plan.saved], plan.saved, _NOTHING
+            if plan.held or not _PLAIN.issuperset(map(type, saved)):
+                saved, places, kept = _divided(plan, everything)
+            ctx.call = gradients, plan, places, kept
+            ctx.save_for_backward(*saved)
         if gradients.integers:
             ctx.mark_non_differentiable(*[outputs[n] for n in gradients.integers])
         if forward_ad._current_level >= 0:
+            ctx.gradients = gradients
             ctx.others = [None if isinstance(x, Tensor) else x for x in values]
             ctx.save_for_forward(*[x for x in values if isinstance(x, Tensor)], *outputs)
         return result
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        gradients, plan = cast("Gradients", ctx.gradients), cast("Plan", ctx.plan)
-        known = list(ctx.kept)
-        for n, x in zip(ctx.saved, ctx.saved_tensors, strict=True):
-            known[n] = _outlived(x)
+        gradients, plan, places, kept = cast("tuple[Gradients, Plan, Sequence[int], dict[int, Any]]", ctx.call)
+        known = {**kept, **dict(zip(places, map(_outlived, ctx.saved_tensors), strict=True))}
         if plan.again is not None and torch.is_grad_enabled():
             plan = plan.again
         if plan.op is None:
@@ -356,6 +332,18 @@ class _Recorded(_SingleLevelFunction):
         values = [next(tensors) if x is None else x for x in ctx.others]
         results = gradients.tangents(values, list(tensors), tangents[2:])
         return results[0] if len(results) == 1 else tuple(results)
+
+
+def _divided(plan: Plan, everything: Sequence[Any]) -> tuple[list[Any], tuple[int, ...], dict[int, Any]]:
+    """The tensors that autograd saves, their positions, and by its position what else the gradient needs."""
+    places = tuple(n for n in plan.saved if isinstance(everything[n], Tensor))
+    kept = {n: everything[n] for n in plan.saved if n not in places}
+    for n in plan.held:  # it does not matter whether these change
+        kept[n] = everything[n].detach() if isinstance(everything[n], Tensor) else everything[n]
+    return [everything[n] for n in places], places, kept
+
+
+_PLAIN, _NOTHING = frozenset(PLAIN), cast("dict[int, Any]", {})
 
 
 def _plan(gradients: Gradients, required: tuple[bool, ...]) -> Plan:
@@ -377,12 +365,12 @@ def _check_gives(gradient: Gradient, wanted: Sequence[Key]) -> None:
             raise CheckError(f"'{gradient.function.name}' does not return '{name}', and '{key[1]}' requires a gradient")
 
 
-def _python(gradients: Gradients, known: Sequence[Any], upstream: Sequence[Tensor]) -> Sequence[Tensor | None]:
+def _python(gradients: Gradients, known: Mapping[int, Any], upstream: Sequence[Tensor]) -> Sequence[Tensor | None]:
     """The gradients that a Python function gives."""
     assert callable(gradients.given)
-    keys = gradients.keys
+    keys, everything = gradients.keys, [known[n] for n in range(len(known))]
     found = gradients.given(
-        tuple(known[: len(keys)]), tuple(known[len(keys) :]), tuple(x.contiguous() for x in upstream)
+        tuple(everything[: len(keys)]), tuple(everything[len(keys) :]), tuple(x.contiguous() for x in upstream)
     )
     found = found if isinstance(found, tuple | list) else (found,)
     if len(found) != len(keys):

@@ -10,7 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import config
 
+from ..cache.key import versions
+from ..cache.source import Unreadable, digest
+from ..cache.store import current
 from ..calling.arguments import PLAIN, Expected, to_tensor
 from ..calling.calls import check_names
 from ..calling.kernels import Kernels, Machine
@@ -171,9 +175,27 @@ def _gradient_name(gradients: Gradients) -> str:
     return f"python {_python_gradients.setdefault(given, len(_python_gradients))}"
 
 
-def _register(op: Operator) -> None:
+def _new_library() -> Any:
+    _mark_graphs()
     new: Callable[..., Any] = torch.library.Library
-    library = _library.get("", lambda: new(NAMESPACE, "FRAGMENT"))
+    return new(NAMESPACE, "FRAGMENT")
+
+
+def _mark_graphs() -> None:
+    """Let torch find no compiled graph on disk that was made with another text of this package.
+
+    Such a graph names the operators of gradients, which another text may derive otherwise, while its key names only the
+    operators that the gradients are of.
+    """
+    try:
+        text = digest(current())
+    except Unreadable:
+        text = str(dict(versions())["tensor-comprehensions"])
+    config.cache_key_tag = f"{config.cache_key_tag}tensor_comprehensions:{text[:12]};"
+
+
+def _register(op: Operator) -> None:
+    library = _library.get("", _new_library)
     name, tags = op.schema.name, (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
     library.define(op.schema.functional, tags=tags)
     packet = getattr(getattr(torch.ops, NAMESPACE), name)

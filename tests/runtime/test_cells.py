@@ -19,7 +19,18 @@ from tensor_comprehensions.dtypes import FLOAT32, INT64
 from tensor_comprehensions.loop_ir import build as ir
 from tensor_comprehensions.loop_ir.nodes import Binary, Check, Kernel, Loop, Module
 from tensor_comprehensions.runtime import cells, process
-from tensor_comprehensions.runtime.cells import ANY, CONSTANT, TENSOR, Cell, Facts, Fresh, Lane, Written, number
+from tensor_comprehensions.runtime.cells import (
+    ANY,
+    CONSTANT,
+    RECORDED,
+    TENSOR,
+    Cell,
+    Facts,
+    Fresh,
+    Lane,
+    Written,
+    number,
+)
 from tensor_comprehensions.runtime.cpu import Executable, load
 from tensor_comprehensions.runtime.host import host
 
@@ -88,9 +99,12 @@ def test_strange_values_are_turned_away(cell: Cell) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_what_torch_has_to_see_is_turned_away(cell: Cell) -> None:
     call, a, leaf = cell.function(), torch.zeros(N), torch.zeros(N, requires_grad=True)
-    assert call(a, leaf) is NotImplemented
+    assert call(a, leaf) is RECORDED
     with torch.no_grad():
         assert torch.equal(call(a, leaf), a)
+    with knobs.override(interpret=True):
+        assert call(a, leaf) is NotImplemented
+    assert call(a, leaf.to_sparse()) is NotImplemented
     with torch.autograd.forward_ad.dual_level():
         dual = torch._make_dual(a, a, level=0)
         assert call(dual, a) is NotImplemented

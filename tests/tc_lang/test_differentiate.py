@@ -22,10 +22,16 @@ def test_a_gradient_takes_what_it_reads_and_gives_what_is_wanted() -> None:
     function = compiled(defs.FCRELU)
     gradient = differentiate(function, [("input", "W")])
     assert gradient.gives == (("input", "W"),)
-    assert gradient.takes == (
-        ("input", "I"), ("input", "W"), ("input", "b"), ("output", "O"), ("gradient", "O"),
-    )  # fmt: skip
-    assert gradient.reads == {("input", "I"), ("output", "O"), ("gradient", "O")}
+    assert gradient.takes == (("input", "I"), ("output", "O"), ("gradient", "O"))
+    assert gradient.reads == set(gradient.takes)
+
+
+def test_a_gradient_takes_what_says_a_size_that_nothing_else_does() -> None:
+    gather = differentiate(compiled(defs.GATHER))
+    assert gather.takes == (("input", "T"), ("input", "I"), ("gradient", "o"))
+    assert ("input", "T") not in gather.reads
+    pool = differentiate(compiled(defs.POOL))
+    assert {("input", "k"), ("input", "s")} <= set(pool.takes)
 
 
 def test_names_of_the_def_may_be_anything() -> None:

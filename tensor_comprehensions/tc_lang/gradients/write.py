@@ -47,9 +47,10 @@ def write(steps: Steps, written: Sequence[Written], targets: Mapping[Key, str], 
     targets: where the gradient by each thing that is asked for ends up. keep: may it take temporaries of the def?
     """
     writer = _Writer(steps)
-    takes = writer.parameters(written, keep)
+    declared = writer.parameters(written, keep)
     gives = tuple(writer.gradient_name(key, name) for key, name in targets.items())
     statements = [*writer.recomputed(written), *written]
+    takes = writer.needed(declared, statements)
     body = tuple(writer.statement(w) for w in statements)
     parameters = tuple(writer.declarations[key] for key in takes)
     returns = tuple(s.Declaration(name, None) for name in gives)
@@ -92,6 +93,18 @@ class _Writer:
                 self.names[f"d {r}"] = self.steps.last[r]  # only for the bounds
                 self._declare(("gradient", r), f"d {r}", f"d_{r}", function.tensor(r).dtype)
         return tuple(self.declarations)
+
+    def needed(self, declared: Sequence[Key], statements: Sequence[Written]) -> tuple[Key, ...]:
+        """Those of the parameters that are read, or without which a size would have no value."""
+        read = {self.names[name] for w in statements for name in w.reads if name in self.names}
+        scalars = {p.name for p in self.steps.function.parameters if p.specialised}
+        takes = list(declared)
+        for key in declared:
+            mine = self.declarations[key]
+            others = {size for k in takes if k != key for size in _sizes(self.declarations[k])}
+            if mine.name not in read | scalars and key[0] != "gradient" and _sizes(mine) <= others:
+                takes.remove(key)
+        return tuple(takes)
 
     def _declare(self, key: Key, tensor: str, name: str, dtype: DType) -> None:
         kind = key[0]
@@ -225,6 +238,12 @@ class _Writer:
             shifted = tuple(_shifted(x, b) for x, b in zip(e.subscripts, starts, strict=True))
             e = replace(e, subscripts=shifted)
         return replace(e, tensor=self._named(e.tensor))
+
+
+def _sizes(d: s.Declaration) -> set[str]:
+    """The names of sizes that a declaration gives values."""
+    dims = (d.type.dimensions if d.type is not None else None) or ()
+    return {x.size for x in dims if isinstance(x.size, str)}
 
 
 def _shifted(e: Expr, start: Value) -> Expr:
