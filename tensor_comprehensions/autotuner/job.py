@@ -25,13 +25,14 @@ from ..tc_lang.function import Function
 from .call import effort, subject_of
 from .device import Device, devices
 from .evaluators import Evaluator, Local
+from .search import GENERATIONS, POPULATION
 from .tune import tune
 from .tuner import Effort, Tuned, Tuner
 
 _JOB: dict[str, Any] = {
     "budget": "2min",
-    "generations": 25,
-    "population": 48,
+    "generations": GENERATIONS,
+    "population": POPULATION,
     "search": "genetic",
     "seed": 0,
     "devices": ["cpu"],
@@ -154,12 +155,15 @@ def shard_of(text: str) -> tuple[int, int]:
 
 
 def dealt(tasks: Sequence[Task], shard: tuple[int, int]) -> tuple[Task, ...]:
-    """The tasks of a shard. Where there are fewer than shards, several search for the same with other seeds."""
+    """The tasks of a shard. Where there are fewer than shards, several search for the same: they deal what to try first
+    among themselves, and go on with other seeds.
+    """
     number, count = shard
     if len(tasks) >= count:
         return tuple(tasks[number::count])
     task = tasks[number % len(tasks)]
-    return (replace(task, effort=replace(task.effort, seed=task.effort.seed + number)),)
+    part = number // len(tasks), len(range(number % len(tasks), count, len(tasks)))
+    return (replace(task, effort=replace(task.effort, seed=task.effort.seed + number, part=part)),)
 
 
 # --- working -----------------------------------------------------------------------------------------------------

@@ -113,7 +113,8 @@ class Space:
 
     def key(self, options: CpuOptions) -> Hashable | None:
         """The same for options that mean the same; None where their pipelines cannot be followed, or are hopeless."""
-        plain, plans, cycles = replace(options, strategy=None), [], 0.0
+        plain, cycles = replace(options, strategy=None), 0.0
+        plans: list[tuple[str, Hashable]] = []
         for name, _, op in self.ops if options.structured else ():
             pipeline = meant_for(options.strategy, name)
             if not isinstance(pipeline, Pipeline):

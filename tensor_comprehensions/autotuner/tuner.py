@@ -23,7 +23,7 @@ from .evaluators import Evaluator, answer
 from .journal import Journal
 from .problem import Problem
 from .run import TELLING
-from .search import SEARCHES, Candidate, Search
+from .search import GENERATIONS, POPULATION, SEARCHES, Candidate, Search
 from .service import VERSION
 from .space import Genome, Space
 
@@ -59,13 +59,15 @@ class Effort:
         seconds: of the whole search, infinite for no limit.
         generations, population: at most so many candidates.
         search: "genetic" or "random". seed: makes it reproducible.
+        part: this search is one of several for the same, as (number, count): they deal what to try first.
     """
 
     seconds: float = 120.0
-    generations: int = 25
-    population: int = 48
+    generations: int = GENERATIONS
+    population: int = POPULATION
     search: str = "genetic"
     seed: int = 0
+    part: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class Tuned:
         seconds, default_seconds: lower quartiles of a race between the two, in turns.
         validated: the winner was right on inputs that no candidate had seen.
         outcomes: of all candidates, in order.
-        elapsed: seconds in all. compiling, running: of that, summed over workers.
+        elapsed: seconds in all. racing: of that, how long the race ran kernels.
         interrupted: the search was ended early.
     """
 
@@ -120,6 +122,7 @@ class Tuned:
     outcomes: tuple[Outcome, ...] = field(repr=False)
     elapsed: float
     interrupted: bool
+    racing: float = 0.0
 
     @property
     def speedup(self) -> float:
@@ -177,14 +180,16 @@ class Tuner:
         self._by_code: dict[str, Outcome] = {}
         self._codes: dict[str, tuple[pb.Code, ...]] = {}
         self._speeds: dict[str, float] = {}
-        self._preparing = 0.0
+        self._preparing = self._racing = 0.0
         self._complaints: list[str] = []
         self.best: Outcome | None = None
 
     def run(self) -> Tuned:
         """Search until the budget is spent. Raises ArgumentError where no candidate works, not even the default."""
         default = self._space.options(self._seeds[0])
-        search = SEARCHES[self.effort.search](self._space, self._seeds, self.effort.population, self.effort.seed)
+        number, count = self.effort.part
+        seeds = (self._seeds[0], *self._seeds[1:][number::count])
+        search = SEARCHES[self.effort.search](self._space, seeds, self.effort.population, self.effort.seed)
         if self._evaluator.separate and self._remembered(default) is None:
             self._prepare()
         self._evaluate([Candidate(self._seeds[0], default)], 0)
@@ -390,7 +395,7 @@ class Tuner:
         return Tuned(
             finalists[winner], default, chosen.low, baseline.low,
             (chosen.high - chosen.low) / chosen.median, chosen.runs, True,
-            tuple(self.outcomes), self.elapsed(), self._stop.wanted,
+            tuple(self.outcomes), self.elapsed(), self._stop.wanted, self._racing,
         )  # fmt: skip
 
     def _race(self, finalists: Sequence[CpuOptions]) -> list[pb.Timing]:
@@ -425,6 +430,7 @@ class Tuner:
         request.seconds, request.fresh = seconds, True
         request.run_limit = FIRST_LIMIT
         reply = answer(self._evaluator.submit(request), self._evaluator.fingerprint)
+        self._racing += reply.running
         if reply.message:
             self._complaints.append(f"{pb.Status.Name(reply.status).lower()}: {reply.message[:200]}")
         return reply

@@ -232,6 +232,7 @@ def test_every_task_is_in_one_shard_or_in_several_with_other_seeds(job: Path) ->
     islands = [dealt(tasks, (n, 5))[0] for n in range(5)]
     assert [t.name for t in islands] == [tasks[n % 2].name for n in range(5)]
     assert len({(t.name, t.effort.seed) for t in islands}) == 5
+    assert [t.effort.part for t in islands] == [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]
 
 
 @pytest.mark.parametrize("wrong", ["3", "3/3", "-1/2", "a/b", "1/0", ""])

@@ -265,12 +265,27 @@ def test_four_merged_shards_do_not_lose_to_one_search_of_their_common_budget(tmp
     merged = Store(tmp_path / "merged")
     for seed in range(4):
         shard = subject(store=Store(tmp_path / str(seed)))
-        tune(shard, replace(long, seed=seed), HERE, evaluator=Pretend())
+        tune(shard, replace(long, seed=seed, part=(seed, 4)), HERE, evaluator=Pretend())
         write_measurements(shard.store, tmp_path / "file")
         add_measurements(merged, read_measurements(tmp_path / "file"))
     best = tuning.best(merged, subject(store=merged).key(1))
     assert best is not None
     assert best.seconds <= whole.seconds
+
+
+def test_searches_for_the_same_deal_what_to_try_first() -> None:
+    _, seeds = space_of(subject())
+    asked = []
+    for number in range(3):
+        evaluator = Pretend()
+        tuned(evaluator, replace(EFFORT, generations=1, population=len(seeds), part=(number, 3)))
+        asked.append(evaluator.asked)
+    assert {first for first, *_ in asked} == {CpuOptions()}
+    made, _ = space_of(subject())
+    dealt = [{made.options(g) for g in seeds[1:]} & set(each) for each in asked]
+    share = len(seeds[1:]) // 3
+    assert all(len(each) >= share for each in dealt)
+    assert set.union(*dealt) == {made.options(g) for g in seeds[1:]}
 
 
 def test_nothing_is_remembered_of_an_empty_store(tmp_path: Path) -> None:
