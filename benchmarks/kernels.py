@@ -273,7 +273,7 @@ def movements() -> Iterator[Benchmark]:
     yield Benchmark("maxpool_2x2_16x64x112", "pooling", tc.MAXPOOL, floats(image), most)
     mean = peers(lambda x: F.avg_pool2d(x, 3, 1))
     yield Benchmark("avgpool_3x3_16x64x56", "pooling", tc.AVGPOOL, floats((16, 64, 56, 56)), mean)
-    flip = peers(lambda x: x.t().contiguous(), copy=lambda x: torch.empty(x.shape[::-1]).copy_(x.t()))
+    flip = peers(lambda x: x.t().contiguous(), copy=lambda x: x.new_empty(x.shape[::-1]).copy_(x.t()))
     for m, n in ((2048, 2048), (4096, 1024), (512, 512)):
         yield Benchmark(f"transpose_{m}x{n}", "transpose", tc.TRANSPOSE, floats((m, n)), flip, goal=0.95)
     heads = peers(lambda x: x.transpose(1, 2).contiguous())
