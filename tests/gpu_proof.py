@@ -20,6 +20,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
+
 from tensor_comprehensions import knobs
 from tensor_comprehensions.codegen import cuda
 from tensor_comprehensions.codegen import opencl as opencl_text
@@ -28,6 +30,7 @@ from tensor_comprehensions.errors import ArgumentError
 from tensor_comprehensions.loop_ir.interpret import interpret
 from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.options import MappingOptions
+from tensor_comprehensions.runtime import cuda as cuda_runtime
 from tensor_comprehensions.runtime import emulator, nvrtc, opencl
 from tensor_comprehensions.target import GpuTarget, target
 
@@ -35,7 +38,7 @@ from .gpu_suite import Case, check, every, mapped, memory_of, random_options
 
 TARGETS = tuple(target(f"cuda:{name}") for name in ("sm_90", "sm_80", "sm_90", "sm_75"))
 ARCHITECTURES = ("sm_80", "sm_90")
-WAYS = ("emulator", "nvrtc", "opencl", "interpreter")
+WAYS = ("emulator", "nvrtc", "opencl", "interpreter", "device")
 TOGETHER = 24
 """Texts that are compiled in one go: that takes a tenth of the time of compiling each."""
 
@@ -67,10 +70,13 @@ class Tally:
         self.failures.append({"choice": choice.name, "options": repr(choice.options), "error": told[:4000]})
 
 
-def choices(case: str, rounds: range) -> Iterator[Choice]:
-    """The default and the naive mapping for round 0 and 1, then random ones: the same in every process."""
+def choices(case: str, rounds: range, way: str = "emulator") -> Iterator[Choice]:
+    """The default and the naive mapping for round 0 and 1, then random ones: the same in every process.
+
+    On a device all are for that.
+    """
     for n in rounds:
-        machine = TARGETS[n % len(TARGETS)]
+        machine = cuda_runtime.device_target(0) if way == "device" else TARGETS[n % len(TARGETS)]
         if n < 2:
             yield Choice(("default", "naive")[n], (None, MappingOptions.naive())[n], machine)
         else:
@@ -83,7 +89,7 @@ def prove(case: Case, way: str, rounds: range) -> Tally:
     start = time.process_time()
     seen: set[bytes] = set()
     waiting: list[tuple[Choice, Module, GpuCode]] = []
-    for choice in choices(case.name, rounds):
+    for choice in choices(case.name, rounds, way):
         tally.pairs += 1
         try:
             module = mapped(case, choice.options, choice.target)
@@ -119,11 +125,19 @@ def _try(case: Case, way: str, printed: Sequence[tuple[Choice, Module, GpuCode]]
                 arrays = memory_of(case, module)
                 if way == "opencl":
                     assert opencl.run(opencl_text.emit(module), module, arrays) == (0, 0)
+                elif way == "device":
+                    assert on_device(code, module, arrays) == (0, 0)
                 else:
                     assert interpret(module, arrays) == []
                 check(case, arrays)
         except Exception as error:
             tally.fail(choice, error)
+
+
+def on_device(code: GpuCode, module: Module, arrays: dict[str, Any]) -> tuple[int, int]:
+    """Run a module on the first CUDA device, compiled for that."""
+    made = nvrtc.compile_text(code.source, cuda_runtime.device_target(0).name)
+    return cuda_runtime.run(code, made, module, arrays, torch.device("cuda", 0))
 
 
 def _emulate(case: Case, printed: Sequence[tuple[Choice, Module, GpuCode]], tally: Tally) -> None:
@@ -169,7 +183,7 @@ def in_process(case: Case, way: str, rounds: range) -> Tally:
         return found
     if len(rounds) == 1:
         tally = Tally(case.name, way, (rounds.start, rounds.stop), pairs=1)
-        tally.fail(next(choices(case.name, rounds)), f"the process ended with {process.exitcode}")
+        tally.fail(next(choices(case.name, rounds, way)), f"the process ended with {process.exitcode}")
         return tally
     middle = (rounds.start + rounds.stop) // 2
     first, second = (in_process(case, way, r) for r in (range(rounds.start, middle), range(middle, rounds.stop)))

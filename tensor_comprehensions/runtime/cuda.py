@@ -8,15 +8,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..codegen.gpu import GpuCode
 from ..errors import ArgumentError, InternalError
+from ..loop_ir import nodes as ir
 from ..target import GPUS, GpuTarget
 from .cuda_driver import Driver, driver
 from .dispatch import Operand, places
@@ -114,6 +116,26 @@ def load(code: GpuCode, cubin: Cubin, device: int) -> Launches:
         except InternalError as error:
             raise InternalError(f"the driver refuses what we compiled: {error}\n{code.source}") from error
     return Launches(device, code, functions, cuda)
+
+
+def run(
+    code: GpuCode, cubin: Cubin, module: ir.Module, arrays: Mapping[str, np.ndarray[Any, Any]], device: torch.device
+) -> tuple[int, int]:
+    """Run a module on copies of arrays on a device, and leave there what it wrote, as `emulator.run` does."""
+
+    def room(size: int) -> Tensor:
+        return torch.empty(max(1, size), dtype=torch.uint8, device=device)
+
+    bits = [torch.from_numpy(arrays[b.name].reshape(-1).view(np.uint8)) for b in module.arguments]
+    there = [room(x.numel()) for x in bits]
+    for x, y in zip(bits, there, strict=True):
+        y[: x.numel()].copy_(x)
+    rooms = [room(int(np.prod(b.shape)) * b.type.dtype.size) for b in module.temporaries]
+    status = [torch.zeros(2, dtype=torch.int64, device=device)] if module.sites else []
+    load(code, cubin, device.index)([x.data_ptr() for x in (*there, *rooms, *status)])
+    for x, y in zip(bits, there, strict=True):
+        x.copy_(y[: x.numel()])
+    return failed(status[0]) if status else (0, 0)
 
 
 class Launcher:

@@ -6,9 +6,11 @@ import ctypes
 import re
 import threading
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,8 +23,12 @@ from tensor_comprehensions.runtime import cuda, cuda_driver, nvrtc
 from tensor_comprehensions.runtime.cuda_driver import Driver
 from tensor_comprehensions.runtime.nvrtc import Cubin
 
-from ..fake_cuda import PROTOTYPES, FakeCuda
+from ..fake_cuda import PROTOTYPES, FakeCuda, fake
 from ..gpu_programs import TX, gather, kernel, tiled_matmul
+from ..gpu_proof import prove
+from ..gpu_suite import every
+
+__all__ = ["fake"]
 
 
 class Recorder(FakeCuda):
@@ -203,3 +209,28 @@ def test_what_a_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match="too old"):
         cuda.device_target(0)
     cuda.device_target.cache_clear()
+
+
+def test_a_module_runs_on_copies_of_arrays(fake: FakeCuda) -> None:
+    """As the proof on a device does it, on the CPU."""
+    m = gather().module
+    code = emit(m)
+    fake.known[code.source] = SimpleNamespace(code=code, arguments=m.arguments, temporaries=m.temporaries)
+    numbers = Random(0)
+    for index, expected in ((5, (0, 0)), (99, (1, 99))):
+        arrays = {b.name: np.zeros(b.shape, np.dtype(b.type.dtype.name)) for b in m.arguments}
+        arrays["table"][:] = [numbers.random() for _ in arrays["table"]]
+        arrays["index"][:] = index
+        before = arrays["table"].copy()
+        cubin = Cubin("sm_90", code.source.encode(), {})
+        found = cuda.run(code, cubin, m, arrays, torch.device("cpu"))
+        assert found == expected
+        assert np.array_equal(arrays["table"], before)
+        assert np.array_equal(arrays["out"], np.full_like(arrays["out"], before[5] if index == 5 else 0))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_every_def_on_a_device() -> None:
+    """The default and the naive mapping; `python -m tests.gpu_proof --way device` tries others, in several processes."""
+    tallies = [prove(case, "device", range(2)) for case in every()]
+    assert [t.failures for t in tallies] == [[]] * len(tallies)
