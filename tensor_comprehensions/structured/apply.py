@@ -10,6 +10,7 @@ from ..errors import ArgumentError, CannotLower
 from ..target import Target
 from . import pipeline as written
 from .affine import steps
+from .ahead import objection
 from .expert import PARALLEL_WORK
 from .fragments import instructions, layout
 from .normalise import normalise
@@ -49,6 +50,7 @@ class Nest:
         shared: how many of the outermost loops the threads share. alone: whether they may.
         streaming: whether the output is written past the caches.
         instruction: by which the register tile is computed; "" for plain vectors.
+        ahead: factors and the loop for whose next iteration they are brought near.
     """
 
     op: StructuredOp
@@ -66,6 +68,7 @@ class Nest:
     grain: int = 0
     streaming: bool = False
     instruction: str = ""
+    ahead: tuple[tuple[Side, TileLoop], ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     # --- names ---
@@ -266,6 +269,16 @@ def _pack(piece: written.Pack, nest: Nest) -> Nest:
     return nest
 
 
+def _prefetch(piece: written.Prefetch, nest: Nest) -> Nest:
+    if not nest.op.is_product:
+        raise CannotLower(f"{piece}: nothing that is read stays for several register tiles")
+    for name, place in piece.factors:
+        loop = nest.loop(place)
+        nest = replace(nest, ahead=(*nest.ahead, (nest.side(name), loop)))
+        nest = nest.say(f"{name} for the next iteration of {nest.name(loop)} is brought near")
+    return nest
+
+
 def _pad(piece: written.Pad, nest: Nest) -> Nest:
     sides = tuple(nest.side(name) for name in piece.factors)
     nest = replace(nest, padded=(*nest.padded, *sides))
@@ -355,6 +368,7 @@ _MEANING: dict[type, Callable[..., Nest]] = {
     written.Unroll: _unroll,
     written.Stream: _stream,
     written.Fragments: _fragments,
+    written.Prefetch: _prefetch,
 }
 
 
@@ -392,6 +406,7 @@ def _finish(nest: Nest) -> Plan:
         steps_at_once,
         nest.streaming,
         nest.instruction,
+        ahead=tuple(Pack(side, _depth(nest, kept, loop)) for side, loop in nest.ahead),
     )
     _check(nest, plan)
     return plan
@@ -435,8 +450,9 @@ def _replace_loop(nest: Nest, old: TileLoop, new: TileLoop) -> Nest:
         return new if loop == old else loop
 
     packs = tuple((side, None if loop is None else swapped(loop)) for side, loop in nest.packs)
+    ahead = tuple((side, swapped(loop)) for side, loop in nest.ahead)
     loops, shared, peeled = (tuple(map(swapped, loops)) for loops in (nest.loops, nest.shared, nest.peeled))
-    return replace(nest, loops=loops, shared=shared, packs=packs, peeled=peeled)
+    return replace(nest, loops=loops, shared=shared, packs=packs, peeled=peeled, ahead=ahead)
 
 
 def _fitting(widest: int, size: int) -> int:
@@ -468,9 +484,12 @@ def _unrolling(nest: Nest, sums: Sequence[str]) -> tuple[int, int]:
 
 def _packs(nest: Nest, kept: Sequence[TileLoop], collapsed: int) -> Iterator[Pack]:
     for side, loop in nest.packs:
-        position = -1 if loop is None else nest.loops.index(loop)
-        depth = sum(1 for k in nest.loops[: position + 1] if k in kept)
-        yield Pack(side, depth)
+        yield Pack(side, 0 if loop is None else _depth(nest, kept, loop))
+
+
+def _depth(nest: Nest, kept: Sequence[TileLoop], loop: TileLoop) -> int:
+    """How many of the loops that are kept stand around the inside of `loop`."""
+    return sum(1 for k in nest.loops[: nest.loops.index(loop) + 1] if k in kept)
 
 
 def _grain(op: StructuredOp, iterations: int) -> int:
@@ -511,6 +530,9 @@ def _check(nest: Nest, plan: Plan) -> None:
             raise CannotLower("unroll: a step of fragments is many steps of the sum already")
     for step in plan.packs:
         _check_pack(nest, plan, step)
+    for step in plan.ahead:
+        if reason := objection(normalise(op), plan, step):
+            raise CannotLower(f"prefetch: the {step.side.name.lower()} factor {reason}")
     for side in nest.padded:
         if all(step.side is not side for step in plan.packs):
             raise CannotLower(f"pad: the {side.name.lower()} factor is not packed, and only panels are padded")
@@ -555,6 +577,9 @@ def pipeline_of(plan: Plan, op: StructuredOp) -> Pipeline:
         pieces.append(written.Stream())
     if plan.instruction:
         pieces.append(written.Fragments(plan.instruction))
+    for step in plan.ahead:
+        loop = nest.name(nest.loops[step.depth - 1])
+        pieces.append(written.Prefetch(((_factor_name(op, step.side), loop),)))
     return Pipeline(tuple(pieces))
 
 

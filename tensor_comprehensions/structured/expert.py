@@ -44,10 +44,13 @@ TURNED_STEPS = 128
 SHORT_UNIT, TURNED_UNIT = 128, 512
 """Points of a contiguous run of the output below which lanes across such runs may be the better ones: of any, and of
 one along which the factor that it moves is not contiguous, and so has to be turned across, for sums in one block."""
-STREAMED_SHARE = 0.75
-"""Of the last cache: with more data than this around, what is written does not stay there."""
 TILES, CLEARLY = 6, 0.97
 """Register tiles that are looked at; less than this share of the cycles makes one of them better than those before."""
+USES_IN_PLACE, SPREAD = 256, 16
+"""Uses of an element up to which rows that are far apart are read in place where they can be brought near in time;
+sets of the first cache that such rows have to fall into."""
+STEPS = 8
+"""Steps of a sum between the rows of another panel that are asked for."""
 UNROLL = 4
 """Innermost reductions up to this long are unrolled."""
 
@@ -126,13 +129,14 @@ def objection(op: StructuredOp, target: Target) -> str | None:
 class _Nest:
     """Levels of a plan, how many of them a parallel loop may collapse, and the copies among them.
 
-    rows: that a thread should have at least, beyond what work asks for.
+    rows: that a thread should have at least, beyond what work asks for. ahead: as in a plan.
     """
 
     levels: list[Level]
     outer: int
     packs: list[Pack]
     rows: int = 1
+    ahead: tuple[Pack, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,9 @@ class Chooser:
             tuple(nest.packs),
             collapsed,
             grain,
+            steps=self._at_once(nest),
             streaming=self._streams(nest.levels),
+            ahead=nest.ahead,
         )
 
     def _standing_panel(self, reductions: tuple[str, ...], rows_outside: bool, packed: bool) -> _Nest:
@@ -188,6 +194,7 @@ class Chooser:
         levels = self._levels(known.shared)
         levels += self._levels(tuple(i for i in known.only(standing) if i not in swept), standing if packed else None)
         levels += self._sweep_block(swept)
+        panel = Pack(standing.side, len(levels))
         count = prod(tiles(known.extent(level.iterator), level.size) for level in levels)
         blocks = self._reduction_block(reductions, self.facts.steps)
         turned = standing.step(known.vector) != 1
@@ -199,7 +206,8 @@ class Chooser:
         levels += blocks
         packs = [Pack(standing.side, len(levels))] if packed else []
         rows = 1 if not packed or count > 1 else (OWN_TURNED_USES if turned else OWN_PACKED_USES)
-        return _Nest([*levels, *self._levels(swept), *self._levels(known.only(passing))], outer, packs, rows)
+        ahead = (panel,) if standing is known.moving and not packed and not blocks and self._comes_ahead() else ()
+        return _Nest([*levels, *self._levels(swept), *self._levels(known.only(passing))], outer, packs, rows, ahead)
 
     def _across(self) -> _Nest:
         """Panels of the moving factor, all that the second cache holds, for a large part of the still factor.
@@ -297,6 +305,10 @@ class Chooser:
         ordered = sorted(iterators, key=order)
         return [Level(i.name, self.tile.size(i.name)) for i in ordered]
 
+    def _at_once(self, nest: _Nest) -> int:
+        """Steps of the sum per iteration: as many as there are register tiles to ask for a share of the rows each."""
+        return min(STEPS, 1 << (self._row_tiles().bit_length() - 1)) if nest.ahead else 1
+
     def _unrolled(self, reductions: tuple[str, ...]) -> int:
         # The rows of neighbouring taps share scalars, which would be kept in registers that the tile needs.
         return int(bool(reductions) and not self.facts.turned and self.facts.extent(reductions[-1]) <= UNROLL)
@@ -340,7 +352,20 @@ class Chooser:
         if not moving.plain:
             return row_tiles >= 4
         rows = ROWS if self._large(moving) else FAR_ROWS
-        return row_tiles >= 12 and self._jumps(moving, rows, self._panel_width())
+        return row_tiles >= 12 and self._jumps(moving, rows, self._panel_width()) and not self._comes_ahead()
+
+    def _comes_ahead(self) -> bool:
+        """Whether rows of the moving factor are read in place, and the next panel's are brought from a far cache."""
+        known, moving = self.facts, self.facts.moving
+        if self.target.near == self.target.cache or not self._large(moving) or len(known.reductions) != 1:
+            return False
+        if not moving.plain or moving.step(known.vector) != 1 or not self._jumps(moving, ROWS, self._panel_width()):
+            return False
+        if any(self.tile.size(i.name) > 1 for i in known.only(moving) if i.name != known.vector):
+            return False
+        apart = abs(moving.step(known.reductions[-1]) or 0) * moving.bytes // LINE
+        uses = prod(i.extent for i in known.only(known.still))
+        return uses <= USES_IN_PLACE and SETS // gcd(apart, SETS) >= SPREAD
 
     def packs_still(self, stands: bool) -> bool:
         """Whether scalars come from a panel: where each is converted, or memory would be slow to bring them.
@@ -465,7 +490,7 @@ class Chooser:
             return False
         touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
         run = known.run({i.name: self.tile.size(i.name) for i in known.parallel})
-        return touched > self.target.cache[-1] * STREAMED_SHARE and known.fills_lines(run, LINE)
+        return touched > self.target.kept and known.fills_lines(run, LINE)
 
     # --- threads ---
 

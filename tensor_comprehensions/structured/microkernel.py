@@ -10,12 +10,15 @@ from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Block, Buffer, Call, Expr, Let, Load, Loop, Space, Stmt, Store, Type, Var
 from ..loop_ir.rewrite import walk_expr
 from .affine import steps
+from .ahead import hints
 from .op import ACCUMULATOR, StructuredOp, names
 from .plan import Plan
 from .tile import Region, each_extent, local, number, point
 from .turned import along, store_turned
 from .vector import evaluate, first_lanes, multiply_add
 
+Step = Callable[[dict[str, Expr]], Stmt]
+"""Makes the code for given values of the reductions."""
 CHEAP_CALLS = ("fma", "fmin", "fmax", "fabs", "sqrt", "floor", "ceil", "trunc", "rint")
 
 
@@ -177,20 +180,27 @@ def _reduce(
         values |= reduction_values(region, name, Var(f"{name}_r"))
     if not loops:
         return unrolled_steps(values)
-    body = _innermost(loops[-1], plan.steps, region, lambda at: unrolled_steps(values | at))
+    body = _innermost(
+        loops[-1],
+        plan.steps,
+        region,
+        lambda at: unrolled_steps(values | at),
+        lambda at: hints(op, plan, region, values | at),
+    )
     for name in reversed(loops[:-1]):
         body = Loop(f"{name}_r", build.const(0), build.const(region[name].size), body)
     return body
 
 
-def _innermost(name: str, at_once: int, region: Region, step: Callable[[dict[str, Expr]], Stmt]) -> Stmt:
+def _innermost(name: str, at_once: int, region: Region, step: Step, before: Step) -> Stmt:
     """The loop over the reduction `name` with `at_once` steps per iteration, then what is left of them."""
     full, rest = divmod(region[name].size, at_once)
     first = build.mul(Var(f"{name}_r"), at_once)
     parts: list[Stmt] = []
     if full:
         many = [step(reduction_values(region, name, build.add(first, s))) for s in range(at_once)]
-        parts.append(Loop(f"{name}_r", build.const(0), build.const(full), build.block(*many)))
+        ahead = before(reduction_values(region, name, first))
+        parts.append(Loop(f"{name}_r", build.const(0), build.const(full), build.block(ahead, *many)))
     parts += [step(reduction_values(region, name, build.const(full * at_once + s))) for s in range(rest)]
     return build.block(*parts)
 

@@ -132,6 +132,16 @@ class Fragments:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetch:
+    """While the loops inside a loop run, what its next iteration reads of a factor is brought near."""
+
+    factors: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return f"prefetch({_keywords(self.factors)})"
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One of several pipelines."""
 
@@ -141,7 +151,7 @@ class Choice:
         return f"({' | '.join(str(option) for option in self.options)})"
 
 
-Piece = Tile | Interchange | Pack | Pad | Peel | Vectorize | Unroll | Parallel | Stream | Fragments | Choice
+Piece = Tile | Interchange | Pack | Pad | Peel | Vectorize | Unroll | Parallel | Stream | Fragments | Prefetch | Choice
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -292,6 +302,15 @@ def fragments(instruction: str = "") -> Pipeline:
     return Pipeline((Fragments(instruction),))
 
 
+def prefetch(**factors: str) -> Pipeline:
+    """Bring near what the next iteration of a loop reads of a factor, `prefetch(B="n1")`, while this one is computed.
+
+    For a factor that is contiguous along the lanes and comes from behind the second cache. Named as for `pack`.
+    """
+    _check_names("prefetch", list(factors), "the names of tensors, each with a loop's")
+    return Pipeline((Prefetch(tuple(factors.items())),))
+
+
 def _check_numbers(piece: str, values: Mapping[str, object], *, least: int) -> None:
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -313,6 +332,6 @@ def _keywords(values: Iterable[tuple[str, object]]) -> str:
 
 _WRITTEN: dict[str, Callable[..., Pipeline]] = {
     f.__name__: f
-    for f in (tile, interchange, pack, pad, peel, vectorize, unroll, parallel, stream, fragments, Pipeline)
+    for f in (tile, interchange, pack, pad, peel, vectorize, unroll, parallel, stream, fragments, prefetch, Pipeline)
 }
 """What `parse` knows."""

@@ -58,6 +58,7 @@ class Plan:
         steps: of the innermost reduction loop that is left, taken per iteration.
         streaming: whether the output is written past the caches.
         instruction: of `fragments.INSTRUCTIONS`, by which the register tile is computed; "" for plain vectors.
+        ahead: the factors of which the lines for the next iteration around `levels[depth:]` are brought near.
     """
 
     vector: str
@@ -71,6 +72,7 @@ class Plan:
     steps: int = 1
     streaming: bool = False
     instruction: str = ""
+    ahead: tuple[Pack, ...] = ()
 
     def tile(self, iterator: str) -> int:
         """Points of a parallel iterator in one register tile."""

@@ -14,7 +14,7 @@ from tensor_comprehensions.structured.contraction import lower
 from tensor_comprehensions.structured.expert import choose
 from tensor_comprehensions.structured.facts import facts
 from tensor_comprehensions.structured.plan import Plan, Side
-from tensor_comprehensions.target import AVX512
+from tensor_comprehensions.target import AVX512, Target
 
 LARGE = {"a": 48, "b": 46, "c": 46, "d": 48, "e": 46, "f": 46}
 
@@ -148,3 +148,36 @@ def test_panels_that_are_turned_hold_long_runs_of_memory(ops: Any) -> None:
     assert plan.tile("a") == 16  # one line of the output
     assert {"c", "e"} <= inside  # where c ends in memory, e begins anew
     assert pack.side is Side.LEFT
+
+
+FAR = replace(AVX512, name="sapphirerapids", cache=(49152, 1 << 21, 105 << 20))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "target", "ahead"),
+    [
+        ({"f": 64, "p": 3136, "c": 256}, FAR, True),
+        ({"f": 64, "p": 3136, "c": 256}, AVX512, False),  # its last cache is near
+        ({"f": 64, "p": 784, "c": 256}, FAR, False),  # the second cache holds all of it
+        ({"f": 64, "p": 4096, "c": 256}, FAR, False),  # rows compete for lines of the first cache
+        ({"f": 2048, "p": 3136, "c": 256}, FAR, False),  # used often enough to be copied
+    ],
+)
+def test_rows_far_apart_are_read_in_place_where_they_can_come_ahead(
+    ops: Any, sizes: dict[str, int], target: Target, ahead: bool
+) -> None:
+    plan = choose(ops.op("O:f,p = W:f,c x I:c,p", sizes), target, parallel=True)
+    assert [step.side for step in plan.ahead] == [Side.RIGHT] * ahead
+    assert Side.RIGHT not in packed(plan) or not ahead
+
+
+def test_as_many_steps_as_tiles_share_the_rows_that_come_ahead(ops: Any) -> None:
+    for rows, steps in ((16, 4), (64, 8)):
+        op = ops.op("O:f,p = W:f,c x I:c,p", {"f": rows, "p": 3136, "c": 256})
+        assert choose(op, FAR, parallel=False).steps == steps
+
+
+def test_a_register_tile_has_two_vectors_where_a_core_is_shared(ops: Any) -> None:
+    op = ops.op("O:f,h,w = W:f,c x I:c,h,2*w", {"f": 64, "h": 112, "w": 112, "c": 147})
+    plan = choose(op, FAR, parallel=False)
+    assert (plan.vector, plan.tile("f") > 16) == ("f", True)

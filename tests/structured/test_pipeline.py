@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from tensor_comprehensions.dtypes import FLOAT16, FLOAT32
 from tensor_comprehensions.errors import ArgumentError, CannotLower
 from tensor_comprehensions.loop_ir import build
+from tensor_comprehensions.loop_ir.nodes import Block, Stmt
 from tensor_comprehensions.loop_ir.show import show
-from tensor_comprehensions.structured import pipeline
+from tensor_comprehensions.structured import ahead, pipeline
 from tensor_comprehensions.structured.apply import explain, pipeline_of, plan_of
 from tensor_comprehensions.structured.contraction import generate
 from tensor_comprehensions.structured.expert import choose
@@ -26,12 +28,14 @@ from tensor_comprehensions.structured.pipeline import (
     pad,
     parallel,
     peel,
+    prefetch,
     stream,
     tile,
     unroll,
     vectorize,
 )
 from tensor_comprehensions.structured.plan import Side
+from tensor_comprehensions.structured.tile import Range, local, whole
 from tensor_comprehensions.target import AVX2, AVX512
 
 MATMUL = "C:m,n = A:m,k x B:k,n"
@@ -76,6 +80,10 @@ PIPELINES = {
     "peel what is shared": tile(m=4, n=16) >> parallel("m1", "n1") >> peel("m", "n"),
     "narrow": tile(n=16, m=4) >> vectorize("n", lanes=4),
     "stream": tile(n=16, m=4) >> stream(),
+    "prefetch": tile(n=16, m=4) >> prefetch(B="n1"),
+    "prefetch, unroll": tile(n=16, m=4) >> unroll(k=4) >> prefetch(B="n1") >> parallel("n1"),
+    "prefetch the next block": tile(n=16, k=4, m=4) >> prefetch(B="k1"),
+    "prefetch for a panel": tile(n=16, m=4) >> pack(B="n1") >> prefetch(B="n1"),
     "unroll": tile(n=16, m=4) >> unroll(k=4),
     "unroll evenly": tile(n=16, m=4) >> unroll(k=11),
     "unroll a block": tile(n=16, k=6, m=4) >> unroll(k=4),
@@ -241,6 +249,9 @@ def test_unknown_names_are_mistakes(ops: Any, p: Pipeline, unknown: str, known: 
         (tile(n=1), "one point"),
         (unroll(m=2), "unrolled anyway"),
         (tile(k=2, m=2, n=16) >> stream(), "read again soon"),
+        (tile(m=4, n=16) >> prefetch(A="m1"), "not contiguous along the lanes"),
+        (tile(m=4, n=16) >> prefetch(B="m1"), "next iteration"),
+        (tile(n=16, m=4) >> unroll("k") >> prefetch(B="n1"), "loop over the sum"),
         (tile(m=14, n=37) >> vectorize("n", lanes=4), "140 vectors"),
         (tile(m=4) | tile(m=5), "choice"),
     ],
@@ -357,3 +368,25 @@ def test_packs_name_the_side_where_both_factors_read_one_tensor(ops: Any) -> Non
     assert "right='m1'" in repr(pipeline_of(plan, op))
     with pytest.raises(ArgumentError, match="two factors"):
         plan_of(pack("A"), op, AVX512)
+
+
+def test_every_line_of_the_next_panel_is_asked_for_once(ops: Any) -> None:
+    op = ops.op(MATMUL, {"m": 12, "n": 64, "k": 9})
+    plan = plan_of(tile(n=32, m=3) >> unroll(k=3) >> prefetch(B="n1"), op, AVX512)
+    region = whole({"m": 12, "n": 64, "k": 9})
+    asked: list[tuple[int | None, ...]] = []
+    for m in range(4):
+        here = region | {
+            "m": Range(build.const(3 * m), 3, build.const(m)),
+            "n": Range(build.const(0), 32, build.const(0)),
+        }
+        for k in range(0, 9, 3):
+            hints = ahead.hints(op, plan, here, {"k": build.const(k), local("k"): build.const(k)})
+            where = [indices for s in blocks(hints) for _, indices in s.operands]
+            asked += [tuple(map(build.integer, indices)) for indices in where]
+    assert sorted(set(asked)) == [(k, n) for k in range(9) for n in (32, 48)]
+    assert len(asked) == 4 * 3 * 2  # the last row of tiles has nothing left: it asks for the last row again
+
+
+def blocks(s: Stmt) -> Sequence[Any]:
+    return s.body if isinstance(s, Block) else (s,)
