@@ -38,7 +38,7 @@ from .promote import lookahead, promotable, side, staged
 from .schedule import Group, Row, reads_memory
 from .scop import Node
 from .storage import Extent, footprint, in_register, leaves_in_lines, streamed
-from .tiling import tile_order
+from .tiling import rows_at_once, tile_order
 
 # Iterations of a vector loop that are in flight at once: enough to hide the latency of an addition in a reduction.
 REDUCTION_VECTORS = 4
@@ -119,6 +119,8 @@ class Emitter:
         (count, vectors), rows, turned = self._factor(leaf, lanes), 1, False
         if sums_columns(leaf, lanes) and self._walks_rows(leaf, lanes):
             vectors, rows = COLUMN_VECTORS, ROWS_AT_A_TIME
+        if summed := self._summed_rows(leaf, lanes):
+            rows = self._extent(summed)
         row = crossing(self.function, leaf, lanes)
         stores = [self._update(leaf, n) for n in leaf.nodes]
         if row is not None and (reads := promotable(stores, row.name, lanes.name)):
@@ -148,6 +150,8 @@ class Emitter:
         body = build.allocate([b.buffer if isinstance(b, View) else b for b in held], body)
         if lanes is not None and not registers and self._walks_rows(leaf, lanes):
             return emitter._rows_at_a_time(leaf, order, lanes, body)
+        if lanes is not None and not registers and (rows := self._summed_rows(leaf, lanes)):
+            return emitter._rows_in_step(leaf, [d for d in order if d is not rows], rows, body)
         outermost_reduction = next((k for k, d in enumerate(order) if d.kind is DimKind.REDUCTION), len(order))
         for k in reversed(range(len(order))):
             body = emitter._loop(leaf, order[k], body, order[k] is lanes)
@@ -155,10 +159,32 @@ class Emitter:
                 body = build.block(*emitter._initialisations(leaf), body)
         return body
 
+    def _summed_rows(self, leaf: Leaf, lanes: Dim) -> Dim | None:
+        """The dimension whose rows a sum along them adds up at once; None where it goes row by row."""
+        if lanes.kind is not DimKind.REDUCTION:
+            return None
+        if self.movement is None:
+            together = rows_at_once(self.function, self.group, [leaf], self.target)
+        else:
+            together = self.movement.rows
+        rows = [d for d in leaf.dims if d.kind is DimKind.PARALLEL and 1 < self._extent(d) == together]
+        return rows[0] if rows else None
+
+    def _rows_in_step(self, leaf: Leaf, order: Sequence[Dim], rows: Dim, body: ir.Stmt) -> ir.Stmt:
+        """The nest of a sum along `rows` with all of those of a tile inside its innermost loop."""
+
+        def each(body: ir.Stmt) -> ir.Stmt:
+            return ir.Loop(rows.name, *self._range(leaf, rows), body, LoopKind.UNROLLED)
+
+        nest = each(body)
+        for dim in reversed(order):
+            nest = self._loop(leaf, dim, nest, dim is order[-1])
+        return build.block(each(build.block(*self._initialisations(leaf))), nest)
+
     def _walks_rows(self, leaf: Leaf, lanes: Dim) -> bool:
         """Is the nest a sum of columns that reads more of each row than accumulators cover, from memory?"""
         if self.movement is not None:
-            return self.movement.rows > 1
+            return self.movement.rows > 1 and lanes.kind is DimKind.PARALLEL
         if not sums_columns(leaf, lanes) or self.options.vectors:
             return False
         (node,) = leaf.nodes
@@ -277,7 +303,7 @@ class Emitter:
         widest = max((s.value.dtype.bits for n in leaf.nodes for s in n.statements), default=32)
         extent = self._extent(dim)
         lanes = min(self.target.lanes(max(32, widest)), max(2, 1 << (extent - 1).bit_length()))
-        vectors = self.options.vectors or self._vectors(leaf, dim)
+        vectors = self.options.vectors or self._vectors(leaf, dim) // (2 if self._summed_rows(leaf, dim) else 1)
         return lanes, max(1, min(vectors, extent // lanes))
 
     @staticmethod

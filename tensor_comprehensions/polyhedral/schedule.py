@@ -121,7 +121,7 @@ def _leaves_rows(function: BoundFunction, before: Group, joined: Group, target: 
 
 def reads_memory(function: BoundFunction, node: Node, target: Target) -> bool:
     """Does `node` read more than the caches are likely to hold?"""
-    return _bytes(function, node.reads) > target.cache[-1] // FAR_SHARE
+    return _bytes(function, node.reads) > min(target.cache[-1] // FAR_SHARE, target.far)
 
 
 def _bytes(function: BoundFunction, accesses: Sequence[tc.Access]) -> int:

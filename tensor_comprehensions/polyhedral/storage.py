@@ -85,7 +85,7 @@ def streamed(function: BoundFunction, group: Group, target: Target) -> frozenset
 
     It does not read them, and so little of all that it touches would stay in the last cache that no reader gains.
     """
-    if _bytes_touched(function, group) < target.kept:
+    if bytes_touched(function, group) < target.kept:
         return frozenset()
     return frozenset(t for t in _only_written(group) if _has_aligned_rows(function.tensor(t)))
 
@@ -96,14 +96,15 @@ def leaves_in_lines(function: BoundFunction, group: Group, target: Target) -> fr
     A line of memory that is written in parts goes to the last cache and back between them. Where that is far, whole
     lines are worth putting together however the rows of the output lie in memory.
     """
-    return _only_written(group) if _bytes_touched(function, group) > target.far else frozenset()
+    return _only_written(group) if bytes_touched(function, group) > target.far else frozenset()
 
 
 def _only_written(group: Group) -> frozenset[str]:
     return frozenset(t for n in group.nodes for t in n.tensors) - {r.tensor for n in group.nodes for r in n.reads}
 
 
-def _bytes_touched(function: BoundFunction, group: Group) -> int:
+def bytes_touched(function: BoundFunction, group: Group) -> int:
+    """Of all tensors, at most."""
     touched = {t for n in group.nodes for t in n.tensors}
     return sum(_touched(t, group) * t.dtype.size for t in function.tensors if t.name in touched)
 

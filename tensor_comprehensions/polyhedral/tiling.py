@@ -9,11 +9,11 @@ from ..options import CpuOptions
 from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction
-from .leaf import Dim, Leaf
+from .leaf import Dim, DimKind, Leaf
 from .locality import crossing, is_pointwise, stride, sums_columns, vector_dim, work
 from .schedule import CONTRACTION_ROWS, ENOUGH_PARALLELISM, Group, reads_memory
 from .scop import Node
-from .storage import leaves_in_lines
+from .storage import bytes_touched, leaves_in_lines
 
 # Elements of a row that one iteration takes when the lanes run along it: long enough to amortise the loop around it,
 # short enough that the temporaries of fused nodes stay in the first-level cache.
@@ -32,6 +32,9 @@ STAGED_TILES = ((512, 128), (128, 512), (256, 128), (128, 128))
 # Elements below which nothing is shared, and all of them stay in the first caches.
 SMALL_TRANSPOSITION = 16384
 # Rows beyond the lanes that the tile of a permutation covers, and elements that it may have.
+# Rows that are summed at once where they come from memory: a processor follows several runs there faster than one, each
+# in pages of its own.
+SUMMED_ROWS, PAGE = (4, 2), 4096
 NEIGHBOUR_ROWS = 16
 NEIGHBOUR_AREA = 16384
 
@@ -63,13 +66,32 @@ def _lane_tiles(function: BoundFunction, group: Group, leaves: Sequence[Leaf], t
         through = is_pointwise(leaves[0]) and bool(leaves_in_lines(function, group, target))
         return _transposed_tiles(group, wanted, transposed, long=nests == 1, through=through)
     others = prod(r.extent for k, r in enumerate(group.rows) if k not in wanted)
+    together = rows_at_once(function, group, leaves, target)
+    if together > 1:
+        return (together,)
     least = 4 * lanes
     if all(sums_columns(leaf, vector_dim(function, leaf, target)) for leaf in leaves):
+        far = any(reads_memory(function, n, target) for leaf in leaves for n in leaf.nodes)
         few = prod(r.extent for r in group.rows) // FEW_CHUNKS // lanes
+        few = max(few, LONG_COLUMN_CHUNK if target.near != target.cache and far else 0)  # no short pieces of far rows
         least = max(least, min(LONG_COLUMN_CHUNK, few) * lanes)
-        if others >= FEW_CHUNKS // 2 and any(reads_memory(function, n, target) for leaf in leaves for n in leaf.nodes):
+        if others >= FEW_CHUNKS // 2 and far:
             least = LONGEST_CHUNK
     return tuple(_tile(row.extent, k in wanted, others, least) for k, row in enumerate(group.rows))
+
+
+def rows_at_once(function: BoundFunction, group: Group, leaves: Sequence[Leaf], target: Target) -> int:
+    """How many rows a sum along rows adds up at once."""
+    if len(group.rows) != 1 or len(group.nodes) != 1:
+        return 1
+    (row,), (node,), (leaf,) = group.rows, group.nodes, leaves
+    lanes = vector_dim(function, leaf, target)
+    if lanes is None or lanes.kind is not DimKind.REDUCTION or bytes_touched(function, group) < target.kept:
+        return 1
+    apart = [(stride(function, a, row.place(node)[0]) or 0) * function.tensor(a.tensor).dtype.size for a in node.reads]
+    if not all(abs(step) >= PAGE for step in apart):
+        return 1
+    return next((n for n in SUMMED_ROWS if row.extent % n == 0 and row.extent >= n * ENOUGH_PARALLELISM), 1)
 
 
 def _contraction_tiles(group: Group) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ reads are turned in registers, in square blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..errors import CannotLower
@@ -29,7 +29,8 @@ class Movement:
     Attributes:
         tiles: the parallel iterators that loops around the nest cut, and the points of a tile; all others are whole.
         vector: the iterator along the lanes. lanes: scalars per vector. vectors: how many are in flight at once.
-        rows: steps of a sum that are added at once where the lanes run along the output.
+        rows: steps of a sum that are added at once where the lanes run along the output; where they run along the sum,
+            rows of a tile that are.
         turned: whether reads across the lanes are turned in registers, in blocks of `lanes` rows and columns.
         staged: whether what is turned goes through a buffer, one tile at a time, and leaves it in whole lines.
         shared: whether the threads share the tiles. streaming: whether the output is written past the caches.
@@ -66,7 +67,7 @@ def movement_of(pipeline: Pipeline, op: StructuredOp, target: Target, *, paralle
     turned, staged = bool(nest.packs), any(loop is not None for _, loop in nest.packs)
     if turned:
         _check_turned(nest, nest.vector)
-    vectors, rows = _unrolled(nest, nest.vector)
+    vectors, rows = _unrolled(nest, nest.vector, dict(tiles))
     return Movement(tiles, nest.vector, lanes, vectors, rows, turned, staged, _shared(nest, tiles), nest.streaming)
 
 
@@ -93,7 +94,9 @@ def pipeline_of_movement(movement: Movement, op: StructuredOp) -> Pipeline:
         pieces.append(written.Parallel(tuple(nest.name(TileLoop(name, 1, size)) for name, size in movement.tiles)))
     pieces.append(written.Vectorize(nest.shown(movement.vector), movement.lanes))
     factors = [(movement.vector, movement.vectors)]
-    factors += [(i.name, movement.rows) for i in op.reductions[-1:] if movement.rows > 1]
+    if movement.rows > 1:
+        along_sum = not op.iterator(movement.vector).is_parallel
+        factors += [(movement.tiles[-1][0] if along_sum else op.reductions[-1].name, movement.rows)]
     if unrolled := tuple((nest.shown(name), factor) for name, factor in factors if factor > 1):
         pieces.append(written.Unroll(unrolled))
     if movement.streaming:
@@ -127,15 +130,17 @@ def _shared(nest: Nest, tiles: tuple[tuple[str, int], ...]) -> bool:
     return True
 
 
-def _unrolled(nest: Nest, vector: str) -> tuple[int, int]:
+def _unrolled(nest: Nest, vector: str, tiles: Mapping[str, int]) -> tuple[int, int]:
     """Vectors in flight, and rows of a sum that are added at once."""
     vectors = rows = 1
+    along_sum = not nest.op.iterator(vector).is_parallel
     for name, factor in nest.unrolled:
         if not factor:
             raise CannotLower(f"unroll: say how many steps of {nest.shown(name)}")
+        whole = tiles.get(name) == factor and nest.op.extent(name) % factor == 0
         if name == vector:
             vectors = factor
-        elif not nest.op.iterator(name).is_parallel and nest.op.iterator(vector).is_parallel:
+        elif whole if along_sum else not nest.op.iterator(name).is_parallel:
             rows = factor
         else:
             raise CannotLower(f"unroll: only vectors along {nest.shown(vector)}, and rows of a sum that they add to")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions import strategies as experts
+from tensor_comprehensions.runtime.host import host
 from tensor_comprehensions.strategies import (
     Pipeline,
     interchange,
@@ -23,6 +25,7 @@ from tensor_comprehensions.strategies import (
     unroll,
     vectorize,
 )
+from tensor_comprehensions.target import AVX512
 
 OPS = tc.define("""
 def transpose(float(M,N) x) -> (y) { y(n,m) = x(m,n) }
@@ -127,6 +130,7 @@ def test_searches_run_the_alternatives() -> None:
         ("copy", unroll(m=2), ["only vectors along n"]),
         ("copy", tile(m=4, n=16) >> parallel("m"), ["all of the loops"]),
         ("rows", tile(k=4), ["long sums"]),
+        ("rows", tile(m=4) >> vectorize("k") >> unroll(m=4), ["only vectors along k"]),
         ("columns", pack("x"), ["independent"]),
         ("rows", experts.transposition, ["depend on one another"]),
         ("copy", experts.column_reduction, ["nothing is summed"]),
@@ -158,4 +162,19 @@ def test_what_is_done_untold_is_a_pipeline(name: str, shapes: list[tuple[int, ..
     untold = op.compile(*arguments)
     line = next(line for line in untold.source("schedule").splitlines() if "vectorize(" in line)
     told = op.compile(*arguments, strategy=parse(line.split(": ", 1)[1]))
+    assert told.source("llvm") == untold.source("llvm")
+
+
+FAR = replace(AVX512, name="skylake-avx512", cache=(2048, 4096, 1 << 30))
+
+
+@pytest.mark.skipif(host().vector_bits < 512, reason="needs vectors of 512 bits")
+@pytest.mark.parametrize(("rows", "together"), [(128, 4), (130, 2), (131, 1), (8, 1)])
+def test_rows_from_memory_are_summed_together(rows: int, together: int) -> None:
+    x = whole(rows, 1030)
+    untold = OPS.rows.compile(x, target=FAR)
+    assert torch.equal(untold(x), x.sum(1))
+    (line,) = (line for line in untold.source("schedule").splitlines() if "vectorize(" in line)
+    assert (f"m={together})" in line.split("unroll(")[1]) == (together > 1)
+    told = OPS.rows.compile(x, target=FAR, strategy=parse(line.split(": ", 1)[1]))
     assert told.source("llvm") == untold.source("llvm")
