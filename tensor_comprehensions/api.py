@@ -52,7 +52,8 @@ SEARCH_SECONDS = 10.0
 Value = Any
 """A tensor, an array or a number."""
 Out = Tensor | tuple[Tensor, ...] | None
-_is_traced, _is_transformed = torch.compiler.is_dynamo_compiling, torch._C._are_functorch_transforms_active
+_is_traced, _casts = torch.compiler.is_dynamo_compiling, torch.is_autocast_enabled
+_is_transformed = torch._C._are_functorch_transforms_active
 
 if TYPE_CHECKING:
     from .autotuner.tuner import Tuned
@@ -155,34 +156,39 @@ class Caller:
             if self._out_is_inout and out is not None:
                 out, initial = None, {"out": out, **initial}
             return traced(operator, tensors, out, initial)
+        plain = special = recording = False
         try:
             direct = self._direct
             watched = profiler._is_profiler_enabled and operator is not None
             if direct is not None and out is None and not (initial or watched):
                 result = direct(*tensors)
                 if result is RECORDED:
-                    if self._gradients.possible and not _is_transformed():
-                        return record(self, self._gradients, tensors)
+                    plain = self._gradients.possible and not (_is_transformed() or _casts("cpu"))
                 elif result is not NotImplemented:
                     return result
-            if self._out_is_inout and out is not None:
-                out, initial = None, {"out": out, **initial}
-            result = MISS if watched else self._lanes.call(tensors, out, initial)
-            special = result is MISS and operator is not None and is_special((*tensors, *initial.values()))
-            if result is MISS and not special:
-                if is_recorded((*tensors, *initial.values())):
-                    return recorded(self, self._kernels.interface, self._gradients, tensors, out, initial)
-                if self._kernels.are_elsewhere((*tensors, *initial.values())):
-                    result = self._kernels.gpu.call(tensors, out, initial, None)
-                    self._direct = self._kernels.gpu.direct()
-                    return result
-                result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
-            self._direct = self._lanes.direct()
+            if not plain:
+                if self._out_is_inout and out is not None:
+                    out, initial = None, {"out": out, **initial}
+                result = MISS if watched else self._lanes.call(tensors, out, initial)
+                values = (*tensors, *initial.values())
+                special = result is MISS and operator is not None and is_special(values)
+                recording = result is MISS and not special and is_recorded(values)
+                if result is MISS and not (special or recording):
+                    if self._kernels.are_elsewhere(values):
+                        result = self._kernels.gpu.call(tensors, out, initial, None)
+                        self._direct = self._kernels.gpu.direct()
+                        return result
+                    result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
+                self._direct = self._lanes.direct()
         except (TCError, InternalError):
             raise
         except Exception as error:
             raise told(error) from error
-        if special and operator is not None:  # what torch itself says of such a call is left as it is
+        if plain:  # what torch and those who listen to it say of a call is left as it is
+            return record(self, self._gradients, tensors)
+        if recording:
+            return recorded(self, self._kernels.interface, self._gradients, tensors, out, initial)
+        if special and operator is not None:
             return through(operator, tensors, out, initial)
         return result
 

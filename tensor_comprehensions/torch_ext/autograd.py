@@ -14,6 +14,7 @@ from torch.autograd.function import _SingleLevelFunction
 from ..calling.arguments import PLAIN
 from ..calling.calls import Interface, check_names
 from ..errors import ArgumentError, CheckError
+from ..guard import guarded
 from ..once import OncePerKey
 from ..tc_lang.function import Function
 from ..tc_lang.gradients.differentiate import differentiable, differentiate
@@ -112,6 +113,7 @@ class Gradients:
             found = self._fast_plans[required] = self._new_fast(self.plan(required), required)
         return found
 
+    @guarded
     def _new_fast(self, plan: Plan, required: tuple[bool, ...]) -> Plan:
         if not self.keep:
             return plan
@@ -140,6 +142,7 @@ class Gradients:
         """
         return self._plans.get(required) or self._new(required)
 
+    @guarded
     def _new(self, required: tuple[bool, ...]) -> Plan:
         wanted = self._wanted(required)
         if callable(self.given):

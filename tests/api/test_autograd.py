@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from torch.utils.checkpoint import checkpoint
 
 import tensor_comprehensions as tc
 from tests import differentiable as defs
@@ -281,6 +282,30 @@ def test_what_a_call_keeps_starts_where_its_ranges_do() -> None:
     }""")
     assert "double(" in op.function.source
     check(op, (4, 3), y=(3,))
+
+
+def test_what_others_raise_while_a_call_is_recorded_stays_what_it_is() -> None:
+    op = tc.define(defs.MATMUL).matmul
+    A, B = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5)
+    for _ in range(2):  # checkpoints stop the second forward by an exception
+        y = checkpoint(lambda x: op(op(x, B), B.t()), A, use_reentrant=False)
+        (found,) = torch.autograd.grad(y.sum(), A)
+        torch.testing.assert_close(found, torch.ones(3, 4) @ B @ B.t())
+        with torch.inference_mode():
+            inference = torch.randn(4, 5)
+        with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+            op(A, inference)
+
+
+def test_autocast_casts_for_recorded_calls_whatever_came_before() -> None:
+    op = tc.define(defs.MATMUL).matmul
+    A, B = torch.randn(3, 4).bfloat16().requires_grad_(), torch.randn(4, 5)
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = op(A, B)
+        (found,) = torch.autograd.grad(y.sum(), A)
+        assert (y.dtype, found.dtype) == (torch.float32, torch.bfloat16)
+        op(A.detach().float(), B)
 
 
 # --- gradients of one's own ----------------------------------------------------------------------------------------
