@@ -15,7 +15,7 @@ from ..errors import ArgumentError
 from ..options import CpuOptions
 from .space import Genome, Space
 
-GENERATIONS, POPULATION = 75, 16
+GENERATIONS, POPULATION = 50, 24
 """Unless a user says otherwise. Few at a time: what one generation shows, the next one uses."""
 TRIES = 200
 """How often a new and valid genome is looked for before the space counts as exhausted."""

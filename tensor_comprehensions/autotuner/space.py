@@ -24,6 +24,7 @@ from ..structured.movers import movement
 from ..structured.normalise import normalise
 from ..structured.op import StructuredOp
 from ..structured.pipeline import Pipeline
+from ..structured.plan import Plan
 from ..structured.strategy import check, meant_for, plan_for
 from ..target import Target
 from ..tc_lang.function import BoundFunction, Role
@@ -108,8 +109,9 @@ class Space:
         """With the values to start from where others change nothing."""
         if not (self.alone and options.structured):
             return options
-        grain = self.start.grain if options.grain and self.start.grain else options.grain
-        return replace(options, vectors=self.start.vectors, grain=grain)
+        told = isinstance(options.strategy, tuple) and len(options.strategy) == len(self.ops)  # also what is shared
+        shares = bool(self.start.grain) and (told or bool(options.grain))
+        return replace(options, vectors=self.start.vectors, grain=self.start.grain if shares else options.grain)
 
     def key(self, options: CpuOptions) -> Hashable | None:
         """The same for options that mean the same; None where their pipelines cannot be followed, or are hopeless."""
@@ -130,7 +132,7 @@ class Space:
                 cycles += estimate(normalise(op), plan, self.target)
             except (CannotLower, TCError):
                 return None
-            plans.append((name, plan))
+            plans.append((name, _clipped(plan)))
         if cycles > self.most * sum(self._usual.values()):
             return None
         return plain, options.strategy is None, tuple(plans)
@@ -194,6 +196,16 @@ class Space:
         return meant_for(options.strategy, head) if tail == "pipeline" else gene.choices[0]
 
 
+def _clipped(plan: Plan) -> Plan:
+    """The plan in which no tile is larger than the one around it: code has as many points as there are."""
+    around: dict[str, int] = {}
+    levels = []
+    for level in plan.levels:
+        around[level.iterator] = min(level.size, around.get(level.iterator, level.size))
+        levels.append(replace(level, size=around[level.iterator]))
+    return replace(plan, levels=tuple(levels))
+
+
 class _Given:
     """Stands for a tuple whose numbers are genes of their own."""
 
@@ -215,7 +227,7 @@ def space(
     ops = contractions(bound, replace(start, strategy=None), target) if start.structured else ()
     ops = tuple(found for found in ops if found[2].is_product)
     alone = bool(ops) and only_contractions(bound, replace(start, strategy=None), target)
-    genes = [*_field_genes(bound, every, bool(ops))]
+    genes = [*_field_genes(bound, every, bool(ops), alone and len(ops) == 1)]
     for name, tensor, op in ops:
         genes += _op_genes(name, tensor, op, every, target)
     base = replace(start, strategy=start.strategy if not ops else None)
@@ -261,8 +273,10 @@ def _applies(pipeline: Pipeline, op: StructuredOp, target: Target) -> bool:
     return True
 
 
-def _field_genes(bound: BoundFunction, every: Sequence[CpuOptions], contracts: bool) -> Iterable[Gene]:
+def _field_genes(bound: BoundFunction, every: Sequence[CpuOptions], contracts: bool, single: bool) -> Iterable[Gene]:
+    """single: there is one contraction, and nothing else; its pipeline says what else tiles would."""
     useless = {
+        "tile": single and not any(options.tile for options in every),
         "fusion": len(bound.statements) < 2,
         "contract": not any(t.role is Role.TEMPORARY for t in bound.tensors),
         "structured": not contracts,

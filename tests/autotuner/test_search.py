@@ -72,8 +72,9 @@ def test_options_that_mean_the_same_are_one_candidate() -> None:
     assert None not in keys
     assert made.alone
     source = random.Random(0)
-    values = {(o.vectors, o.grain) for o in (made.options(made.random(source)) for _ in range(200)) if o.structured}
-    assert values == {(0, 32768), (0, 0)}
+    found = [o for o in (made.options(made.random(source)) for _ in range(200)) if o.structured]
+    assert {o.vectors for o in found} == {0}
+    assert {o.grain for o in found if o.strategy} == {CpuOptions().grain}
     chain, _ = space_of(subject())
     assert not chain.alone
 
