@@ -172,6 +172,18 @@ def joined(scop: Scop, first: Group, second: Group) -> Group | None:
     return _scheduled(scop, (*first.nodes, *second.nodes))
 
 
+def beside(first: Group, second: Group) -> Group | None:
+    """Two groups that touch nothing in common as one, or None where their rows differ."""
+    ours, theirs = ({t for n in g.nodes for t in n.tensors} for g in (first, second))
+    checked = {t for n in second.nodes for s in n.statements for t in check_reads(s)}
+    if (theirs | checked) & ours or [(r.lower, r.upper) for r in first.rows] != [
+        (r.lower, r.upper) for r in second.rows
+    ]:
+        return None
+    rows = (Row((*a.places, *b.places), a.lower, a.upper) for a, b in zip(first.rows, second.rows, strict=True))
+    return Group((*first.nodes, *second.nodes), tuple(rows))
+
+
 def _fused(scop: Scop, group: Group, node: Node) -> Group | None:
     """`group` with `node`, or None where they share no coincident row of the simple form that we lower."""
     if not _connected(group.nodes, node):

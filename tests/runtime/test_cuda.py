@@ -231,6 +231,6 @@ def test_a_module_runs_on_copies_of_arrays(fake: FakeCuda) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_every_def_on_a_device() -> None:
-    """The default and the naive mapping; `python -m tests.gpu_proof --way device` tries others, in several processes."""
+    """The default and the naive mapping; `python -m tests.gpu_proof --way device` tries more."""
     tallies = [prove(case, "device", range(2)) for case in every()]
     assert [t.failures for t in tallies] == [[]] * len(tallies)

@@ -1,8 +1,9 @@
-"""Data-dependent subscripts verified before a kernel reads through them: one thread per subscript."""
+"""Data-dependent subscripts verified before a kernel reads through them: a thread per subscript."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from math import prod
 
 from ...loop_ir import build
@@ -19,35 +20,50 @@ MOST_BLOCKS = 4096
 
 def check_kernels(
     statements: Sequence[BoundStatement], buffers: Mapping[str, Buffer], name: str, first_site: int
-) -> Iterator[tuple[Kernel, CheckSite]]:
-    """For each check of `statements` a kernel that verifies it and what its failure means, numbered from there."""
-    site = first_site
-    for s in statements:
-        if all(i.extent for i in s.indices):
-            for check in dict.fromkeys(s.checks):
-                body, launch = _everywhere(s, check, buffers, site)
-                yield (
-                    Kernel(f"{name}_check{site}", body, launch),
-                    CheckSite(check.tensor, check.dimension, check.extent, check.origin),
-                )
-                site += 1
+) -> tuple[list[Kernel], list[CheckSite]]:
+    """Kernels that verify the checks of `statements`, and what the failure of each means, numbered from there.
+
+    One kernel for checks that need no other to have passed: a launch takes longer than looking at a few subscripts.
+    """
+    found = [(s, c) for s in statements if all(i.extent for i in s.indices) for c in dict.fromkeys(s.checks)]
+    numbered = [(site, s, c) for site, (s, c) in enumerate(found, first_site)]
+    kernels = []
+    for _, run in groupby(numbered, key=lambda n: -1 if _direct(n[2]) else n[0]):
+        together = list(run)
+        points = [_points(s, check) for _, s, check in together]
+        blocks = min(MOST_BLOCKS, -(-max(points) // THREADS))
+        bodies = [_everywhere(s, check, buffers, site, blocks) for site, s, check in together]
+        launch = Launch((blocks, 1, 1), (THREADS, 1, 1))
+        kernels.append(Kernel(f"{name}_check{together[0][0]}", build.block(*bodies), launch))
+    return kernels, [CheckSite(c.tensor, c.dimension, c.extent, c.origin) for _, c in found]
+
+
+def _direct(check: BoundsCheck) -> bool:
+    """Does it read nothing at a place that data decide?"""
+    roots = [e for e in (check.subscript, check.guard) if e is not None]
+    reads = [x for e in roots for x in tc.walk(e) if isinstance(x, tc.Access)]
+    return not any(isinstance(x, tc.Access) for r in reads for e in r.subscripts for x in tc.walk(e))
+
+
+def _indices(s: BoundStatement, check: BoundsCheck) -> tuple[BoundIndex, ...]:
+    """The indices that a check depends on."""
+    roots = [e for e in (check.subscript, check.guard) if e is not None]
+    used = {x.name for e in roots for x in tc.walk(e) if isinstance(x, tc.Index)}
+    return tuple(i for i in s.indices if i.name in used)
+
+
+def _points(s: BoundStatement, check: BoundsCheck) -> int:
+    return prod(i.extent for i in _indices(s, check))
 
 
 def _everywhere(
-    s: BoundStatement, check: BoundsCheck, buffers: Mapping[str, Buffer], site: int
-) -> tuple[ir.Stmt, Launch]:
+    s: BoundStatement, check: BoundsCheck, buffers: Mapping[str, Buffer], site: int, blocks: int
+) -> ir.Stmt:
     """`check` at all points of the indices that it depends on."""
-    roots = [e for e in (check.subscript, check.guard) if e is not None]
-    used = {x.name for e in roots for x in tc.walk(e) if isinstance(x, tc.Index)}
-    indices = tuple(i for i in s.indices if i.name in used)
-    points = prod(i.extent for i in indices)
-    blocks = min(MOST_BLOCKS, -(-points // THREADS))
-    step = blocks * THREADS
     first = build.add(build.mul(build.var(BLOCK[0]), THREADS), build.var(THREAD[0]))
-    point = build.var("point")
-    body = _check(check, _place(point, indices), buffers, site)
-    loop = ir.Loop("point", first, build.const(points), body, step=step)
-    return loop, Launch((blocks, 1, 1), (THREADS, 1, 1))
+    point = f"point{site}"
+    body = _check(check, _place(build.var(point), _indices(s, check)), buffers, site)
+    return ir.Loop(point, first, build.const(_points(s, check)), body, step=blocks * THREADS)
 
 
 def _place(point: ir.Expr, indices: Sequence[BoundIndex]) -> dict[str, ir.Expr]:

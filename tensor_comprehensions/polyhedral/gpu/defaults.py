@@ -76,6 +76,13 @@ def fits(scop: Scop, target: GpuTarget, before: Group, alone: Group, joined: Gro
     return _reread(scop, joined) <= REREAD
 
 
+def light(scop: Scop, target: GpuTarget, *groups: Group) -> bool:
+    """Do groups have so little work that a launch matters, and no tiles in shared memory?"""
+    shapes = [_shape(scop, g) for g in groups]
+    work = sum(shape.points * max(1, shape.inner) for shape in shapes)
+    return work <= LIGHT * target.processors and not any(_sides(shape) for shape in shapes)
+
+
 def _reread(scop: Scop, group: Group) -> int:
     """Bytes that points of the rows read in common, once for each of them."""
     total = 0

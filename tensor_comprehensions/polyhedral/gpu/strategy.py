@@ -10,12 +10,12 @@ from ...target import GpuTarget
 from ...tc_lang.function import BoundFunction, Role, Tensor
 from ..collapse import collapse
 from ..rfactor import rfactor
-from ..schedule import Group, joined, partition
+from ..schedule import Group, beside, joined, partition
 from ..scop import LOCK, Node, Scop
 from ..storage import in_register, local_temporaries
 from ..strategy import split_initialisation
 from .checks import check_kernels
-from .defaults import choose, fits, heaviest, parts
+from .defaults import choose, fits, heaviest, light, parts
 from .kernel import Emission, collective_names
 from .mapping import KernelPlan, plan_kernel, tree
 from .sync import barriers
@@ -85,7 +85,22 @@ def _groups(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tu
 
     fusion = options.outer_fusion if options is not None else "preserve3"
     groups = partition(scop, fusion, worth)
-    return groups if fusion == "min" else _chained(scop, groups, worth if fusion == "preserve3" else lambda *_: True)
+    if fusion == "min":
+        return groups
+    groups = _chained(scop, groups, worth if fusion == "preserve3" else lambda *_: True)
+    return groups if options is not None else _side_by_side(scop, groups, target)
+
+
+def _side_by_side(scop: Scop, groups: Sequence[Group], target: GpuTarget) -> tuple[Group, ...]:
+    """Neighbours that touch nothing in common in one kernel, where they take hardly longer than a launch."""
+    found: list[Group] = []
+    for group in groups:
+        whole = beside(found[-1], group) if found and light(scop, target, found[-1], group) else None
+        if whole is not None:
+            found[-1] = whole
+        else:
+            found.append(group)
+    return tuple(found)
 
 
 def _chained(scop: Scop, groups: Sequence[Group], worth: Callable[[Group, Group, Group], bool]) -> tuple[Group, ...]:
@@ -116,9 +131,9 @@ def _lower(function: BoundFunction, options: MappingOptions | None, target: GpuT
     groups = [p.group for p in plans]
     for plan in plans:
         statements = [s for n in plan.group.nodes for s in n.statements]
-        for kernel, site in check_kernels(statements, buffers, function.name, len(sites)):
-            kernels.append(kernel)
-            sites.append(site)
+        verifying, meanings = check_kernels(statements, buffers, function.name, len(sites))
+        kernels += verifying
+        sites += meanings
         registers = _registers(function, groups, plan)
         contracted |= {t.name for t in registers}
         name = function.name if len(plans) == 1 else f"{function.name}_{len(kernels)}"
