@@ -7,6 +7,7 @@ and then nothing of the caller's has changed.
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -43,6 +44,7 @@ from .runtime.host import host
 from .structured.strategy import frozen
 from .target import GpuTarget, Target
 from .tc_lang.function import BoundFunction, Function
+from .tc_lang.notes import notes
 from .torch_ext.autograd import Gradients, PythonGradient, is_recorded, record, recorded
 from .torch_ext.operators import Operator, Overload, operator
 from .torch_ext.tracing import is_special, through, traced
@@ -80,7 +82,10 @@ def define(
         options: how to lower, instead of the choice made from the sizes. "tuned": as a search found for these sizes
             or else for the nearest ones; the cache tells. Nothing is searched then, unless TC_TUNE=auto.
     """
-    return Library(programs.functions(source), {} if backward is None else backward, options)
+    functions = programs.functions(source)
+    for note in notes(source, functions):
+        warnings.warn(str(note), stacklevel=3)  # guarded stands in between
+    return Library(functions, {} if backward is None else backward, options)
 
 
 class UnknownDef(ArgumentError, AttributeError):

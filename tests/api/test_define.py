@@ -112,3 +112,24 @@ def test_public_names_are_there() -> None:
     assert set(tc.__all__) <= set(dir(tc))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = tc.nothing  # type: ignore[attr-defined]
+
+
+# --- what is allowed and probably not meant ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["1/2", "exp(-1/3)", "(7/2)", "float(3/2)", "(x(i) > 0 ? 1/2 : 0)"])
+def test_a_fraction_that_is_lost_among_floats_is_told(value: str) -> None:
+    for body in (f"y(i) = {value} * x(i)", f"y(i) = c * x(i) where c = {value}"):
+        with pytest.warns(UserWarning, match="rounds down") as caught:
+            tc.define(f"def f(float(N) x) -> (y) {{ {body} }}")
+        (warning,) = caught
+        assert warning.filename == __file__
+        assert "^^^" in str(warning.message)
+        assert ".0/" in str(warning.message)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", ["4/2 * x(i)", "x(i)/2", "1.0/2 * x(i)", "x(i + 1/2)", "x(i) * 1/2", "N/2 * x(i)"])
+def test_other_quotients_are_nothing_to_talk_about(value: str) -> None:
+    tc.define(f"def f(float(N) x) -> (y) {{ y(i) = {value} }}")
+    tc.define("def f(int(N) x) -> (y) { y(i) = x(i) + 7/2 }")

@@ -1,0 +1,57 @@
+"""What is allowed and probably not meant: quotients of integers that lose their fraction among floating numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ..errors import CheckError
+from . import syntax as s
+from .function import Function
+from .parse import parse
+
+_QUOTIENT = re.compile(r"\d\s*\)*\s*/\s*\(*\s*[-+]?\d")
+
+
+def notes(source: str | bytes, functions: Sequence[Function]) -> Iterator[CheckError]:
+    """Remarks on the text of checked `functions`, each with its place. What cannot have any is not parsed again."""
+    text = source.decode() if isinstance(source, bytes) else source
+    if not _QUOTIENT.search(text):
+        return
+    for d, function in zip(parse(text).defs, functions, strict=True):
+        floats = {t.name for t in function.tensors if t.dtype.is_float}
+        everything = {t.name for t in function.tensors}
+        for statement in d.body:
+            if isinstance(statement, s.Statement) and statement.target in floats:
+                values = [statement.value, *(c.value for c in statement.clauses if isinstance(c, s.Let))]
+                for quotient, a, b in (q for value in values for q in _truncated(value, everything)):
+                    yield CheckError(
+                        f"{a}/{b} is {a // b} here: a quotient of integers rounds down",
+                        source=text,
+                        span=quotient.span,
+                        suggestion=f"write {a}.0/{b} for {a / b:.4g}",
+                    )
+
+
+def _truncated(e: s.Expression, tensors: set[str]) -> Iterator[tuple[s.Binary, int, int]]:
+    """The quotients of integers in an expression, but for its subscripts, that have a fraction."""
+    match e:
+        case s.Binary(op="/", left=left, right=right):
+            a, b = _integer(left), _integer(right)
+            if a is not None and b is not None and b and a % b:
+                yield e, a, b
+        case s.Cast(dtype=dtype) if not dtype.is_float:
+            return
+        case s.Apply(name=name) if name in tensors:
+            return
+    for part in s.operands(e):
+        yield from _truncated(part, tensors)
+
+
+def _integer(e: s.Expression) -> int | None:
+    match e:
+        case s.Number(value=int(n)):
+            return n
+        case s.Unary(op="-", operand=s.Number(value=int(n))):
+            return -n
+    return None
