@@ -60,6 +60,12 @@ def vector_cost(lanes: int, bits: int, target: Target) -> float:
     return max(0.5, lanes * bits / target.issue_bits)
 
 
+def multiply_cost(lanes: int, facts: Facts, target: Target) -> float:
+    """The same for multiply-adds alone: one of pairs takes the time of a vector of 512 bits on every processor."""
+    cost = vector_cost(lanes, facts.bits, target)
+    return max(cost, lanes * facts.bits / 512) if facts.op.pairs else cost
+
+
 def step_cycles(facts: Facts, target: Target, lanes: int, sizes: Mapping[str, int]) -> float:
     """Cycles of one step of the innermost reduction on a register tile."""
     cost, vector = vector_cost(lanes, facts.bits, target), facts.vector
@@ -77,8 +83,9 @@ def step_cycles(facts: Facts, target: Target, lanes: int, sizes: Mapping[str, in
         count += rows * (vectors if vector in used else 1)
         loads += rows * (vectors * cost if vector in used else 0.5)
     panel = PANEL_VECTOR * vectors if facts.turned else 0.0
+    products = cells * multiply_cost(lanes, facts, target)
     started = (cells + count) / STARTED
-    return max(cells * cost, loads, started, LATENCY) + 0.05 * loads + 0.1 * lines + panel
+    return max(products, loads, started, LATENCY) + 0.05 * loads + 0.1 * lines + panel
 
 
 def _lines(factor: Factor, reduction: str, sizes: Mapping[str, int]) -> float:

@@ -45,6 +45,13 @@ def expected(known: Facts, plan: Plan, target: Target) -> float:
     return max(compute + EXPOSED * moving, moving) + model.copying()
 
 
+def busy(op: StructuredOp, plan: Plan, target: Target) -> float:
+    """Cycles of multiply-adds and copies: what tells plans apart that move the same bytes from memory."""
+    known = facts(op, plan.vector)
+    model = _Model(known, plan, target)
+    return _register_tiles(known, plan, target) + model.gathering() + model.splitting() + model.copying()
+
+
 def _register_tiles(known: Facts, plan: Plan, target: Target) -> float:
     if plan.instruction:
         return fragments.compute_cycles(known, plan)

@@ -9,7 +9,7 @@ from ..errors import CannotLower
 from ..target import Target
 from . import fragments, sliding
 from .cost import LINE, Ranking, RegisterTile, stream_cycles
-from .estimate import expected
+from .estimate import busy, expected
 from .facts import Factor, Facts, facts
 from .op import Iterator, StructuredOp, loads
 from .plan import Level, Pack, Plan
@@ -93,7 +93,7 @@ def prefer(views: tuple[Ranking, ...], target: Target, *, parallel: bool) -> Pla
             if cycles < least * CLEARLY:
                 chosen, least = plan, cycles
     for plan in fragments.plans(default.facts, target, parallel=parallel):
-        if expected(default.facts, plan, target) < least * CLEARLY:
+        if busy(default.facts.op, plan, target) < busy(default.facts.op, chosen, target) * CLEARLY:
             chosen = plan
     return chosen
 

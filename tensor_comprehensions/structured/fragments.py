@@ -24,7 +24,7 @@ from .tile import tiles
 ROW_CYCLES = 0.5
 """Cycles to load a row of a fragment."""
 CONFIGURE, FINISH, STORE = 300.0, 30.0, 3.0
-"""Cycles to get the registers and to give them back, to begin and finish a register tile, and for each vector that leaves it."""
+"""Cycles to get the registers and to give them back, to begin and finish a register tile, and to store a vector."""
 CHUNKS, FEW_CHUNKS = 16, 4
 """Iterations that the parallel loop should have, where the rows stay in the second cache for all of them, or do not."""
 PARALLEL_WORK = 1 << 22

@@ -132,7 +132,7 @@ def test_the_instruction_is_used_and_the_registers_are_given_back() -> None:
 
 
 def test_the_model_chooses_it_for_all_but_tiny_ones() -> None:
-    for size in (129, 256, 1024):
+    for size in (32, 64, 129, 256, 1024):
         op = normalise(paired(matmul(size, size, size), TILES))
         plan = choose(op, TILES, parallel=True)
         assert plan.instruction == FRAGMENT_DOT_BFLOAT16
