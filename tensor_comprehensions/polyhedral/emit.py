@@ -43,6 +43,8 @@ from .tiling import rows_at_once, tile_order
 # Iterations of a vector loop that are in flight at once: enough to hide the latency of an addition in a reduction.
 REDUCTION_VECTORS = 4
 COLUMN_VECTORS, LONG_COLUMN_VECTORS = 4, 16
+# Vectors of a part of a row that is worth walking from end to end.
+LONG_RUN = 64
 POINTWISE_VECTORS = 2
 # Rows that a sum of columns adds before it goes on along them: a stream of memory each.
 ROWS_AT_A_TIME = 8
@@ -190,7 +192,8 @@ class Emitter:
         (node,) = leaf.nodes
         steps = [stride(self.function, a, d.index(node)) for a in node.reads for d in leaf.dims]
         far = None not in steps and reads_memory(self.function, node, self.target)
-        return far and self._extent(lanes) > LONG_COLUMN_VECTORS * self.target.lanes(32)
+        extent, vector = self._extent(lanes), self.target.lanes(32)
+        return far and extent > LONG_COLUMN_VECTORS * vector and (extent == lanes.extent or extent >= LONG_RUN * vector)
 
     def _rows_at_a_time(self, leaf: Leaf, order: Sequence[Dim], lanes: Dim, body: ir.Stmt) -> ir.Stmt:
         """The nest of a sum of columns in blocks of a few rows, each from end to end, as memory likes to be read.

@@ -20,6 +20,8 @@ from .storage import bytes_touched, leaves_in_lines
 LONGEST_CHUNK = 4096
 # Vectors that one iteration of a sum of columns takes where there are enough columns for a few iterations.
 LONG_COLUMN_CHUNK, FEW_CHUNKS = 16, 8
+# Columns, at least, of one iteration where rows come from a far cache: it gives long pieces of them fastest.
+FAR_COLUMNS = 320
 # A leaf with less than this fraction of a group's work has no say in its tiles.
 HEAVY_SHARE = 16
 # Tiles (along the unit strides, along the lanes) where those are different rows: few runs to write at a time, but long
@@ -73,8 +75,9 @@ def _lane_tiles(function: BoundFunction, group: Group, leaves: Sequence[Leaf], t
     if all(sums_columns(leaf, vector_dim(function, leaf, target)) for leaf in leaves):
         far = any(reads_memory(function, n, target) for leaf in leaves for n in leaf.nodes)
         few = prod(r.extent for r in group.rows) // FEW_CHUNKS // lanes
-        few = max(few, LONG_COLUMN_CHUNK if target.near != target.cache and far else 0)  # no short pieces of far rows
         least = max(least, min(LONG_COLUMN_CHUNK, few) * lanes)
+        if far and target.near != target.cache:
+            least = _even(prod(group.rows[k].extent for k in wanted), lanes)
         if others >= FEW_CHUNKS // 2 and far:
             least = LONGEST_CHUNK
     return tuple(_tile(row.extent, k in wanted, others, least) for k, row in enumerate(group.rows))
@@ -92,6 +95,12 @@ def rows_at_once(function: BoundFunction, group: Group, leaves: Sequence[Leaf], 
     if not all(abs(step) >= PAGE for step in apart):
         return 1
     return next((n for n in SUMMED_ROWS if row.extent % n == 0 and row.extent >= n * ENOUGH_PARALLELISM), 1)
+
+
+def _even(extent: int, lanes: int) -> int:
+    """A tile of whole vectors that cuts `extent` into about equal parts of no fewer than FAR_COLUMNS."""
+    parts = max(1, extent // FAR_COLUMNS)
+    return -(-extent // (parts * lanes)) * lanes
 
 
 def _contraction_tiles(group: Group) -> tuple[int, ...]:

@@ -178,3 +178,12 @@ def test_rows_from_memory_are_summed_together(rows: int, together: int) -> None:
     assert (f"m={together})" in line.split("unroll(")[1]) == (together > 1)
     told = OPS.rows.compile(x, target=FAR, strategy=parse(line.split(": ", 1)[1]))
     assert told.source("llvm") == untold.source("llvm")
+
+
+@pytest.mark.skipif(host().vector_bits < 512, reason="needs vectors of 512 bits")
+@pytest.mark.parametrize(("columns", "size"), [(700, 352), (960, 320), (300, 300)])
+def test_columns_from_far_rows_are_even_parts(columns: int, size: int) -> None:
+    x = whole(60, columns)
+    kernel = OPS.columns.compile(x, target=FAR)
+    assert torch.equal(kernel(x), x.amax(0))
+    assert size == columns or f"* {size}" in kernel.source("loops")
