@@ -44,9 +44,14 @@ class Target:
         return max(1, self.vector_bits // bits)
 
     @property
+    def is_meshed(self) -> bool:
+        """Whether the last cache is a mesh away from the core, several times as far as elsewhere."""
+        return self.name in _MESHED
+
+    @property
     def near(self) -> tuple[int, ...]:
         """`cache`, without a last one that all cores reach by a mesh: what is written had better go past that."""
-        return self.cache[:-1] if self.name in _MESHED else self.cache
+        return self.cache[:-1] if self.is_meshed else self.cache
 
     @property
     def kept(self) -> float:
@@ -64,7 +69,7 @@ class Target:
     @property
     def issue_bits(self) -> int:
         """Bits of all the multiply-adds of vectors, and of all the vectors loaded, that start in a cycle."""
-        halves = self.vector_bits == 512 and self.name not in _MESHED | {"znver5"}
+        halves = self.vector_bits == 512 and not self.is_meshed and self.name != "znver5"
         return self.vector_bits if halves else 2 * self.vector_bits
 
     @property

@@ -27,6 +27,9 @@ TURN_OVERHEAD, TURN = 30.0, 0.4
 """Cycles to store a register tile across: for each one, and for each element."""
 PANEL_VECTOR = 0.1
 """Cycles that a vector of a panel costs because it comes from the second cache."""
+ROW, QUEUED, NEARER = 0.5, 0.1, 0.5
+"""Where the last cache is far, cycles of a step for each row that comes from there, and for each vector of a panel in
+the second cache times their number, for they wait for one another; the part of both where the rows come from nearer."""
 LINE = 64
 LINE_OVERHEAD = 2.0
 """Cycles to write to another cache line."""
@@ -82,10 +85,29 @@ def step_cycles(facts: Facts, target: Target, lanes: int, sizes: Mapping[str, in
                 rows *= n
         count += rows * (vectors if vector in used else 1)
         loads += rows * (vectors * cost if vector in used else 0.5)
-    panel = PANEL_VECTOR * vectors if facts.turned else 0.0
     products = cells * multiply_cost(lanes, facts, target)
     started = (cells + count) / STARTED
-    return max(products, loads, started, LATENCY) + 0.05 * loads + 0.1 * lines + panel
+    waiting = PANEL_VECTOR * vectors if facts.turned else _row_cycles(facts, target, sizes, vectors)
+    return max(products, loads, started, LATENCY) + 0.05 * loads + 0.1 * lines + waiting
+
+
+def _row_cycles(facts: Facts, target: Target, sizes: Mapping[str, int], vectors: int) -> float:
+    """Cycles of a step that rows read where they are cost beside a panel in the second cache.
+
+    What windows read again is near by then.
+    """
+    still = facts.still
+    stored = still.stored * still.bytes
+    if not target.is_meshed or stored <= target.cache[0] or facts.vector in still.used:
+        return 0.0
+    rows = prod(n for name, n in sizes.items() if abs(still.step(name) or 0) * still.bytes >= LINE)
+    panel = facts.steps * sizes[facts.vector] * facts.bits // 8
+    if rows < 2:
+        return 0.0
+    queued = QUEUED * vectors**2 if panel > target.cache[0] * 3 // 4 else 0.0
+    read = prod(i.extent for i in facts.op.iterators if i.name in still.used)
+    far = 1.0 if is_far(stored, target) else NEARER
+    return far * (ROW * rows + queued) * min(1.0, still.stored / read)
 
 
 def _lines(factor: Factor, reduction: str, sizes: Mapping[str, int]) -> float:
@@ -282,6 +304,11 @@ def byte_cost(resident: int, target: Target) -> float:
         if resident <= size * 3 // 4:
             return cost
     return 1 / 4
+
+
+def is_far(resident: int, target: Target) -> bool:
+    """Whether so many bytes are only in a last cache that is a mesh away."""
+    return target.is_meshed and resident > target.cache[-2] * 3 // 4
 
 
 def stream_cycles(outer: int, inner: int, outer_panel: int, panels: int, passes: int, target: Target) -> float:

@@ -8,12 +8,12 @@ from math import gcd, inf, prod
 from ..errors import CannotLower
 from ..target import Target
 from . import fragments, sliding
-from .cost import LINE, Ranking, RegisterTile, stream_cycles
+from .cost import LINE, Ranking, RegisterTile, is_far, stream_cycles
 from .estimate import busy, expected
 from .facts import Factor, Facts, facts
 from .op import Iterator, StructuredOp, loads
 from .plan import Level, Pack, Plan
-from .tile import tiles
+from .tile import balanced, tiles
 
 MIN_ROWS_TO_TURN = 8
 """Uses of an element below which turning it across costs more than it saves."""
@@ -31,6 +31,8 @@ BLOCK_USES = 512
 """The same where every block of the other factor packs all of this one anew."""
 PACKED_STEPS = 768
 """Reduction steps in a packed block that many panels meet."""
+TOGETHER = 4
+"""Panels that half of the second cache should hold."""
 SHORT_RUN = 1536
 """Bytes of contiguous memory below which prefetching does not get going."""
 FAR_ROWS, ROWS = 2048, 1024
@@ -191,23 +193,37 @@ class Chooser:
         known = self.facts
         standing, passing = (known.still, known.moving) if rows_outside else (known.moving, known.still)
         swept = self._swept(standing) if packed else ()
+        together, blocks = self._together(passing if packed and not swept else standing, reductions)
         levels = self._levels(known.shared)
         levels += self._levels(tuple(i for i in known.only(standing) if i not in swept), standing if packed else None)
-        levels += self._sweep_block(swept)
+        panels = [levels.pop()] if together > 1 else []
+        levels += [Level(p.iterator, together * p.size) for p in panels] or self._sweep_block(swept)
         panel = Pack(standing.side, len(levels))
         count = prod(tiles(known.extent(level.iterator), level.size) for level in levels)
-        blocks = self._reduction_block(reductions, self.facts.steps)
         turned = standing.step(known.vector) != 1
         once = not packed or (count == 1 and not blocks and not swept)  # all shares have one panel
-        if self.parallel and count < (CHUNKS if once else CHUNKS // 2):
+        if self.parallel and count < (CHUNKS if once else CHUNKS // 2) and not panels:
             uses = 1 if once else (TURNED_USES if turned else PACKED_USES)
             levels += self._share(known.only(passing), -(-CHUNKS // count), uses)
         outer = len(levels)
         levels += blocks
         packs = [Pack(standing.side, len(levels))] if packed else []
         rows = 1 if not packed or count > 1 else (OWN_TURNED_USES if turned else OWN_PACKED_USES)
-        ahead = (panel,) if standing is known.moving and not packed and not blocks and self._comes_ahead() else ()
-        return _Nest([*levels, *self._levels(swept), *self._levels(known.only(passing))], outer, packs, rows, ahead)
+        ahead = standing is known.moving and not (packed or blocks or panels) and self._comes_ahead()
+        inner = [*self._levels(swept), *self._levels(known.only(passing)), *panels]
+        return _Nest([*levels, *inner], outer, packs, rows, (panel,) if ahead else ())
+
+    def _together(self, passing: Factor, reductions: tuple[str, ...]) -> tuple[int, list[Level]]:
+        """How many panels along the lanes stand while what is far passes, and the block of a reduction in them."""
+        known, half = self.facts, self.target.cache[1] // 2
+        step = self._panel_width() * known.op.dtype.size
+        count = tiles(known.extent(known.vector), self._panel_width()) // (FEW_CHUNKS if self.parallel else 1)
+        if passing is known.still and is_far(self._footprint(passing), self.target):
+            blocks = self._reduction_block(reductions, half // (TOGETHER * step))
+            steps = prod({**known.extents, **{b.iterator: b.size for b in blocks}}[name] for name in reductions)
+            if (count := min(count, half // (steps * step))) > 1:
+                return count, blocks
+        return 1, self._reduction_block(reductions, known.steps)
 
     def _across(self) -> _Nest:
         """Panels of the moving factor, all that the second cache holds, for a large part of the still factor.
@@ -269,7 +285,7 @@ class Chooser:
         levels: list[Level] = []
         for i in reversed(swept):
             if i.extent > room:
-                levels.append(Level(i.name, _balanced(i.extent, max(1, room))))
+                levels.append(Level(i.name, balanced(i.extent, max(1, room))))
             room //= i.extent
         return list(reversed(levels))
 
@@ -455,7 +471,7 @@ class Chooser:
             parts = min(CHUNKS, parts)
             block = min(room, tiles(longest.extent, 1 << max(0, parts.bit_length() - 1)))
         count = block // size if block < longest.extent else tiles(longest.extent, size)
-        return Level(longest.name, size * _balanced(tiles(longest.extent, size), max(1, count)))
+        return Level(longest.name, size * balanced(tiles(longest.extent, size), max(1, count)))
 
     def _reduction_block(self, reductions: tuple[str, ...], most: int) -> list[Level]:
         """A block of a reduction of at most `most` steps whose panel fits the second cache; of the outermost if any."""
@@ -467,7 +483,7 @@ class Chooser:
         if steps <= most:
             return []
         extents = ((name, known.extent(name)) for name in reductions)
-        blocks = [Level(n, _balanced(e, most * e // steps)) for n, e in extents if most * e >= steps]
+        blocks = [Level(n, balanced(e, most * e // steps)) for n, e in extents if most * e >= steps]
         return [min(blocks, key=self._cut)] if blocks else []
 
     def _cut(self, block: Level) -> float:
@@ -503,13 +519,3 @@ class Chooser:
         if count < 2:
             return 0, 1
         return len(levels), max(1, PARALLEL_WORK * count // op.multiplications)
-
-
-def _balanced(extent: int, most: int) -> int:
-    """A block of about `most` points that cuts `extent` into equal parts, or nearly so, which spares separate code."""
-    parts = -(-extent // most)
-    for count in range(parts, 2 * parts + 1):
-        for equal in (count, 2 * parts - count):
-            if equal > parts // 2 and extent % equal == 0:
-                return extent // equal
-    return -(-extent // parts)

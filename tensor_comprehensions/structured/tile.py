@@ -43,6 +43,16 @@ def tiles(extent: int, size: int) -> int:
     return -(-extent // size)
 
 
+def balanced(extent: int, most: int) -> int:
+    """A block of about `most` points that cuts `extent` into equal parts, or nearly so, which spares separate code."""
+    parts = -(-extent // most)
+    for count in range(parts, 2 * parts + 1):
+        for equal in (count, 2 * parts - count):
+            if equal > parts // 2 and extent % equal == 0:
+                return extent // equal
+    return -(-extent // parts)
+
+
 def _part(region: Region, level: Level, number: Expr, size: int, *, final: bool | None) -> Region:
     """Tile `number` of `level` in `region`; final: whether it is the last one, None where that varies."""
     old = region[level.iterator]

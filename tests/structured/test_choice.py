@@ -16,6 +16,7 @@ from tensor_comprehensions.structured.facts import facts
 from tensor_comprehensions.structured.plan import Plan, Side
 from tensor_comprehensions.target import AVX512, Target
 
+MESHED = replace(AVX512, name="sapphirerapids", cache=(49152, 2097152, 110100480))
 LARGE = {"a": 48, "b": 46, "c": 46, "d": 48, "e": 46, "f": 46}
 
 
@@ -49,6 +50,35 @@ def test_squares_copy_one_factor_and_have_enough_for_threads(ops: Any, n: int, d
     assert packed(plan) == {Side.RIGHT}
     assert all(level.iterator != "k" for level in plan.levels)
     assert chunks(plan, sizes) >= 7
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
+def test_panels_stand_together_where_the_last_cache_is_far(ops: Any, dtype: Any) -> None:
+    sizes = {"m": 2048, "n": 2048, "k": 2048}
+    op = ops.op("C:m,n = A:m,k x B:k,n", sizes, dtype)
+    plan = choose(op, MESHED, parallel=True)
+    block, panel = (level.size for level in plan.levels if level.iterator == "n")
+    (steps,) = (level.size for level in plan.levels if level.iterator == "k")
+    assert block >= 2 * panel
+    assert block * steps * dtype.size <= MESHED.cache[1] // 2
+    assert chunks(plan, sizes) >= 4
+    near = choose(op, AVX512, parallel=True)
+    assert [level.iterator for level in near.levels] == ["n", "m"]
+
+
+def test_panels_that_stand_together_are_right_at_all_edges(ops: Any) -> None:
+    op = ops.op("C:m,n = A:m,k x B:n,k", {"m": 25, "n": 50, "k": 70})
+    small = replace(MESHED, vector_bits=128, vector_registers=16, cache=(1024, 8192, 1 << 20))
+    plan = choose(op, small, parallel=False)
+    assert [level.iterator for level in plan.levels] == ["n", "k", "m", "n"]
+    arrays = ops.run(op, lower(op, small, parallel=False))
+    assert np.array_equal(arrays["result"], arrays["A"] @ arrays["B"].T)
+
+
+def test_rows_that_the_second_cache_holds_need_no_panels_together(ops: Any) -> None:
+    sizes = {"m": 512, "n": 512, "k": 512}
+    plan = choose(ops.op("C:m,n = A:m,k x B:k,n", sizes), MESHED, parallel=True)
+    assert [level.iterator for level in plan.levels] == ["n", "m"]
 
 
 def test_blocks_of_a_sum_do_not_cut_the_lines_of_memory(ops: Any) -> None:
