@@ -373,7 +373,7 @@ def test_packs_name_the_side_where_both_factors_read_one_tensor(ops: Any) -> Non
 def test_every_line_of_the_next_panel_is_asked_for_once(ops: Any) -> None:
     op = ops.op(MATMUL, {"m": 12, "n": 64, "k": 9})
     plan = plan_of(tile(n=32, m=3) >> unroll(k=3) >> prefetch(B="n1"), op, AVX512)
-    region = whole({"m": 12, "n": 64, "k": 9})
+    region = dict(whole({"m": 12, "n": 64, "k": 9}))
     asked: list[tuple[int | None, ...]] = []
     for m in range(4):
         here = region | {
