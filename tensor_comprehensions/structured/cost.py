@@ -30,6 +30,8 @@ PANEL_VECTOR = 0.1
 ROW, QUEUED, NEARER = 0.5, 0.1, 0.5
 """Where the last cache is far, cycles of a step for each row that comes from there, and for each vector of a panel in
 the second cache times their number, for they wait for one another; the part of both where the rows come from nearer."""
+LONG_ROW = 1024
+"""Bytes of a row from which on it is read where it is; shorter ones are packed."""
 LINE = 64
 LINE_OVERHEAD = 2.0
 """Cycles to write to another cache line."""
@@ -98,7 +100,10 @@ def _row_cycles(facts: Facts, target: Target, sizes: Mapping[str, int], vectors:
     """
     still = facts.still
     stored = still.stored * still.bytes
-    if not target.is_meshed or stored <= target.cache[0] or facts.vector in still.used:
+    if not target.is_meshed or stored <= target.cache[0] or facts.vector in still.used or not facts.reductions:
+        return 0.0
+    inner = facts.reductions[-1]
+    if still.step(inner) != 1 or facts.extent(inner) * still.bytes < LONG_ROW:
         return 0.0
     rows = prod(n for name, n in sizes.items() if abs(still.step(name) or 0) * still.bytes >= LINE)
     panel = facts.steps * sizes[facts.vector] * facts.bits // 8
