@@ -27,7 +27,7 @@ def guarded(call: Callable[P, R]) -> Callable[P, R]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return call(*args, **kwargs)
-        except (TCError, InternalError):
+        except (TCError, InternalError, Warning):  # a warning that is to be an error, too
             raise
         except Exception as error:
             raise told(error) from error

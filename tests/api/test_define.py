@@ -129,6 +129,12 @@ def test_a_fraction_that_is_lost_among_floats_is_told(value: str) -> None:
 
 
 @pytest.mark.filterwarnings("error")
+def test_a_warning_that_is_to_be_an_error_stays_a_warning() -> None:
+    with pytest.raises(UserWarning, match="7/2 is 3"):
+        tc.define("def f(float(N) x) -> (y) { y(i) = x(i) * (7/2) }")
+
+
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("value", ["4/2 * x(i)", "x(i)/2", "1.0/2 * x(i)", "x(i + 1/2)", "x(i) * 1/2", "N/2 * x(i)"])
 def test_other_quotients_are_nothing_to_talk_about(value: str) -> None:
     tc.define(f"def f(float(N) x) -> (y) {{ y(i) = {value} }}")

@@ -15,6 +15,8 @@ from tensor_comprehensions.dtypes import FLOAT64
 from tensor_comprehensions.errors import CheckError
 from tensor_comprehensions.tc_lang import compile_source
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*a quotient of integers rounds down")  # as it is meant there
+
 
 def differentiable() -> Iterator[Case]:
     """Programs with floating inputs and outputs, all of them in double precision once they are doubled."""

@@ -10,6 +10,8 @@ from cases import CASES, Case, agrees
 
 import tensor_comprehensions as tc
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*a quotient of integers rounds down")  # as it is meant there
+
 
 def call(case: Case, inputs: dict[str, Any], initial: dict[str, Any]) -> list[Any]:
     """The results of the def that a case calls, as arrays."""
