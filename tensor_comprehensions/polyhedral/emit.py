@@ -2,434 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
-from ..errors import ArgumentError, CannotLower
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
-from ..loop_ir.intrinsics import PREFETCH_LATER
-from ..loop_ir.nodes import Buffer, LoopKind, Space, Type
-from ..loop_ir.vectorize import vectorize
+from ..loop_ir.nodes import Buffer
 from ..options import CpuOptions
-from ..structured import contraction
 from ..structured.apply import pipeline_of
-from ..structured.movement import Movement, pipeline_of_movement
+from ..structured.movement import pipeline_of_movement
 from ..structured.normalise import normalise
-from ..structured.op import StructuredOp
-from ..structured.pairs import paired
 from ..structured.pipeline import Pipeline
-from ..structured.plan import Plan
-from ..structured.recognise import Cluster
-from ..structured.strategy import meant_for, plan_for
-from ..structured.transpose import Axis, transposed
 from ..target import Target
-from ..tc_lang.function import BoundFunction, BoundStatement, Tensor
-from ..translate import Scope, View, element, translate
-from .leaf import Dim, DimKind, Leaf
+from ..tc_lang.function import BoundFunction, Tensor
+from .clusters import cluster_op, cluster_plan
+from .leaf import Leaf
 from .legality import Scheduled
-from .lines import past_caches
-from .locality import crossing, is_pointwise, loop_order, stride, sums_columns, vector_dim, work
+from .locality import crossing, is_pointwise, vector_dim, work
 from .movement import op_of, prefixed
 from .movement import order as loops_of
-from .prefetch import prefetches
-from .promote import lookahead, promotable, side, staged
-from .schedule import Group, Row, reads_memory
+from .nests import Emitter
 from .scop import Node
-from .storage import Extent, footprint, in_register, leaves_in_lines, streamed
-from .tiling import rows_at_once, tile_order
-
-# Iterations of a vector loop that are in flight at once: enough to hide the latency of an addition in a reduction.
-REDUCTION_VECTORS = 4
-COLUMN_VECTORS, LONG_COLUMN_VECTORS = 4, 16
-# Vectors of a part of a row that is worth walking from end to end.
-LONG_RUN = 64
-POINTWISE_VECTORS = 2
-# Rows that a sum of columns adds before it goes on along them: a stream of memory each.
-ROWS_AT_A_TIME = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A row inside the group's parallel loop: it covers `size` values from `start` on, within the row's range.
-
-    exact: all of them are in the range.
-    """
-
-    row: Row
-    start: ir.Expr
-    size: int
-    exact: bool = False
-
-    def bounds(self, dim: Dim, node: Node) -> tuple[ir.Expr, ir.Expr]:
-        """The range of `dim`, in the index of `node`, inside this tile."""
-        _, shift = self.row.place(node)
-        if self.size >= self.row.extent:
-            return build.const(dim.lower), build.const(dim.upper)
-        low = build.sub(self.start, shift)
-        high = build.add(low, self.size)
-        return low, high if self.exact or self.row.extent % self.size == 0 else build.minimum(high, dim.upper)
-
-
-@dataclass(frozen=True, slots=True)
-class Emitter:
-    """What the nests of one group have in common."""
-
-    function: BoundFunction
-    group: Group
-    tiles: tuple[Tile, ...]
-    buffers: Mapping[str, Buffer | View]
-    options: CpuOptions
-    target: Target
-    streams: frozenset[str] = frozenset()  # tensors that are written past the caches
-    movement: Movement | None = None  # how the only nest runs, where a strategy says so
-    staged: bool = False  # whether what a pointwise nest turns goes through a buffer
-
-    def leaf(self, leaf: Leaf) -> ir.Stmt:
-        """The nest of `leaf`, vectorised where that is possible."""
-        if leaf.nodes[0].cluster is not None:
-            return self._contraction(leaf.nodes[0], leaf.nodes[0].cluster)
-        if self.movement is not None:
-            return self._moved(leaf, self.movement)
-        lanes = vector_dim(self.function, leaf, self.target)
-        if lanes is not None:
-            for make in (self._turned_nest, self._nest):
-                nest = make(leaf, lanes)
-                if nest is not None and _has_vector_form(nest):
-                    return nest
-        return self._nest(leaf, None)
-
-    def _moved(self, leaf: Leaf, movement: Movement) -> ir.Stmt:
-        """The nest as a strategy wants it. Raises ArgumentError where it has no form in vectors."""
-        lanes = next((d for d in leaf.dims if d.name == movement.vector), None)
-        if lanes is not None and lanes.kind is not DimKind.SERIAL:
-            nest = (self._turned_nest if movement.turned else self._nest)(leaf, lanes)
-            if nest is not None and _has_vector_form(nest):
-                return nest
-        raise ArgumentError(
-            f"the strategy for '{leaf.nodes[0].writes[0].tensor}' does not apply: no vectors along {movement.vector}",
-            expected="an iterator along which a tile has points, and whose iterations are independent or summed",
-        )
-
-    def decided(self, scheduled: Scheduled) -> Movement | None:
-        """What is done with the only statement of a group where nobody asks; None where pieces cannot say."""
-        (leaf,) = scheduled.leaves
-        lanes = vector_dim(self.function, leaf, self.target)
-        if lanes is None:
-            return None
-        (count, vectors), rows, turned = self._factor(leaf, lanes), 1, False
-        if sums_columns(leaf, lanes) and self._walks_rows(leaf, lanes):
-            vectors, rows = COLUMN_VECTORS, ROWS_AT_A_TIME
-        if summed := self._summed_rows(leaf, lanes):
-            rows = self._extent(summed)
-        row = crossing(self.function, leaf, lanes)
-        stores = [self._update(leaf, n) for n in leaf.nodes]
-        if row is not None and (reads := promotable(stores, row.name, lanes.name)):
-            if not is_pointwise(leaf):
-                return None
-            turned, vectors = True, vectors if self.staged else 1
-            count = side(stores, reads, [self._extent(d) for d in (row, lanes)], self.target)
-        order = tile_order(self.function, self.group, scheduled.leaves, self.target)
-        cut = [self.tiles[k] for k in order if self.tiles[k].size < self.tiles[k].row.extent]
-        tiles = tuple((t.row.places[0][1][0], t.size) for t in cut)
-        shared = self.options.grain > 0 and bool(tiles)
-        return Movement(tiles, lanes.name, count, vectors, rows, turned, self.staged, shared, bool(self.streams))
-
-    def _contraction(self, node: Node, cluster: Cluster) -> ir.Stmt:
-        """A cluster on the part of its domain that lies in the tiles."""
-        op = _contraction(node, cluster, self.buffers, self.tiles, self.target)
-        plan = _plan(node, cluster, op, self.group, self.options, self.target)
-        return contraction.lower(op, self.target, plan=plan, parallel=False)
-
-    def _nest(self, leaf: Leaf, lanes: Dim | None) -> ir.Stmt:
-        order = loop_order(self.function, leaf, lanes)
-        registers = tuple(t for t in self._local(leaf) if in_register(t, self.group, leaf))
-        emitter = self._with_registers(registers)
-        hints = self._prefetches(leaf, order, lanes) if lanes is not None else ()
-        body = build.block(*hints, *(emitter._update(leaf, n) for n in leaf.nodes))
-        held = [b for t in registers for b in (emitter.buffers[t.name],)]
-        body = build.allocate([b.buffer if isinstance(b, View) else b for b in held], body)
-        if lanes is not None and not registers and self._walks_rows(leaf, lanes):
-            return emitter._rows_at_a_time(leaf, order, lanes, body)
-        if lanes is not None and not registers and (rows := self._summed_rows(leaf, lanes)):
-            return emitter._rows_in_step(leaf, [d for d in order if d is not rows], rows, body)
-        outermost_reduction = next((k for k, d in enumerate(order) if d.kind is DimKind.REDUCTION), len(order))
-        for k in reversed(range(len(order))):
-            body = emitter._loop(leaf, order[k], body, order[k] is lanes)
-            if k == outermost_reduction:
-                body = build.block(*emitter._initialisations(leaf), body)
-        return body
-
-    def _summed_rows(self, leaf: Leaf, lanes: Dim) -> Dim | None:
-        """The dimension whose rows a sum along them adds up at once; None where it goes row by row."""
-        if lanes.kind is not DimKind.REDUCTION:
-            return None
-        if self.movement is None:
-            together = rows_at_once(self.function, self.group, [leaf], self.target)
-        else:
-            together = self.movement.rows
-        rows = [d for d in leaf.dims if d.kind is DimKind.PARALLEL and 1 < self._extent(d) == together]
-        return rows[0] if rows else None
-
-    def _rows_in_step(self, leaf: Leaf, order: Sequence[Dim], rows: Dim, body: ir.Stmt) -> ir.Stmt:
-        """The nest of a sum along `rows` with all of those of a tile inside its innermost loop."""
-
-        def each(body: ir.Stmt) -> ir.Stmt:
-            return ir.Loop(rows.name, *self._range(leaf, rows), body, LoopKind.UNROLLED)
-
-        nest = each(body)
-        for dim in reversed(order):
-            nest = self._loop(leaf, dim, nest, dim is order[-1])
-        return build.block(each(build.block(*self._initialisations(leaf))), nest)
-
-    def _walks_rows(self, leaf: Leaf, lanes: Dim) -> bool:
-        """Is the nest a sum of columns that reads more of each row than accumulators cover, from memory?"""
-        if self.movement is not None:
-            return self.movement.rows > 1 and lanes.kind is DimKind.PARALLEL
-        if not sums_columns(leaf, lanes) or self.options.vectors:
-            return False
-        (node,) = leaf.nodes
-        steps = [stride(self.function, a, d.index(node)) for a in node.reads for d in leaf.dims]
-        far = None not in steps and reads_memory(self.function, node, self.target)
-        extent, vector = self._extent(lanes), self.target.lanes(32)
-        return far and extent > LONG_COLUMN_VECTORS * vector and (extent == lanes.extent or extent >= LONG_RUN * vector)
-
-    def _rows_at_a_time(self, leaf: Leaf, order: Sequence[Dim], lanes: Dim, body: ir.Stmt) -> ir.Stmt:
-        """The nest of a sum of columns in blocks of a few rows, each from end to end, as memory likes to be read.
-
-        The elements of a column are added in the same order as without blocks.
-        """
-        k = order.index(lanes)
-        rows, inner = order[k + 1], order[k + 2 :]
-        for dim in reversed(inner):
-            body = self._loop(leaf, dim, body, False)
-        body = build.block(*self._rows_ahead(leaf, rows, lanes), body)
-        low, high = self._range(leaf, lanes)
-        count, vectors = self._factor(leaf, lanes)
-        factor = (count, COLUMN_VECTORS if self.movement is None else vectors)
-
-        def along(start: ir.Expr, count: int, *before: ir.Stmt) -> ir.Stmt:
-            added = ir.Loop(rows.name, start, build.add(start, count), body, LoopKind.UNROLLED)
-            return ir.Loop(lanes.name, low, high, build.block(*before, added), LoopKind.VECTOR, factor=factor)
-
-        together = self._rows_together
-        first = rows.extent % together or together
-        block = build.var(f"{rows.name}_block")
-        begun = along(build.const(rows.lower), first, *self._initialisations(leaf))
-        others = along(block, together)
-        start, stop = build.const(rows.lower + first), build.const(rows.upper)
-        nest = build.block(begun, ir.Loop(block.name, start, stop, others, step=together))
-        for dim in reversed(order[:k]):
-            nest = self._loop(leaf, dim, nest, False)
-        return nest
-
-    @property
-    def _rows_together(self) -> int:
-        return ROWS_AT_A_TIME if self.movement is None else self.movement.rows
-
-    def _rows_ahead(self, leaf: Leaf, rows: Dim, lanes: Dim) -> Iterator[ir.Stmt]:
-        """Hints for the same part of the rows of the next block."""
-        (node,) = leaf.nodes
-        scope = self._scope(leaf, node)
-        there = build.add(scope.indices[rows.index(node)], self._rows_together)
-        ahead = replace(scope, indices={**scope.indices, rows.index(node): there})
-        for access in node.reads:
-            if stride(self.function, access, lanes.index(node)) == 1:
-                yield ir.Invoke(PREFETCH_LATER, (element(access.tensor, access.subscripts, ahead),), (0,))
-
-    def _prefetches(self, leaf: Leaf, order: Sequence[Dim], lanes: Dim) -> Iterator[ir.Stmt]:
-        fixed = [t.row for k, t in enumerate(self.tiles) if all(d.row != k for d in order)]
-        for node in leaf.nodes:
-            loops = [d.index(node) for d in reversed(order)] + [row.place(node)[0] for row in reversed(fixed)]
-            scope = self._scope(leaf, node)
-            yield from prefetches(self.function, self.group, node, lanes, loops, scope, self.target)
-
-    def _turned_nest(self, leaf: Leaf, lanes: Dim) -> ir.Stmt | None:
-        """The nest with reads that cross `lanes` transposed; None where there are none."""
-        row = crossing(self.function, leaf, lanes)
-        if row is None:
-            return None
-        emitter = self._with_registers(tuple(t for t in self._local(leaf) if in_register(t, self.group, leaf)))
-        stores = [emitter._update(leaf, n) for n in leaf.nodes]
-        reads = promotable(stores, row.name, lanes.name)
-        if not reads:
-            return None
-        extents = [self._extent(d) for d in (row, lanes)]
-        block = side(stores, reads, extents, self.target)
-        if self.movement is not None:
-            block = min(self.movement.lanes, max(2, 1 << (min(extents) - 1).bit_length()))
-        down, along = (Axis(d.name, *self._range(leaf, d)) for d in (row, lanes))
-        factor = self._factor(leaf, lanes)
-        if self.staged and any(s.streaming for s in stores):
-            body = past_caches(stores, reads, down, along, (lanes.lower, lanes.upper), (block, factor[1]))
-        elif is_pointwise(leaf) and not self.staged:
-            body = transposed(stores, reads, down, along, block, ahead=lookahead(reads, self.target))
-        else:
-            body = staged(stores, emitter._initialisations(leaf), reads, down, along, block, factor)
-        for dim in reversed(loop_order(self.function, leaf, lanes)):
-            if dim is not row and dim is not lanes:
-                body = self._loop(leaf, dim, body, False)
-        return body
-
-    def _local(self, leaf: Leaf) -> tuple[Tensor, ...]:
-        names = {t for n in leaf.nodes for t in n.tensors}
-        return tuple(
-            self.function.tensor(name)
-            for name, place in self.buffers.items()
-            if name in names and isinstance(place, View)
-        )
-
-    def _with_registers(self, tensors: Sequence[Tensor]) -> Emitter:
-        if not tensors:
-            return self
-        views = {t.name: _register(t) for t in tensors}
-        return replace(self, buffers={**self.buffers, **views})
-
-    def _loop(self, leaf: Leaf, dim: Dim, body: ir.Stmt, vector: bool) -> ir.Stmt:
-        start, stop = self._range(leaf, dim)
-        if not vector:
-            return ir.Loop(dim.name, start, stop, body)
-        return ir.Loop(dim.name, start, stop, body, LoopKind.VECTOR, factor=self._factor(leaf, dim))
-
-    def _range(self, leaf: Leaf, dim: Dim) -> tuple[ir.Expr, ir.Expr]:
-        if dim.row is not None:
-            return self.tiles[dim.row].bounds(dim, leaf.nodes[0])
-        return build.const(dim.lower), build.const(dim.upper)
-
-    def _extent(self, dim: Dim) -> int:
-        return min(dim.extent, self.tiles[dim.row].size) if dim.row is not None else dim.extent
-
-    def _factor(self, leaf: Leaf, dim: Dim) -> tuple[int, int]:
-        if self.movement is not None:
-            return self.movement.lanes, self.movement.vectors
-        widest = max((s.value.dtype.bits for n in leaf.nodes for s in n.statements), default=32)
-        extent = self._extent(dim)
-        lanes = min(self.target.lanes(max(32, widest)), max(2, 1 << (extent - 1).bit_length()))
-        vectors = self.options.vectors or self._vectors(leaf, dim) // (2 if self._summed_rows(leaf, dim) else 1)
-        return lanes, max(1, min(vectors, extent // lanes))
-
-    @staticmethod
-    def _vectors(leaf: Leaf, dim: Dim) -> int:
-        if dim.kind is DimKind.REDUCTION:
-            return REDUCTION_VECTORS
-        if sums_columns(leaf, dim):
-            return LONG_COLUMN_VECTORS
-        if any(d.kind is DimKind.REDUCTION for d in leaf.dims):
-            return COLUMN_VECTORS
-        return POINTWISE_VECTORS
-
-    def _scope(self, leaf: Leaf, node: Node) -> Scope:
-        indices: dict[str, ir.Expr] = {}
-        for tile in self.tiles:
-            index, shift = tile.row.place(node)
-            indices[index] = build.sub(tile.start, shift)
-        for dim in leaf.dims:
-            indices[dim.index(node)] = build.add(build.var(dim.name), self._shift(dim, leaf.nodes[0], node))
-        return Scope(indices, self.buffers)
-
-    def _shift(self, dim: Dim, first: Node, node: Node) -> int:
-        if dim.row is None:
-            return 0
-        row = self.group.rows[dim.row]
-        return row.place(first)[1] - row.place(node)[1]
-
-    def _update(self, leaf: Leaf, node: Node) -> ir.Store:
-        (s,) = node.statements
-        scope = self._scope(leaf, node)
-        buffer, indices = element(s.target, s.subscripts, scope)
-        value = build.cast(translate(s.value, scope), buffer.type.dtype)
-        op = s.reduction
-        if op is not None and s.initialise and not s.reduced:  # one term: combine it with the neutral element
-            value, op = (
-                build.binary(build.combiner(op, buffer.type.dtype), build.neutral(op, buffer.type.dtype), value),
-                None,
-            )
-        return ir.Store(buffer, indices, value, op, streaming=op is None and s.target in self.streams)
-
-    def _initialisations(self, leaf: Leaf) -> list[ir.Stmt]:
-        return [
-            self._initialisation(leaf, n, s) for n in leaf.nodes for s in n.statements if s.initialise and s.reduced
-        ]
-
-    def _initialisation(self, leaf: Leaf, node: Node, s: BoundStatement) -> ir.Stmt:
-        assert s.reduction is not None
-        buffer, indices = element(s.target, s.subscripts, self._scope(leaf, node))
-        return ir.Store(buffer, indices, build.neutral(s.reduction, buffer.type.dtype))
-
-
-def _contraction(
-    node: Node, cluster: Cluster, buffers: Mapping[str, Buffer | View], tiles: Sequence[Tile], target: Target
-) -> StructuredOp:
-    """A cluster on the part of its domain that lies in `tiles`."""
-    parts: dict[str, tuple[ir.Expr, int]] = {}
-    for tile in tiles:
-        index, shift = tile.row.place(node)
-        parts[index] = (build.sub(tile.start, shift), min(tile.size, tile.row.extent))
-    return paired(cluster.op(node.name, buffers, parts), target)
-
-
-def _plan(node: Node, cluster: Cluster, op: StructuredOp, group: Group, options: CpuOptions, target: Target) -> Plan:
-    """How `op` is lowered. Raises ArgumentError where the strategy that is asked for does not apply."""
-    strategy = meant_for(options.strategy, node.name, cluster.output.tensor)
-    alone = len(group.nodes) == 1
-    try:
-        return plan_for(strategy, op, target, parallel=alone and options.grain > 0)
-    except CannotLower as refusal:
-        if strategy is None:
-            raise
-        raise ArgumentError(
-            f"the strategy for '{cluster.output.tensor}' does not apply: {refusal}",
-            suggestion="" if alone else "the contraction is fused with others; CpuOptions(fusion='min') keeps it alone",
-        ) from refusal
-
-
-def pipeline(
-    function: BoundFunction,
-    scheduled: Scheduled,
-    node: Node,
-    buffers: Mapping[str, Buffer],
-    options: CpuOptions,
-    target: Target,
-) -> Pipeline | None:
-    """How the cluster of `node`, or the only statement of a group, is lowered; None where no pieces say that."""
-    tiles, _ = _tiles(scheduled.group, scheduled.sizes)
-    if node.cluster is None:
-        op = op_of(node, buffers) if len(scheduled.group.nodes) == 1 else None
-        streams, through = _streams(function, scheduled, target)
-        emitter = Emitter(function, scheduled.group, tiles, buffers, options, target, streams, staged=through)
-        found = scheduled.movement or (emitter.decided(scheduled) if op is not None else None)
-        return None if op is None or found is None else pipeline_of_movement(prefixed(found, node), op)
-    op = _contraction(node, node.cluster, buffers, tiles, target)
-    plan = _plan(node, node.cluster, op, scheduled.group, options, target)
-    return pipeline_of(plan, normalise(op))
-
-
-def _has_vector_form(nest: ir.Stmt) -> bool:
-    try:
-        vectorize(nest)
-    except CannotLower:
-        return False
-    return True
-
-
-def _register(tensor: Tensor) -> View:
-    buffer = Buffer(tensor.name, Type(tensor.dtype), (), (), Space.REGISTER)
-    return View(buffer, (None,) * len(tensor.shape))
-
-
-def contracted(tensor: Tensor, extents: Sequence[Extent], tiles: Sequence[Tile]) -> View:
-    """A thread-private buffer for what one iteration touches of `tensor`."""
-    shape: list[int] = []
-    origins: list[ir.Expr | None] = []
-    for e in extents:
-        if e.size == 1:
-            origins.append(None)
-            continue
-        shape.append(e.size)
-        origins.append(build.const(0) if e.row is None else build.add(tiles[e.row].start, e.offset))
-    space = Space.SCRATCH if shape else Space.REGISTER
-    return View(build.buffer(tensor.name, tensor.dtype, tuple(shape), space), tuple(origins))
+from .storage import footprint, in_register, leaves_in_lines, streamed
+from .tiles import Tile, contracted, tile_loops, tiles_of, with_remainders
+from .tiling import tile_order
 
 
 def emit(
@@ -442,7 +39,7 @@ def emit(
 ) -> ir.Stmt:
     """The loop program of a scheduled group, with `local` temporaries in thread-private buffers."""
     group = scheduled.group
-    tiles, counts = _tiles(group, scheduled.sizes)
+    tiles, counts = tiles_of(group, scheduled.sizes)
 
     def body(tiles: tuple[Tile, ...]) -> ir.Stmt:
         return _body(function, scheduled, tiles, local, buffers, options, target)
@@ -450,14 +47,35 @@ def emit(
     movement = scheduled.movement
     turned = _is_transposition(function, scheduled, target) if movement is None else movement.turned
     static = any(n.cluster is not None for n in group.nodes) or turned
-    inside = _with_remainders(tiles, body) if static else body(tiles)
+    inside = with_remainders(tiles, body) if static else body(tiles)
     if movement is None:
         order = tile_order(function, group, scheduled.leaves, target)
     else:
         order = loops_of(movement, group)
         options = options if movement.shared else replace(options, grain=0)
     walked = [tiles[k] for k in order], [counts[k] for k in order]
-    return _tile_loops(*walked, inside, _work(function, scheduled.leaves), options)
+    return tile_loops(*walked, inside, _work(function, scheduled.leaves), options)
+
+
+def pipeline(
+    function: BoundFunction,
+    scheduled: Scheduled,
+    node: Node,
+    buffers: Mapping[str, Buffer],
+    options: CpuOptions,
+    target: Target,
+) -> Pipeline | None:
+    """How the cluster of `node`, or the only statement of a group, is lowered; None where no pieces say that."""
+    tiles, _ = tiles_of(scheduled.group, scheduled.sizes)
+    if node.cluster is None:
+        op = op_of(node, buffers) if len(scheduled.group.nodes) == 1 else None
+        streams, through = _streams(function, scheduled, target)
+        emitter = Emitter(function, scheduled.group, tiles, buffers, options, target, streams, staged=through)
+        found = scheduled.movement or (emitter.decided(scheduled) if op is not None else None)
+        return None if op is None or found is None else pipeline_of_movement(prefixed(found, node), op)
+    op = cluster_op(node, node.cluster, buffers, tiles, target)
+    plan = cluster_plan(node, node.cluster, op, scheduled.group, options, target)
+    return pipeline_of(plan, normalise(op))
 
 
 def _body(
@@ -500,25 +118,6 @@ def _is_transposition(function: BoundFunction, scheduled: Scheduled, target: Tar
     return lanes is not None and crossing(function, scheduled.leaves[0], lanes) is not None
 
 
-def _with_remainders(
-    tiles: tuple[Tile, ...], body: Callable[[tuple[Tile, ...]], ir.Stmt], position: int = 0
-) -> ir.Stmt:
-    """`body` for whole tiles and, as code of its own, for every mix of whole and shorter ones from `position` on.
-
-    Contractions and blocks of a transposition have static extents, so a shorter tile cannot be a loop bound.
-    """
-    for k in range(position, len(tiles)):
-        tile = tiles[k]
-        rest = tile.row.extent % tile.size
-        if rest:
-            whole, shorter = (
-                (*tiles[:k], replace(tile, size=size, exact=True), *tiles[k + 1 :]) for size in (tile.size, rest)
-            )
-            fits = build.le(build.add(tile.start, tile.size), tile.row.upper)
-            return build.when(fits, _with_remainders(whole, body, k + 1), _with_remainders(shorter, body, k + 1))
-    return body(tiles)
-
-
 def _work(function: BoundFunction, leaves: Sequence[Leaf]) -> int:
     """Scalar operations of the whole group, were each leaf's rows all inside it."""
     total = 0
@@ -526,36 +125,3 @@ def _work(function: BoundFunction, leaves: Sequence[Leaf]) -> int:
         node = leaf.nodes[0]
         total += work(function, leaf) * prod(i.extent for i in (*node.free, *node.reduced))
     return total
-
-
-def _tiles(group: Group, sizes: Sequence[int]) -> tuple[tuple[Tile, ...], tuple[int, ...]]:
-    tiles, counts = [], []
-    for row, size in zip(group.rows, sizes, strict=True):
-        count = -(-row.extent // size)
-        name = f"{row.places[0][1][0]}_tile"
-        start = build.const(row.lower) if count == 1 else build.var(name)
-        tiles.append(Tile(row, start, size))
-        counts.append(count)
-    return tuple(tiles), tuple(counts)
-
-
-def _tile_loops(
-    tiles: Sequence[Tile], counts: Sequence[int], body: ir.Stmt, total: int, options: CpuOptions
-) -> ir.Stmt:
-    """One flat parallel loop over all tiles, or a serial one where there is too little work to share."""
-    moving = [(t, c) for t, c in zip(tiles, counts, strict=True) if c > 1]
-    if not moving:
-        return body
-    trips = prod(c for _, c in moving)
-    flat = build.var("tile")
-    inner = trips
-    for tile, count in moving:
-        inner //= count
-        position = build.mod(build.div(flat, inner), count) if len(moving) > 1 else flat
-        start = build.add(tile.row.lower, build.mul(position, tile.size))
-        assert isinstance(tile.start, ir.Var)
-        body = ir.Let(tile.start.name, start, body)
-    parallel = options.grain > 0 and total > options.grain
-    grain = max(1, options.grain * trips // max(1, total)) if parallel else 1
-    kind = LoopKind.PARALLEL if parallel else LoopKind.SERIAL
-    return ir.Loop("tile", build.const(0), build.const(trips), body, kind, grain=grain)

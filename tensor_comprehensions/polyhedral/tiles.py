@@ -1,0 +1,103 @@
+"""A group's tiles, the loops over them, and buffers for what one of them touches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from ..loop_ir import build
+from ..loop_ir import nodes as ir
+from ..loop_ir.nodes import LoopKind, Space
+from ..options import CpuOptions
+from ..tc_lang.function import Tensor
+from ..translate import View
+from .leaf import Dim
+from .schedule import Group, Row
+from .scop import Node
+from .storage import Extent
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A row inside the group's parallel loop: it covers `size` values from `start` on, within the row's range.
+
+    exact: all of them are in the range.
+    """
+
+    row: Row
+    start: ir.Expr
+    size: int
+    exact: bool = False
+
+    def bounds(self, dim: Dim, node: Node) -> tuple[ir.Expr, ir.Expr]:
+        """The range of `dim`, in the index of `node`, inside this tile."""
+        _, shift = self.row.place(node)
+        if self.size >= self.row.extent:
+            return build.const(dim.lower), build.const(dim.upper)
+        low = build.sub(self.start, shift)
+        high = build.add(low, self.size)
+        return low, high if self.exact or self.row.extent % self.size == 0 else build.minimum(high, dim.upper)
+
+
+def tiles_of(group: Group, sizes: Sequence[int]) -> tuple[tuple[Tile, ...], tuple[int, ...]]:
+    """A tile of each row of a group, `sizes` long, and how many of them there are."""
+    tiles, counts = [], []
+    for row, size in zip(group.rows, sizes, strict=True):
+        count = -(-row.extent // size)
+        name = f"{row.places[0][1][0]}_tile"
+        start = build.const(row.lower) if count == 1 else build.var(name)
+        tiles.append(Tile(row, start, size))
+        counts.append(count)
+    return tuple(tiles), tuple(counts)
+
+
+def tile_loops(tiles: Sequence[Tile], counts: Sequence[int], body: ir.Stmt, total: int, options: CpuOptions) -> ir.Stmt:
+    """One flat parallel loop over all tiles, or a serial one where there is too little work to share."""
+    moving = [(t, c) for t, c in zip(tiles, counts, strict=True) if c > 1]
+    if not moving:
+        return body
+    trips = prod(c for _, c in moving)
+    flat = build.var("tile")
+    inner = trips
+    for tile, count in moving:
+        inner //= count
+        position = build.mod(build.div(flat, inner), count) if len(moving) > 1 else flat
+        start = build.add(tile.row.lower, build.mul(position, tile.size))
+        assert isinstance(tile.start, ir.Var)
+        body = ir.Let(tile.start.name, start, body)
+    parallel = options.grain > 0 and total > options.grain
+    grain = max(1, options.grain * trips // max(1, total)) if parallel else 1
+    kind = LoopKind.PARALLEL if parallel else LoopKind.SERIAL
+    return ir.Loop("tile", build.const(0), build.const(trips), body, kind, grain=grain)
+
+
+def with_remainders(tiles: tuple[Tile, ...], body: Callable[[tuple[Tile, ...]], ir.Stmt], position: int = 0) -> ir.Stmt:
+    """`body` for whole tiles and, as code of its own, for every mix of whole and shorter ones from `position` on.
+
+    Contractions and blocks of a transposition have static extents, so a shorter tile cannot be a loop bound.
+    """
+    for k in range(position, len(tiles)):
+        tile = tiles[k]
+        rest = tile.row.extent % tile.size
+        if rest:
+            whole, shorter = (
+                (*tiles[:k], replace(tile, size=size, exact=True), *tiles[k + 1 :]) for size in (tile.size, rest)
+            )
+            fits = build.le(build.add(tile.start, tile.size), tile.row.upper)
+            return build.when(fits, with_remainders(whole, body, k + 1), with_remainders(shorter, body, k + 1))
+    return body(tiles)
+
+
+def contracted(tensor: Tensor, extents: Sequence[Extent], tiles: Sequence[Tile]) -> View:
+    """A thread-private buffer for what one iteration touches of `tensor`."""
+    shape: list[int] = []
+    origins: list[ir.Expr | None] = []
+    for e in extents:
+        if e.size == 1:
+            origins.append(None)
+            continue
+        shape.append(e.size)
+        origins.append(build.const(0) if e.row is None else build.add(tiles[e.row].start, e.offset))
+    space = Space.SCRATCH if shape else Space.REGISTER
+    return View(build.buffer(tensor.name, tensor.dtype, tuple(shape), space), tuple(origins))
