@@ -3,8 +3,9 @@
 from tensor_comprehensions.strategies import pack, tile, vectorize
 """
 
-from .structured.apply import explain, pipeline_of, plan_of
+from .structured.apply import explain, plan_of
 from .structured.candidates import Candidate, candidates
+from .structured.describe import pipeline_of
 from .structured.experts import (
     by_model,
     convolution,

@@ -10,7 +10,7 @@ from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.nodes import Buffer
 from ..options import CpuOptions
-from ..structured.apply import pipeline_of
+from ..structured.describe import pipeline_of
 from ..structured.movement import pipeline_of_movement
 from ..structured.normalise import normalise
 from ..structured.pipeline import Pipeline

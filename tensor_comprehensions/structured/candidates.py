@@ -8,8 +8,9 @@ from itertools import islice, product
 
 from ..errors import CannotLower
 from ..target import Target
-from .apply import pipeline_of, plan_of
+from .apply import plan_of
 from .cost import Ranking, RegisterTile
+from .describe import pipeline_of
 from .estimate import expected
 from .expert import TILES, Chooser, prefer, rankings
 from .normalise import normalise

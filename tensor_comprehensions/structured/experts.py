@@ -14,11 +14,12 @@ from ..errors import CannotLower
 from ..target import Target
 from . import sliding
 from .affine import coefficients
-from .apply import NOWHERE, TileLoop, pipeline_of, start
 from .candidates import Insistent
 from .cost import Ranking, RegisterTile
+from .describe import pipeline_of
 from .expert import choose
 from .facts import facts
+from .nest import NOWHERE, TileLoop, start
 from .normalise import normalise
 from .op import Iterator, StructuredOp, loads
 from .pipeline import Pipeline, pack, parallel, peel, tile, unroll, vectorize

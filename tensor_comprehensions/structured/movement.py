@@ -14,7 +14,8 @@ from ..errors import CannotLower
 from ..target import Target
 from . import pipeline as written
 from .affine import steps
-from .apply import NOWHERE, Nest, TileLoop, nest_of, noted, start
+from .apply import nest_of, noted
+from .nest import NOWHERE, Nest, TileLoop, start
 from .op import StructuredOp, loads
 from .pipeline import Piece, Pipeline, vectorize
 

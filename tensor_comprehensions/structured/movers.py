@@ -14,8 +14,8 @@ from ..errors import CannotLower
 from ..layouts import Movement as Step
 from ..target import Target
 from .affine import steps
-from .apply import start
 from .movement import across
+from .nest import start
 from .op import Iterator as Dimension
 from .op import StructuredOp, loads
 from .pipeline import Pipeline, pack, parallel, stream, tile, unroll, vectorize

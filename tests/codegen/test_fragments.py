@@ -24,8 +24,9 @@ from tensor_comprehensions.loop_ir.nodes import Allocate, Buffer, Expr, Invoke, 
 from tensor_comprehensions.loop_ir.show import show
 from tensor_comprehensions.loop_ir.verify import verify
 from tensor_comprehensions.runtime.host import host
-from tensor_comprehensions.structured.apply import pipeline_of, plan_of
+from tensor_comprehensions.structured.apply import plan_of
 from tensor_comprehensions.structured.contraction import generate
+from tensor_comprehensions.structured.describe import pipeline_of
 from tensor_comprehensions.structured.expert import choose
 from tensor_comprehensions.structured.normalise import normalise
 from tensor_comprehensions.structured.op import Iterator, IteratorKind, StructuredOp, accumulator

@@ -11,9 +11,10 @@ import pytest
 from tensor_comprehensions.errors import ArgumentError, CannotLower
 from tensor_comprehensions.loop_ir.show import show
 from tensor_comprehensions.structured import experts
-from tensor_comprehensions.structured.apply import pipeline_of, plan_of
+from tensor_comprehensions.structured.apply import plan_of
 from tensor_comprehensions.structured.candidates import candidates
 from tensor_comprehensions.structured.contraction import generate, lower
+from tensor_comprehensions.structured.describe import pipeline_of
 from tensor_comprehensions.structured.estimate import estimate
 from tensor_comprehensions.structured.expert import choose
 from tensor_comprehensions.structured.normalise import normalise

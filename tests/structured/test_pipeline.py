@@ -16,8 +16,9 @@ from tensor_comprehensions.loop_ir import build
 from tensor_comprehensions.loop_ir.nodes import Block, Stmt
 from tensor_comprehensions.loop_ir.show import show
 from tensor_comprehensions.structured import ahead, pipeline
-from tensor_comprehensions.structured.apply import explain, pipeline_of, plan_of
+from tensor_comprehensions.structured.apply import explain, plan_of
 from tensor_comprehensions.structured.contraction import generate
+from tensor_comprehensions.structured.describe import pipeline_of
 from tensor_comprehensions.structured.expert import choose
 from tensor_comprehensions.structured.normalise import normalise
 from tensor_comprehensions.structured.op import accumulator

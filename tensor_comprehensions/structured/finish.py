@@ -1,0 +1,198 @@
+"""A nest that all pieces have shaped, as the plan that lowering follows, with every condition checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+
+from ..errors import CannotLower
+from .ahead import objection
+from .expert import PARALLEL_WORK
+from .fragments import layout
+from .nest import Nest, TileLoop, contiguous_along, filled
+from .normalise import normalise
+from .op import StructuredOp, loads, names
+from .plan import Edge, Level, Pack, Plan
+from .tile import tiles
+
+MOST_REGISTERS = 4
+"""Accumulators that a register tile may have, in multiples of the machine's vector registers."""
+NARROWEST = 4
+"""Lanes that a vector has at least."""
+
+
+def finish(nest: Nest) -> Plan:
+    """The plan of a complete nest, all of whose conditions are checked here."""
+    vector = nest.vector or ""
+    last = [loop for loop in nest.loops if loop.iterator == vector][-1]
+    widest = nest.target.lanes(nest.op.dtype.bits)
+    if not last.number:
+        one = replace(last, size=min(nest.lanes or widest, nest.op.extent(vector)))
+        nest, last = _replace_loop(nest, last, one), one
+    if last.size < 2:
+        raise CannotLower(f"vectorize: the tiles of {nest.shown(vector)} have one point to run along the lanes")
+    lanes = nest.lanes or _fitting(widest, min(last.size, nest.op.extent(vector)))
+    kept = [loop for loop in nest.loops if nest.op.extent(loop.iterator) > 1]
+    sums = tuple(s for s in nest.sums if nest.op.extent(s) > 1)
+    unrolled, steps_at_once = _unrolling(nest, sums)
+    collapsed = [loop for loop in nest.shared if nest.op.extent(loop.iterator) > 1]
+    count = prod(tiles(nest.op.extent(loop.iterator), loop.size) for loop in collapsed)
+    grain = (nest.grain or usual_grain(nest.op, count)) if collapsed else 1
+    plan = Plan(
+        vector,
+        lanes,
+        tuple(_levels(nest, kept, len(collapsed))),
+        sums,
+        unrolled,
+        tuple(_packs(nest, kept, len(collapsed))),
+        len(collapsed),
+        grain,
+        steps_at_once,
+        nest.streaming,
+        nest.instruction,
+        ahead=tuple(Pack(side, _depth(nest, kept, loop)) for side, loop in nest.ahead),
+    )
+    _check(nest, plan)
+    return plan
+
+
+def _levels(nest: Nest, kept: Sequence[TileLoop], collapsed: int) -> Iterator[Level]:
+    """The loops as levels, with what becomes of the last tiles of those that are not what it usually is."""
+    ragged = uneven(nest.op, [Level(loop.iterator, loop.size) for loop in kept])
+    padded = filled(nest)
+    for depth, loop in enumerate(kept):
+        innermost = all(later.iterator != loop.iterator for later in kept[depth + 1 :])
+        rest = nest.op.extent(loop.iterator) % loop.size or depth in ragged
+        edge: Edge | None = None
+        if innermost and loop.iterator in padded and rest:
+            if loop in nest.peeled:
+                raise CannotLower(f"peel: the last tile of {nest.name(loop)} is padded")
+            edge = Edge.PADDED
+        elif depth in ragged:
+            edge = Edge.PEELED if loop in nest.peeled else Edge.BRANCH
+            usual = Edge.BRANCH if depth < collapsed else Edge.PEELED
+            edge = None if edge is usual else edge
+        yield Level(loop.iterator, loop.size, edge)
+
+
+def uneven(op: StructuredOp, levels: Sequence[Level]) -> frozenset[int]:
+    """The levels that have full tiles and a shorter one after them, wherever they stand."""
+    extents: dict[str, set[int]] = {}
+    found = set()
+    for depth, level in enumerate(levels):
+        parts = extents.get(level.iterator, {op.extent(level.iterator)})
+        if any(part > level.size and part % level.size for part in parts):
+            found.add(depth)
+        extents[level.iterator] = {
+            size for part in parts for size in (min(level.size, part), part % level.size) if size
+        }
+    return frozenset(found)
+
+
+def _replace_loop(nest: Nest, old: TileLoop, new: TileLoop) -> Nest:
+    def swapped(loop: TileLoop) -> TileLoop:
+        return new if loop == old else loop
+
+    packs = tuple((side, None if loop is None else swapped(loop)) for side, loop in nest.packs)
+    ahead = tuple((side, swapped(loop)) for side, loop in nest.ahead)
+    loops, shared, peeled = (tuple(map(swapped, loops)) for loops in (nest.loops, nest.shared, nest.peeled))
+    return replace(nest, loops=loops, shared=shared, packs=packs, peeled=peeled, ahead=ahead)
+
+
+def _fitting(widest: int, size: int) -> int:
+    """The widest vectors of which a tile of `size` points fills more than half."""
+    lanes = widest
+    while lanes > NARROWEST and lanes >= 2 * size:
+        lanes //= 2
+    return lanes
+
+
+def _unrolling(nest: Nest, sums: Sequence[str]) -> tuple[int, int]:
+    """How many of the innermost reductions are unrolled completely, and how far the one around them is."""
+    factors = {name: factor for name, factor in nest.unrolled if name in sums}
+    complete, partial = 0, 1
+    for name in reversed(sums):
+        factor = factors.pop(name, None)
+        if factor is None:
+            break
+        size = min([nest.op.extent(name), *(loop.size for loop in nest.loops if loop.iterator == name)])
+        if 0 < factor < size:
+            partial = factor
+            break
+        complete += 1
+    if factors:
+        name = nest.shown(next(iter(factors)))
+        raise CannotLower(f"unroll: inside the loop over {name} another one is left; interchange them, or unroll both")
+    return complete, partial
+
+
+def _packs(nest: Nest, kept: Sequence[TileLoop], collapsed: int) -> Iterator[Pack]:
+    for side, loop in nest.packs:
+        yield Pack(side, 0 if loop is None else _depth(nest, kept, loop))
+
+
+def _depth(nest: Nest, kept: Sequence[TileLoop], loop: TileLoop) -> int:
+    """How many of the loops that are kept stand around the inside of `loop`."""
+    return sum(1 for k in nest.loops[: nest.loops.index(loop) + 1] if k in kept)
+
+
+def usual_grain(op: StructuredOp, iterations: int) -> int:
+    """Of so many iterations of the parallel loop, how many are worth a thread."""
+    return max(1, PARALLEL_WORK * iterations // max(1, op.multiplications))
+
+
+def cells(op: StructuredOp, plan: Plan) -> int:
+    """Accumulators of a register tile."""
+    return plan.vectors * prod(plan.tile(i.name) for i in normalise(op).parallel if i.name != plan.vector)
+
+
+def _check(nest: Nest, plan: Plan) -> None:
+    """Can the generator do this? Raises CannotLower."""
+    op, registers = nest.op, cells(nest.op, plan)
+    if registers > MOST_REGISTERS * nest.target.vector_registers:
+        raise CannotLower(
+            f"the register tile has {registers} vectors of {plan.lanes} for {nest.target.vector_registers} registers; "
+            "tile once more, with smaller sizes"
+        )
+    partial = [level for level in plan.levels if not op.iterator(level.iterator).is_parallel]
+    if any(level.size < op.extent(level.iterator) for level in partial):
+        shown = nest.shown(partial[0].iterator)
+        if plan.streaming:
+            raise CannotLower(f"stream: partial sums of blocks of {shown} are read again soon")
+        if op.output.buffer.type.dtype != op.dtype:
+            raise CannotLower(f"tile({shown}=...): the output is too narrow for partial sums of {op.dtype}")
+        if plan.vector not in {i.name for i in contiguous_along(op)}:
+            raise CannotLower(f"tile({shown}=...): sums that are turned to be stored must be complete")
+        if op.epilogue is not None and any(a.buffer.name == op.output.buffer.name for a in loads(op.epilogue)):
+            raise CannotLower(
+                f"tile({shown}=...): what is stored in the end depends on the old output, "
+                "which partial sums would overwrite"
+            )
+    if plan.instruction:
+        layout(normalise(op), plan)
+        if plan.unrolled or plan.steps > 1:
+            raise CannotLower("unroll: a step of fragments is many steps of the sum already")
+    for step in plan.packs:
+        _check_pack(nest, plan, step)
+    for step in plan.ahead:
+        if reason := objection(normalise(op), plan, step):
+            raise CannotLower(f"prefetch: the {step.side.name.lower()} factor {reason}")
+    for side in nest.padded:
+        if all(step.side is not side for step in plan.packs):
+            raise CannotLower(f"pad: the {side.name.lower()} factor is not packed, and only panels are padded")
+
+
+def _check_pack(nest: Nest, plan: Plan, step: Pack) -> None:
+    used = names(nest.op.factors[step.side.value])
+    what = f"pack: the panel of the {step.side.name.lower()} factor"
+    inside = [level.iterator for level in plan.levels[step.depth :] if level.iterator in used]
+    around = [level.iterator for level in plan.levels[: step.depth]]
+    for iterator in inside:
+        shown = nest.shown(iterator)
+        if inside.count(iterator) > 1:
+            raise CannotLower(f"{what} would hold two levels of tiles of {shown}; pack inside the outer one")
+        if not nest.op.iterator(iterator).is_parallel and iterator in around:
+            raise CannotLower(f"{what} is between two tiles of the reduction {shown}")
+    if 0 < step.depth < plan.collapsed:
+        raise CannotLower(f"{what} is made between loops that the threads share; pack inside them, or all of it first")
