@@ -108,7 +108,7 @@ class Copy:
         return (*indices[:-1], Ramp(indices[-1], 1, self.lanes)) if self.lanes > 1 else indices
 
     def _condition(self, outer: Sequence[Expr], element: Sequence[Expr], launch: Launch) -> Expr:
-        around = self.box.relation()
+        around = self.box.relation
         inside = within(around.get_space(), self.tensor.shape)
         wanted = inside if self.only is None else self.only
         missing = wanted.gist(around.intersect_domain(self.points))
@@ -157,7 +157,7 @@ def _whole_rows(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map) -> boo
     rows = only.project_out(OUT, d, 1).insert_dims(OUT, d, 1).set_tuple_id(OUT, only.get_tuple_id(OUT))
     least, most = (isl.Val(v, only.get_ctx()) for v in (0, tensor.shape[-1] - 1))
     rows = rows.lower_bound_val(OUT, d, least).upper_bound_val(OUT, d, most)
-    return bool(box.relation().intersect_domain(points).intersect(rows).is_subset(only))
+    return bool(box.relation.intersect_domain(points).intersect(rows).is_subset(only))
 
 
 def _divides(number: int, aff: isl.Aff, points: isl.Set) -> bool:

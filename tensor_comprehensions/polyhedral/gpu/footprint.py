@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import islpy as isl
@@ -80,7 +81,7 @@ class Side:
         return isl.Set(f"{{ [o] : exists {', '.join(names)} : o = {total} and {bounds} }}", self.first.get_ctx())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Box:
     """For each point `[c]` of a scope, a box of elements of a tensor of that rank."""
 
@@ -101,6 +102,7 @@ class Box:
         """Elements in the box."""
         return prod(self.shape)
 
+    @cached_property
     def relation(self) -> isl.Map:
         """`[c] -> T[x]`: the elements of the box."""
         result = isl.Map.universe(self.space)
@@ -190,7 +192,7 @@ def _first_pair(found: Sequence[Group], boxed: Callable[[isl.Map], Box | None]) 
     for i, a in enumerate(found):
         for j in range(i + 1, len(found)):
             b = found[j]
-            if a.box.relation().is_disjoint(b.box.relation()):
+            if a.box.relation.is_disjoint(b.box.relation):
                 continue
             footprint = a.footprint.union(b.footprint).coalesce()
             around = boxed(footprint)
@@ -219,8 +221,7 @@ def _side(footprint: isl.Map, d: int) -> Side | None:
     info = footprint.get_range_stride_info(d)
     stride = info.get_stride().to_python()
     outside = footprint.dim(IN)
-    line = footprint.project_out(OUT, d + 1, footprint.dim(OUT) - d - 1).project_out(OUT, 0, d)
-    points = line.set_tuple_name(OUT, "x").wrap().flatten()
+    points = _line(footprint, d).set_tuple_name(OUT, "x").wrap().flatten()
     element = isl.Aff.var_on_domain(isl.LocalSpace.from_space(points.get_space()), SET, outside)
     if stride > 1:
         offset = _on_points(info.get_offset(), points)
@@ -316,25 +317,35 @@ def spaced_box(footprint: isl.Map) -> Box | None:
     The gaps are those at the first point; a box in which they differ elsewhere is not taken, but one without.
     """
     plain = box(footprint)
-    sides: list[Side] = []
-    for d in range(footprint.dim(OUT)):
-        line = footprint.project_out(OUT, d + 1, footprint.dim(OUT) - d - 1).project_out(OUT, 0, d)
-        side = _spaced_side(line)
+    sides: dict[int, Side] = {}
+    single = [plain is not None and plain.sides[d].digits == _SINGLE for d in range(footprint.dim(OUT))]
+    for d in sorted(range(len(single)), key=lambda d: single[d]):
+        if single[d] and plain is not None and plain.size <= prod(e for s in sides.values() for _, e in s.digits):
+            return plain
+        side = _spaced_side(_line(footprint, d), single=single[d])
         if side is None:
             return plain
-        sides.append(side)
-    found = Box(tuple(sides), footprint.get_space())
+        sides[d] = side
+    found = Box(tuple(sides[d] for d in range(len(single))), footprint.get_space())
     if plain is not None and plain.size <= found.size:
         return plain
-    return found if footprint.is_subset(found.relation()) else plain
+    return found if footprint.is_subset(found.relation) else plain
 
 
-def _spaced_side(line: isl.Map) -> Side | None:
+_SINGLE = ((1, 1),)
+
+
+def _line(footprint: isl.Map, d: int) -> isl.Map:
+    """`[c] -> [x_d]`: what the elements have along one dimension."""
+    return footprint.project_out(OUT, d + 1, footprint.dim(OUT) - d - 1).project_out(OUT, 0, d)
+
+
+def _spaced_side(line: isl.Map, *, single: bool) -> Side | None:
+    """The side around `line`, of which it may be known that it is of one element."""
     firsts = _firsts(line)
     if not firsts or any(not f.plain_is_equal(firsts[0]) for f in firsts[1:]):
         return None
-    offsets = _sample(line)
-    digits = _digits(offsets) if offsets is not None else None
+    digits = _SINGLE if single else _digits(_sample(line))
     return None if digits is None else Side(firsts[0], digits)
 
 
@@ -361,10 +372,10 @@ def _sample(line: isl.Map) -> list[int] | None:
     return [x - min(found) for x in sorted(found)] if len(found) <= MOST_OFFSETS else None
 
 
-def _digits(offsets: Sequence[int]) -> tuple[tuple[int, int], ...] | None:
+def _digits(offsets: Sequence[int] | None) -> tuple[tuple[int, int], ...] | None:
     """The sums of which digits `offsets`, sorted from 0, are all; None where no more than two digits make them."""
-    if len(offsets) == 1:
-        return ((1, 1),)
+    if offsets is None or len(offsets) == 1:
+        return None if offsets is None else _SINGLE
     stride = offsets[1]
     run = next((k for k, o in enumerate(offsets) if o != k * stride), len(offsets))
     if run == len(offsets):

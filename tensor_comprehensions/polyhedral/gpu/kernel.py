@@ -94,7 +94,9 @@ class Emission:
         """The tree with copies to shared memory and registers, and what they promote."""
         tensors = {n: b for n, b in self.buffers.items() if n not in elsewhere}
         units = self.plan.units
-        whole, plain = (schedule(CONTEXT, units, t) for t in (mapped, without_collectives(mapped)))
+        alone = without_collectives(mapped)
+        whole = schedule(CONTEXT, units, mapped)
+        plain = whole if alone == mapped else schedule(CONTEXT, units, alone)
         where = self.plan, self.scop.function, tensors, self.local, shared
         return promote(whole, plain, *where, self.plan.options, self.target)
 

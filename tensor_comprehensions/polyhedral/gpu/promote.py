@@ -25,7 +25,7 @@ from .banks import padded
 from .copies import Copy, Found, lanes_found, lanes_of, within
 from .footprint import OUT, Box, Group, Reference, box, footprint, groups
 from .references import subscript
-from .threads import Steps, steps_of
+from .threads import Steps, Walk, steps_of
 
 FLOW_OPERATIONS = 100_000
 """Of isl's, for the values that a group has at first: three times what the largest scopes of usual kernels take."""
@@ -155,6 +155,7 @@ class Surroundings:
     written_out: `S[i] -> [q]`, the loops that are written out.
     blocked: the statements that find what they read in registers, which are filled by vectors.
     unrolled: trips of a copy to shared memory up to which its loop is written out.
+    walks: where neighbouring threads are in sets of instances, as far as that was asked.
     """
 
     references: tuple[Reference, ...]
@@ -168,6 +169,7 @@ class Surroundings:
     budget: int
     blocked: frozenset[str] = frozenset()
     unrolled: int = 1
+    walks: dict[isl.Set, Walk | None] = field(default_factory=dict)
 
     def memory(self, group: Group) -> Buffer:
         """What the elements of a group come from."""
@@ -202,8 +204,10 @@ def promote_shared(
         only: the tensors that may be promoted; None for all.
         inner: scopes below, in all of which a group must be the same.
     """
-    scope, prefix = node.get_prefix_schedule_relation(), node.get_prefix_schedule_multi_union_pw_aff()
     free = [r for r in around.references if r.tag not in done.accesses and (only is None or r.tensor in only)]
+    if not free:
+        return node, done
+    scope, prefix = node.get_prefix_schedule_relation(), node.get_prefix_schedule_multi_union_pw_aff()
     chosen: list[tuple[Group, Buffer]] = []
     room = around.budget - done.bytes
     for group, steps in _candidates(free, scope, around, inner):
@@ -279,7 +283,7 @@ def _candidates(
                 continue
             if not all(_is_steady(group, i) for i in inner):
                 continue
-            steps = [s for r in group.references if (s := steps_of(r, around.threads)) is not None]
+            steps = [s for r in group.references if (s := steps_of(r, around.threads, around.walks)) is not None]
             uses = sum(_instances(r, scope) for r in group.references)
             reused = uses > group.box.size and not _injective(group, scope)
             if reused or not all(s.coalesced for s in steps):
@@ -428,7 +432,7 @@ def copy_of(
         lanes = gcd(lanes_found(tensor, group, points), *buffer.strides[:-1])
         return Copy(tensor, buffer, group.box, points, group.footprint, lanes, found)
     if only is not None:
-        inside = group.box.relation().intersect_domain(points)
+        inside = group.box.relation.intersect_domain(points)
         only = None if inside.intersect(within(inside.get_space(), tensor.shape)).is_subset(only) else only
     lanes = gcd(lanes_of(tensor, group.box, points, only), *buffer.strides[:-1])
     return Copy(tensor, buffer, group.box, points, only, lanes)

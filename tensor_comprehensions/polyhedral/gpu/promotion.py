@@ -69,7 +69,7 @@ def promote(
     done = Promotion()
     for mark, number in _marks(schedule):
         for step in _steps(options):
-            if step.mark == mark:
+            if step.mark == mark and (crossing or not step.crossing):
                 only = crossing if step.crossing else None
                 promoted = _shared if step.space is Space.SHARED else _registers
                 with suppress(CannotLower):  # the tensors stay where they are

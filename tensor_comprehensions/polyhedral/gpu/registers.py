@@ -46,13 +46,15 @@ def promote_registers(
 
     What is in shared memory already is promoted from there. only: the tensors that may be promoted; None for all.
     """
+    sources = [_source(r, done) for r in around.references]
+    candidates = [r for r in sources if r is not None and (only is None or r.tensor in only)]
+    if not candidates:
+        return node, done
     scope = node.get_prefix_schedule_relation().intersect_domain(around.instances)
     prefix = node.get_prefix_schedule_multi_union_pw_aff()
-    sources = [_source(r, done) for r in around.references]
     tensors = {**around.tensors, **{b.name: b for b in done.buffers}}
     room = MOST_REGISTERS - sum(prod(b.shape) for b in done.buffers if b.space is Space.REGISTER)
     chosen: list[tuple[Group, Buffer]] = []
-    candidates = [r for r in sources if r is not None and (only is None or r.tensor in only)]
     for tensor, found in groups(candidates, scope, spaced_box).items():
         for group in found:
             origin = tensor.partition(".")[0]

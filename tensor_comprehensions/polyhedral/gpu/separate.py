@@ -23,10 +23,13 @@ def separated(body: Stmt, plan: KernelPlan, ranges: Mapping[str, Interval]) -> S
     """`body` with a copy for full tiles where that takes guards out of loops. ranges: of the launch's variables."""
     if sum(1 for _ in walk(body)) > MOST_STATEMENTS:
         return body
+    plain = simplify(body, ranges)
+    if not (there := guards(plain)):
+        return body
     partial = tuple(_partial(plan))
     inside = {**ranges, **{name: Interval(0, last - 1) for name, last in partial}}
-    full = _peeled(simplify(body, inside), inside)
-    if guards(full) >= guards(simplify(body, ranges)):
+    full = _peeled(simplify(body, inside) if partial else plain, inside)
+    if guards(full) >= there:
         return body
     condition: Expr = build.TRUE
     for name, last in partial:

@@ -73,12 +73,41 @@ def fixed(relation: isl.Map, kind: isl.dim_type, k: int, value: int) -> isl.Map:
     return relation.fix_val(kind, k, isl.Val(value, relation.get_ctx()))
 
 
-def steps_of(reference: Reference, threads: isl.UnionMap) -> Steps | None:
-    """How `reference` steps through its tensor from thread to thread; None where that is not to be seen."""
-    mine = threads.intersect_domain(isl.UnionSet.from_set(reference.relation.domain()))
-    if mine.is_empty() or not reference.affine:
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """An instance that thread 0 runs, and for each of x, y, z the one that its neighbour runs, if it has one."""
+
+    at: tuple[int, ...]
+    there: tuple[tuple[int, ...] | None, ...]
+
+
+def steps_of(reference: Reference, threads: isl.UnionMap, walks: dict[isl.Set, Walk | None]) -> Steps | None:
+    """How `reference` steps through its tensor from thread to thread; None where that is not to be seen.
+
+    walks: those that are known, to which what is found is added.
+    """
+    if not reference.affine:
         return None
-    who = isl.Map.from_union_map(mine).project_out(PARAM, 0, isl.Map.from_union_map(mine).dim(PARAM))
+    instances = reference.relation.domain()
+    if instances not in walks:
+        walks[instances] = _walk(instances, threads)
+    walk = walks[instances]
+    if walk is None:
+        return None
+    first = _image(reference.relation, walk.at)
+    return Steps(tuple(_move(first, None if t is None else _image(reference.relation, t)) for t in walk.there))
+
+
+def _move(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    return None if a is None or b is None else tuple(y - x for x, y in zip(a, b, strict=True))
+
+
+def _walk(instances: isl.Set, threads: isl.UnionMap) -> Walk | None:
+    mine = threads.intersect_domain(isl.UnionSet.from_set(instances))
+    if mine.is_empty():
+        return None
+    who = isl.Map.from_union_map(mine)
+    who = who.project_out(PARAM, 0, who.dim(PARAM))
     first = who
     for k in range(len(THREAD_IDS)):
         first = fixed(first, OUT, k, 0)
@@ -86,24 +115,18 @@ def steps_of(reference: Reference, threads: isl.UnionMap) -> Steps | None:
     if start.is_empty():
         return None
     at = _coordinates(start.lexmin())
-    return Steps(tuple(_move(reference, who, at, k) for k in range(len(THREAD_IDS))))
+    found: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for d in range(len(at)):
+        for stride in STRIDES:
+            there = tuple(x + stride * (k == d) for k, x in enumerate(at))
+            if (thread := _image(who, there)) is not None:
+                found.setdefault(thread, there)
+    directions = (tuple(int(k == n) for k in range(len(THREAD_IDS))) for n in range(len(THREAD_IDS)))
+    return Walk(at, tuple(found.get(n) for n in directions))
 
 
 def _coordinates(point: isl.Set) -> tuple[int, ...]:
     return tuple(point.dim_min_val(k).to_python() for k in range(point.dim(SET)))
-
-
-def _move(reference: Reference, who: isl.Map, at: Sequence[int], direction: int) -> tuple[int, ...] | None:
-    for d in range(len(at)):
-        for stride in STRIDES:
-            there = [x + stride * (k == d) for k, x in enumerate(at)]
-            threads = _image(who, there)
-            if threads == tuple(int(k == direction) for k in range(len(THREAD_IDS))):
-                a, b = _image(reference.relation, at), _image(reference.relation, there)
-                if a is None or b is None:
-                    return None
-                return tuple(y - x for x, y in zip(a, b, strict=True))
-    return None
 
 
 def _image(relation: isl.Map, at: Sequence[int]) -> tuple[int, ...] | None:

@@ -61,7 +61,7 @@ def check(found: Sequence[Group]) -> None:
         assert touched
         for at, elements in touched.items():
             assert elements <= around[at]
-        relation = pairs(group.box.relation().intersect_domain(group.footprint.domain()))
+        relation = pairs(group.box.relation.intersect_domain(group.footprint.domain()))
         assert relation == around
     for k, a in enumerate(found):
         for b in found[k + 1 :]:
@@ -106,7 +106,7 @@ def test_threads_take_every_so_manieth() -> None:
     (group,) = groups([reference("w", "{ S[i] -> C[i] }", writes=True)], scope)["C"]
     (side,) = group.box.sides
     assert side.digits == ((16, 4),)
-    assert group.box.relation().is_equal(
+    assert group.box.relation.is_equal(
         isl.Map("[t] -> { [c] -> C[x] : 64c + t <= x <= 64c + t + 48 and (x - t) mod 16 = 0 }", CONTEXT)
     )
 
