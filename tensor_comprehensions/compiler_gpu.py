@@ -98,10 +98,7 @@ def _simplified(kernel: Kernel) -> Kernel:
 
 
 def _emit(module: Module, job: GpuJob) -> GpuCode:
-    """The text, which tells whether it relies on alignment indeed."""
-    code = cuda.emit(module, header=job.header, aligned=job.aligned)
-    anywhere = cuda.emit(module, header=job.header, aligned=False) if job.aligned else code
-    return replace(code, aligned=code.source != anywhere.source)
+    return cuda.emit(module, header=job.header, aligned=job.aligned)
 
 
 GPU_PASSES = (

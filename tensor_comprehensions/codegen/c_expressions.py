@@ -50,6 +50,7 @@ class Scope:
     small: where the variables lie that are declared with the dialect's small type.
     multiples: a power of two of which a variable is a multiple, where that is more than 1.
     aligned: whether the memory of arguments starts where vectors may.
+    relying: the names of the buffers of which that was made use, in all scopes of a text.
     dynamic: where shared buffers lie in memory whose size the launch tells, in bytes.
     cached: the buffers that are read through the read-only cache.
     parallel, simd: whether a parallel loop or a loop of one vector instruction stream encloses.
@@ -64,6 +65,7 @@ class Scope:
     small: Mapping[str, Interval] = field(default_factory=dict)
     multiples: Mapping[str, int] = field(default_factory=dict)
     aligned: bool = True
+    relying: set[str] = field(default_factory=set)
     dynamic: Mapping[str, int] = field(default_factory=dict)
     cached: frozenset[str] = frozenset()
     parallel: bool = False

@@ -15,7 +15,7 @@ from ..loop_ir import nodes as ir
 from ..loop_ir.affine import Interval
 from ..loop_ir.alike import alike
 from ..loop_ir.build import combiner
-from ..loop_ir.intrinsics import INTRINSICS, is_hint
+from ..loop_ir.intrinsics import COPY_ASYNC, INTRINSICS, is_hint
 from ..loop_ir.rewrite import children, expressions, mentions, walk, walk_expr
 from .c_dialect import CDialect
 from .c_expressions import SUM, Scope, Text, array_shape, combine, element, is_scalar, span, spell
@@ -123,6 +123,8 @@ def _invoke(s: ir.Invoke, scope: Scope) -> Iterator[str]:
     yield from lines
     sign = "" if INTRINSICS[s.name].registers else "&"
     views = [f"{sign}{element(b, where, inner).text}" for b, where in s.operands]
+    if s.name == COPY_ASYNC and s.attributes[0] > s.operands[1][0].type.dtype.size:
+        scope.relying.add(s.operands[1][0].name)
     yield spelling.format(*views, *s.attributes)
 
 

@@ -33,6 +33,8 @@ def place(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], type: VectorType, sco
     """All lanes of `buffer[indices]` as one place of `type`."""
     last = indices[-1]
     assert isinstance(last, ir.Ramp)
+    if buffer.space is ir.Space.GLOBAL:
+        scope.relying.add(buffer.name)
     first = element(buffer, (*indices[:-1], last.base), scope)
     space = scope.dialect.spaces.get(buffer.space.value, "")
     constant = "" if written else "const "

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from ..errors import CannotLower
 from ..loop_ir import nodes as ir
 from ..loop_ir.affine import Interval
+from ..loop_ir.exchange import copies_by_elements
 from ..loop_ir.intrinsics import is_collective
 from ..loop_ir.rewrite import walk, walk_all
 from .c import includes, used_helpers
@@ -93,7 +94,9 @@ def emit(module: ir.Module, dialect: GpuDialect, *, header: str = "", aligned: b
     Raises:
         CannotLower: the language has no spelling for something.
     """
-    printed = [_Printer(module, dialect, k, position, aligned) for position, k in enumerate(module.kernels)]
+    relying: set[str] = set()
+    kernels = module.kernels if aligned else map(copies_by_elements, module.kernels)
+    printed = [_Printer(module, dialect, k, position, aligned, relying) for position, k in enumerate(kernels)]
     names: list[str] = []
     for p in printed:
         names.append(p.name(names))
@@ -101,8 +104,8 @@ def emit(module: ir.Module, dialect: GpuDialect, *, header: str = "", aligned: b
     helpers = used_helpers("\n".join(bodies), dialect.c)
     heads = includes("\n".join((*helpers, *bodies)), dialect.c)
     parts = ["\n".join(_comment(module, header)), *(["\n".join(heads)] if heads else []), *helpers, *bodies]
-    kernels = tuple(p.kernel(name) for p, name in zip(printed, names, strict=True))
-    return GpuCode("\n\n".join(parts) + "\n", kernels, aligned)
+    launches = tuple(p.kernel(name) for p, name in zip(printed, names, strict=True))
+    return GpuCode("\n\n".join(parts) + "\n", launches, bool(relying))
 
 
 def _comment(module: ir.Module, header: str) -> Iterator[str]:
@@ -128,13 +131,14 @@ def shared_bytes(body: ir.Stmt) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Printer:
-    """Prints one kernel."""
+    """Prints one kernel. relying: gets the buffers that the text takes to be aligned."""
 
     module: ir.Module
     dialect: GpuDialect
     source: ir.Kernel
     position: int
     aligned: bool
+    relying: set[str]
 
     @property
     def launch(self) -> ir.Launch:
@@ -226,7 +230,7 @@ class _Printer:
 
     def _parameters(self, name: str) -> tuple[Scope, list[str]]:
         everything = (*self.module.arguments, *self.module.temporaries)
-        scope = Scope(self.dialect.c, {f"%{name}": name}, aligned=self.aligned)
+        scope = Scope(self.dialect.c, {f"%{name}": name}, aligned=self.aligned, relying=self.relying)
         written = {s.buffer.name for s in walk(self.source.body) if isinstance(s, ir.Store)}
         parameters = []
         for position in self.buffers():

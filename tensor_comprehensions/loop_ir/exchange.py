@@ -41,6 +41,33 @@ def without_warps(kernel: Kernel) -> Kernel:
     return replace(kernel, body=build.allocate(list(buffers.values()), on_stmt(kernel.body)))
 
 
+def copies_by_elements(kernel: Kernel) -> Kernel:
+    """`kernel` with copies past the registers of one element each, plain ones where that is too little for them.
+
+    Those of several elements need addresses that are multiples of what they move.
+    """
+
+    def on_stmt(s: Stmt) -> Stmt:
+        if not isinstance(s, Invoke) or s.name != COPY_ASYNC:
+            return map_stmt(s, lambda e: e, on_stmt)
+        size = s.operands[0][0].type.dtype.size
+        if s.attributes[0] == size:
+            return s
+        parts = _copied(s)
+        return map_stmt(parts, lambda e: e, lambda c: _begun(c, size)) if size >= _LEAST_BYTES else parts
+
+    return replace(kernel, body=on_stmt(kernel.body))
+
+
+_LEAST_BYTES = 4
+
+
+def _begun(s: Stmt, size: int) -> Stmt:
+    assert isinstance(s, Store)
+    assert isinstance(s.value, Load)
+    return Invoke(COPY_ASYNC, ((s.buffer, s.indices), (s.value.buffer, s.value.indices)), (size,))
+
+
 _SHUFFLES = (SHUFFLE_XOR, SHUFFLE_DOWN)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,30 @@ def test_tensors_that_start_anywhere() -> None:
     assert made.code.aligned
     assert "float4 *>(&A[" in kernel.source()
     assert "float4 *>(&A[" not in compile_gpu(made.bound, made.text, options, made.target, aligned=False).source("cuda")
+
+
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "left"), [("float", {"4"}), ("half", set())])
+def test_copies_past_registers_that_start_anywhere(dtype: str, left: set[str]) -> None:
+    """Those of several elements are split where addresses may be no multiples of them, and count as relying on that."""
+    text = f"def mm({dtype}(M,K) A, {dtype}(K,N) B) -> (C) {{ C(m,n) +=! A(m,k) * B(k,n) }}"
+    kind = getattr(torch, dtype)
+    whole, w = torch.randn(32 * 32 + 1).to(kind), torch.randn(32, 32).to(kind)
+    aligned, shifted = whole[:-1].view(32, 32), whole[1:].view(32, 32)
+    options = MappingOptions(tile=(16, 15, 16), threads=(8, 8), shared_memory=True, double_buffer=True)
+    kernel = next(iter(tc.define(text))).compile(aligned, w, target=SM90, options=options)
+    for x in (aligned, shifted):
+        exact = x.float() @ w.float()
+        torch.testing.assert_close(
+            kernel.emulate(x, w).float(), exact, rtol=2e-2, atol=5e-1 if kind.itemsize < 4 else 1e-4
+        )
+    made = kernel.compiled
+    begun = re.compile(r"memcpy_async\(&\w+_shared.*, &A\[.*, (\d+)\);")
+    assert made.code.aligned
+    assert "16" in begun.findall(kernel.source())
+    anywhere = compile_gpu(made.bound, made.text, options, made.target, aligned=False)
+    assert set(begun.findall(anywhere.source("cuda"))) == left
+    assert not anywhere.code.aligned
 
 
 @needs_compiler
