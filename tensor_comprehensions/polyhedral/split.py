@@ -11,6 +11,7 @@ from math import prod
 
 from ..options import CpuOptions
 from ..structured.terms import Product, group
+from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, walk
 from .locality import stride
@@ -23,7 +24,7 @@ LEAST_SIDE = 4
 """Rows and columns that a matrix product has at least."""
 
 
-def split_products(function: BoundFunction, options: CpuOptions) -> BoundFunction:
+def split_products(function: BoundFunction, options: CpuOptions, target: Target) -> BoundFunction:
     """`function` with products of matrices that have more terms than results in two stages.
 
     Not where a strategy says how they are lowered, nor for one thread only.
@@ -32,7 +33,7 @@ def split_products(function: BoundFunction, options: CpuOptions) -> BoundFunctio
         return function
     tensors, statements = list(function.tensors), []
     for s in function.statements:
-        cut = _cut(function, s)
+        cut = _cut(function, s, target)
         if cut is None:
             statements.append(s)
             continue
@@ -42,7 +43,7 @@ def split_products(function: BoundFunction, options: CpuOptions) -> BoundFunctio
     return replace(function, tensors=tuple(tensors), statements=tuple(statements))
 
 
-def _cut(function: BoundFunction, s: BoundStatement) -> tuple[BoundIndex, int] | None:
+def _cut(function: BoundFunction, s: BoundStatement, target: Target) -> tuple[BoundIndex, int] | None:
     """The reduced index to cut and into how many equal parts; None where that does not pay."""
     if s.reduction != "+" or not s.reduced or s.checks or s.staged:
         return None
@@ -55,7 +56,20 @@ def _cut(function: BoundFunction, s: BoundStatement) -> tuple[BoundIndex, int] |
         return None
     parts = ((i, next((n for n in range(most, LEAST_PARTS - 1, -1) if i.extent % n == 0), 0)) for i in s.reduced)
     equal = [(i, n) for i, n in parts if n]
-    return max(equal, key=lambda cut: _distance(function, s, cut[0]), default=None)
+    read = _rows(function, s, product) if target.is_meshed else s.value
+    return max(equal, key=lambda cut: _distance(function, read, cut[0]), default=None)
+
+
+def _rows(function: BoundFunction, s: BoundStatement, product: Product) -> tc.Expr:
+    """The factor that lacks the index along which the results are contiguous: where the last cache is far, it decides.
+
+    The other one is copied, once, but this one is read where it is, again for each panel.
+    """
+    written = tc.Access(s.target, s.subscripts, s.value.dtype)
+    unit = {i.name for i in s.free if stride(function, written, i.name) == 1}
+    factors = (product.left, product.right)
+    rows = [f for f in factors if not any(isinstance(e, tc.Index) and e.name in unit for e in walk(f))]
+    return rows[0] if len(rows) == 1 else s.value
 
 
 def _matrices(s: BoundStatement, product: Product) -> bool:
@@ -66,6 +80,6 @@ def _matrices(s: BoundStatement, product: Product) -> bool:
     return min(rows, columns) >= LEAST_SIDE and rows * columns * LEAST_PARTS > prod(i.extent for i in s.free)
 
 
-def _distance(function: BoundFunction, s: BoundStatement, index: BoundIndex) -> int:
+def _distance(function: BoundFunction, read: tc.Expr, index: BoundIndex) -> int:
     """Elements between neighbours along an index, in all that is read: parts of the farthest are whole stretches."""
-    return sum(stride(function, e, index.name) or 0 for e in walk(s.value) if isinstance(e, tc.Access))
+    return sum(stride(function, e, index.name) or 0 for e in walk(read) if isinstance(e, tc.Access))

@@ -62,14 +62,14 @@ def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R
 
 
 def _explain(function: BoundFunction, options: CpuOptions, target: Target) -> str:
-    function = rfactor(split_products(collapse(function), options))
+    function = rfactor(split_products(collapse(function), options, target))
     plan = plan_schedule(Scop(function, nodes(function, options, target)), options, target)
     buffers = {t.name: _buffer(t) for t in function.tensors}
     return "\n".join(show(plan, lambda s, node: pipeline(function, s, node, buffers, options, target)))
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
-    function = rfactor(split_products(collapse(function), options))
+    function = rfactor(split_products(collapse(function), options, target))
     scop = Scop(function, nodes(function, options, target))
     plan = plan_schedule(scop, options, target)
     if current().verify:

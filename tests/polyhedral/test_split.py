@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.strategies import gett
+from tensor_comprehensions.target import AVX512, Target
 
 MATMUL = "def f(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }"
 TURNED = "def f(float(A,C,D) X, float(D,B,C) Y) -> (Z) { Z(a,b) +=! X(a,c,d) * Y(d,b,c) }"
@@ -35,6 +38,17 @@ def test_parts(case: tuple[str, ...]) -> None:
     finally:
         torch.set_num_threads(threads)
     torch.testing.assert_close(alone, op.reference(*inputs), rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("target", "whole"),
+    [(AVX512, "c in 0:96"), (replace(AVX512, name="sapphirerapids"), "d in 0:104")],
+    ids=["near", "far"],
+)
+def test_a_far_cache_brings_whole_rows_of_what_is_read_in_place(target: Target, whole: str) -> None:
+    inputs = torch.empty(12, 96, 104), torch.empty(104, 20, 96)
+    parts = tc.define(TURNED).f.compile(*inputs, target=target).source("schedule").split("Z_part")[0]
+    assert f"{whole} reduction" in parts
 
 
 def test_sums_into_memory_that_is_added_to() -> None:
