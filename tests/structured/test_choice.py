@@ -89,6 +89,14 @@ def test_blocks_of_a_sum_do_not_cut_the_lines_of_memory(ops: Any) -> None:
     assert plan.reductions == ("f", "e")  # of a block, f has fewer
 
 
+def test_panels_nearly_fill_a_second_cache_before_a_far_one(ops: Any) -> None:
+    sizes = {"a": 48, "b": 48, "c": 46, "d": 46, "e": 48, "f": 46}
+    op = ops.op("C:d,c,b,a = A:c,f,a,e x B:e,d,f,b", sizes)
+    plan = choose(op, MESHED, parallel=True)
+    assert packed(plan) == {Side.LEFT, Side.RIGHT}
+    assert plan.vector == "a"
+
+
 def test_lanes_run_across_where_the_large_factor_need_not_be_turned_then(ops: Any) -> None:
     sizes = {"a": 384, "b": 24, "c": 376, "d": 384}
     plan = choose(ops.op("C:c,b,a = A:a,c,d x B:d,b", sizes), AVX512, parallel=True)
