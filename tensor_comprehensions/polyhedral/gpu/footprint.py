@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import TypeVar
 
 import islpy as isl
 
 from ...tc_lang import function as tc
 
 IN, OUT, PARAM, SET, DIV = isl.dim_type.in_, isl.dim_type.out, isl.dim_type.param, isl.dim_type.set, isl.dim_type.div
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,22 +152,40 @@ def groups(
     larger than two. A reference that is not affine may mean any element: with a write beside it no copy of the tensor
     is safe; among reads only, it goes on reading the tensor itself.
     """
-    live = [(r, f) for r in references if (f := footprint(r, scope)) is not None]
+    touched = _remembered(lambda relation: _below(relation, scope))
+    boxed = _remembered(around)
+    live = [(r, f) for r in references if (f := touched(r.relation)) is not None]
     found: dict[str, tuple[Group, ...]] = {}
     for tensor in dict.fromkeys(r.tensor for r, _ in live):
         mine = [(r, f) for r, f in live if r.tensor == tensor]
         exact = [(r, f) for r, f in mine if r.affine]
         unsafe = len(exact) < len(mine) and any(r.writes for r, _ in mine)
-        found[tensor] = () if unsafe else _joined(exact, around)
+        found[tensor] = () if unsafe else _joined(exact, boxed)
     return found
+
+
+def _remembered(f: Callable[[isl.Map], T]) -> Callable[[isl.Map], T]:
+    """`f` that is asked once for each map: several references often touch the same."""
+    known: dict[isl.Map, T] = {}
+
+    def asked(x: isl.Map) -> T:
+        if x not in known:
+            known[x] = f(x)
+        return known[x]
+
+    return asked
 
 
 def footprint(reference: Reference, scope: isl.UnionMap) -> isl.Map | None:
     """`[c] -> T[x]` of what `reference` touches below `scope`; None where it has no instance there."""
-    mine = scope.intersect_domain(isl.UnionSet.from_set(reference.relation.domain()))
+    return _below(reference.relation, scope)
+
+
+def _below(relation: isl.Map, scope: isl.UnionMap) -> isl.Map | None:
+    mine = scope.intersect_domain(isl.UnionSet.from_set(relation.domain()))
     if mine.is_empty():
         return None
-    touched = mine.reverse().apply_range(isl.UnionMap.from_map(reference.relation))
+    touched = mine.reverse().apply_range(isl.UnionMap.from_map(relation))
     return isl.Map.from_union_map(touched).coalesce()
 
 
@@ -192,7 +213,7 @@ def _first_pair(found: Sequence[Group], boxed: Callable[[isl.Map], Box | None]) 
     for i, a in enumerate(found):
         for j in range(i + 1, len(found)):
             b = found[j]
-            if a.box.relation.is_disjoint(b.box.relation):
+            if a.box is not b.box and a.box.relation.is_disjoint(b.box.relation):
                 continue
             footprint = a.footprint.union(b.footprint).coalesce()
             around = boxed(footprint)

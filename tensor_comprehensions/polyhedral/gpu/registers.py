@@ -52,6 +52,9 @@ def promote_registers(
         return node, done
     scope = node.get_prefix_schedule_relation().intersect_domain(around.instances)
     prefix = node.get_prefix_schedule_multi_union_pw_aff()
+    if only is not None:  # what a leaf writes for another: each thread must read what it wrote
+        own = {t for t in dict.fromkeys(r.tensor for r in candidates) if _private(t, candidates, scope, around)}
+        candidates = [r for r in candidates if r.tensor in own]
     tensors = {**around.tensors, **{b.name: b for b in done.buffers}}
     room = MOST_REGISTERS - sum(prod(b.shape) for b in done.buffers if b.space is Space.REGISTER)
     chosen: list[tuple[Group, Buffer]] = []
