@@ -18,30 +18,18 @@ from .op import StructuredOp
 from .plan import Pack, Plan, Side
 from .tile import tiles
 
-
-@dataclass(frozen=True, slots=True)
-class Caches:
-    """What moving bytes between caches takes.
-
-    Attributes:
-        room: the part of a cache that stays for what is read again.
-        transfer: cycles per byte that comes into the first, the second and the third from the next one or from memory.
-        exposed: the part of the time for moving bytes that multiply-adds do not hide.
-    """
-
-    room: float
-    transfer: tuple[float, ...]
-    exposed: float
-
-
-NEAR, FAR = Caches(0.75, (1 / 64, 1 / 14, 1 / 6), 0.4), Caches(0.95, (1 / 57, 1 / 7, 1 / 4), 0.6)
-"""Where the last cache is near, and where it is a mesh away from second ones that are larger."""
+TRANSFER = (1 / 64, 1 / 14, 1 / 6)
+"""Cycles per byte that comes into the first, the second and the third cache from the next one or from memory."""
+ROOM, FAR_ROOM = 0.75, 0.95
+"""The part of a cache that stays for what is read again; where the last one is a mesh away and the second one large."""
 PAGE, PAGES, PAGE_VISIT = 4096, 2048, 45.0
 """Bytes of a page, pages whose addresses the processor keeps, and cycles to find another one."""
 GATHER = 0.7
 """Cycles per element of a vector that is put together from elements apart."""
 SPLIT = 0.5
 """Cycles per vector that begins anywhere in a cache line, as windows over an image do, and so ends in the next one."""
+EXPOSED = 0.4
+"""The part of the time for moving bytes that multiply-adds do not hide."""
 COPY, TURN, ELEMENT = 0.6, 1.2, 2.5
 """Cycles per element that is copied: by vectors, turned across, one by one; for elements of 4 bytes."""
 
@@ -56,7 +44,7 @@ def expected(known: Facts, plan: Plan, target: Target) -> float:
     model = _Model(known, plan, target)
     compute = _register_tiles(known, plan, target) + model.gathering() + model.splitting()
     moving = model.moving()
-    return max(compute + model.caches.exposed * moving, moving) + model.copying()
+    return max(compute + EXPOSED * moving, moving) + model.copying()
 
 
 def busy(op: StructuredOp, plan: Plan, target: Target) -> float:
@@ -81,8 +69,8 @@ class _Model:
     target: Target
 
     @property
-    def caches(self) -> Caches:
-        return FAR if self.target.is_meshed else NEAR
+    def room(self) -> float:
+        return FAR_ROOM if self.target.is_meshed else ROOM
 
     @cached_property
     def regions(self) -> list[dict[str, int]]:
@@ -183,9 +171,8 @@ class _Model:
         total = 0.0
         last = len(self.plan.levels)
         working = [sum(sizes) for sizes in zip(*self.footprints.values(), self.outputs, strict=True)]
-        for capacity, cost in zip(self.target.cache, self.caches.transfer, strict=False):
-            room = capacity * self.caches.room
-            depth = next((d for d in range(last + 1) if working[d] <= room), last)
+        for capacity, cost in zip(self.target.cache, TRANSFER, strict=False):
+            depth = next((d for d in range(last + 1) if working[d] <= capacity * self.room), last)
             for side in Side:
                 total += cost * self._arriving(self.footprints[side][depth], self.factor(side).used, depth)
             ways = 1 if self.plan.streaming else 2
@@ -230,8 +217,8 @@ class _Model:
             region = self.regions[depth]
             cycles = self._copy_cost(side) * self.elements(side, region) * self.facts.op.dtype.size / 4
             resident = self.source_bytes(side, self.regions[0])
-            for capacity, cost in zip(self.target.cache[1:], self.caches.transfer[1:], strict=False):
-                if resident > capacity * self.caches.room:
+            for capacity, cost in zip(self.target.cache[1:], TRANSFER[1:], strict=False):
+                if resident > capacity * self.room:
                     cycles += cost * self.source_bytes(side, region)
             if self.source_pages(side, self.regions[0]) > PAGES:
                 cycles += PAGE_VISIT * self.source_pages(side, region)
