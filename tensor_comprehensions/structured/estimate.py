@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -112,42 +112,16 @@ class _Model:
             run += step * (region[name] - 1)
         return self.elements(side, region) * together * factor.bytes * max(1.0, LINE / (run * factor.bytes))
 
-    def pages(self, steps: Iterable[tuple[str, int]], size: int, region: Mapping[str, int]) -> int:
-        """Pages of a tensor with elements of `size` bytes, moved by `steps` elements, that a region touches."""
-        far, span = 1, size
-        for name, step in steps:
-            if step * size >= PAGE:
+    def source_pages(self, side: Side, region: Mapping[str, int]) -> int:
+        """Pages of a factor's tensor that a region touches."""
+        factor = self.factor(side)
+        far, span = 1, factor.bytes
+        for name, step in factor.nearest:
+            if step * factor.bytes >= PAGE:
                 far *= region[name]
             else:
-                span += (region[name] - 1) * step * size
+                span += (region[name] - 1) * step * factor.bytes
         return far * tiles(span, PAGE)
-
-    def source_pages(self, side: Side, region: Mapping[str, int]) -> int:
-        factor = self.factor(side)
-        return self.pages(factor.nearest, factor.bytes, region)
-
-    def _pages_inside(self, side: Side, depth: int) -> int:
-        """The same for the code inside the first `depth` levels, of the panel where it reads that."""
-        region = self.regions[depth]
-        if depth >= self.packed.get(side, depth + 1):
-            return tiles(self.elements(side, region) * self.facts.op.dtype.size, PAGE)
-        return self.source_pages(side, region)
-
-    def finding(self) -> float:
-        """Cycles to find the pages of the factors, or of their panels, and of the output."""
-        last = len(self.plan.levels)
-        touched: list[dict[Side | None, int]] = []
-        for depth, region in enumerate(self.regions):
-            output = self.pages(self.facts.output_steps, self.facts.output_bytes, region)
-            touched.append({**{side: self._pages_inside(side, depth) for side in Side}, None: output})
-            if sum(touched[-1].values()) <= PAGES:
-                break
-        depth = min(len(touched) - 1, last)
-        total = 0.0
-        for side, count in touched[depth].items():
-            used = self.facts.extents.keys() if side is None else self.factor(side).used
-            total += PAGE_VISIT * self._arriving(count, used, depth)
-        return total
 
     @cached_property
     def footprints(self) -> dict[Side, list[float]]:
