@@ -97,11 +97,13 @@ def test_permutations(order: Sequence[str], sizes: tuple[int, ...], dtype: torch
 
 @pytest.mark.parametrize("shape", [(1000, 530), (47, 2100), (2051, 33), (530, 700)], ids=str)
 def test_large_transpositions_with_edges(shape: tuple[int, int]) -> None:
-    """More than the second cache holds, so that lines are asked for early; tiles of all four kinds."""
+    """More than the second cache holds, so that lines are asked for early, or leave past the caches where the last one
+    is far; tiles of all four kinds."""
     x = torch.arange(prod(shape), dtype=torch.float32).reshape(shape)
     flip = tc.define("def flip(float(M,N) x) -> (y) { y(n,m) = x(m,n) }").flip
     assert torch.equal(flip(x), x.t())
-    assert "prefetch" in flip.compile(x).source("loops") or x.numel() * 4 < 1 << 19
+    loops = flip.compile(x).source("loops")
+    assert "prefetch" in loops or "streaming" in loops or x.numel() * 4 < 1 << 19
 
 
 @FEW
