@@ -29,7 +29,7 @@ class Target:
         features: LLVM's feature string, "+avx2,+fma,...".
         vector_bits: width of the widest vector register that pays.
         vector_registers: how many of them there are.
-        cache: bytes of the data caches of one core, smallest first.
+        cache: bytes of the data caches of one core, smallest first; two levels at least.
     """
 
     kind: str

@@ -306,6 +306,11 @@ def check_machine(options: object, target: object) -> None:
         raise ArgumentError(f"options is {article(type(options).__name__)}", expected="CpuOptions(...)")
     if not isinstance(target, Target):
         raise ArgumentError(f"target is {article(type(target).__name__)}", expected="a Target")
+    if len(target.cache) < 2 or min(target.cache) < 1:
+        raise ArgumentError(
+            f"the target {target.name} has caches of {target.cache} bytes",
+            expected="two levels at least, smallest first",
+        )
     check_fields(options)
 
 

@@ -59,7 +59,7 @@ def _vectors(features: set[str]) -> tuple[int, int]:
 
 
 def _caches(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int, ...]:
-    """Bytes of the data caches from the innermost out; typical ones where the system does not tell."""
+    """Bytes of the data caches from the innermost out; typical ones where the system tells of none or one."""
     sizes: dict[int, int] = {}
     try:
         for index in sorted(os.listdir(folder)):
@@ -68,7 +68,7 @@ def _caches(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int, ..
                 sizes[int((entry / "level").read_text())] = _bytes((entry / "size").read_text().strip())
     except (OSError, ValueError):
         return _TYPICAL_CACHE
-    return tuple(size for _, size in sorted(sizes.items())) or _TYPICAL_CACHE
+    return tuple(size for _, size in sorted(sizes.items())) if len(sizes) > 1 else _TYPICAL_CACHE
 
 
 def _bytes(text: str) -> int:

@@ -93,6 +93,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[tc.TCError], list[str]]] = 
     "target of no kind": (
         lambda: OPS.matmul.compile(A, B, target="fpga"), tc.ArgumentError, ["target", "Target"],
     ),
+    "target with one cache": (
+        lambda: OPS.matmul.compile(A, B, target=tc.Target("cpu", "haswell", "", 128, 16, (32768,))),
+        tc.ArgumentError, ["caches of (32768,)", "two levels"],
+    ),
     "show before any call": (
         lambda: tc.define("def f(float(N) x) -> (y) { y(i) = x(i) }").f.show(), tc.ArgumentError, ["takes 1 argument"],
     ),

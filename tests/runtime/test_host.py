@@ -42,6 +42,9 @@ def test_caches_are_read_from_the_system(tmp_path: Path) -> None:
     assert host._caches(str(tmp_path)) == (49152, 2097152)
     (tmp_path / "index2" / "size").write_text("")
     assert host._caches(str(tmp_path)) == host._TYPICAL_CACHE
+    (tmp_path / "index2" / "level").unlink()
+    (tmp_path / "index2" / "type").write_text("Instruction\n")  # the first level alone is left
+    assert host._caches(str(tmp_path)) == host._TYPICAL_CACHE
     assert host._caches(str(tmp_path / "absent")) == host._TYPICAL_CACHE
 
 
