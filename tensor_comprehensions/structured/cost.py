@@ -20,7 +20,7 @@ from .op import Iterator
 LATENCY = 4.0
 """Cycles until the result of a multiply-add can be added to."""
 STARTED = 3.0
-"""Multiply-adds and loads that start in a cycle, where two threads share a core; what reads memory itself is both."""
+"""Multiply-adds and loads that start in a cycle; what reads memory itself, as by an indexed address, is both."""
 TILE_OVERHEAD = 24.0
 """Cycles to start and finish a register tile, beyond its loads and stores."""
 TURN_OVERHEAD, TURN = 30.0, 0.4
