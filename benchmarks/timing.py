@@ -21,6 +21,8 @@ WARM = 5e-3
 """Seconds up to which a contender is called once before a sample, for what the one before left in the caches."""
 SAMPLE = 300e-6
 """Seconds that one sample should take at least; fast contenders are called several times in it."""
+SLOW = 1.0
+"""Seconds from which on the first call tells as well as the best of three how long one takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,9 @@ def _interruptions() -> int:
 
 def _calls_per_sample(f: Callable[[], object]) -> tuple[int, bool]:
     """How many calls a sample has, and whether there is another one before it."""
-    f()
-    taken = min(_sample(f, 1, False, time.perf_counter) for _ in range(3))
+    taken = _sample(f, 1, False, time.perf_counter)
+    if taken < SLOW:
+        taken = min(_sample(f, 1, False, time.perf_counter) for _ in range(3))
     return max(1, min(10_000, round(SAMPLE / max(taken, 1e-9)))), taken < WARM
 
 
