@@ -69,8 +69,8 @@ class Toolchain:
         return [f"--gpu-architecture={architecture}", "--std=c++17", "--ptxas-options=-v", "-default-device", *includes]
 
 
-def compile_text(source: str, architecture: str, *, name: str = "kernel.cu") -> Cubin:
-    """Compile CUDA C++ for an architecture such as "sm_90".
+def compile_text(source: str, architecture: str, *, name: str = "kernel.cu", more: Sequence[str] = ()) -> Cubin:
+    """Compile CUDA C++ for an architecture such as "sm_90". more: options beside those that kernels have.
 
     Raises:
         ArgumentError: NVRTC is not installed, or does not know the architecture.
@@ -88,7 +88,7 @@ def compile_text(source: str, architecture: str, *, name: str = "kernel.cu") -> 
     lib = tools.library
     tools.check(lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None))
     try:
-        options = [o.encode() for o in tools.options(architecture)]
+        options = [o.encode() for o in (*tools.options(architecture), *more)]
         code = lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         log = _text(tools, program, "ProgramLog")
         if code:

@@ -6,6 +6,7 @@ options on each, and so does `python -m tests.gpu_proof`, which keeps a journal 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from random import Random
 
@@ -20,7 +21,7 @@ from tensor_comprehensions.options import MappingOptions
 from tensor_comprehensions.runtime import emulator, nvrtc, opencl
 from tensor_comprehensions.target import target
 
-from ..gpu_proof import prove
+from ..gpu_proof import choices, prove
 from ..gpu_suite import Case, check, every, mapped, memory_of, random_options
 
 TARGET = target("cuda:sm_90")
@@ -81,6 +82,24 @@ def test_accepted_by_nvrtc(group: int, request: pytest.FixtureRequest) -> None:
             wanted = ARCHITECTURES if long else ARCHITECTURES[number % 3 : number % 3 + 1]
             for architecture in wanted:
                 assert nvrtc.compile_text(code.source, architecture).binary
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("fault", ["int missing = nowhere;", ""])
+def test_the_proof_tells_which_of_several_texts_nvrtc_refuses(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is wrong, or that has no kernel."""
+    case, original = next(every()), cuda.emit
+    sources = dict.fromkeys(original(mapped(case, o.options, o.target)).source for o in choices(case.name, range(6)))
+    wrong = list(sources)[1]
+
+    def emit(module: Module) -> GpuCode:
+        code = original(module)
+        return replace(code, source=f"{code.source * bool(fault)}{fault}") if code.source == wrong else code
+
+    monkeypatch.setattr(cuda, "emit", emit)
+    tally = prove(case, "nvrtc-quick", range(6))
+    assert (tally.texts, len(tally.failures)) == (len(sources), 1)
+    assert ("nowhere" in tally.failures[0]["error"]) == bool(fault)
 
 
 @needs_opencl
