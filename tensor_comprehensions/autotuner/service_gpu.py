@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from ..cache.records import from_message
-from ..calling.gpu.kernels import launcher_of, run_emulated
+from ..calling.gpu.plans import Parts, Plan, kernels_of, launcher_of, planned, run_emulated
 from ..compiler_gpu import GpuCompiled, compile_gpu
 from ..errors import ArgumentError, DeviceError, InternalError
 from ..options import MappingOptions, check_mapping
 from ..runtime import cuda, emulator
 from ..runtime.emulator import Counts
 from ..target import GpuTarget, target
+from ..tc_lang.function import BoundFunction
 from . import tuner_pb2 as pb
 from .problem import KINDS, MORE_KINDS, Problem
 from .run import MOST, TELLING, Memory, Times, calls_for
@@ -112,13 +113,13 @@ def modelled_seconds(kernel: GpuCompiled, counts: Counts) -> float:
 
 
 class OnDevice:
-    """A kernel on a CUDA device, timed between events."""
+    """What computes a def on a CUDA device, timed between events."""
 
     steady = False
 
-    def __init__(self, kernel: GpuCompiled, index: int) -> None:
-        self._kernel, self._device = kernel, torch.device("cuda", index)
-        self._launches = cuda.load(kernel.code, kernel.cubin, index)
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        self._plan, self._device = plan, device
+        self._launches = {k: cuda.load(k.code, k.cubin, device.index) for k in kernels_of(plan)}
         self._tensors: dict[int, tuple[list[Tensor], list[Tensor], list[Tensor]]] = {}
 
     def run(self, memory: Memory) -> float:
@@ -139,7 +140,7 @@ class OnDevice:
 
     def _timed(self, memory: Memory, calls: int) -> float:
         inputs, accepted, outputs = self._there(memory)
-        launcher = launcher_of(self._kernel, self._launches, self._device, accepted)
+        launcher = launcher_of(self._plan, self._device, accepted, self._launches.__getitem__)
         event: Any = torch.cuda.Event
         begin, end = event(enable_timing=True), event(enable_timing=True)
         try:
@@ -172,11 +173,23 @@ def _made(request: pb.Request, options: object) -> tuple[Runner, str]:
         raise Rejected(pb.INVALID, f"options for another device: {type(options).__name__}")
     wanted, problem = target_of(request.device), Problem(request.problem)
     check_mapping(options, wanted)
-    kernel = compile_gpu(problem.bound, problem.message.source, options, wanted)
-    digest = sha256(kernel.code.source.partition("*/")[2].encode()).hexdigest()
-    if request.device.startswith("emulated"):
-        return Modelled(kernel), digest
-    return OnDevice(kernel, int(request.device.partition(":")[2])), digest
+
+    def compiled(piece: BoundFunction, own: MappingOptions | None) -> GpuCompiled:
+        return compile_gpu(piece, problem.message.source, own, wanted)
+
+    plan = planned(problem.bound, options, wanted, compiled)
+    if not request.device.startswith("emulated"):
+        return OnDevice(plan, torch.device(request.device)), _digest(plan)
+    if isinstance(plan, Parts):
+        raise Rejected(pb.INVALID, "what torch's products take is not known without a device")
+    return Modelled(plan), _digest(plan)
+
+
+def _digest(plan: Plan) -> str:
+    """Of what runs, whatever the options were that gave it."""
+    parts = plan.parts if isinstance(plan, Parts) else (plan,)
+    texts = [p.code.source.partition("*/")[2] if isinstance(p, GpuCompiled) else str(p) for p in parts]
+    return sha256("\0".join(texts).encode()).hexdigest()
 
 
 def _checked(made: Bench, runner: Runner, kind: str, seed: int) -> float:

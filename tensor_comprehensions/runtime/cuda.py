@@ -138,35 +138,69 @@ def run(
     return failed(status[0]) if status else (0, 0)
 
 
-class Launcher:
-    """A loaded kernel with the tensors that it takes: what `dispatch.Launcher` is for the CPU.
+class Runner:
+    """A loaded kernel with the memory that a call provides."""
 
-    Its guards are in Python: some 0.4 us for each tensor, beside which a launch takes a few.
-    """
-
-    __slots__ = ("_arena", "_device", "_fail", "_grain", "_guards", "_launches", "_makers", "_offsets", "_order")
+    __slots__ = ("_arena", "_device", "_fail", "_launches", "_offsets", "_order")
 
     def __init__(
         self,
         launches: Launches,
         device: torch.device,
-        inputs: Sequence[Operand],
-        outputs: Sequence[Operand],
         order: Sequence[int],
         temporaries: Sequence[int],
         fail: Callable[[int, int], BaseException] | None,
+    ) -> None:
+        """Prepare calls.
+
+        Args:
+            order, temporaries: as of `dispatch.Launcher`.
+            fail: makes the exception for a failed check; None where the module checks nothing.
+        """
+        self._launches, self._device, self._fail, self._order = launches, device, fail, tuple(order)
+        self._offsets, self._arena = places(temporaries)
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Run on the inputs followed by the outputs, which must fit the kernel and not overlap."""
+        addresses = [tensors[n].data_ptr() for n in self._order]
+        if self._arena:
+            room = torch.empty(self._arena, dtype=torch.uint8, device=self._device)  # until all is launched
+            addresses += [room.data_ptr() + offset for offset in self._offsets]
+        if self._fail is None:
+            self._launches(addresses)
+            return
+        status = torch.zeros(2, dtype=torch.int64, device=self._device)
+        self._launches([*addresses, status.data_ptr()])
+        number, value = failed(status)
+        if number:
+            raise self._fail(number, value)
+
+
+class Launcher:
+    """What runs on a device, with the tensors that it takes: what `dispatch.Launcher` is for the CPU.
+
+    Its guards are in Python: some 0.4 us for each tensor, beside which a launch takes a few.
+    """
+
+    __slots__ = ("_device", "_grain", "_guards", "_makers", "run")
+
+    def __init__(
+        self,
+        run: Callable[..., None],
+        device: torch.device,
+        inputs: Sequence[Operand],
+        outputs: Sequence[Operand],
         *,
         aligned: bool,
     ) -> None:
         """Prepare calls.
 
         Args:
-            inputs, outputs, order, temporaries: as of `dispatch.Launcher`.
-            fail: makes the exception for a failed check; None where the module checks nothing.
+            run: computes the outputs, which come after the inputs, fit the operands and do not overlap.
+            inputs, outputs: as of `dispatch.Launcher`.
             aligned: whether tensors must start at multiples of `ALIGNMENT`.
         """
-        self._grain = ALIGNMENT if aligned else 1
-        self._launches, self._device, self._fail, self._order = launches, device, fail, tuple(order)
+        self._grain, self._device, self.run = ALIGNMENT if aligned else 1, device, run
         self._guards = [(getattr(torch, o.dtype.name), o.sizes, o.strides) for o in inputs]
         self._makers = [
             functools.partial(
@@ -174,7 +208,6 @@ class Launcher:
             )
             for o in outputs
         ]
-        self._offsets, self._arena = places(temporaries)
 
     def accepts(self, *tensors: Any) -> bool:
         """Are these ordinary dense tensors on the device, of the right types, sizes and strides, and aligned?"""
@@ -205,21 +238,6 @@ class Launcher:
     def fresh(self) -> list[Tensor]:
         """New outputs."""
         return [allocate() for allocate in self._makers]
-
-    def run(self, *tensors: Tensor) -> None:
-        """Run on the inputs followed by the outputs, which must fit the operands and not overlap."""
-        addresses = [tensors[n].data_ptr() for n in self._order]
-        if self._arena:
-            room = torch.empty(self._arena, dtype=torch.uint8, device=self._device)  # until all is launched
-            addresses += [room.data_ptr() + offset for offset in self._offsets]
-        if self._fail is None:
-            self._launches(addresses)
-            return
-        status = torch.zeros(2, dtype=torch.int64, device=self._device)
-        self._launches([*addresses, status.data_ptr()])
-        number, value = failed(status)
-        if number:
-            raise self._fail(number, value)
 
 
 def failed(status: Tensor) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
+from tensor_comprehensions.calling.gpu import kernels as gpu
 from tensor_comprehensions.calling.gpu.library import Product, pieces
 from tensor_comprehensions.errors import ArgumentError, RangeError
 from tensor_comprehensions.options import MappingOptions
@@ -65,7 +66,7 @@ def arguments(parameters: str) -> list[torch.Tensor]:
 def test_a_product_is_recognised_and_right(name: str) -> None:
     op, tensors = op_of(*PRODUCTS[name]), arguments(PRODUCTS[name][0])
     kernel = op.compile(*tensors, target=SM90, options=CALLS)
-    (product,) = kernel.parts.parts
+    (product,) = kernel.compiled.parts
     assert isinstance(product, Product)
     assert product.function == ("bmm" if "b" in name else "mm")
     assert torch.equal(kernel.emulate(*tensors), op.reference(*tensors))
@@ -102,7 +103,7 @@ def test_a_def_is_split_around_its_products(caplog: pytest.LogCaptureFixture) ->
     tensors = [torch.randn(*shape) for shape in ((4, 6), (6, 5), (5,), (5, 3))]
     with caplog.at_level(logging.DEBUG, "tensor_comprehensions"):
         kernel = op.compile(*tensors, target=SM90, options=CALLS)
-    assert [isinstance(p, Product) for p in kernel.parts.parts] == [False, True, False, True, False]
+    assert [isinstance(p, Product) for p in kernel.compiled.parts] == [False, True, False, True, False]
     assert any("torch.mm(" in r.getMessage() for r in caplog.records)
     for found, right in zip(kernel.emulate(*tensors), op.reference(*tensors), strict=True):
         torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
@@ -111,7 +112,7 @@ def test_a_def_is_split_around_its_products(caplog: pytest.LogCaptureFixture) ->
     assert text.index("chain_0") < text.index("// torch.mm(") < text.index("chain_2")
     assert kernel.resources["kernels"] >= 3
     assert kernel.compile_seconds > 0
-    assert "library" in repr(kernel)
+    assert "chain" in repr(kernel)
     shifted = torch.randn(25)[1:].view(4, 6)
     for found, right in zip(kernel.emulate(shifted, *tensors[1:]), op.reference(shifted, *tensors[1:]), strict=True):
         torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
@@ -144,3 +145,31 @@ def test_on_a_device(fake: FakeCuda) -> None:
         kernel(table, torch.tensor([1, 9, 0, 3]), B, out=out)
     assert not out.any()
     assert {name for name, *_ in fake.launches} >= {"f_0_1"} or len(fake.launches) >= 4
+
+
+@needs_compiler
+def test_a_call_like_the_last_one_takes_the_short_way(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels and products, with fresh outputs and with given ones; temporaries between them are new in each call."""
+    op = tc.define(CHAIN).chain
+    tensors = [torch.randn(*shape) for shape in ((4, 6), (6, 5), (5,), (5, 3))]
+    kernel, out = op.compile(*tensors, target=SM90, options=CALLS), (torch.empty(4, 5), torch.empty(4))
+    kernel(*tensors)
+    kernel(*tensors, out=out)
+    monkeypatch.setattr(gpu, "gather_on_device", lambda *_: 1 / 0)
+    products: list[tuple[int, ...]] = []
+    mm = torch.mm
+
+    def counted(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        products.append(tuple(out.shape))
+        return mm(left, right, out=out)
+
+    monkeypatch.setattr(torch, "mm", counted)
+    other = [torch.randn_like(x) for x in tensors]
+    before = len(fake.launches)
+    first, second = kernel(*other), kernel(*tensors)
+    assert products == [(4, 5), (4, 3)] * 2
+    assert len(fake.launches) - before == 2 * kernel.resources["kernels"]
+    assert kernel(*other, out=out) is out
+    for given, found in ((other, first), (tensors, second), (other, out)):
+        for x, right in zip(found, op.reference(*given), strict=True):
+            torch.testing.assert_close(x, right, rtol=1e-4, atol=1e-4)

@@ -6,14 +6,13 @@ Always holds: what is wrong with a call is found before anything is launched.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import knobs
-from ...compiler import buffer_bytes
 from ...compiler_gpu import GpuCompiled
 from ...errors import ArgumentError
 from ...guard import guarded
@@ -21,12 +20,11 @@ from ...inspection import Picture
 from ...once import OncePerKey
 from ...options import MappingOptions, check_mapping
 from ...runtime import cuda, emulator
-from ...runtime.cuda import ALIGNMENT, Launcher, Launches
-from ...runtime.dispatch import Operand
-from ...runtime.emulator import Emulated, Memory
+from ...runtime.cuda import Launches
+from ...runtime.emulator import Emulated
 from ...target import GpuTarget
-from ...tc_lang.function import BoundFunction, Role, contiguous_strides
-from ..arguments import TYPES, article
+from ...tc_lang.function import BoundFunction
+from ..arguments import article
 from ..calls import (
     Arguments,
     Interface,
@@ -44,10 +42,10 @@ from ..calls import (
 from ..describe import signature
 from ..kernels import Kernels
 from ..lanes import MISS
-from . import library, recall
+from . import recall
 from .arguments import destinations, device_of, fresh, gather_on_device, is_aligned, on_device, parsed, sizes_here
 from .lanes import GpuLanes
-from .library import Product
+from .plans import Plan, Step, checks, kernels_of, launcher_of, load, needs_alignment, planned, run_emulated, stepped
 
 LIMIT = 256
 
@@ -60,18 +58,17 @@ class GpuKernels:
     """
 
     kernels: Kernels
-    compiled: OncePerKey[Hashable, GpuCompiled] = field(default_factory=lambda: OncePerKey(LIMIT))
+    compiled: OncePerKey[Hashable, Plan] = field(default_factory=lambda: OncePerKey(LIMIT))
     loaded: OncePerKey[Hashable, Launches] = field(default_factory=lambda: OncePerKey(LIMIT))
     lanes: dict[Hashable, GpuLanes] = field(default_factory=dict)
     _last: GpuLanes | None = None
     _tuned: dict[Hashable, MappingOptions] = field(default_factory=dict)
-    _split: OncePerKey[Hashable, Parts] = field(default_factory=lambda: OncePerKey(LIMIT))
 
     @property
     def interface(self) -> Interface:
         return self.kernels.interface
 
-    def kernel(
+    def plan(
         self,
         sizes: Sizes,
         strides: tuple[Any, ...],
@@ -79,8 +76,8 @@ class GpuKernels:
         wanted: GpuTarget,
         *,
         aligned: bool = True,
-    ) -> GpuCompiled:
-        """The kernel for these sizes and strides, for tensors at multiples of `ALIGNMENT` or, if need be, anywhere.
+    ) -> Plan:
+        """What computes the def for these sizes and strides, with tensors at multiples of `ALIGNMENT` or else anywhere.
 
         options: None for those that a search found for calls like this one, or else the cost model chooses.
         """
@@ -89,12 +86,14 @@ class GpuKernels:
         if options is not None:
             check_mapping(options, wanted)
 
-        def made(aligned: bool) -> GpuCompiled:
-            bound = with_strides(self.kernels.bind(sizes), strides)
-            return recall.kernel(self.interface.function, bound, options, wanted, aligned=aligned)
+        def made(aligned: bool) -> Plan:
+            def compiled(piece: BoundFunction, own: MappingOptions | None) -> GpuCompiled:
+                return recall.kernel(self.interface.function, piece, own, wanted, aligned=aligned)
+
+            return planned(with_strides(self.kernels.bind(sizes), strides), options, wanted, compiled)
 
         found = self.compiled.get((sizes, strides, options, wanted, True), lambda: made(True))
-        if aligned or not found.code.aligned:
+        if aligned or not needs_alignment(found):
             return found
         return self.compiled.get((sizes, strides, options, wanted, False), lambda: made(False))
 
@@ -116,36 +115,7 @@ class GpuKernels:
             arguments, machine = gather(self.interface, tensors, initial), parsed(wanted)
         sizes = sizes_here(self.interface, arguments, tensors)
         strides = tuple(map(normal_strides, arguments.inputs))
-        if (parts := self.parts(sizes, strides, options, machine)) is not None:
-            return LibraryKernel(self, parts, options, machine)
-        return GpuKernel(self, self.kernel(sizes, strides, options, machine), options)
-
-    def parts(
-        self,
-        sizes: Sizes,
-        strides: tuple[Any, ...],
-        options: MappingOptions | None,
-        wanted: GpuTarget,
-        *,
-        aligned: bool = True,
-    ) -> Parts | None:
-        """The kernels and the calls of a library that make up the def; None where nothing is for a library."""
-        if options is None or not options.match_library_calls:
-            return None
-        check_mapping(options, wanted)
-        bound = with_strides(self.kernels.bind(sizes), strides)
-
-        def made_of(piece: library.Piece) -> GpuCompiled | Product:
-            if isinstance(piece, Product):
-                return piece
-            own = replace(options, match_library_calls=False)
-            return recall.kernel(self.interface.function, piece, own, wanted, aligned=aligned)
-
-        def make() -> Parts:
-            return Parts(bound, tuple(map(made_of, library.pieces(bound))))
-
-        made = self._split.get((sizes, strides, options, wanted, aligned), make)
-        return made if any(isinstance(part, Product) for part in made.parts) else None
+        return GpuKernel(self, self.plan(sizes, strides, options, machine), options)
 
     def call(
         self,
@@ -179,15 +149,6 @@ class GpuKernels:
         """What ran last, as a function that gives NotImplemented for what it does not take."""
         return None if self._last is None else self._last.direct()
 
-    def _runner(self, device: torch.device) -> Callable[[GpuCompiled, Sequence[Tensor]], None]:
-        """What runs one kernel on its inputs and outputs."""
-
-        def run(kernel: GpuCompiled, tensors: Sequence[Tensor]) -> None:
-            launches = self.loaded.get((kernel, device.index), lambda: _load(kernel, device))
-            launcher_of(kernel, launches, device, ()).run(*tensors)
-
-        return run
-
     def tune(self, sizes: Sizes, strides: tuple[Any, ...], wanted: GpuTarget, options: MappingOptions) -> None:
         """From now on, map calls with inputs like these for `wanted` as `options` say."""
         if len(self._tuned) >= LIMIT:
@@ -213,58 +174,26 @@ class GpuKernels:
         """The outputs: in `wanted`, unless data may lead astray; then in fresh memory until it has not."""
         target = cuda.device_target(device.index)
 
-        def kernel_for(outputs: tuple[Tensor, ...]) -> GpuCompiled:
+        def plan_for(outputs: tuple[Tensor, ...]) -> Plan:
             everything = (*arguments.inputs, *outputs)
             strides, aligned = tuple(map(normal_strides, everything)), all(map(is_aligned, everything))
-            return self.kernel(sizes, strides, options, target, aligned=aligned)
+            return self.plan(sizes, strides, options, target, aligned=aligned)
+
+        def loaded(kernel: GpuCompiled) -> Launches:
+            return self.loaded.get((kernel, device.index), lambda: load(kernel, device))
 
         outputs = wanted or tuple(fresh(bound, name, device) for name in bound.returns)
-        everything = (*arguments.inputs, *outputs)
-        strides, aligned = tuple(map(normal_strides, everything)), all(map(is_aligned, everything))
-        if (parts := self.parts(sizes, strides, options, target, aligned=aligned)) is not None:
-            outputs = tuple(fresh(bound, name, device) for name in bound.returns) if parts.checks else outputs
-            fill_initial(bound, arguments, outputs)
-            parts.run((*arguments.inputs, *outputs), self._runner(device))
-            return outputs
-        kernel = kernel_for(outputs)
-        if wanted and kernel.sites:
+        plan = plan_for(outputs)
+        if wanted and checks(plan):
             wanted, outputs = (), tuple(fresh(bound, name, device) for name in bound.returns)
-            kernel = kernel_for(outputs)
-        launches = self.loaded.get((kernel, device.index), lambda: _load(kernel, device))
+            plan = plan_for(outputs)
+        launcher = launcher_of(plan, device, (*arguments.inputs, *arguments.initial, *wanted), loaded)
         fill_initial(bound, arguments, outputs)
-        launcher = launcher_of(kernel, launches, device, (*arguments.inputs, *arguments.initial, *wanted))
         launcher.run(*arguments.inputs, *outputs)
-        if kernel.aligned:  # else other tensors may have a better kernel
+        if all(kernel.aligned for kernel in kernels_of(plan)):  # else other tensors may have a better kernel
             special = tuple(value for _, value in sizes.scalars)
             self._lanes(device, options).remember(launcher, arguments, special, wanted)
         return outputs
-
-
-def _load(kernel: GpuCompiled, device: torch.device) -> Launches:
-    if cuda.is_capturing():
-        raise ArgumentError(
-            f"{kernel.bound.name} has not run with these sizes on {device}, and a graph is being captured",
-            suggestion="call it once before the capture",
-        )
-    return cuda.load(kernel.code, kernel.cubin, device.index)
-
-
-def launcher_of(kernel: GpuCompiled, launches: Launches, device: torch.device, accepted: Sequence[Tensor]) -> Launcher:
-    """What runs a kernel on the inputs followed by the outputs, for tensors like `accepted`."""
-    bound = kernel.bound
-    names = [t.name for t in bound.tensors if t.role is Role.INPUT] + list(bound.returns)
-
-    def fail(failed: int, value: int) -> BaseException:
-        return failure(bound.name, kernel.sites, failed, value)
-
-    return Launcher(
-        launches, device,
-        [Operand(TYPES[x.dtype], tuple(x.shape), tuple(x.stride())) for x in accepted],
-        [Operand(t.dtype, t.shape, contiguous_strides(t.shape)) for t in map(bound.tensor, bound.returns)],
-        [names.index(b.name) for b in kernel.arguments],
-        [buffer_bytes(b) for b in kernel.temporaries],
-        fail if kernel.sites else None, aligned=kernel.code.aligned,
-    )  # fmt: skip
 
 
 def _interpreted(bound: BoundFunction, arguments: Arguments, device: torch.device) -> tuple[Tensor, ...]:
@@ -273,28 +202,21 @@ def _interpreted(bound: BoundFunction, arguments: Arguments, device: torch.devic
     return tuple(x.to(device) for x in evaluate(bound, here))
 
 
-def _in_order(kernel: GpuCompiled, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors of a call, inputs and then outputs, as the arguments of the module."""
-    names = [t.name for t in kernel.bound.tensors if t.role is Role.INPUT] + list(kernel.bound.returns)
-    places = dict(zip(names, tensors, strict=True))
-    return [places[b.name] for b in kernel.arguments]
-
-
 class GpuKernel:
     """A kernel of an operator for a graphics processor.
 
     It is called like the operator, with tensors on such a device, and `emulate` runs it on the CPU.
 
     Attributes:
-        compiled: the kernel with everything that the compiler knows of it.
+        compiled: the kernel with everything that the compiler knows of it; `Parts` where there are calls of a library.
         compile_seconds: what mapping and printing took.
         resources: kernels launched; bytes of temporaries and shared memory; threads of a block; where NVRTC is
             installed also registers of a thread, and bytes of local memory and of spills.
     """
 
-    def __init__(self, kernels: GpuKernels, compiled: GpuCompiled, options: MappingOptions | None) -> None:
+    def __init__(self, kernels: GpuKernels, compiled: Plan, options: MappingOptions | None) -> None:
         self._kernels, self._options, self._target = kernels, options, compiled.target
-        self._emulated: OncePerKey[GpuCompiled, Emulated] = OncePerKey(2)
+        self._emulated: OncePerKey[GpuCompiled, Emulated] = OncePerKey(2 * max(1, len(kernels_of(compiled))))
         self.compiled = compiled
 
     def __repr__(self) -> str:
@@ -334,139 +256,39 @@ class GpuKernel:
         """What the kernel gives for tensors on the CPU, by its own text, compiled by the host's C++ compiler.
 
         It is slow, and checks every access to memory: races, reads of what nothing wrote, places outside of tensors,
-        barriers that not all threads of a block reach.
+        barriers that not all threads of a block reach. Products that are torch's, torch computes.
 
         Raises:
             ArgumentError: there is no C++ compiler, or the tensors are not those that the kernel was made for.
             InternalError: the kernel would go wrong on a device.
             RangeError: a subscript leaves its tensor.
         """
-        kernel, interface = self.compiled, self._kernels.interface
+        plan, interface = self.compiled, self._kernels.interface
         arguments = gather(interface, tensors, initial)
         sizes = sizes_of(interface.function, arguments)
         bound, strides = self._kernels.kernels.bind(sizes), tuple(map(normal_strides, arguments.inputs))
-        if with_strides(bound, strides) != kernel.bound:
+        if with_strides(bound, strides) != plan.bound:
             raise _other_sizes(bound.name)
         outputs = tuple(fresh(bound, name, torch.device("cpu")) for name in bound.returns)
         fill_initial(bound, arguments, outputs)
         memories = (*arguments.inputs, *outputs)
         if not all(map(is_aligned, memories)):
-            kernel = self._kernels.kernel(sizes, strides, self._options, kernel.target, aligned=False)
-        emulated = self._emulated.get(kernel, lambda: emulator.build([kernel.code])[0])
-        number, value = run_emulated(kernel, emulated, memories)
-        if number:
-            raise failure(bound.name, kernel.sites, number, value)
+            plan = self._kernels.plan(sizes, strides, self._options, plan.target, aligned=False)
+        stepped(plan, torch.device("cpu"), self._emulation)(*memories)
         return hand_back(outputs, arguments.convert)
+
+    def _emulation(self, kernel: GpuCompiled) -> Step:
+        emulated = self._emulated.get(kernel, lambda: emulator.build([kernel.code])[0])
+
+        def run(*tensors: Tensor) -> None:
+            number, value = run_emulated(kernel, emulated, tensors)
+            if number:
+                raise failure(self.compiled.bound.name, kernel.sites, number, value)
+
+        return run
 
 
 def _other_sizes(op: str) -> ArgumentError:
     return ArgumentError(
         f"this kernel of {op} was compiled for tensors of other sizes or strides", suggestion="compile it for these"
     )
-
-
-def run_emulated(kernel: GpuCompiled, emulated: Emulated, tensors: Sequence[Tensor]) -> tuple[int, int]:
-    """Run the text of a kernel on its inputs and outputs, tensors on the CPU.
-
-    Returns (0, 0), or the number of a failed check and the value that it found. Raises as `Emulated`.
-    """
-    roles = {t.name: t.role for t in kernel.bound.tensors}
-    memories = [
-        Memory(x.data_ptr(), b, roles[b.name] is not Role.OUTPUT)
-        for x, b in zip(_in_order(kernel, tensors), kernel.arguments, strict=True)
-    ]
-    rooms = [torch.zeros(buffer_bytes(b) + ALIGNMENT, dtype=torch.uint8) for b in kernel.temporaries]
-    for room, b in zip(rooms, kernel.temporaries, strict=True):
-        memories.append(Memory(-(-room.data_ptr() // ALIGNMENT) * ALIGNMENT, b, False))
-    return emulated(memories)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Parts:
-    """A def as kernels and calls of a library, which run one after another."""
-
-    bound: BoundFunction
-    parts: tuple[GpuCompiled | Product, ...]
-
-    @property
-    def kernels(self) -> tuple[GpuCompiled, ...]:
-        return tuple(part for part in self.parts if isinstance(part, GpuCompiled))
-
-    @property
-    def checks(self) -> bool:
-        """May data lead astray?"""
-        return any(kernel.sites for kernel in self.kernels)
-
-    def run(self, tensors: Sequence[Tensor], launch: Callable[[GpuCompiled, Sequence[Tensor]], None]) -> None:
-        """Compute the outputs from the inputs. launch: runs one kernel on its inputs and outputs."""
-        bound = self.bound
-        names = [t.name for t in bound.tensors if t.role is Role.INPUT] + list(bound.returns)
-        places = dict(zip(names, tensors, strict=True))
-        for part in self.parts:
-            missing = [part.target[0]] if isinstance(part, Product) else part.bound.returns
-            for name in missing:
-                if name not in places:
-                    places[name] = fresh(bound, name, tensors[0].device)
-            if isinstance(part, Product):
-                part.run(places)
-            else:
-                own = [t.name for t in part.bound.tensors if t.role is Role.INPUT] + list(part.bound.returns)
-                launch(part, [places[name] for name in own])
-
-
-class LibraryKernel(GpuKernel):
-    """Kernels of an operator for a graphics processor, with products that are torch's between them.
-
-    Attributes:
-        parts: the kernels and the products, in order.
-        compile_seconds, resources: as of `GpuKernel`, of all kernels.
-    """
-
-    def __init__(self, kernels: GpuKernels, parts: Parts, options: MappingOptions | None, machine: GpuTarget) -> None:
-        self._kernels, self._options, self._target = kernels, options, machine
-        self._emulated = OncePerKey(len(parts.parts))
-        self.parts = parts
-
-    def __repr__(self) -> str:
-        return f"<kernels of {signature(self._kernels.interface.function)} for {self._target.name}, with a library's>"
-
-    @property
-    def compile_seconds(self) -> float:
-        return sum(kernel.compile_seconds for kernel in self.parts.kernels)
-
-    @property
-    @guarded
-    def resources(self) -> dict[str, int]:
-        found = [kernel.resources for kernel in self.parts.kernels]
-        added = ("kernels", "temporary_bytes", "source_bytes")
-        return {name: (sum if name in added else max)(r[name] for r in found) for name in (found[0] if found else ())}
-
-    @guarded
-    def source(self, kind: str = "cuda") -> str:
-        """As `GpuKernel.source`, part after part; a product as the call that it is, in a comment."""
-        return "\n".join(
-            f"// {part}\n" if isinstance(part, Product) else part.source(kind) for part in self.parts.parts
-        )
-
-    @guarded
-    def emulate(self, /, *tensors: object, **initial: object) -> Any:
-        """As `GpuKernel.emulate`; torch computes its part on the CPU."""
-        interface = self._kernels.interface
-        arguments = gather(interface, tensors, initial)
-        sizes, strides = sizes_of(interface.function, arguments), tuple(map(normal_strides, arguments.inputs))
-        bound, parts = self._kernels.kernels.bind(sizes), self.parts
-        if with_strides(bound, strides) != parts.bound:
-            raise _other_sizes(bound.name)
-        outputs = tuple(fresh(bound, name, torch.device("cpu")) for name in bound.returns)
-        fill_initial(bound, arguments, outputs)
-        if not all(map(is_aligned, arguments.inputs)):
-            parts = self._kernels.parts(sizes, strides, self._options, self._target, aligned=False) or parts
-
-        def launch(kernel: GpuCompiled, given: Sequence[Tensor]) -> None:
-            emulated = self._emulated.get(kernel, lambda: emulator.build([kernel.code])[0])
-            number, value = run_emulated(kernel, emulated, given)
-            if number:
-                raise failure(bound.name, kernel.sites, number, value)
-
-        parts.run((*arguments.inputs, *outputs), launch)
-        return hand_back(outputs, arguments.convert)

@@ -6,7 +6,7 @@ kernels of their own, in the order of the program, so that nothing has to be pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -38,10 +38,15 @@ class Product:
         target, left, right = (f"{name}.permute{order}" for name, order in (self.target, self.left, self.right))
         return f"torch.{self.function}({left}, {right}, out={target})"
 
-    def run(self, tensors: Mapping[str, Tensor]) -> None:
+    @property
+    def tensors(self) -> tuple[str, str, str]:
+        """What a call takes: the inputs, and then the output."""
+        return (self.left[0], self.right[0], self.target[0])
+
+    def __call__(self, left: Tensor, right: Tensor, target: Tensor) -> None:
         """Compute it, on the current stream of the device that the tensors are on."""
-        target, left, right = (tensors[name].permute(order) for name, order in (self.target, self.left, self.right))
-        getattr(torch, self.function)(left, right, out=target)
+        factors = left.permute(self.left[1]), right.permute(self.right[1])
+        getattr(torch, self.function)(*factors, out=target.permute(self.target[1]))
 
 
 Piece = BoundFunction | Product

@@ -1,0 +1,167 @@
+"""What runs a def on a graphics processor: a kernel, or kernels and products that are torch's, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...compiler import buffer_bytes
+from ...compiler_gpu import GpuCompiled
+from ...errors import ArgumentError
+from ...options import MappingOptions
+from ...runtime import cuda
+from ...runtime.cuda import ALIGNMENT, Launcher, Launches, Runner
+from ...runtime.dispatch import Operand
+from ...runtime.emulator import Emulated, Memory
+from ...target import GpuTarget
+from ...tc_lang.function import BoundFunction, Role, contiguous_strides
+from ..arguments import TYPES
+from ..calls import failure
+from .arguments import fresh
+from .library import Product, pieces
+
+Step = Callable[..., None]
+"""What computes a part, given its inputs and then its outputs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """A def as kernels and calls of a library. It tells what `GpuCompiled` tells, of all of them."""
+
+    bound: BoundFunction
+    target: GpuTarget
+    parts: tuple[GpuCompiled | Product, ...]
+
+    @property
+    def compile_seconds(self) -> float:
+        return sum(kernel.compile_seconds for kernel in kernels_of(self))
+
+    @property
+    def resources(self) -> dict[str, int]:
+        found = [kernel.resources for kernel in kernels_of(self)]
+        added = ("kernels", "temporary_bytes", "source_bytes")
+        return {name: (sum if name in added else max)(r[name] for r in found) for name in (found[0] if found else ())}
+
+    def source(self, kind: str) -> str:
+        """Part after part; a product as the call that it is, in a comment."""
+        return "\n".join(f"// {part}\n" if isinstance(part, Product) else part.source(kind) for part in self.parts)
+
+
+Plan = GpuCompiled | Parts
+
+
+def planned(
+    bound: BoundFunction,
+    options: MappingOptions | None,
+    target: GpuTarget,
+    make: Callable[[BoundFunction, MappingOptions | None], GpuCompiled],
+) -> Plan:
+    """The plan of a bound def. make: compiles it, or a piece of it."""
+    if options is None or not options.match_library_calls:
+        return make(bound, options)
+    found = pieces(bound)
+    if not any(isinstance(piece, Product) for piece in found):
+        return make(bound, options)
+    own = replace(options, match_library_calls=False)
+    return Parts(bound, target, tuple(p if isinstance(p, Product) else make(p, own) for p in found))
+
+
+def kernels_of(plan: Plan) -> tuple[GpuCompiled, ...]:
+    if isinstance(plan, Parts):
+        return tuple(part for part in plan.parts if isinstance(part, GpuCompiled))
+    return (plan,)
+
+
+def checks(plan: Plan) -> bool:
+    """May data lead astray?"""
+    return any(kernel.sites for kernel in kernels_of(plan))
+
+
+def needs_alignment(plan: Plan) -> bool:
+    """Must tensors start at multiples of `ALIGNMENT`?"""
+    return any(kernel.code.aligned for kernel in kernels_of(plan))
+
+
+def tensors_of(bound: BoundFunction) -> list[str]:
+    """The names of what a plan is given: the inputs, and then the outputs."""
+    return [t.name for t in bound.tensors if t.role is Role.INPUT] + list(bound.returns)
+
+
+def stepped(plan: Plan, device: torch.device, step_of: Callable[[GpuCompiled], Step]) -> Step:
+    """What computes a plan on a device, by what `step_of` gives for each kernel."""
+    if not isinstance(plan, Parts):
+        return step_of(plan)
+    names, between = tensors_of(plan.bound), list[str]()
+    steps: list[tuple[Step, list[int]]] = []
+    for part in plan.parts:
+        own = list(part.tensors) if isinstance(part, Product) else tensors_of(part.bound)
+        between += [name for name in own if name not in (*names, *between)]
+        places = [(*names, *between).index(name) for name in own]
+        steps.append((part if isinstance(part, Product) else step_of(part), places))
+
+    def run(*given: Tensor) -> None:
+        tensors = [*given, *(fresh(plan.bound, name, device) for name in between)]
+        for step, places in steps:
+            step(*[tensors[n] for n in places])
+
+    return run
+
+
+# --- on a device -------------------------------------------------------------------------------------------------
+
+
+def load(kernel: GpuCompiled, device: torch.device) -> Launches:
+    """The kernel on a device. Raises ArgumentError while a graph is captured, InternalError as `cuda.load`."""
+    if cuda.is_capturing():
+        raise ArgumentError(
+            f"{kernel.bound.name} has not run with these sizes on {device}, and a graph is being captured",
+            suggestion="call it once before the capture",
+        )
+    return cuda.load(kernel.code, kernel.cubin, device.index)
+
+
+def launcher_of(
+    plan: Plan, device: torch.device, accepted: Sequence[Tensor], loaded: Callable[[GpuCompiled], Launches]
+) -> Launcher:
+    """What runs a plan on the inputs followed by the outputs, for tensors like `accepted`. loaded: see `load`."""
+    bound = plan.bound
+
+    def step_of(kernel: GpuCompiled) -> Step:
+        names = tensors_of(kernel.bound)
+
+        def fail(failed: int, value: int) -> BaseException:
+            return failure(bound.name, kernel.sites, failed, value)
+
+        return Runner(
+            loaded(kernel), device,
+            [names.index(b.name) for b in kernel.arguments],
+            [buffer_bytes(b) for b in kernel.temporaries],
+            fail if kernel.sites else None,
+        )  # fmt: skip
+
+    return Launcher(
+        stepped(plan, device, step_of), device,
+        [Operand(TYPES[x.dtype], tuple(x.shape), tuple(x.stride())) for x in accepted],
+        [Operand(t.dtype, t.shape, contiguous_strides(t.shape)) for t in map(bound.tensor, bound.returns)],
+        aligned=needs_alignment(plan),
+    )  # fmt: skip
+
+
+# --- in the emulator ---------------------------------------------------------------------------------------------
+
+
+def run_emulated(kernel: GpuCompiled, emulated: Emulated, tensors: Sequence[Tensor]) -> tuple[int, int]:
+    """Run the text of a kernel on its inputs and outputs, tensors on the CPU.
+
+    Returns (0, 0), or the number of a failed check and the value that it found. Raises as `Emulated`.
+    """
+    roles = {t.name: t.role for t in kernel.bound.tensors}
+    given = dict(zip(tensors_of(kernel.bound), tensors, strict=True))
+    memories = [Memory(given[b.name].data_ptr(), b, roles[b.name] is not Role.OUTPUT) for b in kernel.arguments]
+    rooms = [torch.zeros(buffer_bytes(b) + ALIGNMENT, dtype=torch.uint8) for b in kernel.temporaries]
+    for room, b in zip(rooms, kernel.temporaries, strict=True):
+        memories.append(Memory(-(-room.data_ptr() // ALIGNMENT) * ALIGNMENT, b, False))
+    return emulated(memories)
