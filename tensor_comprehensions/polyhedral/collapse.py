@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ..tc_lang import function as tc
-from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Tensor, walk
-from .rename import map_expression
+from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Tensor, map_operands, walk
 
 Candidate = tuple[str, int]  # (tensor, q)
 Pair = tuple[str, str]  # (index of dimension q, index of dimension q + 1)
@@ -39,7 +38,7 @@ def _without_single_terms(s: BoundStatement) -> BoundStatement:
                 a, b, zero = put(left), put(right), tc.Const(0, dtype)
                 return b if a == zero else a if b == zero else tc.Binary("+", a, b, dtype)
             case _:
-                return map_expression(e, put)
+                return map_operands(e, put)
 
     checks = (replace(c, subscript=put(c.subscript), guard=None if c.guard is None else put(c.guard)) for c in s.checks)
     return replace(s, value=put(s.value), checks=tuple(checks))
@@ -172,7 +171,7 @@ def _merged_statement(s: BoundStatement, candidates: set[Candidate]) -> BoundSta
         return (*subscripts[:q], replace(first, name=names[first.name]), *subscripts[q + 2 :])
 
     def rewrite(e: tc.Expr) -> tc.Expr:
-        e = map_expression(e, rewrite)
+        e = map_operands(e, rewrite)
         return replace(e, subscripts=merged(e.tensor, e.subscripts)) if isinstance(e, tc.Access) else e
 
     extents = {i.name: i.extent for i in s.indices}

@@ -11,10 +11,9 @@ from dataclasses import replace
 from math import prod
 
 from ..tc_lang import function as tc
-from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, contiguous_strides
+from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, contiguous_strides, map_operands
 from .affine import affine
 from .locality import stride
-from .rename import map_expression
 
 # Fewer results than this leave threads idle; fewer terms in all than this are summed before another thread wakes.
 FEW_RESULTS = 16
@@ -157,4 +156,4 @@ def _sum(e: tc.Expr, term: tc.Expr | int) -> tc.Expr:
 def _substituted(e: tc.Expr, name: str, value: tc.Expr) -> tc.Expr:
     if isinstance(e, tc.Index) and e.name == name:
         return value if e.dtype == tc.INDEX_TYPE else tc.Cast(value, e.dtype)
-    return map_expression(e, lambda x: _substituted(x, name, value))
+    return map_operands(e, lambda x: _substituted(x, name, value))

@@ -13,12 +13,12 @@ from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Load, Type, Var
 from ..target import Target
 from ..tc_lang import function as tc
-from ..tc_lang.function import BoundIndex, BoundStatement, Role, Tensor, walk
+from ..tc_lang.function import BoundIndex, BoundStatement, Role, Tensor, map_operands, walk
 from ..translate import Scope, View, element, translate
 from .expert import objection
 from .normalise import normalise
 from .op import ACCUMULATOR, Iterator, IteratorKind, StructuredOp
-from .terms import group, map_operands, replace_reads, rounded
+from .terms import group, replace_reads, rounded
 
 
 @dataclass(frozen=True, slots=True)

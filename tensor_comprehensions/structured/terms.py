@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 from ..dtypes import DType
 from ..tc_lang import function as tc
-from ..tc_lang.function import BoundStatement, walk
+from ..tc_lang.function import BoundStatement, map_operands, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +63,6 @@ def _product(factors: Sequence[tc.Expr]) -> tc.Expr:
 
 def _indices(e: tc.Expr) -> set[str]:
     return {x.name for x in walk(e) if isinstance(x, tc.Index)}
-
-
-def map_operands(e: tc.Expr, f: Callable[[tc.Expr], tc.Expr]) -> tc.Expr:
-    """`e` with `f` applied to its operands."""
-    match e:
-        case tc.Access(subscripts=subscripts):
-            return replace(e, subscripts=tuple(map(f, subscripts)))
-        case tc.Unary(operand=x) | tc.Cast(operand=x):
-            return replace(e, operand=f(x))
-        case tc.Binary(left=a, right=b):
-            return replace(e, left=f(a), right=f(b))
-        case tc.Select(condition=c, then=a, otherwise=b):
-            return replace(e, condition=f(c), then=f(a), otherwise=f(b))
-        case tc.Call(arguments=arguments):
-            return replace(e, arguments=tuple(map(f, arguments)))
-    return e
 
 
 def replace_reads(e: tc.Expr, element: tc.Access, value: tc.Expr) -> tc.Expr:

@@ -8,7 +8,7 @@ Strategies lower `BoundFunction`s and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import prod
@@ -144,6 +144,11 @@ def rebuild(e: Expr, parts: Sequence[Expr]) -> Expr:
         case Call():
             return replace(e, arguments=parts)
     raise InternalError(f"an expression without operands: {e!r}")
+
+
+def map_operands(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
+    """`e` with `f` applied to its operands."""
+    return rebuild(e, tuple(map(f, children(e))))
 
 
 def walk(e: Expr) -> Iterator[Expr]:

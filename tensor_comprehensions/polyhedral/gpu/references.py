@@ -10,9 +10,8 @@ from typing import TypeVar
 import islpy as isl
 
 from ...tc_lang import function as tc
-from ...tc_lang.function import BoundFunction
+from ...tc_lang.function import BoundFunction, map_operands
 from ..affine import quasi_affine
-from ..rename import map_expression
 from .footprint import OUT, Lookup, Reference
 from .units import Part, Unit
 
@@ -87,7 +86,7 @@ def _lookup(unit: Unit, number: int, access: tc.Access, context: isl.Context) ->
     def template(e: tc.Expr) -> tc.Expr:
         text = None if isinstance(e, tc.Const) or not e.dtype.is_integer else quasi_affine(e)
         return (
-            map_expression(e, template)
+            map_operands(e, template)
             if text is None
             else tc.Index(coordinate(found.setdefault(text, len(found))), e.dtype)
         )
