@@ -8,7 +8,7 @@ from math import gcd, inf, prod
 from ..errors import CannotLower
 from ..target import Target
 from . import fragments, sliding
-from .cost import LINE, Ranking, RegisterTile, is_far, stream_cycles
+from .cost import LINE, Ranking, RegisterTile, is_far, multiply_cost, stream_cycles
 from .estimate import busy, expected
 from .facts import Factor, Facts, facts
 from .op import Iterator, StructuredOp, loads
@@ -37,8 +37,10 @@ SHORT_RUN = 1536
 """Bytes of contiguous memory below which prefetching does not get going."""
 FAR_ROWS, ROWS = 2048, 1024
 """Bytes between rows from which on they are copied: of what the second cache holds, and of what it does not."""
-SETS = 64
-"""Sets of the first cache: lines a multiple of this many lines apart compete."""
+SETS, WAYS = 64, 8
+"""Sets of the first cache: lines a multiple of this many lines apart compete; lines of one set, at least."""
+FETCH = 2.0
+"""Cycles until a line is there from the second cache, among many."""
 ACROSS_USES, FEW_CHUNKS = 1024, 4
 """Uses that pay for turning across what register tiles read; iterations that the parallel loop needs for balance."""
 TURNED_STEPS = 128
@@ -402,10 +404,26 @@ class Chooser:
         """Whether the rows of a register tile compete for few lines of the first cache."""
         for i in self.facts.only(self.facts.still):
             rows, step = self.tile.size(i.name), abs(self.facts.still.step(i.name) or 0) * self.facts.still.bytes
-            lines = 8 * SETS // gcd(step // LINE, SETS) if step % LINE == 0 and step else 8 * SETS
+            lines = WAYS * SETS // gcd(step // LINE, SETS) if step % LINE == 0 and step else WAYS * SETS
             if 2 * rows > lines and rows > 8 * self._vectors():
                 return True
-        return False
+        return self._returns()
+
+    def _returns(self) -> bool:
+        """Whether each register tile fetches again what its neighbours read, and waits: a line has scalars of many.
+
+        The rows of all steps together compete for few lines of the first cache.
+        """
+        known, still = self.facts, self.facts.still
+        names = [*known.reductions, *(name for name, size in self.tile.sizes if size > 1)]
+        sizes = {**known.extents, **dict(self.tile.sizes)}
+        steps = {name: abs(still.step(name) or 0) * still.bytes for name in names if name in still.used}
+        if any(step < LINE or step % LINE for step in steps.values()):
+            return False
+        lines = prod(sizes[name] for name in steps)
+        room = WAYS * SETS // gcd(SETS, *(step // LINE for step in steps.values()))
+        multiply_adds = known.steps * self.tile.cells * multiply_cost(self.tile.lanes, known, self.target)
+        return 2 * lines > room and FETCH * lines >= multiply_adds
 
     def _vectors(self) -> int:
         """Vectors of a register tile that one row meets."""
