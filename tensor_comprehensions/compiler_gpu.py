@@ -14,7 +14,7 @@ from typing import Any
 
 from .codegen import cuda, opencl
 from .codegen.gpu import GpuCode, shared_bytes
-from .compiler import Compilation, Pass, buffer_bytes, explain_compilation, run_passes
+from .compiler import Compilation, Pass, explain_compilation, run_passes
 from .errors import ArgumentError, CannotLower
 from .loop_ir.affine import Interval
 from .loop_ir.build import const
@@ -155,7 +155,7 @@ class GpuCompiled(Compilation):
         kernels = self.code.kernels
         found = {
             "kernels": len(kernels),
-            "temporary_bytes": sum(map(buffer_bytes, self.temporaries)),
+            "temporary_bytes": sum(b.bytes for b in self.temporaries),
             "source_bytes": len(self.code.source),
             "threads": max((prod(k.launch.block) for k in kernels), default=0),
             "shared_bytes": max((k.shared + k.dynamic for k in kernels), default=0),

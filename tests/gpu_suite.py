@@ -20,10 +20,11 @@ from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.loop_ir.numbers import storage
 from tensor_comprehensions.loop_ir.verify import verify
 from tensor_comprehensions.options import FUSION_STRATEGIES, MappingOptions, check_mapping
+from tensor_comprehensions.strides import contiguous_strides
 from tensor_comprehensions.target import GpuTarget
 from tensor_comprehensions.tc_lang import bind, compile_source
 from tensor_comprehensions.tc_lang.arguments import TensorType, match
-from tensor_comprehensions.tc_lang.function import BoundFunction, Role, contiguous_strides
+from tensor_comprehensions.tc_lang.function import BoundFunction, Role
 from tensor_comprehensions.tc_lang.legalise import legalise
 from tensor_comprehensions.tc_lang.reference import evaluate
 

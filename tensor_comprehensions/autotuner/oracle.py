@@ -22,6 +22,7 @@ from ..compiler import Compiled, compile_function
 from ..errors import CannotLower, InternalError, RangeError, TCError
 from ..options import CpuOptions
 from ..runtime.host import host
+from ..strides import contiguous_strides
 from ..tc_lang import reference
 from ..tc_lang.function import Const, Role, Size
 from ..tc_lang.ranges import output_shapes
@@ -257,10 +258,7 @@ def _resize(t: pb.Tensor, shape: Sequence[int], limit: int) -> None:
         whole = np.frombuffer(t.values, np.dtype({"bool": "uint8"}.get(t.dtype, t.dtype))).reshape(tuple(t.shape))
         part = whole[tuple(slice(n) for n in shape)]
         t.values = np.ascontiguousarray(part if t.dtype == "bool" else part % max(1, limit)).tobytes()
-    strides = [1]
-    for n in reversed(shape[1:]):
-        strides.insert(0, strides[0] * max(1, n))
     t.ClearField("shape")
     t.ClearField("strides")
     t.shape.extend(shape)
-    t.strides.extend(strides[: len(shape)])
+    t.strides.extend(contiguous_strides(shape))

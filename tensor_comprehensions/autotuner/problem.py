@@ -18,6 +18,7 @@ from torch import Tensor
 from ..calling.arguments import TORCH_TYPES
 from ..calling.calls import Arguments, Interface, Sizes, bind_sizes, normal_strides, with_strides
 from ..errors import ArgumentError
+from ..strides import span
 from ..tc_lang import compile_source
 from ..tc_lang.function import BoundFunction, Function
 from . import tuner_pb2 as pb
@@ -137,13 +138,8 @@ def fill(memory: Sequence[Tensor], problem: Problem, kind: str, seed: int) -> No
             _place(x, _values(t))
             continue
         generator = torch.Generator().manual_seed((problem.message.seed * 1000003 + seed * 101 + number) & (2**63 - 1))
-        flat = x.as_strided((span(x),), (1,))
+        flat = x.as_strided((span(x.shape, x.stride()),), (1,))
         flat.copy_(_random(kind, flat.numel(), generator))
-
-
-def span(x: Tensor) -> int:
-    """Elements from the first to the last."""
-    return 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
 
 
 def _random(kind: str, count: int, generator: torch.Generator) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..calling.arguments import TORCH_TYPES
 from ..runtime.cpu import Executable
+from ..strides import span
 from ..tc_lang.function import Role
 from .memory import Guarded
 from .problem import Problem, torch_type
@@ -54,8 +55,7 @@ class Memory:
         inputs = []
         for t in problem.tensors:
             dtype, shape, strides = torch_type(t.dtype), tuple(t.shape), tuple(t.strides)
-            reach = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
-            guarded = Guarded(reach * dtype.itemsize)
+            guarded = Guarded(span(shape, strides) * dtype.itemsize)
             self._inputs.append(guarded)
             inputs.append(guarded.tensor(dtype, shape, strides))
         self.inputs: tuple[Tensor, ...] = tuple(inputs)

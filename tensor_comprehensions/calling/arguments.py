@@ -18,6 +18,7 @@ from torch.utils.dlpack import from_dlpack
 
 from ..dtypes import DTYPES, DType
 from ..errors import ArgumentError
+from ..strides import span
 
 TORCH_TYPES: dict[DType, torch.dtype] = {t: getattr(torch, name) for name, t in DTYPES.items()}
 TYPES = {theirs: ours for ours, theirs in TORCH_TYPES.items()}
@@ -123,10 +124,8 @@ def _check_memory(expected: Expected, x: Tensor) -> None:
         raise expected.error(
             f"has no memory of its own: {error}", suggestion="call outside of torch.func transforms and tracing"
         ) from error
-    if x.numel():
-        last = x.storage_offset() + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-        if (last + 1) * x.element_size() > held:
-            raise expected.error(f"reaches beyond its storage of {held} bytes: the storage was resized")
+    if x.numel() and (x.storage_offset() + span(x.shape, x.stride())) * x.element_size() > held:
+        raise expected.error(f"reaches beyond its storage of {held} bytes: the storage was resized")
 
 
 def _from_numpy(expected: Expected, array: np.ndarray) -> Tensor:
@@ -303,8 +302,7 @@ def share_memory(x: Tensor, y: Tensor) -> bool:
 
 
 def _bytes(x: Tensor) -> tuple[int, int]:
-    last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
+    return x.data_ptr(), x.data_ptr() + span(x.shape, x.stride()) * x.element_size()
 
 
 def _array(x: Tensor) -> np.ndarray:

@@ -19,12 +19,13 @@ from ..errors import ArgumentError, InternalError, RangeError
 from ..loop_ir.nodes import CheckSite
 from ..options import CpuOptions, check_fields
 from ..runtime.host import host
+from ..strides import contiguous_strides
 from ..target import Target
 from ..tc_lang import reference
 from ..tc_lang.arguments import TensorType
 from ..tc_lang.arguments import match as match_arguments
 from ..tc_lang.bind import bind
-from ..tc_lang.function import BoundFunction, Function, Role, contiguous_strides
+from ..tc_lang.function import BoundFunction, Function, Role
 from .arguments import (
     TORCH_TYPES,
     Convert,

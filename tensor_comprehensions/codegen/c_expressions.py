@@ -208,7 +208,9 @@ def array_shape(buffer: ir.Buffer) -> tuple[int, ...] | None:
 def _offset(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: Scope) -> str:
     terms: list[str] = []
     constant = 0
-    far = scope.dialect.small and span(buffer) >= LIMIT  # then no product may be computed in the small type
+    far = (
+        scope.dialect.small and buffer.span * buffer.type.lanes >= LIMIT
+    )  # then no product may be computed in the small type
     for index, stride in zip(indices, buffer.strides, strict=True):
         if isinstance(index, ir.Const):
             constant += int(index.value) * stride
@@ -220,13 +222,6 @@ def _offset(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: Scope) -> st
     if constant or not terms:
         terms.append(str(constant))
     return " + ".join(terms)
-
-
-def span(buffer: ir.Buffer) -> int:
-    """How many scalars the memory of `buffer` spans."""
-    if 0 in buffer.shape:
-        return 0
-    return (1 + sum((n - 1) * s for n, s in zip(buffer.shape, buffer.strides, strict=True))) * buffer.type.lanes
 
 
 def literal(value: float | bool, dtype: DType, dialect: CDialect) -> Text:

@@ -18,7 +18,7 @@ from ..loop_ir.build import combiner
 from ..loop_ir.intrinsics import COPY_ASYNC, INTRINSICS, is_hint
 from ..loop_ir.rewrite import children, expressions, mentions, walk, walk_expr
 from .c_dialect import CDialect
-from .c_expressions import SUM, Scope, Text, array_shape, combine, element, is_scalar, span, spell
+from .c_expressions import SUM, Scope, Text, array_shape, combine, element, is_scalar, spell
 from .c_integers import loop_range, small
 from .c_vectors import lanes_of, multiple, place, whole, whole_loads
 
@@ -424,7 +424,7 @@ def _is_simd(s: ir.Loop) -> bool:
 
 
 def on_stack(buffer: ir.Buffer, dialect: CDialect) -> bool:
-    return buffer.space is ir.Space.REGISTER or span(buffer) * buffer.type.dtype.size <= dialect.stack
+    return buffer.space is ir.Space.REGISTER or buffer.bytes <= dialect.stack
 
 
 def _allocate(s: ir.Allocate, scope: Scope) -> Iterator[str]:
@@ -469,7 +469,7 @@ def _dimensions(buffer: ir.Buffer) -> tuple[int, ...]:
     vector = (buffer.type.lanes,) if buffer.type.lanes > 1 else ()
     if shape := array_shape(buffer):
         return (*shape, *vector)
-    return (max(1, span(buffer) // buffer.type.lanes), *vector)
+    return (max(1, buffer.span), *vector)
 
 
 def indented(lines: Iterable[str]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from ..loop_ir.intrinsics import is_collective
 from ..loop_ir.rewrite import walk, walk_all
 from .c import includes, used_helpers
 from .c_dialect import CDialect
-from .c_expressions import Scope, array_shape, span
+from .c_expressions import Scope, array_shape
 from .c_statements import indented, statement
 
 SINGLE = ir.Launch((1, 1, 1), (1, 1, 1))
@@ -126,7 +126,7 @@ def allocated(body: ir.Stmt) -> list[ir.Buffer]:
 def shared_bytes(body: ir.Stmt) -> dict[str, int]:
     """The bytes of each shared buffer that is allocated in `body`, in order."""
     buffers = [b for b in allocated(body) if b.space is ir.Space.SHARED]
-    return {b.name: -(-span(b) * b.type.dtype.size // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT for b in buffers}
+    return {b.name: -(-b.bytes // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT for b in buffers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class _Printer:
             arrays,
             tuple(sizes.values()),
             tuple(scope.fresh(b.name) for b in arrays),
-            sum(span(b) * b.type.dtype.size for b in allocated(self.source.body) if b not in arrays),
+            sum(b.bytes for b in allocated(self.source.body) if b not in arrays),
         )
 
     def lines(self, name: str) -> Iterator[str]:

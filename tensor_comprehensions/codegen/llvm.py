@@ -424,16 +424,13 @@ class _FunctionWriter:
         if buffer.space is Space.REGISTER and buffer.name not in self.used.indexed:
             self._allocate_registers(buffer)
             return
-        extent = 1 + sum((n - 1) * stride for n, stride in zip(buffer.shape, buffer.strides, strict=True))
-        count = 0 if 0 in buffer.shape else extent
-        size = count * buffer.type.dtype.size * buffer.type.lanes
         address = f"%{self.b.fresh(_plain(buffer.name))}"
-        if self.stack_bytes + size <= _STACK_BYTES:
-            self.stack_bytes += size
+        if self.stack_bytes + buffer.bytes <= _STACK_BYTES:
+            self.stack_bytes += buffer.bytes
             element = llvm_memory.memory_element(buffer)
-            self.b.allocas.append(f"  {address} = alloca [{max(1, count)} x {element}], align {_ALIGNMENT}")
+            self.b.allocas.append(f"  {address} = alloca [{max(1, buffer.span)} x {element}], align {_ALIGNMENT}")
         else:
-            self._allocate_heap(address, size)
+            self._allocate_heap(address, buffer.bytes)
         self.p.pointers[buffer.name] = address
 
     def _allocate_registers(self, buffer: Buffer) -> None:

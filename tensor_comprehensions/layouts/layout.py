@@ -8,6 +8,7 @@ from math import prod
 from typing import TypeAlias, Union
 
 from ..errors import InternalError
+from ..strides import contiguous_strides, span
 
 IntTuple: TypeAlias = Union[int, "tuple[IntTuple, ...]"]
 """An integer, or a tuple of such: a shape, a stride or a coordinate."""
@@ -43,8 +44,7 @@ class Layout:
     @staticmethod
     def row_major(shape: Sequence[int]) -> Layout:
         """Contiguous, the last mode fastest, as PyTorch's tensors."""
-        sizes = tuple(shape)
-        return Layout(sizes, tuple(prod(sizes[n + 1 :]) for n in range(len(sizes))))
+        return Layout(tuple(shape), contiguous_strides(shape))
 
     def __str__(self) -> str:
         return f"{show(self.shape)} : {show(self.stride)}"
@@ -82,7 +82,7 @@ class Layout:
     @property
     def cosize(self) -> int:
         """One more than the distance between the least and the greatest offset."""
-        return 1 + sum((s - 1) * abs(d) for s, d in self.flat)
+        return span(leaves(self.shape), tuple(map(abs, leaves(self.stride))))
 
     def offsets(self) -> Iterator[int]:
         """The offsets of all coordinates, the first mode fastest."""

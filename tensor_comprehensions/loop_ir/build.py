@@ -12,6 +12,7 @@ from typing import Any
 
 from ..dtypes import BOOL, INT64, DType, Kind
 from ..errors import InternalError
+from ..strides import contiguous_strides
 from .nodes import (
     COMPARISONS,
     Allocate,
@@ -386,12 +387,7 @@ def allocate(buffers: tuple[Buffer, ...] | list[Buffer], body: Stmt) -> Stmt:
 
 def buffer(name: str, dtype: DType, shape: tuple[int, ...], space: Space = Space.GLOBAL, lanes: int = 1) -> Buffer:
     """A compact row-major buffer."""
-    strides: list[int] = []
-    step = 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return Buffer(name, Type(dtype, lanes), shape, tuple(reversed(strides)), space)
+    return Buffer(name, Type(dtype, lanes), shape, contiguous_strides(shape), space)
 
 
 def combiner(op: str, dtype: DType) -> str:

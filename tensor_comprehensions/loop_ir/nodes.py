@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..dtypes import BOOL, INT64, DType
+from ..strides import span
 from .instructions import INSTRUCTIONS
 
 
@@ -45,6 +46,16 @@ class Buffer:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     space: Space = Space.GLOBAL
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last."""
+        return span(self.shape, self.strides)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes from the first element to the end of the last."""
+        return self.span * self.type.dtype.size * self.type.lanes
 
 
 # --- expressions -------------------------------------------------------------------------------------------------

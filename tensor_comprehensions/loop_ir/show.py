@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from typing_extensions import assert_never
 
+from ..strides import contiguous_strides
 from .nodes import (
     COMPARISONS,
     Allocate,
@@ -80,11 +81,7 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
 
 def _declaration(b: Buffer) -> str:
     shape = "".join(f"[{n}]" for n in b.shape)
-    step, compact = 1, []
-    for extent in reversed(b.shape):
-        compact.append(step)
-        step *= extent
-    strides = "" if b.strides == tuple(reversed(compact)) else f" strides {b.strides}"
+    strides = "" if b.strides == contiguous_strides(b.shape) else f" strides {b.strides}"
     return f"{b.type} {b.name}{shape}{strides}"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..dtypes import DType
+from ..strides import span
 from .cpu import Executable
 
 _ALIGNMENT = 64
@@ -29,9 +30,7 @@ class Operand:
     @property
     def span(self) -> int:
         """The bytes from the first element to the end of the last one."""
-        if 0 in self.sizes:
-            return 0
-        return (1 + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))) * self.dtype.size
+        return span(self.sizes, self.strides) * self.dtype.size
 
 
 class Launcher:

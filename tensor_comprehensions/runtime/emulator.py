@@ -127,8 +127,7 @@ class Emulated:
 
 def _region(m: Memory) -> _Region:
     b = m.buffer
-    span = 0 if 0 in b.shape else 1 + sum((n - 1) * s for n, s in zip(b.shape, b.strides, strict=True))
-    return _Region(m.address, span * b.type.dtype.size, b.type.dtype.size, m.defined, 0)
+    return _Region(m.address, b.bytes, b.type.dtype.size, m.defined, 0)
 
 
 def build(codes: Sequence[GpuCode]) -> list[Emulated]:

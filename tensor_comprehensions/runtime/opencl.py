@@ -82,7 +82,7 @@ def run(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray[Any, A
         else cl.Buffer(found.context, flags.READ_WRITE, 16)
         for b in module.arguments
     ]
-    memories += [cl.Buffer(found.context, flags.READ_WRITE, max(16, _bytes(b))) for b in module.temporaries]
+    memories += [cl.Buffer(found.context, flags.READ_WRITE, max(16, b.bytes)) for b in module.temporaries]
     status = np.zeros(2, np.int64)
     failed = cl.Buffer(found.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=status)
     for kernel in code.kernels:
@@ -95,8 +95,3 @@ def run(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray[Any, A
     cl.enqueue_copy(found.queue, status, failed)
     found.queue.finish()
     return int(status[0]), int(status[1])
-
-
-def _bytes(b: ir.Buffer) -> int:
-    span = 0 if 0 in b.shape else 1 + sum((n - 1) * s for n, s in zip(b.shape, b.strides, strict=True))
-    return span * b.type.dtype.size

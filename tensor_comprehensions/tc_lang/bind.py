@@ -8,6 +8,7 @@ from math import prod
 
 from ..dtypes import BOOL, INT64, DType, wrap
 from ..errors import ArgumentError, RangeError, Span
+from ..strides import contiguous_strides
 from .affine import Interval, affine, normalised, representable, substituted
 from .formula import number
 from .function import (
@@ -27,7 +28,6 @@ from .function import (
     Tensor,
     Unary,
     children,
-    contiguous_strides,
     rebuild,
     walk,
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from operator import is_
 
 from ..dtypes import INT64, UINT8, DType
+from ..strides import contiguous_strides
 from .bind import identity
 from .function import (
     Access,
@@ -26,7 +27,6 @@ from .function import (
     Role,
     Tensor,
     children,
-    contiguous_strides,
     rebuild,
 )
 

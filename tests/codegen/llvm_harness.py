@@ -58,7 +58,7 @@ def assembly(m: Module, target: Target) -> str:
 def run(m: Module, arrays: Mapping[str, np.ndarray], target: Target) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
     """The arguments after a compiled run on copies of `arrays`, laid out as the buffers say; and the status."""
     memory = {b.name: _lay_out(b, arrays[b.name]) for b in m.arguments}
-    temporaries = [np.zeros(_extent(b) * b.type.dtype.size, np.uint8) for b in m.temporaries]
+    temporaries = [np.zeros(b.span * b.type.dtype.size, np.uint8) for b in m.temporaries]
     addresses = [memory[b.name].ctypes.data for b in m.arguments] + [t.ctypes.data for t in temporaries]
     status = compile_module(m, target)(addresses)
     results = {b.name: _widen(memory[b.name], b.type.dtype) for b in m.arguments}
@@ -75,10 +75,6 @@ def compare(m: Module, arrays: Mapping[str, np.ndarray], target: Target, rtol: f
         np.testing.assert_allclose(got[name], array, rtol=rtol, atol=atol, err_msg=name)
 
 
-def _extent(b: Buffer) -> int:
-    return 1 + sum((n - 1) * s for n, s in zip(b.shape, b.strides, strict=True)) if 0 not in b.shape else 0
-
-
 def _view(flat: np.ndarray, b: Buffer) -> np.ndarray:
     if math.prod(b.shape) == 0:
         return np.zeros(b.shape, flat.dtype)
@@ -86,7 +82,7 @@ def _view(flat: np.ndarray, b: Buffer) -> np.ndarray:
 
 
 def _lay_out(b: Buffer, array: np.ndarray) -> np.ndarray:
-    flat = np.zeros(max(1, _extent(b)), array.dtype)
+    flat = np.zeros(max(1, b.span), array.dtype)
     _view(flat, b)[...] = array
     if b.type.dtype == BFLOAT16:
         return (flat.view(np.uint32) >> 16).astype(np.uint16)

@@ -10,9 +10,10 @@ from cases import CASES, Case, agrees
 
 from tensor_comprehensions.dtypes import DTYPES
 from tensor_comprehensions.errors import TCError
+from tensor_comprehensions.strides import contiguous_strides
 from tensor_comprehensions.tc_lang import bind, compile_source
 from tensor_comprehensions.tc_lang.arguments import TensorType, match
-from tensor_comprehensions.tc_lang.function import BoundFunction, contiguous_strides
+from tensor_comprehensions.tc_lang.function import BoundFunction
 from tensor_comprehensions.tc_lang.legalise import legalise
 from tensor_comprehensions.tc_lang.reference import evaluate
 

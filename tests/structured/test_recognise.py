@@ -9,11 +9,12 @@ import pytest
 
 from tensor_comprehensions.dtypes import FLOAT16, FLOAT32, INT64, DType
 from tensor_comprehensions.loop_ir import build
+from tensor_comprehensions.strides import contiguous_strides
 from tensor_comprehensions.structured.contraction import lower
 from tensor_comprehensions.structured.recognise import Cluster, recognise, refusal
 from tensor_comprehensions.target import AVX512
 from tensor_comprehensions.tc_lang import function as tc
-from tensor_comprehensions.tc_lang.function import BoundIndex, BoundStatement, Role, Tensor, contiguous_strides
+from tensor_comprehensions.tc_lang.function import BoundIndex, BoundStatement, Role, Tensor
 
 EXTENTS = {"i": 9, "j": 40, "k": 6, "b": 9, "o": 40, "r": 6}
 

@@ -7,8 +7,8 @@ from helpers import compiled
 
 from tensor_comprehensions.dtypes import FLOAT32, FLOAT64, INT32
 from tensor_comprehensions.errors import ArgumentError
+from tensor_comprehensions.strides import contiguous_strides
 from tensor_comprehensions.tc_lang.arguments import Binding, TensorType, match
-from tensor_comprehensions.tc_lang.function import contiguous_strides
 
 
 def f32(*shape: int) -> TensorType:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ...errors import ArgumentError
 from ...runtime import cuda
 from ...runtime.cuda import ALIGNMENT
+from ...strides import span
 from ...target import GpuTarget, target
 from ...tc_lang.function import BoundFunction, Role
 from ...tc_lang.function import Tensor as BoundTensor
@@ -146,8 +147,7 @@ def _may_overlap(x: Tensor, y: Tensor) -> bool:
     """Whether the stretches of memory of two tensors on one device meet."""
 
     def stretch(t: Tensor) -> tuple[int, int]:
-        last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-        return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
+        return t.data_ptr(), t.data_ptr() + span(t.shape, t.stride()) * t.element_size()
 
     if not x.numel() or not y.numel():
         return False

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...runtime import cuda
 from ...runtime.cuda import Launcher
+from ...strides import span
 from ..arguments import TORCH_TYPES, Expected, to_tensor
 from ..calls import Arguments, Interface, copy
 from ..lanes import LIMIT, MISS, plain_call
@@ -158,6 +159,4 @@ def _layout(tensors: Sequence[Any]) -> Hashable:
 
 
 def _span(x: Tensor) -> int:
-    if not x.numel():
-        return 0
-    return (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))) * x.element_size()
+    return span(x.shape, x.stride()) * x.element_size()

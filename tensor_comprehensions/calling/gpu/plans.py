@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...compiler import buffer_bytes
 from ...compiler_gpu import GpuCompiled
 from ...errors import ArgumentError
 from ...options import MappingOptions
@@ -16,8 +15,9 @@ from ...runtime import cuda
 from ...runtime.cuda import ALIGNMENT, Launcher, Launches, Runner
 from ...runtime.dispatch import Operand
 from ...runtime.emulator import Emulated, Memory
+from ...strides import contiguous_strides
 from ...target import GpuTarget
-from ...tc_lang.function import BoundFunction, Role, contiguous_strides
+from ...tc_lang.function import BoundFunction, Role
 from ..arguments import TYPES
 from ..calls import failure
 from .arguments import fresh
@@ -138,7 +138,7 @@ def launcher_of(
         return Runner(
             loaded(kernel), device,
             [names.index(b.name) for b in kernel.arguments],
-            [buffer_bytes(b) for b in kernel.temporaries],
+            [b.bytes for b in kernel.temporaries],
             fail if kernel.sites else None,
         )  # fmt: skip
 
@@ -161,7 +161,7 @@ def run_emulated(kernel: GpuCompiled, emulated: Emulated, tensors: Sequence[Tens
     roles = {t.name: t.role for t in kernel.bound.tensors}
     given = dict(zip(tensors_of(kernel.bound), tensors, strict=True))
     memories = [Memory(given[b.name].data_ptr(), b, roles[b.name] is not Role.OUTPUT) for b in kernel.arguments]
-    rooms = [torch.zeros(buffer_bytes(b) + ALIGNMENT, dtype=torch.uint8) for b in kernel.temporaries]
+    rooms = [torch.zeros(b.bytes + ALIGNMENT, dtype=torch.uint8) for b in kernel.temporaries]
     for room, b in zip(rooms, kernel.temporaries, strict=True):
         memories.append(Memory(-(-room.data_ptr() // ALIGNMENT) * ALIGNMENT, b, False))
     return emulated(memories)

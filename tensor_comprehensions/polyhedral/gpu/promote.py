@@ -241,15 +241,9 @@ def name_of(stem: str, done: Promotion, chosen: Sequence[tuple[Group, Buffer]]) 
     return next(name for name in names if name not in taken)
 
 
-def size_of(buffer: Buffer) -> int:
-    """Bytes of a buffer, padding included."""
-    span = 1 + sum((n - 1) * s for n, s in zip(buffer.shape, buffer.strides, strict=True))
-    return max(span, prod(buffer.shape)) * buffer.type.dtype.size * buffer.type.lanes
-
-
 def room_of(buffer: Buffer) -> int:
     """Bytes of shared memory that a buffer takes, aligned to 16."""
-    return -(-size_of(buffer) // 16) * 16
+    return -(-buffer.bytes // 16) * 16
 
 
 def prefix_of(prefix: isl.MultiUnionPwAff, reference: Reference) -> isl.MultiPwAff:

@@ -14,6 +14,7 @@ from math import prod
 import islpy as isl
 
 from ...dtypes import FLOAT32
+from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Space, Type
 from .copies import lanes_found
 from .footprint import Group, Reference, groups, spaced_box
@@ -62,7 +63,8 @@ def promote_registers(
         for group in found:
             origin = tensor.partition(".")[0]
             memory = tensors[group.lookup.tensor if group.lookup else tensor]
-            buffer = _registers(name_of(f"{origin}.own", done, chosen), memory, group.box.shape)
+            name = name_of(f"{origin}.own", done, chosen)
+            buffer = build.buffer(name, memory.type.dtype, group.box.shape, Space.REGISTER)
             gains = group.box.size <= room and (_reused(group, scope) or _in_vectors(group, buffer, memory, scope))
             if not gains or not _fits(group, candidates, scope, prefix, around):
                 continue
@@ -79,11 +81,6 @@ def promote_registers(
     known = {**done.accesses, **accesses}
     node, stagings, dead = _copied(node, scope, around, chosen, tensors, known, number)
     return node, done.joined(Promotion(tuple(b for _, b in chosen), accesses, stagings, dead))
-
-
-def _registers(name: str, tensor: Buffer, shape: tuple[int, ...]) -> Buffer:
-    strides = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
-    return Buffer(name, Type(tensor.type.dtype), shape, strides, Space.REGISTER)
 
 
 def _source(reference: Reference, done: Promotion) -> Reference | None:
