@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
+from ..strides import contiguous_strides
 from ..tc_lang import function as tc
-from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, contiguous_strides, map_operands
+from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, map_operands
 from .affine import affine
 from .locality import stride
 

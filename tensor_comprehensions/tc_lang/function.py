@@ -365,15 +365,5 @@ class BoundFunction:
         return next(t for t in self.tensors if t.name == name)
 
 
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides, in elements, as torch counts them (extents of 0 count as 1)."""
-    strides: list[int] = []
-    step = 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(1, extent)
-    return tuple(reversed(strides))
-
-
 INDEX_TYPE = INT64
 CONDITION = BOOL
