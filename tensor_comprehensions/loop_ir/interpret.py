@@ -6,6 +6,7 @@ reads of memory that nothing wrote, iterations of a PARALLEL or VECTOR loop, or 
 
 from __future__ import annotations
 
+import operator as operators
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ from .nodes import (
     Unary,
     Var,
 )
-from .numbers import Value, negated, operator, reduced, rounded, storage
+from .numbers import Value, negated, operator, reduced, rounded, rounding, storage
 from .rewrite import mentions
 
 Failure = tuple[int, int]
@@ -92,6 +93,7 @@ class Machine:
         self.values: dict[str, Value] = {}
         self.memory: dict[str, Memory] = {}
         self.races: list[Race] = []  # of the checked loops around the current statement, outermost first
+        self.nested: list[Race] = []  # the same by depth, when there is such a loop
         self.failures: list[Failure] = []
         # While translating: checked loops (None: the blocks, and the threads, of a launch), names that vary with each
         self.scopes: list[tuple[Loop | None, set[str]]] = []
@@ -125,23 +127,35 @@ class Machine:
 
     def loop(self, s: Loop) -> Run:
         start, stop = self.expr(s.start), self.expr(s.stop)
-        checked = s.kind in (LoopKind.PARALLEL, LoopKind.VECTOR)
-        if checked:
-            self.scopes.append((s, {s.var}))
+        if s.kind in (LoopKind.PARALLEL, LoopKind.VECTOR):
+            return self.checked(s, start, stop)
         body = self.stmt(s.body)
-        if checked:
-            self.scopes.pop()
 
         def run() -> None:
-            race = Race(s.var, reduces=s.kind is LoopKind.VECTOR)
-            if checked:
-                self.races.append(race)
             for i in range(int(start()), int(stop()), s.step):
-                race.iteration = i
                 self.values[s.var] = np.int64(i)
                 body()
-            if checked:
-                self.races.pop()
+
+        return run
+
+    def checked(self, s: Loop, start: Evaluate, stop: Evaluate) -> Run:
+        """A loop whose iterations must be independent."""
+        depth = len(self.scopes)
+        while len(self.nested) <= depth:
+            self.nested.append(Race())
+        race = self.nested[depth]
+        self.scopes.append((s, {s.var}))
+        body = self.stmt(s.body)
+        self.scopes.pop()
+
+        def run() -> None:
+            race.begin(s.var, reduces=s.kind is LoopKind.VECTOR)
+            self.races.append(race)
+            for i in range(int(start()), int(stop()), s.step):
+                race.step(i)
+                self.values[s.var] = np.int64(i)
+                body()
+            self.races.pop()
 
         return run
 
@@ -204,7 +218,7 @@ class Machine:
     def store(self, s: Store) -> Run:
         where, value = [self.expr(i) for i in s.indices], self.expr(s.value)
         mask = self.expr(s.mask) if s.mask is not None else None
-        dtype, name = s.buffer.type.dtype, s.buffer.name
+        dtype, name, to_type = s.buffer.type.dtype, s.buffer.name, rounding(s.buffer.type.dtype)
         combine = operator(build.combiner(s.op, dtype), dtype) if s.op is not None else None
         reducing = [
             s.atomic if loop is None else not any(mentions(i, names) for i in s.indices) for loop, names in self.scopes
@@ -214,10 +228,9 @@ class Machine:
             memory, indices = self.memory[name], tuple([i() for i in where])
             new, guard = value(), mask() if mask is not None else None
             if combine is None:
-                memory.write(indices, rounded(new, dtype), guard, self.races)
+                memory.write(indices, to_type(new), guard, self.races)
             else:
-                races = list(zip(self.races, reducing, strict=True))
-                memory.update(indices, new, guard, lambda a, b: rounded(combine(a, b), dtype), races)
+                memory.update(indices, new, guard, lambda a, b: to_type(combine(a, b)), self.races, reducing)
 
         return run
 
@@ -233,7 +246,7 @@ class Machine:
             case Load():
                 return self.load(e)
             case Unary(op, operand):
-                a, f = self.expr(operand), (negated if op == "neg" else np.logical_not)
+                a, f = self.expr(operand), (negated if op == "neg" else operators.invert)
                 return lambda: f(a())
             case Binary(op, left, right):
                 return self.binary(op, left, right, e.type)
@@ -241,24 +254,24 @@ class Machine:
                 c, a, b = self.expr(condition), self.expr(then), self.expr(otherwise)
                 return lambda: _chosen(c(), a(), b())
             case Cast(operand, dtype):
-                a = self.expr(operand)
-                return lambda: rounded(a(), dtype)
+                a, to_type = self.expr(operand), rounding(dtype)
+                return lambda: to_type(a())
             case Call(function, arguments):
-                args, result = [self.expr(x) for x in arguments], e.type.dtype
+                args, to_type = [self.expr(x) for x in arguments], rounding(e.type.dtype)
                 evaluate = (INSTRUCTIONS.get(function) or FUNCTIONS[function]).evaluate
-                return lambda: rounded(evaluate(*[x() for x in args]), result)
+                return lambda: to_type(evaluate(*[x() for x in args]))
             case Ramp(base, stride, lanes):
                 a, offsets = self.expr(base), np.arange(lanes, dtype=storage(e.type.dtype)) * stride
                 return lambda: a() + offsets
-            case Broadcast(operand, lanes):
-                a = self.expr(operand)
-                return lambda: np.full(lanes, a())
+            case Broadcast(operand, count):
+                a, kind = self.expr(operand), storage(e.type.dtype)
+                return lambda: _repeated(a(), count, kind)
             case Shuffle(left, right, lanes):
                 a, b, order = self.expr(left), self.expr(right), list(lanes)
                 return lambda: np.concatenate((a(), b()))[order]
             case ReduceLanes(op, operand):
-                a, result = self.expr(operand), e.type.dtype
-                return lambda: rounded(reduced(op, a()), result)
+                a, to_type = self.expr(operand), rounding(e.type.dtype)
+                return lambda: to_type(reduced(op, a()))
             case _:
                 assert_never(e)
 
@@ -268,7 +281,8 @@ class Machine:
             raise InternalError(f"{op} of {left.type} and {right.type}")
         if storage(result.dtype).name == result.dtype.name:
             return lambda: f(a(), b())
-        return lambda: rounded(f(a(), b()), result.dtype)
+        to_type = rounding(result.dtype)
+        return lambda: to_type(f(a(), b()))
 
     def load(self, e: Load) -> Evaluate:
         where, name = [self.expr(i) for i in e.indices], e.buffer.name
@@ -284,7 +298,15 @@ def _run_all(runs: list[Run]) -> None:
 
 
 def _chosen(condition: Value, then: Value, otherwise: Value) -> Value:
-    return np.asarray(np.where(condition, then, otherwise))[()]
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, then, otherwise)
+    return then if condition else otherwise
+
+
+def _repeated(value: Value, lanes: int, kind: np.dtype[Any]) -> Value:
+    found = np.empty(lanes, kind)
+    found.fill(value)
+    return found
 
 
 def _constant(value: int | float | bool, t: Type) -> Value:

@@ -26,7 +26,7 @@ from .intrinsics import (
     WARP_BARRIER,
     is_collective,
 )
-from .memory import MANY, Memory, Race
+from .memory import Memory, Race
 from .nodes import BLOCK, THREAD, Allocate, Block, Expr, If, Invoke, Kernel, Launch, Let, Loop, Space, Stmt
 from .numbers import Value
 from .rewrite import walk
@@ -39,17 +39,22 @@ _SHARED_DEPTH, _PRIVATE_DEPTH = 1, 2  # races between blocks come first, then th
 Run = Callable[[], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ThreadRace(Race):
     """Who touched what since the last barrier. The iteration counts, before the thread, how often its warp has met."""
 
     threads: int = 1
 
+    def enter(self, thread: int, turn: int) -> None:
+        """Make `thread`, whose warp has met `turn` times, the one that runs."""
+        self.iteration = turn * self.threads + thread
+        self.label = self.first + 1 + self.iteration
+
     def others(self, who: Any) -> Any:
         thread, turn = self.iteration % self.threads, self.iteration // self.threads
-        theirs, before = who % self.threads, who // self.threads
-        ordered = (theirs // WARP == thread // WARP) & (before < turn)
-        return (who == MANY) | ((who >= 0) & (theirs != thread) & ~ordered)
+        theirs, before = (who - self.first - 1) % self.threads, (who - self.first - 1) // self.threads
+        unordered = (theirs // WARP != thread // WARP) | (before >= turn)
+        return (who == self.first) | ((who > self.first) & (theirs != thread) & unordered)
 
 
 @dataclass(slots=True)
@@ -73,16 +78,17 @@ class Thread:
 
 def run_launch(machine: Machine, kernel: Kernel, launch: Launch) -> None:
     """Run all blocks of a kernel, in order."""
-    between_blocks = Race("blocks", reduces=True)
     threads = prod(launch.block)
-    between_threads = ThreadRace("threads", reduces=True, threads=threads)
+    between_blocks, between_threads = Race("blocks", reduces=True), ThreadRace("threads", reduces=True, threads=threads)
+    for memory in machine.memory.values():
+        memory.marks.clear()
     machine.scopes = [(None, set()), (None, set())]
     machine.races = [between_blocks, between_threads]
     state = _Launched(machine, between_threads, threads)
     run = state.stmt(kernel.body)
     outer = machine.memory
     for number, block in enumerate(_points(launch.grid)):
-        between_blocks.iteration = number
+        between_blocks.step(number)
         places = dict(zip(BLOCK, map(np.int64, block), strict=True))
         state.threads = [
             Thread(n, {**places, **dict(zip(THREAD, map(np.int64, t), strict=True))}, dict(outer))
@@ -109,13 +115,13 @@ class _Launched:
 
     def meet(self) -> None:
         """All threads have come to one place: nothing before it races with anything after."""
-        self.race.seen.clear()
+        self.race.first += 1 + (1 + max(self.turns)) * self.race.threads
         self.turns = [0] * len(self.turns)
 
     def select(self, t: Thread) -> None:
         """Make `t` the thread that runs."""
         self.machine.values, self.machine.memory, self.machine.thread = t.values, t.memory, t
-        self.race.iteration = self.turns[t.number // WARP] * self.race.threads + t.number
+        self.race.enter(t.number, self.turns[t.number // WARP])
 
     def each(self, run: Callable[[], Any]) -> list[Any]:
         """The results of `run` in all threads."""

@@ -13,43 +13,66 @@ from .nodes import Buffer
 from .numbers import Value, storage
 
 Array = np.ndarray[Any, Any]
-Points = tuple[Any, ...]
-"""Per dimension of the stored data an array with an entry per lane that takes part, or one number for a scalar."""
+Place = tuple[Any, ...]
+"""Per dimension of the stored data an array with an entry per lane that takes part, or one number for all."""
 
-_NOBODY, MANY = -(1 << 62), -(1 << 62) + 1
+_ACTIONS = ("read", "write", "update")
+_CONFLICTS = {"read": (1, 2), "write": (0, 1, 2), "update": (0, 1)}
+"""Which actions of other iterations an action must not meet."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Race:
-    """Who touched which element in a loop whose iterations must be independent.
+    """Who touched which element in loops whose iterations must be independent: one such loop after another.
 
     reduces: whether iterations may share an element that all of them update at an index the loop does not change.
+    label: the number of the current iteration; in what a loop's elements remember, labels below `first` are those of
+    earlier loops, and `first` itself says that several iterations were there.
     """
 
-    var: str
-    reduces: bool
+    var: str = ""
+    reduces: bool = False
     iteration: int = 0
-    seen: dict[int, tuple[Memory, dict[str, Array]]] = field(default_factory=dict)
+    first: int = 1
+    label: int = 1
 
-    def visit(self, memory: Memory, where: Points, action: str) -> None:
+    def begin(self, var: str, reduces: bool) -> None:
+        """Enter a loop."""
+        self.var, self.reduces = var, reduces
+        self.label += 1
+        self.first = self.label
+
+    def step(self, iteration: int) -> None:
+        """Enter the loop's next iteration."""
+        self.iteration = iteration
+        self.label += 1
+
+    def visit(self, memory: Memory, where: Place, action: str) -> None:
         """Note that the current iteration does `action` ("read", "write" or "update") to elements of `memory`."""
-        if id(memory) not in self.seen:
-            marks = {a: np.full(memory.data.shape, _NOBODY, np.int64) for a in ("read", "write", "update")}
-            self.seen[id(memory)] = (memory, marks)
-        marks = self.seen[id(memory)][1]
-        for other, who in marks.items():
-            shared = action == other and action != "write"
-            if not shared and self.others(who[where]).any():
+        marks = memory.marks.get(self)
+        if marks is None:
+            marks = memory.marks[self] = tuple(np.zeros(memory.data.shape, np.int64) for _ in _ACTIONS)
+        mine = marks[_ACTIONS.index(action)]
+        who = mine[where]
+        several = isinstance(who, np.ndarray)
+        if not several and who == self.label:
+            return  # looked at when it came here first
+        for other in _CONFLICTS[action]:
+            found = marks[other][where]
+            if np.logical_or.reduce(self.others(found), axis=None) if several else self.others(found):
                 raise InternalError(
                     f"race in loop {self.var}: iteration {self.iteration} does a {action} of {memory.name_of(where)}"
-                    f" and another iteration a {other}"
+                    f" and another iteration a {_ACTIONS[other]}"
                 )
-        who = marks[action]
-        who[where] = np.where(self.others(who[where]), MANY, self.iteration)
+        mine[where] = np.where(self.others(who), self.first, self.label) if several else self.mark(who)
+
+    def mark(self, who: Any) -> int:
+        """What an element remembers when the current iteration comes after `who`."""
+        return self.first if self.others(who) else self.label
 
     def others(self, who: Any) -> Any:
         """Where `who` is an iteration other than the current one."""
-        return (who != _NOBODY) & (who != self.iteration)
+        return (who >= self.first) & (who != self.label)
 
 
 @dataclass(slots=True, eq=False)
@@ -57,13 +80,14 @@ class Memory:
     """The elements of a buffer.
 
     data: shaped (1, *shape), and the lanes last where elements are vectors. written: which of them are defined.
-    depth: how many checked loops were around the allocation.
+    depth: how many checked loops were around the allocation. marks: who of each of those loops did what, by action.
     """
 
     buffer: Buffer
     data: Array
     written: Array
     depth: int
+    marks: dict[Race, tuple[Array, ...]] = field(default_factory=dict)
 
     @staticmethod
     def of_argument(b: Buffer, array: Array) -> Memory:
@@ -77,30 +101,22 @@ class Memory:
 
     def read(self, indices: tuple[Value, ...], mask: Value | None, races: Sequence[Race]) -> Value:
         """The elements at `indices`; 0 where `mask` is false."""
-        if mask is None and (point := self.point(indices)) is not None:
-            self.require_defined(point)
-            for race in races[self.depth :]:
-                race.visit(self, point, "read")
-            return self.data[point]
-        where, live = self.points(indices, mask)
+        where, live = self.reach(indices, mask)
         self.require_defined(where)
-        for race in races[self.depth :]:
-            race.visit(self, where, "read")
-        values = np.zeros(live.shape, self.data.dtype)
-        values[live] = self.data[where]
-        return values[()]
+        self.visit(where, "read", races)
+        values = self.data[where]
+        if live is None:
+            return values if values.base is None else values.copy()
+        lanes = np.zeros(live.shape, self.data.dtype)
+        lanes[live] = values
+        return lanes[()]
 
     def write(self, indices: tuple[Value, ...], value: Value, mask: Value | None, races: Sequence[Race]) -> None:
         """Set the elements at `indices` where `mask`."""
-        if mask is None and (point := self.point(indices)) is not None:
-            where, active = point, value
-        else:
-            where, live = self.points(indices, mask)
-            active = np.broadcast_to(value, live.shape)[live]
-        self.data[where] = active
+        where, live = self.reach(indices, mask)
+        self.data[where] = value if live is None else np.broadcast_to(value, live.shape)[live]
         self.written[where] = True
-        for race in races[self.depth :]:
-            race.visit(self, where, "write")
+        self.visit(where, "write", races)
 
     def update(
         self,
@@ -108,30 +124,51 @@ class Memory:
         value: Value,
         mask: Value | None,
         combine: Callable[[Value, Value], Value],
-        races: Sequence[tuple[Race, bool]],
+        races: Sequence[Race],
+        reducing: Sequence[bool],
     ) -> None:
-        """Replace the elements at `indices` by `combine` of them and `value`; each race with whether this reduces."""
-        if mask is None and (point := self.point(indices)) is not None:
-            where, active = point, value
+        """Replace the elements at `indices` by `combine` of them and `value`. reducing: by race, whether this does."""
+        place = None if any(isinstance(i, np.ndarray) for i in indices) else self.place(indices, mask)
+        if place is not None:
+            where, active = place, value
         else:
             where, live = self.points(indices, mask)
             active = np.broadcast_to(value, live.shape)[live]
             self.require_distinct(where)
         self.require_defined(where)
         self.data[where] = combine(self.data[where], active)
-        for race, reducing in races[self.depth :]:
-            race.visit(self, where, "update" if race.reduces and reducing else "write")
+        for race, reduces in zip(races[self.depth :], reducing[self.depth :], strict=True):
+            race.visit(self, where, "update" if race.reduces and reduces else "write")
 
-    def point(self, indices: tuple[Value, ...]) -> Points | None:
-        """Where in the data the scalar `indices` point; None when the access is of a vector or would fail."""
-        if self.buffer.type.lanes > 1 or len(indices) != len(self.buffer.shape):
+    def visit(self, where: Place, action: str, races: Sequence[Race]) -> None:
+        if len(races) > self.depth:
+            for race in races[self.depth :]:
+                race.visit(self, where, action)
+
+    def reach(self, indices: tuple[Value, ...], mask: Value | None) -> tuple[Place, Array | None]:
+        """Where in the data the lanes that `mask` lets through point, and the mask; None if it lets all through."""
+        if mask is not None and mask.ndim == 0 and mask:
+            mask = None
+        place = self.place(indices, mask)
+        return self.points(indices, mask) if place is None else (place, mask)
+
+    def place(self, indices: tuple[Value, ...], mask: Value | None) -> Place | None:
+        """As `points`, for what is in bounds and plain: a scalar, or lanes of which one index makes an array."""
+        b, vector = self.buffer, False
+        if len(indices) != len(b.shape):
             return None
-        for i, extent in zip(indices, self.buffer.shape, strict=True):
-            if np.ndim(i) or not 0 <= i < extent:
+        where = [0]
+        for i, extent in zip(indices, b.shape, strict=True):
+            if isinstance(i, np.ndarray):
+                vector, i = True, i if mask is None else i[mask]
+                if b.type.lanes > 1 or i.size == 0 or np.minimum.reduce(i) < 0 or np.maximum.reduce(i) >= extent:
+                    return None
+            elif not 0 <= i < extent:
                 return None
-        return (0, *indices)
+            where.append(i)
+        return tuple(where) if mask is None or vector else None
 
-    def points(self, indices: tuple[Value, ...], mask: Value | None) -> tuple[Points, Array]:
+    def points(self, indices: tuple[Value, ...], mask: Value | None) -> tuple[Place, Array]:
         """Where in the data the lanes that `mask` lets through point, and the mask at full width (0-d for a scalar)."""
         b = self.buffer
         if len(indices) != len(b.shape):
@@ -145,13 +182,14 @@ class Memory:
                 raise InternalError(f"{self.name_of(where)}: dimension {dimension - 1} has extent {extent}")
         return where, live
 
-    def require_distinct(self, where: Points) -> None:
+    def require_distinct(self, where: Place) -> None:
         if len(set(zip(*[i.tolist() for i in where], strict=True))) < len(where[0]):
             raise InternalError(f"lanes update one element of {self.name_of(where)} together")
 
-    def require_defined(self, where: Points) -> None:
-        if not self.written[where].all():
+    def require_defined(self, where: Place) -> None:
+        found = self.written[where]
+        if not (np.logical_and.reduce(found, axis=None) if isinstance(found, np.ndarray) else found):
             raise InternalError(f"{self.name_of(where)} is read but undefined")
 
-    def name_of(self, where: Points) -> str:
+    def name_of(self, where: Place) -> str:
         return f"{self.buffer.name}[{', '.join(str(np.unique(i).tolist()) for i in where[1:])}]"

@@ -34,7 +34,7 @@ from tensor_comprehensions.loop_ir.nodes import (
     Store,
     Unary,
 )
-from tensor_comprehensions.loop_ir.numbers import storage
+from tensor_comprehensions.loop_ir.numbers import operator, storage
 
 N = 6
 A, B = b.buffer("A", FLOAT32, (N,)), b.buffer("B", FLOAT32, (N,))
@@ -100,6 +100,23 @@ def test_min_and_max_propagate_nan() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "mod", "min", "max", "eq", "ne", "lt", "le", "gt", "ge"])
+def test_a_scalar_is_computed_as_a_lane(op: str, dtype: DType) -> None:
+    kind, combine = storage(dtype), operator(op, dtype)
+    if dtype.is_bool and op in ("sub", "div", "mod"):
+        return
+    with np.errstate(all="ignore"):
+        floats = [0.0, -0.0, 1.5, -2.5, np.inf, -np.inf, np.nan, 3e38]
+        limits = [np.iinfo(kind).min, np.iinfo(kind).max] if dtype.is_integer else []
+        known = np.array(floats if dtype.is_float else [0, 1, 7, 100, *limits]).astype(kind)
+        for x in known:
+            lanes = combine(np.full(len(known), x), known)
+            scalars = [combine(x, y) for y in known]
+            assert all(s.dtype == lanes.dtype for s in scalars)
+            np.testing.assert_array_equal(np.array(scalars), lanes)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_every_type_is_stored_and_loaded(dtype: DType) -> None:
     source, out = b.buffer("source", dtype, (4,)), b.buffer("out", dtype, (4,))
     arrays = {"source": np.array([1, 0, 1, 1]).astype(storage(dtype)), "out": np.zeros(4, storage(dtype))}
@@ -157,6 +174,8 @@ SCRATCH = b.buffer("s", FLOAT32, (2,), Space.SCRATCH)
 VECTOR, PARALLEL = LoopKind.VECTOR, LoopKind.PARALLEL
 FIRST = b.store(SCRATCH, (0,), 1.0)
 NEXT = b.mod(b.add(ROW, 1), N)
+AGAIN = b.sub(1, b.var("n"))  # 1, then 0
+LATE = b.sub(N - 1, ROW)  # element 0 is read by all, and the last iteration writes it
 
 
 @pytest.mark.parametrize(
@@ -177,6 +196,10 @@ NEXT = b.mod(b.add(ROW, 1), N)
         (loop(b.store(TOTAL, (), 1.0, op="+"), PARALLEL), "race"),
         (loop(b.store(A, (b.load(AT, ROW),), 1.0, op="+"), VECTOR), "race"),
         (loop(b.block(b.store(TOTAL, (), 1.0, op="+"), b.store(A, (ROW,), b.load(TOTAL))), VECTOR), "race"),
+        (loop(loop(b.store(A, (b.mul(ROW, AGAIN),), 1.0), PARALLEL), stop=2, var="n"), "iteration 1 does a write"),
+        (loop(b.block(b.store(B, (ROW,), b.load(A, 0)), b.store(A, (LATE,), 1.0)), PARALLEL), "a read"),
+        (loop(b.store(A, (b.ramp(ROW, 1, 2),), 1.0), PARALLEL, stop=4), "race"),
+        (loop(b.store(A, (b.ramp(b.mul(ROW, 2), 1, 2),), b.load(A, b.ramp(ROW, 1, 2))), PARALLEL, stop=3), "race"),
         (b.store(A, (b.load(AT, b.ramp(0, 1, 4)),), 1.0, op="+"), "together"),
         (Allocate(SCRATCH, loop(b.store(SCRATCH, (0,), 1.0), PARALLEL)), "race"),
         (Invoke("nosuch", ()), "intrinsic"),
@@ -195,6 +218,8 @@ def test_faults_are_reported(body: Stmt, message: str) -> None:
         loop(Allocate(SCRATCH, b.block(b.store(SCRATCH, (0,), 1.0), b.store(A, (ROW,), b.load(SCRATCH, 0)))), PARALLEL),
         loop(loop(b.store(A, (ROW,), 1.0, op="+"), VECTOR, var="j"), PARALLEL),
         b.block(loop(b.store(A, (ROW,), 1.0), PARALLEL), loop(b.store(A, (NEXT,), 2.0), PARALLEL)),
+        loop(loop(b.store(A, (b.mod(b.add(ROW, b.var("n")), N),), 1.0), PARALLEL), stop=3, var="n"),
+        loop(b.store(A, (b.ramp(b.mul(ROW, 2), 1, 2),), b.load(A, b.ramp(b.mul(ROW, 2), 1, 2))), PARALLEL, stop=3),
     ],
 )
 def test_independent_iterations_are_no_race(body: Stmt) -> None:
