@@ -19,7 +19,7 @@ from .codegen import c, llvm
 from .errors import ArgumentError, CannotLower, InternalError
 from .inspection import Dump, logger
 from .loop_ir.hoist import hoist_accumulators
-from .loop_ir.nodes import Buffer, CheckSite, Module, Stmt
+from .loop_ir.nodes import CheckSite, Module, Stmt
 from .loop_ir.show import show
 from .loop_ir.simplify import simplify
 from .loop_ir.unroll import unroll
@@ -243,6 +243,14 @@ def compile_function(bound: BoundFunction, text: str, options: CpuOptions, targe
     return compiled
 
 
+def machine_code(
+    bound: BoundFunction, text: str, options: CpuOptions, target: Target
+) -> tuple[ObjectCode, tuple[int, ...]]:
+    """What `compile_function` makes, for another process to load, and the bytes of its temporaries."""
+    results, _, _ = run_passes(PASSES[:-1], bound, text, Job(options, target))
+    return results["assemble"], temporary_bytes(results["simplify_again"])
+
+
 def run_passes(
     passes: Sequence[Pass], bound: BoundFunction, text: str, job: Any
 ) -> tuple[dict[str, Any], tuple[tuple[str, float], ...], Dump | None]:
@@ -333,13 +341,7 @@ def digest(bound: BoundFunction, options: object, target: object) -> str:
 
 def temporary_bytes(module: Module) -> tuple[int, ...]:
     """Bytes of each temporary that the caller of `module` provides."""
-    return tuple(map(buffer_bytes, module.temporaries))
-
-
-def buffer_bytes(b: Buffer) -> int:
-    """Bytes from the first element of a buffer to its last."""
-    elements = 0 if 0 in b.shape else 1 + sum((n - 1) * s for n, s in zip(b.shape, b.strides, strict=True))
-    return elements * b.type.dtype.size
+    return tuple(b.bytes for b in module.temporaries)
 
 
 def _observe(name: str, step: Pass, value: Any, number: int, dump: Dump | None) -> None:

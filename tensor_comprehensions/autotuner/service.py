@@ -16,7 +16,7 @@ from time import perf_counter
 import torch
 
 from ..cache.records import from_message
-from ..compiler import compile_function, settle
+from ..compiler import machine_code, settle
 from ..errors import CannotLower, TCError
 from ..options import CpuOptions
 from ..runtime import cpu
@@ -120,8 +120,8 @@ def compiled(problem: Problem, options: object) -> pb.Code:
     if not isinstance(options, CpuOptions):
         raise Rejected(pb.INVALID, f"options for another device: {type(options).__name__}")
     bound = _known(problem).bound
-    made = compile_function(bound, problem.message.source, settle(bound, options, host()), host())
-    return pb.Code(program=made.code.data, temporaries=made.temporaries, symbols=made.code.symbols)
+    code, temporaries = machine_code(bound, problem.message.source, settle(bound, options, host()), host())
+    return pb.Code(program=code.data, temporaries=temporaries, symbols=code.symbols)
 
 
 # --- measuring ---------------------------------------------------------------------------------------------------

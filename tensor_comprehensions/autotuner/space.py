@@ -20,6 +20,7 @@ from ..options import CpuOptions
 from ..structured.apply import plan_of
 from ..structured.candidates import candidates
 from ..structured.estimate import estimate
+from ..structured.length import length
 from ..structured.movers import movement
 from ..structured.normalise import normalise
 from ..structured.op import StructuredOp
@@ -40,6 +41,8 @@ FIELDS, BESIDE = 0.4, 0.9
 """The same for a field of the options; and beside pipelines, which matter more."""
 HOPELESS = 3.0
 """Times as many cycles as for the default, by the cost model, for which a pipeline is not tried."""
+WORDY, BRIEF = 4.0, 128
+"""Times the code of the default that takes too long to compile for what it may be worth; never so few multiply-adds."""
 DEEPEST = 6
 """Loops that tiles may cut."""
 
@@ -79,7 +82,7 @@ class Space:
         start: options that hold where no gene says otherwise.
         ops: the contractions by their names in the schedule, with the pipelines to choose from.
         alone: nothing but pipelines lowers the def, as long as they are used.
-        most: times as many cycles as the default has, by the cost model, that pipelines may have.
+        most, longest: times as many cycles and as much code as the default has, by the model, that pipelines may have.
     """
 
     genes: tuple[Gene, ...]
@@ -88,6 +91,7 @@ class Space:
     ops: tuple[tuple[str, str, StructuredOp], ...]
     alone: bool = False
     most: float = math.inf
+    longest: float = math.inf
 
     def options(self, genome: Genome) -> CpuOptions:
         """What a genome means."""
@@ -115,13 +119,14 @@ class Space:
 
     def key(self, options: CpuOptions) -> Hashable | None:
         """The same for options that mean the same; None where their pipelines cannot be followed, or are hopeless."""
-        plain, cycles = replace(options, strategy=None), 0.0
+        plain, cycles, code = replace(options, strategy=None), 0.0, 0
         plans: list[tuple[str, Hashable]] = []
         for name, _, op in self.ops if options.structured else ():
             pipeline = meant_for(options.strategy, name)
             if not isinstance(pipeline, Pipeline):
                 plans.append((name, None))
-                cycles += self._usual.get(name, 0.0)
+                usual = self._usual.get(name, _NOTHING)
+                cycles, code = cycles + usual.cycles, code + usual.code
                 continue
             try:
                 check(pipeline, op, self.target)
@@ -129,22 +134,25 @@ class Space:
                     plans.append((name, pipeline))
                     continue
                 plan = plan_of(pipeline, op, self.target)
-                cycles += estimate(normalise(op), plan, self.target)
+                cost = _cost(op, plan, self.target)
+                cycles, code = cycles + cost.cycles, code + cost.code
             except (CannotLower, TCError):
                 return None
             plans.append((name, _clipped(plan)))
-        if cycles > self.most * sum(self._usual.values()):
+        if cycles > self.most * sum(u.cycles for u in self._usual.values()):
+            return None
+        if code > max(BRIEF, self.longest * sum(u.code for u in self._usual.values())):
             return None
         return plain, options.strategy is None, tuple(plans)
 
     @cached_property
-    def _usual(self) -> dict[str, float]:
-        """Cycles of the model's choice for every product that it has one for."""
+    def _usual(self) -> dict[str, _Cost]:
+        """What the model's choice costs for every product that it has one for."""
         found = {}
         for name, _, op in self.ops:
             with contextlib.suppress(CannotLower):
                 plan = plan_for(None, op, self.target, parallel=self.start.grain > 0)
-                found[name] = estimate(normalise(op), plan, self.target)
+                found[name] = _cost(op, plan, self.target)
         return found
 
     def _tuple(self, name: str, values: dict[str, Any]) -> tuple[int, ...]:
@@ -196,6 +204,22 @@ class Space:
         return meant_for(options.strategy, head) if tail == "pipeline" else gene.choices[0]
 
 
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """By the model. code: multiply-adds that it spells out."""
+
+    cycles: float
+    code: int
+
+
+_NOTHING = _Cost(0.0, 0)
+
+
+def _cost(op: StructuredOp, plan: Plan, target: Target) -> _Cost:
+    op = normalise(op)
+    return _Cost(estimate(op, plan, target), length(op, plan))
+
+
 def _clipped(plan: Plan) -> Plan:
     """The plan in which no tile is larger than the one around it: code has as many points as there are."""
     around: dict[str, int] = {}
@@ -231,7 +255,7 @@ def space(
     for name, tensor, op in ops:
         genes += _op_genes(name, tensor, op, every, target)
     base = replace(start, strategy=start.strategy if not ops else None)
-    made = Space(tuple(g for g in genes if len(g.choices) > 1), base, target, ops, alone, HOPELESS)
+    made = Space(tuple(g for g in genes if len(g.choices) > 1), base, target, ops, alone, HOPELESS, WORDY)
     return made, _seeds(made, every)
 
 

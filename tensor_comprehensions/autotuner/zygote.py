@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -52,6 +53,7 @@ def main(descriptor: int, parent: int) -> None:
     _die_with_parent(signal.SIGTERM)
     for module in PRELOAD:
         importlib.import_module(module)
+    gc.freeze()  # no worker looks through what all of them share, or copies it by looking
     children: set[int] = set()
     sweep()
     folder = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")

@@ -15,6 +15,9 @@ from tensor_comprehensions.autotuner.search import SEARCHES, Candidate, GeneticS
 from tensor_comprehensions.autotuner.space import sizes, space
 from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.strategies import pack, parallel, tile, unroll, vectorize
+from tensor_comprehensions.structured.apply import plan_of
+from tensor_comprehensions.structured.length import length
+from tensor_comprehensions.structured.normalise import normalise
 
 from .pretend import TMM, landscape, space_of, subject
 
@@ -84,6 +87,16 @@ def test_pipelines_that_the_model_finds_hopeless_are_not_tried() -> None:
     hopeless = CpuOptions(strategy=(("S0", tile(n=4, m=1) >> pack(B="n1") >> vectorize("n", lanes=4)),))
     assert made.key(hopeless) is None
     assert replace(made, most=math.inf).key(hopeless) is not None
+
+
+def test_pipelines_that_become_long_code_are_not_tried() -> None:
+    made = replace(space_of(subject(TMM, (64, 96), (48, 96)))[0], most=math.inf)
+    _, _, op = made.ops[0]
+    wordy = tile(m=17, n=40) >> tile(m=5, n=16) >> vectorize("n", lanes=8) >> unroll(k=8)
+    assert length(normalise(op), plan_of(wordy, op, made.target)) == (5 + 2 + 5 + 3) * (2 + 1 + 1) * 8
+    options = CpuOptions(strategy=(("S0", wordy),))
+    assert made.key(options) is None
+    assert replace(made, longest=math.inf).key(options) is not None
 
 
 def test_edits_change_one_number_each() -> None:
