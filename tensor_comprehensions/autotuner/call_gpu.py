@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from ..calling.calls import examples, normal_strides, sizes_of, with_strides
+from ..calling.gpu.library import products
 from ..calling.kernels import Kernels
 from ..errors import ArgumentError
 from ..inspection import logger
@@ -23,7 +24,7 @@ from .problem import describe
 from .processes import Group, Settings, Zygote
 from .report import write
 from .service import limits
-from .service_gpu import fingerprint, target_of
+from .service_gpu import fingerprint, is_modelled, target_of
 from .space_gpu import mapping_space
 from .tune import Spaced, Subject, tune
 from .tuner import Effort, Tuned
@@ -99,7 +100,13 @@ def autotune(
     if not isinstance(start, MappingOptions):
         raise ArgumentError(f"options is {type(start).__name__}", expected="MappingOptions(...)")
     check_mapping(start, machine)
-    spaced = cast("Spaced", mapping_space(bound, machine, start))
+    modelled, calls = is_modelled(name), products(bound)
+    if modelled and calls and start.match_library_calls:
+        raise ArgumentError(
+            f"the search starts with calls of torch, and {name} has no model of what they take",
+            suggestion="search on a device, or from options without match_library_calls",
+        )
+    spaced = cast("Spaced", mapping_space(bound, machine, start, calls=not modelled))
     message = describe(kernels.function, arguments, trying.seed)
     subject = Subject(kernels.function, bound, message, cast("Any", machine), cast("Any", start), store_of(store))
     workers = GpuWorkers(name)
@@ -112,6 +119,8 @@ def autotune(
         kernels.function.name, name, found.seconds, found.speedup, found.default_seconds, len(found.outcomes),
         found.elapsed,
     )  # fmt: skip
+    if cast("MappingOptions", found.options).match_library_calls:
+        logger("tune").info("%s on %s: torch computes %s", kernels.function.name, name, "; ".join(map(str, calls)))
     if report is not None:
         write(Path(report), [(kernels.function.name, found)])
     kernels.gpu.tune(sizes, strides, machine, cast("MappingOptions", found.options))

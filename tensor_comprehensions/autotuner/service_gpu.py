@@ -61,9 +61,14 @@ def target_of(name: str) -> GpuTarget:
     return cuda.device_target(int(match[1]))
 
 
+def is_modelled(name: str) -> bool:
+    """Is what a kernel takes on a device told by a model?"""
+    return name.startswith("emulated")
+
+
 def fingerprint(name: str) -> str:
     """Of a device: times of one fingerprint can be compared."""
-    if name.startswith("emulated"):
+    if is_modelled(name):
         return name
     return f"{torch.cuda.get_device_name(name)} {target_of(name).name}"
 
@@ -178,10 +183,10 @@ def _made(request: pb.Request, options: object) -> tuple[Runner, str]:
         return compile_gpu(piece, problem.message.source, own, wanted)
 
     plan = planned(problem.bound, options, wanted, compiled)
-    if not request.device.startswith("emulated"):
+    if not is_modelled(request.device):
         return OnDevice(plan, torch.device(request.device)), _digest(plan)
     if isinstance(plan, Parts):
-        raise Rejected(pb.INVALID, "what torch's products take is not known without a device")
+        raise Rejected(pb.INVALID, f"{request.device} has no model of what torch's products take")
     return Modelled(plan), _digest(plan)
 
 

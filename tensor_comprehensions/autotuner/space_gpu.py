@@ -12,6 +12,7 @@ from itertools import zip_longest
 from random import Random
 from typing import Any
 
+from ..calling.gpu.library import products
 from ..errors import ArgumentError
 from ..options import MappingOptions, check_mapping
 from ..target import GpuTarget
@@ -22,28 +23,36 @@ PRESETS = ("naive", "pointwise", "mlp", "convolution", "group_convolution")
 AXES = 3
 LISTS = {"tile": 0, "threads": 1, "blocks": 1}
 """The options that are lists of sizes, with what stands for a size that is not there."""
-CALLS = ("match_library_calls",)
-"""What no gene is for: calls of a library are the user's choice."""
+CALLS = "match_library_calls"
+"""The option that has a gene only where there are calls of a library to match, and a device to time them on."""
 MOST = 4096
 """Of a size that is no power of two: threads and tiles beyond are too large anyway."""
 
 
 @dataclass(frozen=True)
 class MappingSpace:
-    """All mappings that a search may take. start: options that hold where no gene says otherwise."""
+    """All mappings that a search may take.
+
+    Attributes:
+        start: options that hold where no gene says otherwise.
+        whole: whether calls of a library, where they are matched, leave nothing to map.
+    """
 
     genes: tuple[Gene, ...]
     start: MappingOptions
     target: GpuTarget
+    whole: bool = False
 
     def options(self, genome: Genome) -> MappingOptions:
-        """What a genome means: options that only matter with others are left out without them."""
+        """What a genome means: options that only matter with others, or with something to map, are left out."""
         values = {g.name: g.choices[place] for g, place in zip(self.genes, genome, strict=True)}
         changes: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
         for name, nothing in LISTS.items():
             numbers = [values[f"{name}.{k}"] for k in range(DEEPEST) if f"{name}.{k}" in values]
             if numbers:
                 changes[name] = _trimmed(numbers, nothing)
+        if self.whole and changes.get(CALLS):
+            changes = {CALLS: True}
         return _consistent(replace(self.start, **changes))
 
     def key(self, options: MappingOptions) -> MappingOptions | None:
@@ -73,18 +82,27 @@ class MappingSpace:
 
 
 def mapping_space(
-    bound: BoundFunction, target: GpuTarget, start: MappingOptions, others: Sequence[MappingOptions] = ()
+    bound: BoundFunction,
+    target: GpuTarget,
+    start: MappingOptions,
+    others: Sequence[MappingOptions] = (),
+    *,
+    calls: bool = False,
 ) -> tuple[MappingSpace, tuple[Genome, ...]]:
     """The space around `start`, and what to try first: `start`, `others`, the presets, and `start` with one change.
 
-    others: options that were good elsewhere; their values are among the choices.
+    Args:
+        others: options that were good elsewhere; their values are among the choices.
+        calls: whether what calls a library can be timed.
     """
     depth = max(1, *(len(s.indices) for s in bound.statements))
     presets = [replace(o, tile=o.tile[:depth]) for o in (getattr(MappingOptions, name)() for name in PRESETS)]
     memory = replace(start, shared_memory=True, private_memory=True)
-    every = [_canonical(o) for o in (start, *others, *presets, memory)]
-    genes = tuple(g for g in _genes(bound, every) if len(g.choices) > 1)
-    made = MappingSpace(genes, every[0], target)
+    count = len(products(bound))
+    matched, without = ([replace(start, match_library_calls=True)], ()) if calls and count else ([], (CALLS,))
+    every = [_canonical(o) for o in (start, *others, *matched, *presets, memory)]
+    genes = tuple(g for g in _genes(bound, every) if len(g.choices) > 1 and g.name not in without)
+    made = MappingSpace(genes, every[0], target, count == len(bound.statements))
     found: list[Genome | None] = [made.genome(o) for o in every]
     first = found[0]
     assert first is not None
@@ -112,7 +130,7 @@ def _genes(bound: BoundFunction, every: Sequence[MappingOptions]) -> Iterable[Ge
                 tried = {n for extent in own for n in sizes(extent) if n <= MOST or not n & (n - 1)}
                 tried |= {v[k] for v in given if k < len(v)} | {nothing}
                 yield Gene(f"{f.name}.{k}", tuple(sorted(tried)), keep=0.0)
-        elif (choices := f.metadata.get("choices")) and f.name not in CALLS:
+        elif choices := f.metadata.get("choices"):
             yield Gene(f.name, tuple(dict.fromkeys((*given, *choices))), keep=0.3)
 
 

@@ -173,3 +173,12 @@ def test_a_call_like_the_last_one_takes_the_short_way(fake: FakeCuda, monkeypatc
     for given, found in ((other, first), (tensors, second), (other, out)):
         for x, right in zip(found, op.reference(*given), strict=True):
             torch.testing.assert_close(x, right, rtol=1e-4, atol=1e-4)
+
+
+def test_a_def_that_is_a_product_launches_nothing(fake: FakeCuda) -> None:
+    op, (A, B) = op_of(*PRODUCTS["tmm"]), arguments(PRODUCTS["tmm"][0])
+    kernel, out = op.compile(A, B, target=SM90, options=CALLS), torch.empty(4, 5)
+    for _ in range(2):
+        assert torch.equal(kernel(A, B), A.t() @ B.t())
+        assert torch.equal(kernel(A, B, out=out), A.t() @ B.t())
+    assert not fake.launches

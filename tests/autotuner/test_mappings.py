@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.autotuner import service_gpu
+from tensor_comprehensions.autotuner import call_gpu, service_gpu
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
 from tensor_comprehensions.autotuner.problem import describe
 from tensor_comprehensions.autotuner.service import VERSION
@@ -24,6 +26,9 @@ from tensor_comprehensions.options import CpuOptions, MappingOptions, check_mapp
 from tensor_comprehensions.runtime import emulator
 from tensor_comprehensions.target import target
 
+from ..fake_cuda import FakeCuda, fake
+
+__all__ = ["fake"]
 needs_compiler = pytest.mark.skipif(
     not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler"
 )
@@ -144,3 +149,127 @@ def test_devices_that_are_not_there() -> None:
             op.autotune(A, B, devices=devices)
     with pytest.raises(ArgumentError, match="expected: MappingOptions"):
         op.autotune(A, B, devices=[MODEL], options=CpuOptions())
+
+
+# --- calls of a library ------------------------------------------------------------------------------------------
+
+LAYER = """
+def layer(float(M,K) A, float(K,N) B, float(N) bias) -> (out) {
+    C(m,n) +=! A(m,k) * B(k,n)
+    out(m,n) = fmax(C(m,n) + bias(n), 0)
+}
+"""
+CALLS = replace(SLOW, match_library_calls=True)
+
+
+class Played:
+    """What evaluates in this process, on the CPU that plays a device."""
+
+    separate, width, fingerprint = False, 1, "played"
+
+    def __init__(self, device: str) -> None:
+        self.asked: list[pb.Request] = []
+
+    def begin(self) -> None:
+        """Nothing starts."""
+
+    def submit(self, request: pb.Request) -> Future[bytes]:
+        request.device = "cpu"
+        self.asked.append(request)
+        future: Future[bytes] = Future()
+        future.set_result(service_gpu.handle(request.SerializeToString(), lambda phase: None))
+        return future
+
+    def close(self) -> None:
+        """Nothing ends."""
+
+
+class Event:
+    """The time of the played device: a launch takes 1000 s, of one of several kernels 10 s, a product of torch 1 s."""
+
+    clock: list[Any] = []  # noqa: RUF012
+
+    def __init__(self, enable_timing: bool) -> None:
+        self.at = 0.0
+
+    def record(self, stream: object) -> None:
+        launches, products = self.clock
+        self.at = sum(10.0 if name[-1].isdigit() else 1000.0 for name, *_ in launches) + len(products)
+
+    def elapsed_time(self, other: Event) -> float:
+        return 1e3 * (other.at - self.at)
+
+
+@pytest.fixture
+def played(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The played device for the tuner; the products that torch computes there."""
+    products: list[str] = []
+    original, mm = service_gpu.compile_gpu, torch.mm
+
+    def compiled(*given: Any, **more: Any) -> GpuCompiled:
+        made = original(*given, **more)
+        fake.known[made.code.source] = made
+        return made
+
+    def counted(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        products.append(str(tuple(out.shape)))
+        return mm(left, right, out=out)
+
+    monkeypatch.setattr(Event, "clock", [fake.launches, products])
+    for where, name, value in (
+        (call_gpu, "GpuWorkers", Played), (call_gpu, "target_of", lambda name: SM90),
+        (service_gpu, "target_of", lambda name: SM90), (service_gpu, "fingerprint", lambda name: "played"),
+        (service_gpu, "compile_gpu", compiled), (service_gpu, "calls_for", lambda first: 1),
+        (torch, "mm", counted), (torch.cuda, "Event", Event),
+        (torch.cuda, "current_stream", lambda device: None), (torch.cuda, "synchronize", lambda device: None),
+    ):  # fmt: skip
+        monkeypatch.setattr(where, name, value)
+    return products
+
+
+def test_calls_of_a_library_are_a_gene_where_they_can_be_timed() -> None:
+    bound = kernel().bound
+    made, seeds = mapping_space(bound, SM90, SLOW, calls=True)
+    assert CALLS in [made.options(g) for g in seeds]
+    source = Random(1)
+    options = {made.options(made.random(source)) for _ in range(60)}
+    assert [o for o in options if o.match_library_calls] == [CALLS]  # there is nothing to map
+    assert made.options(made.genome(CALLS) or ()) == CALLS
+    made, _ = mapping_space(bound, SM90, SLOW)
+    assert "match_library_calls" not in {g.name for g in made.genes}
+    shapes = (torch.ones(4, 6), torch.ones(6, 5), torch.ones(5))
+    bound = tc.define(LAYER).layer.compile(*shapes, target=SM90).compiled.bound
+    made, _ = mapping_space(bound, SM90, SLOW, calls=True)
+    options = {made.options(made.random(source)) for _ in range(60)}
+    assert len([o for o in options if o.match_library_calls]) > 10
+    bound = tc.define("def f(float(N) x) -> (y) { y(n) = x(n) }").f.compile(torch.ones(4), target=SM90).compiled.bound
+    made, _ = mapping_space(bound, SM90, SLOW, calls=True)
+    assert "match_library_calls" not in {g.name for g in made.genes}
+
+
+@needs_compiler
+def test_the_tuner_measures_calls_of_a_library(
+    fake: FakeCuda, played: list[str], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """It finds that they are fast here, says so, and later calls make them."""
+    effort: dict[str, Any] = {"budget": 600, "generations": 1, "population": 4, "store": tmp_path}
+    op, tensors = tc.define(LAYER).layer, (A, B, torch.randn(20))
+    with caplog.at_level(logging.INFO, "tensor_comprehensions"):
+        found = op.autotune(*tensors, devices=["cuda:0"], options=SLOW, **effort)
+    assert found.match_library_calls
+    (told,) = [r.getMessage() for r in caplog.records if "torch computes" in r.getMessage()]
+    assert "torch.mm(A.permute(0, 1), B.permute(0, 1), out=C.permute(0, 1))" in told
+    for _ in range(2):
+        fake.launches.clear()
+        played.clear()
+        torch.testing.assert_close(op(*tensors), op.reference(*tensors), rtol=1e-4, atol=1e-4)
+        assert ([name for name, *_ in fake.launches], played) == (["layer_1"], ["(24, 20)"])
+
+
+def test_a_model_knows_nothing_of_a_library() -> None:
+    refused = asked(CALLS)
+    assert refused.status == pb.INVALID
+    assert "emulated:sm_90 has no model of what torch's products take" in refused.message
+    op = tc.define(SOURCE).mm
+    with pytest.raises(ArgumentError, match="no model of what they take"):
+        op.autotune(A, B, devices=[MODEL], options=CALLS)

@@ -69,6 +69,11 @@ def pieces(bound: BoundFunction) -> tuple[Piece, ...]:
     return tuple(p if isinstance(p, Product) else _piece(bound, parts, n, p) for n, p in enumerate(parts))
 
 
+def products(bound: BoundFunction) -> tuple[Product, ...]:
+    """The products among the statements of a def, in order."""
+    return tuple(p for s in bound.statements if (p := product_of(s, bound)) is not None)
+
+
 def product_of(s: BoundStatement, bound: BoundFunction) -> Product | None:
     """The product that a statement is; None where it is something else, or leaves a part of a tensor out."""
     e = s.value
