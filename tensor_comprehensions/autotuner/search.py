@@ -44,10 +44,14 @@ class Sampler:
 
     def __init__(self, space: Space, seed: int) -> None:
         self.space, self.random = space, Random(seed)
+        self._tried: set[Genome] = set()
         self._seen: set[Hashable] = set()
 
     def new(self, genome: Genome) -> Candidate | None:
         """The candidate of a genome; None where it is invalid or means what another meant before."""
+        if genome in self._tried:
+            return None
+        self._tried.add(genome)
         options = self.space.options(genome)
         key = self.space.key(options)
         if key is None or key in self._seen:
