@@ -2,6 +2,8 @@
 
 Each def is one job in a process of its own, since a wrong kernel may crash what emulates it; a text that was seen
 before is not run again. A journal has one line for each job that is done: a run that was stopped goes on from there.
+It has a digest of each text, too, so that after a change of the mapper only the texts that changed need to run:
+`--known` takes journals of what is right. What an earlier version printed, its own `--way text` tells.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ from .gpu_suite import Case, check, every, mapped, memory_of, random_options
 
 TARGETS = tuple(target(f"cuda:{name}") for name in ("sm_90", "sm_80", "sm_90", "sm_75"))
 ARCHITECTURES = ("sm_80", "sm_90")
-WAYS = ("emulator", "nvrtc", "nvrtc-quick", "opencl", "interpreter", "device")
-"""nvrtc-quick: machine code too, but NVRTC optimises little, which takes less than half of the time."""
+WAYS = ("emulator", "nvrtc", "nvrtc-quick", "opencl", "interpreter", "device", "text")
+"""text: nothing is run. nvrtc-quick: machine code, too, but optimised little, in less than half of the time."""
 QUICK = ("--Ofast-compile=max",)
 TOGETHER = 24
 """Texts that are compiled in one go: that takes a tenth of the time of compiling each, a half with NVRTC."""
@@ -57,7 +59,13 @@ class Choice:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of a job. pairs: of the def and a set of options; texts: different ones among what they give."""
+    """What became of a job.
+
+    Attributes:
+        pairs: of the def and a set of options. texts: different ones among what they give. known: of these, not tried
+            since they are known to be right.
+        digests: of the text of each pair, in order, but for what was refused or failed before.
+    """
 
     case: str
     way: str
@@ -65,8 +73,10 @@ class Tally:
     pairs: int = 0
     texts: int = 0
     refused: int = 0
+    known: int = 0
     seconds: float = 0.0
     failures: list[dict[str, str]] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
 
     def fail(self, choice: Choice, error: BaseException | str) -> None:
         told = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
@@ -86,11 +96,11 @@ def choices(case: str, rounds: range, way: str = "emulator") -> Iterator[Choice]
             yield Choice(f"random {n}", random_options(Random(f"{case} {n}"), machine), machine)
 
 
-def prove(case: Case, way: str, rounds: range) -> Tally:
-    """Try `case` under the options of `rounds`."""
+def prove(case: Case, way: str, rounds: range, known: frozenset[str] = frozenset()) -> Tally:
+    """Try `case` under the options of `rounds`. known: digests of texts that need not be tried."""
     tally = Tally(case.name, way, (rounds.start, rounds.stop))
     start = time.process_time()
-    seen: set[bytes] = set()
+    seen: set[str] = set()
     waiting: list[tuple[Choice, Module, GpuCode]] = []
     for choice in choices(case.name, rounds, way):
         tally.pairs += 1
@@ -103,20 +113,23 @@ def prove(case: Case, way: str, rounds: range) -> Tally:
         except Exception as error:
             tally.fail(choice, error)
             continue
-        digest = sha256(code.source.encode()).digest()
-        if digest not in seen:
-            seen.add(digest)
+        digest = sha256(code.source.encode()).hexdigest()[:16]
+        tally.digests.append(digest)
+        if digest not in seen | known:
             waiting.append((choice, module, code))
+        seen.add(digest)
         if len(waiting) == TOGETHER:
             _try(case, way, waiting, tally)
             waiting.clear()
     if waiting:
         _try(case, way, waiting, tally)
-    tally.texts, tally.seconds = len(seen), time.process_time() - start
+    tally.texts, tally.known, tally.seconds = len(seen), len(seen & known), time.process_time() - start
     return tally
 
 
 def _try(case: Case, way: str, printed: Sequence[tuple[Choice, Module, GpuCode]], tally: Tally) -> None:
+    if way == "text":
+        return
     if way == "emulator":
         _emulate(case, printed, tally)
         return
@@ -201,15 +214,15 @@ def _prefix(number: int, codes: Sequence[GpuCode]) -> str:
 # --- jobs --------------------------------------------------------------------------------------------------------
 
 
-def _child(case: Case, way: str, rounds: range, pipe: Any) -> None:
-    pipe.send(asdict(prove(case, way, rounds)))
+def _child(case: Case, way: str, rounds: range, known: frozenset[str], pipe: Any) -> None:
+    pipe.send(asdict(prove(case, way, rounds, known)))
     pipe.close()
 
 
-def in_process(case: Case, way: str, rounds: range) -> Tally:
+def in_process(case: Case, way: str, rounds: range, known: frozenset[str] = frozenset()) -> Tally:
     """As `prove`, in a process that may crash: then by halves, until it is known which options do it."""
     receiver, sender = (fork := get_context("fork")).Pipe(duplex=False)
-    process = fork.Process(target=_child, args=(case, way, rounds, sender))
+    process = fork.Process(target=_child, args=(case, way, rounds, known, sender))
     process.start()
     sender.close()
     try:
@@ -224,10 +237,11 @@ def in_process(case: Case, way: str, rounds: range) -> Tally:
         tally.fail(next(choices(case.name, rounds, way)), f"the process ended with {process.exitcode}")
         return tally
     middle = (rounds.start + rounds.stop) // 2
-    first, second = (in_process(case, way, r) for r in (range(rounds.start, middle), range(middle, rounds.stop)))
+    first, second = (in_process(case, way, r, known) for r in (range(rounds.start, middle), range(middle, rounds.stop)))
     return Tally(
         case.name, way, (rounds.start, rounds.stop), first.pairs + second.pairs, first.texts + second.texts,
-        first.refused + second.refused, first.seconds + second.seconds, first.failures + second.failures,
+        first.refused + second.refused, first.known + second.known, first.seconds + second.seconds,
+        first.failures + second.failures, first.digests + second.digests,
     )  # fmt: skip
 
 
@@ -240,22 +254,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shard", default="0/1", help="N/COUNT: one part of the defs, counted from 0")
     parser.add_argument("--seconds", type=float, default=1e9, help="no job starts after so many")
     parser.add_argument("--journal", type=Path, help="where lines of JSON go, and say what is done")
+    parser.add_argument("--known", type=Path, nargs="*", default=(), help="journals whose texts are not tried again")
     options = parser.parse_args(arguments)
     part, _, count = options.shard.partition("/")
     rounds = range(options.first, options.first + options.rounds)
     cases = [c for n, c in enumerate(every()) if n % int(count) == int(part) and fnmatch(c.name, options.cases)]
-    lines = options.journal.read_text().splitlines() if options.journal and options.journal.exists() else []
-    known = {(t["case"], t["way"], tuple(t["rounds"])): t for t in map(json.loads, lines)}
+    done = {(t.case, t.way, t.rounds): t for t in journalled(options.journal)}
+    known: dict[str, set[str]] = {}
+    for tally in (t for path in options.known for t in journalled(path) if not t.failures):
+        known.setdefault(tally.case, set()).update(tally.digests)
     emulator.prepare()
     start, tallies = time.monotonic(), []
     for case in cases:
         key = (case.name, options.way, (rounds.start, rounds.stop))
-        if key in known:
-            tallies.append(Tally(**known[key]))
+        if key in done:
+            tallies.append(done[key])
             continue
         if time.monotonic() - start > options.seconds:
             break
-        tallies.append(tally := in_process(case, options.way, rounds))
+        tallies.append(tally := in_process(case, options.way, rounds, frozenset(known.get(case.name, ()))))
         if options.journal:
             with options.journal.open("a") as journal:
                 journal.write(json.dumps(asdict(tally)) + "\n")
@@ -265,13 +282,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(t.failures for t in tallies) else 0
 
 
+def journalled(path: Path | None) -> list[Tally]:
+    """What a journal says."""
+    lines = path.read_text().splitlines() if path and path.exists() else []
+    return [Tally(**{**t, "rounds": tuple(t["rounds"])}) for t in map(json.loads, lines)]
+
+
 def _report(way: str, tallies: Sequence[Tally], wanted: int) -> None:
-    pairs, texts, refused, failed = (
-        sum(n) for n in zip(*((t.pairs, t.texts, t.refused, len(t.failures)) for t in tallies), strict=True)
-    )
+    rows = [(t.pairs, t.texts, t.known, t.refused, len(t.failures), t.seconds) for t in tallies]
+    pairs, texts, known, refused, failed, seconds = (sum(n) for n in zip(*rows, strict=True))
     print(
         f"{way}: {len(tallies)} of {wanted} defs, {pairs} pairs of a def and options, {texts} different texts, "
-        f"{refused} refused, {failed} failed, {sum(t.seconds for t in tallies):.0f} s of processor time"
+        f"{known} of them known, {refused} refused, {failed} failed, {seconds:.0f} s of processor time"
     )
 
 

@@ -100,6 +100,8 @@ def test_the_proof_tells_which_of_several_texts_nvrtc_refuses(fault: str, monkey
     tally = prove(case, "nvrtc-quick", range(6))
     assert (tally.texts, len(tally.failures)) == (len(sources), 1)
     assert ("nowhere" in tally.failures[0]["error"]) == bool(fault)
+    again = prove(case, "nvrtc-quick", range(6), frozenset(tally.digests))
+    assert (again.known, again.failures, again.digests) == (tally.texts, [], tally.digests)
 
 
 @needs_opencl
