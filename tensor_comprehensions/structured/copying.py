@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Let, Loop, Stmt, Var
@@ -17,6 +18,8 @@ TRANSPOSE_BITS = 256
 """Width of the vectors that are transposed in registers: square tiles of them fit any register file."""
 TRANSPOSE_RUN = 256
 """Elements of a line that are turned before the next lines' turn."""
+SHORT_LINE = 16
+"""Elements of a line below which the lines after it in memory are turned with it."""
 LONG_ROW = 16
 """Vectors of a row from which on they are copied in a loop."""
 WIDEST_STEP = 4
@@ -134,9 +137,12 @@ def copy_tile(copy: Copy) -> Stmt:
         return copy.over(copy.others, lambda here: _straight(copy, here))
     contiguous = (n for n in copy.others if steps.get(n) == (2 if n == copy.op.pairs else 1))
     along = max(contiguous, key=lambda n: copy.region[n].size, default=None)
-    if along is None or copy.region[along].size < 4:
+    if along is None or copy.region[along].size < 2:
         return copy.over(copy.others, lambda here: _by_element(copy, here))
-    return copy.over([n for n in copy.others if n != along], lambda here: _turned(copy, along, here))
+    others = [n for n in copy.others if n != along]
+    if (run := _run(copy, along)) and copy.region[along].size < SHORT_LINE:
+        return copy.over([n for n in others if n not in run], lambda here: _short_lines(copy, along, run, here))
+    return copy.over(others, lambda here: _turned(copy, along, here))
 
 
 def _straight(copy: Copy, here: Point) -> Stmt:
@@ -201,6 +207,39 @@ def _turned(copy: Copy, along: str, here: Point) -> Stmt:
         end = (build.const(total - rest), rest)
         parts.append(_all_columns(copy, lanes, lambda columns: _tiles(copy, lanes, along, here, end, columns)))
     return build.block(*parts)
+
+
+def _run(copy: Copy, along: str) -> list[str]:
+    """The iterators along which the factor's memory goes on where `along` ends, the one that moves it most first."""
+    steps, run = copy.steps, [along]
+    others = [n for n in copy.others if n != along]
+    while name := next((n for n in others if steps.get(n) == steps[run[0]] * copy.region[run[0]].size), None):
+        run.insert(0, name)
+        others.remove(name)
+    return run[:-1]
+
+
+def _short_lines(copy: Copy, along: str, run: Sequence[str], here: Point) -> Stmt:
+    """The same where `along` is short, as the windows of a convolution are, and `run` follows it in the factor."""
+    outer, *inner = run
+    size = copy.region[along].size
+    lanes = 4 if size <= 4 else max(4, min(copy.lanes, TRANSPOSE_BITS // copy.factor.type.dtype.bits))
+    count = max(1, TRANSPOSE_RUN // (size * prod(copy.region[n].size for n in inner)))
+    total = copy.region[outer].size
+    block, one = Var(f"{copy.buffer.name}_{outer}_run"), copy.variable(outer)
+
+    def lines(columns: Columns) -> Stmt:
+        there = here | copy.at(outer, one)
+        for name in inner:
+            there |= copy.at(name, copy.variable(name))
+        body = _tiles(copy, lanes, along, there, (build.const(0), size), columns)
+        for name in reversed(inner):
+            body = copy.loop(name, copy.region[name].size, body)
+        first = build.mul(block, count)
+        stop = build.add(first, count) if total % count == 0 else build.minimum(build.add(first, count), total)
+        return Loop(one.name, first, stop, body)
+
+    return Loop(block.name, build.const(0), build.const(-(-total // count)), _all_columns(copy, lanes, lines))
 
 
 def _all_columns(copy: Copy, lanes: int, body: Callable[[Columns], Stmt]) -> Stmt:

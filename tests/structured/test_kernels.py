@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tensor_comprehensions as tc
+from tensor_comprehensions.strategies import pack, tile, vectorize
 
 QUICK = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 FEW = settings(QUICK, max_examples=max(12, settings().max_examples // 8))
@@ -133,3 +134,21 @@ def test_products_over_single_points(n: int, f: int, h: int, w: int, c: int, bia
         text = f"O(n,f,h,w) = B(f) {text.replace('+=!', '+=')} O(n,f,h,w) = fmax(O(n,f,h,w), 0)"
     source = f"def conv(float(N,C,H,W) I, float(F,C,KH,KW) W, float(F) B) -> (O) {{ {text} }}"
     agrees(source.replace("N,C,H,W", "N,C,P,Q"), whole(n, c, h, w), whole(f, c, 1, 1), whole(f))
+
+
+@pytest.mark.parametrize("window", [(2,), (3,), (5,), (3, 3), (2, 5), (3, 1, 3)])
+def test_weights_of_small_windows(window: tuple[int, ...]) -> None:
+    """Windows are shorter than vectors: weights are turned across window by window, many channels to a stretch."""
+    rank = len(window)
+    axes, taps = "hwd"[:rank], [f"k{a}" for a in "hwd"[:rank]]
+    places = ", ".join(f"{a} + {k}" for a, k in zip(axes, taps, strict=True))
+    image, weights = whole(2, 37, *(13 + k for k in window)), whole(35, 37, *window)
+    source = (
+        f"def conv({floats('A', rank + 2)} I, {floats('B', rank + 2)} W) -> (O) "
+        f"{{ O(n,f,{', '.join(axes)}) +=! I(n,c,{places}) * W(f,c,{', '.join(taps)}) }}"
+    )
+    op = tc.define(source).conv
+    tiled = tile(**{"n": 1, **dict.fromkeys(axes, 1), "f": 32}) >> pack("W") >> vectorize("f")
+    kernel = op.compile(image, weights, strategy=tiled)
+    assert "shuffle" in kernel.source("loops").split("_acc", 1)[0], "weights are copied one by one"
+    torch.testing.assert_close(kernel(image, weights), op.reference(image, weights), rtol=0, atol=0)
