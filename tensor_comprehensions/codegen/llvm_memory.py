@@ -15,6 +15,9 @@ from .llvm_arithmetic import broadcast, shuffle
 from .llvm_builder import Builder
 from .llvm_types import elements, literal, mask_literal, register, splat, stored, vector
 
+STREAMED = (16, 32, 64)
+"""Bytes that one instruction writes past the caches; the last is a line."""
+
 
 class Values(Protocol):
     """What memory access needs of the function being printed."""
@@ -372,29 +375,54 @@ class _Access:
         self._write(self.element, one, self._pointer(lane * self.place.lane))
 
     def _store_contiguous(self, address: str, value: str, mask: str | None, streaming: bool) -> None:
-        if mask is None:
-            whole = self.lanes * self.size
-            if streaming and whole in (16, 32, 64):
-                self._store_streaming(address, value, whole)
-            else:
-                self._write(self.vector, value, address)
-            return
-        name = f"@llvm.masked.store.{self.suffix}.p0"
-        bits = vector("i1", self.lanes)
-        self.b.declare(f"void {name}({self.vector}, ptr, {bits})")
-        arguments = f"{self.vector} {value}, ptr align {self.size} {address}, {bits} {mask}"
-        self.b.effect(f"call void {name}({arguments})")
+        lanes = self.lanes if mask is None else self._leading
+        if streaming and lanes * self.size in STREAMED:
+            self._store_streaming(address, self._part(value, self.lanes, 0, lanes), lanes)
+        elif mask is None:
+            self._write(self.vector, value, address)
+        else:
+            name = f"@llvm.masked.store.{self.suffix}.p0"
+            bits = vector("i1", self.lanes)
+            self.b.declare(f"void {name}({self.vector}, ptr, {bits})")
+            arguments = f"{self.vector} {value}, ptr align {self.size} {address}, {bits} {mask}"
+            self.b.effect(f"call void {name}({arguments})")
 
-    def _store_streaming(self, address: str, value: str, whole: int) -> None:
-        """Past the caches where the address is aligned for it."""
+    @property
+    def _leading(self) -> int:
+        """How many lanes are stored, if these are known and the first ones."""
+        count = self.bits.count(True)
+        return count if all(self.bits[:count]) else 0
+
+    def _part(self, value: str, width: int, first: int, lanes: int) -> str:
+        """So many of the `width` lanes of a vector."""
+        if lanes == width:
+            return value
+        return shuffle(self.b, value, "poison", range(first, first + lanes), self.element, width)
+
+    def _store_streaming(self, address: str, value: str, lanes: int) -> None:
+        """Past the caches where the address is aligned for it, if need be by halves, which the processor joins."""
+        whole, half = lanes * self.size, lanes // 2
         number = self.b.define(f"ptrtoint ptr {address} to i64", (address,))
         rest = self.b.define(f"and i64 {number}, {whole - 1}", (number,))
-        aligned = self.b.define(f"icmp eq i64 {rest}, 0", (rest,))
-        self.b.branch(
-            aligned,
-            lambda: self._write(self.vector, value, address, ", !nontemporal !0", whole),
-            lambda: self._write(self.vector, value, address),
-        )
+
+        def past(start: str, part: str, count: int) -> None:
+            self._write(vector(self.element, count), part, start, ", !nontemporal !0", count * self.size)
+
+        def halves() -> None:
+            for first in (0, half):
+                start = f"getelementptr {self.element}, ptr {address}, i64 {first}"
+                past(self.b.define(start, (address,)), self._part(value, lanes, first, half), half)
+
+        def through() -> None:
+            self._write(vector(self.element, lanes), value, address)
+
+        def at(distance: int) -> str:
+            return self.b.define(f"icmp eq i64 {rest}, {distance}", (rest,))
+
+        def apart() -> None:
+            self.b.branch(at(whole // 2), halves, through)
+
+        self.b.branch(at(0), lambda: past(address, value, lanes), apart if whole == STREAMED[-1] else through)
 
     def _scatter(self, value: str) -> None:
         """Lane after lane, so that of two lanes at one place the later wins."""

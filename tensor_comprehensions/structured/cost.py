@@ -35,8 +35,11 @@ LONG_ROW = 1024
 LINE = 64
 LINE_OVERHEAD = 2.0
 """Cycles to write to another cache line."""
-SHARED_LINE, FAR = 8.0, 1 << 20
-"""Cycles for lines that two register tiles share, where the output has more than so many bytes."""
+SHARED_LINE, FAR, FETCHED_LINE = 8.0, 1 << 20, 20.0
+"""Cycles for lines that two register tiles share, where the output has more than so many bytes; for each line that
+comes from memory only to be written, because register tiles do not fill it."""
+LONG_RUN = 256
+"""Bytes of a run of the output that goes past a far cache although it begins or ends in the middle of a line."""
 NEARLY = 1.15
 """Times the cycles of the best register tile: that is nearly as good."""
 SHORT_RUN = 48
@@ -159,21 +162,35 @@ def tile_cycles(facts: Facts, target: Target, lanes: int, points: Mapping[str, i
     along = points[facts.vector]
     vectors = -(-along // lanes)
     cells = vectors * prod(n for name, n in points.items() if name != facts.vector)
-    written = _output_cycles(facts, points)
+    written = _output_cycles(facts, target, points)
     if facts.turned:
         written += TURN_OVERHEAD + TURN * cells * lanes
     steps = facts.steps * step_cycles(facts, target, lanes, points)
     return steps + TILE_OVERHEAD + 2 * cells * vector_cost(lanes, facts.bits, target) + written
 
 
-def _output_cycles(facts: Facts, points: Mapping[str, int]) -> float:
+def _output_cycles(facts: Facts, target: Target, points: Mapping[str, int]) -> float:
     """Cycles for the lines of memory that the runs of the output in a register tile touch, whole ones or in part."""
     run = facts.run(points)
     runs = prod(points.values()) / run
     cycles = runs * (1 + run * facts.output_bytes / LINE) * LINE_OVERHEAD
     if facts.output_size > FAR and not facts.fills_lines(run, LINE):
         cycles += runs * SHARED_LINE
+        if facts.output_size > max(target.far, target.kept) and not fills_memory(facts, target, points):
+            cycles += runs * run * facts.output_bytes / LINE * FETCHED_LINE
     return cycles
+
+
+def fills_memory(facts: Facts, target: Target, points: Mapping[str, int]) -> bool:
+    """Whether what a box of `points` writes may go past the caches: whole lines, or past a far one long runs.
+
+    These begin and end in the middle of a line, where the lanes' iterator does.
+    """
+    run = facts.run(points)
+    if facts.fills_lines(run, LINE):
+        return True
+    ends = points.get(facts.vector, 1) == facts.extent(facts.vector)
+    return target.is_meshed and ends and run * facts.output_bytes >= LONG_RUN and facts.fills_lines(run, LINE // 2)
 
 
 @dataclass(frozen=True)
@@ -285,13 +302,15 @@ def _columns(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
 def _column_candidates(facts: Facts) -> list[Iterator]:
     """The iterators of the moving factor for columns: the one it is contiguous along if a sum goes on where that ends.
 
-    Otherwise not that one: all of its values had better be copied at once.
+    Otherwise not that one: all of its values had better be copied at once. In any case the one along which the
+    output's runs go on.
     """
-    moving = facts.moving
+    moving, end = facts.moving, facts.extent(facts.vector)
     candidates = [i for i in facts.only(moving) if i.name != facts.vector]
     contiguous = [i for i in candidates if moving.step(i.name) == 1]
     continued = [i for i in contiguous if any(moving.step(name) == i.extent for name in facts.reductions)]
-    return continued or [i for i in candidates if i not in contiguous]
+    written = [i for i in candidates if i not in contiguous and (i.name, end) in facts.output_steps]
+    return [*continued, *written] if continued else [i for i in candidates if i not in contiguous]
 
 
 def _sizes(extent: int) -> Generator[int]:

@@ -8,7 +8,7 @@ from math import gcd, inf, prod
 from ..errors import CannotLower
 from ..target import Target
 from . import fragments, sliding
-from .cost import LINE, Ranking, RegisterTile, is_far, multiply_cost, stream_cycles
+from .cost import LINE, Ranking, RegisterTile, fills_memory, is_far, multiply_cost, stream_cycles
 from .estimate import busy, expected
 from .facts import Factor, Facts, facts
 from .op import Iterator, StructuredOp, loads
@@ -523,8 +523,8 @@ class Chooser:
         if (op.initial is not None and loads(op.initial)) or self._reads_output():
             return False
         touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
-        run = known.run({i.name: self.tile.size(i.name) for i in known.parallel})
-        return touched > self.target.kept and known.fills_lines(run, LINE)
+        points = {i.name: min(self.tile.size(i.name), i.extent) for i in known.parallel}
+        return touched > self.target.kept and fills_memory(known, self.target, points)
 
     # --- threads ---
 

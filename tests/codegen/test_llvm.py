@@ -396,6 +396,21 @@ def test_streaming_stores(target: Target) -> None:
     assert "movnt" in assembly(m, target)
 
 
+@pytest.mark.parametrize("first", [0, 1, 4, 8])
+@pytest.mark.parametrize("count", [16, 8, 4, 11])
+def test_streaming_stores_of_some_lanes_and_at_any_address(first: int, count: int) -> None:
+    a, b = ir.buffer("A", d.FLOAT32, (N,)), ir.buffer("B", d.FLOAT32, (N,))
+    rows, run = (N - first - 16) // count, ir.ramp(0, 1, 16)
+    where = (ir.ramp(ir.add(ir.mul(I, count), first), 1, 16),)
+    mask = None if count == 16 else ir.lt(run, count)
+    m = module(loop("i", rows, Store(b, where, Load(a, where, mask), mask=mask, streaming=True)))
+    compare(m, {"A": random_array(d.FLOAT32, (N,), 1), "B": np.zeros(N, "f4")}, AVX512)
+    text = assembly(m, AVX512)
+    assert ("movnt" in text) == (count != 11)
+    if count != 11:
+        assert "{%k" not in text.split("movnt")[-1]
+
+
 def test_same_text_under_every_hash_seed() -> None:
     program = (
         "import sys; sys.path.insert(0, 'tests/codegen'); import test_llvm as t; from llvm_harness import *\n"

@@ -179,6 +179,18 @@ def test_other_outputs_go_through_the_caches(ops: Any, text: str, sizes: dict[st
     assert not choose(ops.op(text, sizes), target, parallel=False).streaming
 
 
+@pytest.mark.parametrize("target", [MESHED, AVX512], ids=lambda t: t.name)
+def test_rows_of_a_line_and_a_half_are_written_in_pairs(ops: Any, target: Target) -> None:
+    sizes = dict(zip("abcdef", (24, 22, 24, 22, 24, 22), strict=True))
+    op = ops.op("C:e,d,c,b,a = A:d,a,b,f,e x B:f,c", sizes)
+    small = replace(target, cache=(*target.cache[:-1], 1 << 22))
+    plan = choose(op, small, parallel=True)
+    assert plan.streaming
+    assert (plan.vector, plan.tile("b")) == ("a", 2)
+    odd = choose(ops.op("C:e,d,c,b,a = A:d,a,b,f,e x B:f,c", sizes | {"a": 23}), small, parallel=True)
+    assert not odd.streaming
+
+
 def test_an_output_that_is_read_goes_through_the_caches(ops: Any) -> None:
     plain = ops.op("C:m,n = A:m,k x B:k,n", {"m": 1024, "n": 1024, "k": 16})
     target = replace(AVX512, cache=(32768, 1 << 20, 1 << 22))
