@@ -278,6 +278,30 @@ def test_captured_in_a_graph() -> None:
 
 
 @needs_gpu
+def test_products_that_are_torchs_on_a_device() -> None:
+    """In calls, in a captured graph, and tried by the tuner."""
+    layer = tc.define("""
+def layer(float(M,K) A, float(K,N) B, float(N) bias) -> (out) {
+    C(m,n) +=! A(m,k) * B(k,n)
+    out(m,n) = fmax(C(m,n) + bias(n), 0)
+}""").layer
+    tensors = [torch.randn(*shape, device="cuda") for shape in ((512, 256), (256, 384), (384,))]
+    a, w, bias = tensors
+    kernel = layer.compile(*tensors, options=MappingOptions(match_library_calls=True))
+    for _ in range(2):
+        torch.testing.assert_close(kernel(*tensors), (a @ w + bias).relu(), rtol=1e-4, atol=1e-4)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = kernel(*tensors)
+    a.normal_()
+    graph.replay()
+    torch.testing.assert_close(y, (a @ w + bias).relu(), rtol=1e-4, atol=1e-4)
+    found = layer.autotune(*tensors, devices=["cuda:0"], budget=60, population=8, generations=1)
+    assert isinstance(found, MappingOptions)
+    torch.testing.assert_close(layer(*tensors), (a @ w + bias).relu(), rtol=1e-4, atol=1e-4)
+
+
+@needs_gpu
 def test_mistakes_on_a_device_launch_nothing() -> None:
     a, w = torch.randn(6, 4, device="cuda"), torch.randn(4, 5, device="cuda")
     for call, message in (
