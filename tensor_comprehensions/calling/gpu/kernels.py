@@ -215,7 +215,7 @@ class GpuKernel:
     """
 
     def __init__(self, kernels: GpuKernels, compiled: Plan, options: MappingOptions | None) -> None:
-        self._kernels, self._options, self._target = kernels, options, compiled.target
+        self._kernels, self._options = kernels, options
         self._emulated: OncePerKey[GpuCompiled, Emulated] = OncePerKey(2 * max(1, len(kernels_of(compiled))))
         self.compiled = compiled
 
@@ -227,8 +227,8 @@ class GpuKernel:
     def __call__(self, /, *tensors: object, out: object = None, **initial: object) -> Any:
         if not on_device((*tensors, *initial.values())):
             raise ArgumentError(
-                f"this kernel of {self._kernels.interface.function.name} is for {self._target.name}, and its arguments "
-                "are on the CPU",
+                f"this kernel of {self._kernels.interface.function.name} is for {self.compiled.target.name}, and its "
+                "arguments are on the CPU",
                 suggestion="pass tensors on a CUDA device, or call kernel.emulate(...)",
             )
         return self._kernels.call(tensors, out, initial, self._options)
