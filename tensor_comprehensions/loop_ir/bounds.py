@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..dtypes import INT64
 from . import affine, build
@@ -18,13 +18,14 @@ class Scope:
     """What is known of the variables around a place in a program.
 
     loops: enclosing loops by variable. lets: values of bound names. ranges: an interval for each of them. order: a
-    number for each name, larger for what is bound further inside.
+    number for each name, larger for what is bound further inside. found: upper bounds of sums, by their terms.
     """
 
     loops: dict[str, Loop]
     lets: dict[str, Expr]
     ranges: dict[str, affine.Interval]
     order: dict[str, int]
+    found: dict[tuple[tuple[Expr, int], ...], int | None] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def empty() -> Scope:
@@ -36,7 +37,10 @@ class Scope:
         return Scope({**self.loops, loop.var: loop}, self.lets, {**self.ranges, loop.var: where}, self.deeper(loop.var))
 
     def in_let(self, name: str, value: Expr) -> Scope:
-        where = affine.interval(value, self.ranges) if value.type.dtype == INT64 else affine.ANYTHING
+        t = value.type.dtype
+        if not (t == INT64 or t.is_bool or name in self.order):
+            return self  # no index and no condition that tells of one
+        where = affine.interval(value, self.ranges) if t == INT64 else affine.ANYTHING
         ranges = {**self.ranges, name: where}
         return Scope(self.loops, {**self.lets, name: value}, ranges, self.deeper(name))
 
@@ -46,24 +50,34 @@ class Scope:
 
 def upper_bound(e: Expr, scope: Scope) -> int | None:
     """A number that the scalar integer `e` never exceeds, the best that substituting bounds finds; None if none."""
-    return _upper(*affine.linear(e), scope, _DEPTH)
+    return _bound(*affine.linear(e), scope)
 
 
 def lower_bound(e: Expr, scope: Scope) -> int | None:
     """A number that the scalar integer `e` never falls below; None if none is found."""
     terms, constant = affine.linear(e)
-    high = _upper({a: -c for a, c in terms.items()}, -constant, scope, _DEPTH)
+    high = _bound({a: -c for a, c in terms.items()}, -constant, scope)
     return None if high is None else -high
+
+
+def _bound(terms: Terms, constant: int, scope: Scope) -> int | None:
+    """An upper bound of `terms + constant`, looked for once: what unrolling makes differs in the constant alone."""
+    key = tuple(terms.items())
+    if key not in scope.found:
+        scope.found[key] = _upper(terms, 0, scope, _DEPTH)
+    high = scope.found[key]
+    return None if high is None else high + constant
 
 
 def lane_bounds(index: Expr, scope: Scope, facts: Sequence[Fact] = ()) -> tuple[int | None, int | None]:
     """(least, greatest) value that a lane of `index` takes where all `facts` hold; None where no bound is found."""
-    own = _progression(index)
-    if own is None:
+    plain = _first_and_step(index)
+    if plain is None:
         return None, None
-    slacks = [s for a, b in facts if (s := _slack(a, b)) is not None]
-    low = [_lanes_bound(own, slack, -1, index.type.lanes, scope) for slack in (_NONE, *slacks)]
-    high = [_lanes_bound(own, slack, 1, index.type.lanes, scope) for slack in (_NONE, *slacks)]
+    own = _Progression.of(*plain)
+    slacks = [_NONE, *(s for a, b in facts if (s := _slack(a, b)) is not None)]
+    low = [_lanes_bound(own, slack, -1, index.type.lanes, scope) for slack in slacks]
+    high = [_lanes_bound(own, slack, 1, index.type.lanes, scope) for slack in slacks]
     return max((-x for x in low if x is not None), default=None), min((x for x in high if x is not None), default=None)
 
 
@@ -76,30 +90,46 @@ def certainly_runs(loop: Loop, scope: Scope) -> bool:
 Fact = tuple[Expr, Expr]
 """(a, b), where `a < b` is known in every lane that runs."""
 
-_Progression = tuple[Expr, int]
-_NONE: _Progression = (build.const(0), 0)
+
+@dataclass(frozen=True, slots=True)
+class _Progression:
+    """`terms + constant` in the first lane, and the step between lanes."""
+
+    terms: Terms
+    constant: int
+    step: int
+
+    @staticmethod
+    def of(first: Expr, step: int) -> _Progression:
+        return _Progression(*affine.linear(first), step)
+
+
+_NONE = _Progression({}, 0, 0)
 
 
 def _slack(a: Expr, b: Expr) -> _Progression | None:
     """`b - a - 1`, which is at least 0 where `a < b`."""
-    first, second = _progression(a), _progression(b)
+    first, second = _first_and_step(a), _first_and_step(b)
     if first is None or second is None:
         return None
-    return build.sub(affine.subtract(second[0], first[0]), 1), second[1] - first[1]
+    return _Progression.of(build.sub(affine.subtract(second[0], first[0]), 1), second[1] - first[1])
 
 
 def _lanes_bound(own: _Progression, slack: _Progression, sign: int, lanes: int, scope: Scope) -> int | None:
     """A bound from above of `sign * own` in every lane, to which a `slack` that is not negative may be added."""
-    base, stride = build.mul(own[0], sign), sign * own[1]
-    times = 1  # as often as cancels the lanes
-    if slack[1] and stride % slack[1] == 0 and stride // slack[1] < 0:
-        times = -(stride // slack[1])
-    high = upper_bound(build.add(base, build.mul(slack[0], times)), scope)
-    return None if high is None else high + max(0, (stride + times * slack[1]) * (lanes - 1))
+    step, times = sign * own.step, 1  # as often as cancels the lanes
+    if slack.step and step % slack.step == 0 and step // slack.step < 0:
+        times = -(step // slack.step)
+    terms = {a: sign * c for a, c in own.terms.items()}
+    for a, c in slack.terms.items():
+        terms[a] = terms.get(a, 0) + times * c
+    terms = {a: c for a, c in terms.items() if c != 0}
+    high = _bound(terms, sign * own.constant + times * slack.constant, scope)
+    return None if high is None else high + max(0, (step + times * slack.step) * (lanes - 1))
 
 
-def _progression(e: Expr) -> _Progression | None:
-    """(first lane, step between lanes), where that is plain to see."""
+def _first_and_step(e: Expr) -> tuple[Expr, int] | None:
+    """The first lane and the step between lanes, where they are plain to see."""
     match e:
         case Ramp(base, stride):
             return base, stride

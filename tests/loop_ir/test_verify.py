@@ -153,6 +153,19 @@ def test_accesses_that_stay_inside_are_proved(body: Stmt) -> None:
     verify(module(body))
 
 
+def within(low: int, stop: int) -> Stmt:
+    """Element `2 * i`, and the one before it."""
+    return loop(b.block(index(b.mul(ROW, 2)), index(b.sub(b.mul(ROW, 2), 1))), start=low, stop=stop)
+
+
+def test_what_is_known_of_a_name_ends_with_its_loop() -> None:
+    verify(module(b.block(within(1, 3), within(10, 20))))
+    verify(module(b.block(*(Let("n", b.const(k), loop(index(b.add(ROW, b.var("n"))), stop=N - k)) for k in (5, 1)))))
+    for first, last in (((1, 3), (10, 21)), ((1, 3), (0, 3)), ((0, 3), (1, 3))):
+        with pytest.raises(InternalError, match="not proved inside"):
+            verify(module(b.block(within(*first), within(*last))))
+
+
 LANES = b.ramp(ROW, 1, 16)
 SIXTEEN = b.const(1.0, FLOAT32, 16)
 
