@@ -30,6 +30,9 @@ PANEL_VECTOR = 0.1
 ROW, QUEUED, NEARER = 0.5, 0.1, 0.5
 """Where the last cache is far, cycles of a step for each row that comes from there, and for each vector of a panel in
 the second cache times their number, for they wait for one another; the part of both where the rows come from nearer."""
+IN_PLACE, SHORT_ROW = 0.4, 1024
+"""Cycles of a step for each vector that the second cache holds between others, where the last one is far; bytes from
+one row to the next below which they are read where they are."""
 LONG_ROW = 1024
 """Bytes of a row from which on it is read where it is; shorter ones are packed."""
 LINE = 64
@@ -92,8 +95,19 @@ def step_cycles(facts: Facts, target: Target, lanes: int, sizes: Mapping[str, in
         loads += rows * (vectors * cost if vector in used else 0.5)
     products = cells * multiply_cost(lanes, facts, target)
     started = (cells + count) / STARTED
-    waiting = PANEL_VECTOR * vectors if facts.turned else _row_cycles(facts, target, sizes, vectors)
+    waiting = _in_place_cycles(facts, target, sizes, vectors)
+    waiting += PANEL_VECTOR * vectors if facts.turned else _row_cycles(facts, target, sizes, vectors)
     return max(products, loads, started, LATENCY) + 0.05 * loads + 0.1 * lines + waiting
+
+
+def _in_place_cycles(facts: Facts, target: Target, sizes: Mapping[str, int], vectors: int) -> float:
+    """Cycles of a step for vectors of short rows in place, where a narrower tile would find them in the first cache."""
+    moving = facts.moving
+    rows = abs(moving.step(facts.reductions[-1]) or 0) * moving.bytes if facts.reductions else 0
+    if facts.turned or not target.is_meshed or moving.step(facts.vector) != 1 or not 0 < rows < SHORT_ROW:
+        return 0.0
+    room = target.cache[0] * 9 // 10 // (facts.steps * moving.bytes)
+    return IN_PLACE * vectors if 2 * target.lanes(facts.bits) <= room < sizes[facts.vector] else 0.0
 
 
 def _row_cycles(facts: Facts, target: Target, sizes: Mapping[str, int], vectors: int) -> float:
