@@ -1,54 +1,84 @@
-"""Small changes to pipelines: the size of a tile, a loop more around it, unrolling, lanes, what threads share."""
+"""Small changes to pipelines: tiles and their order, what is packed and where, lanes, what threads share, and so on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import ArgumentError, CannotLower
+from ..loop_ir.nodes import Expr, Load
 from ..structured import pipeline as written
-from ..structured.apply import outermost
+from ..structured.apply import loops_of
+from ..structured.describe import factor_name
+from ..structured.finish import panel_objection, uneven
+from ..structured.nest import Nest
 from ..structured.normalise import normalise
-from ..structured.op import Iterator, StructuredOp
+from ..structured.op import Iterator, StructuredOp, loads, names
 from ..structured.pipeline import Piece, Pipeline
+from ..structured.plan import Level, Side
+from ..target import Target
 
 MOST_SIZES = 24
 UNROLLS = (1, 2, 4, 8)
 LANES = (4, 8, 16, 32)
-SERIAL = -1
-SHARED = (1, 2, 3, SERIAL)
-"""Outermost loops that the threads share; `SERIAL`: they share none."""
+OFF = -1
+"""Without the piece: no loop is shared among the threads, a factor is read where it is."""
+SHARED = (1, 2, 3, OFF)
+"""Outermost loops that the threads share."""
+PLACES = (1, 2, 3, OFF)
+"""Loops of a factor inside which it may be packed, counted from the outside; the first is outside of all loops."""
+SWAPS = (1, 2, 3)
+"""Loops that change places with the next one, counted from the outside."""
+PEELED, PLAIN, PADDED = ENDS = (1, 2, 3)
+"""Last, shorter tiles: with code of their own; as lowering likes; filled up with zeros where they are packed."""
+SWITCH = (1, OFF)
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
     """A number of a pipeline that can be changed. values: what it can become; 0 leaves it.
 
-    kind: "inner" (the last tile of an iterator), "outer" (the one around that), "unroll", and without an iterator
-        "lanes" and "threads".
+    kind: "inner" (the last tile of an iterator), "outer" (the one around that), "unroll"; "pack" and "ahead" for a
+        factor; and for none of them "order", "ends", "stream", "lanes" and "threads".
+    about: the iterator or the factor.
     """
 
     kind: str
-    iterator: str
+    about: str
     values: tuple[int, ...]
 
     @property
     def name(self) -> str:
-        return f"{self.iterator}.{self.kind}" if self.iterator else self.kind
+        return f"{self.about}.{self.kind}" if self.about else self.kind
 
 
-def edits(op: StructuredOp) -> tuple[Edit, ...]:
-    """What can be changed in pipelines for an op."""
-    found = []
-    for i in normalise(op).iterators:
+def edits(op: StructuredOp, target: Target) -> tuple[Edit, ...]:
+    """What can be changed in pipelines for an op, in the order in which it is to be changed."""
+    found, op = [], normalise(op)
+    for i in op.iterators:
         values = _sizes(i)
         found.append(Edit("inner", _shown(op, i), values))
         if i.is_parallel and len(values) > 2:
             found.append(Edit("outer", _shown(op, i), values[:-1]))
-    sums = normalise(op).reductions
-    if sums:
-        found.append(Edit("unroll", _shown(op, sums[-1]), UNROLLS))
-    return (*found, Edit("lanes", "", LANES), Edit("threads", "", SHARED))
+    if len(op.iterators) > 2:
+        found.append(Edit("order", "", SWAPS))
+    found += [Edit("pack", factor_name(op, side), PLACES) for side in Side]
+    if op.reductions:
+        found.append(Edit("unroll", _shown(op, op.reductions[-1]), UNROLLS))
+    found += [Edit("ahead", factor_name(op, side), SWITCH) for side in Side if _is_far(op.factors[side.value], target)]
+    if _bytes(op.output) > target.cache[1]:
+        found.append(Edit("stream", "", SWITCH))
+    return (*found, Edit("ends", "", ENDS), Edit("lanes", "", LANES), Edit("threads", "", SHARED))
+
+
+def _is_far(factor: Expr, target: Target) -> bool:
+    """Does a factor come from behind the second cache?"""
+    return any(_bytes(read) > target.cache[1] for read in loads(factor))
+
+
+def _bytes(access: Load) -> int:
+    return access.buffer.bytes
 
 
 def _shown(op: StructuredOp, i: Iterator) -> str:
@@ -66,33 +96,144 @@ def _sizes(i: Iterator) -> tuple[int, ...]:
 
 
 def edit(pipeline: Pipeline, chosen: Mapping[Edit, int], op: StructuredOp) -> Pipeline:
-    """`pipeline` with the numbers chosen; whether anybody can follow it, `plan_of` tells."""
-    pieces = list(pipeline.pieces)
-    for e, value in chosen.items():
-        match e.kind:
-            case _ if not value:
-                pass
-            case "unroll":
-                pieces = _unrolled(pieces, e.iterator, value)
-            case "lanes":
-                pieces = [replace(p, lanes=value) if isinstance(p, written.Vectorize) else p for p in pieces]
-            case "threads":
-                pieces = _shared(pieces, value, op)
-            case _:
-                pieces = _tiled(pieces, e.iterator, value, level=0 if e.kind == "inner" else 1)
+    """`pipeline` with the numbers chosen; whether anybody can follow it, `plan_of` tells.
+
+    What changes nothing, such as a place that a factor does not have, leaves the pipeline as it is. Where other loops
+    are the outermost ones, the threads share these.
+    """
+    pieces, op = list(pipeline.pieces), normalise(op)
+    shared = next((p for p in pieces if isinstance(p, written.Parallel)), None)
+    with contextlib.suppress(CannotLower, ArgumentError):  # nobody can follow it, changed or not
+        for e, value in chosen.items():
+            pieces = _edited(pieces, e, value, op) if value else pieces
+        if (
+            shared is not None
+            and shared in pieces
+            and loops_of(pieces, op).loops != loops_of(pipeline.pieces, op).loops
+        ):
+            pieces = _shared(pieces, len(shared.loops), op, shared.grain)
     return Pipeline(tuple(pieces))
 
 
-def _shared(pieces: list[Piece], count: int, op: StructuredOp) -> list[Piece]:
+def _edited(pieces: list[Piece], e: Edit, value: int, op: StructuredOp) -> list[Piece]:
+    match e.kind:
+        case "unroll":
+            return _unrolled(pieces, e.about, value)
+        case "lanes":
+            return [replace(p, lanes=value) if isinstance(p, written.Vectorize) else p for p in pieces]
+        case "threads":
+            return _shared(pieces, value, op)
+        case "order":
+            return _swapped(pieces, value, op)
+        case "pack":
+            return _packed(pieces, e.about, value, op)
+        case "ahead":
+            return _ahead(pieces, e.about, value, op)
+        case "ends":
+            return _ended(pieces, value, op)
+        case "stream":
+            rest: list[Piece] = _without(pieces, written.Stream)
+            return rest if value == OFF else [*rest, written.Stream()]
+    tiled = _tiled(pieces, e.about, value, level=0 if e.kind == "inner" else 1)
+    return [_renamed(p, e.about) for p in tiled] if any(_shown(op, i) == e.about for i in op.reductions) else tiled
+
+
+def _renamed(piece: Piece, iterator: str) -> Piece:
+    """An order of sums, in which one that is tiled has another name."""
+    if not isinstance(piece, written.Interchange):
+        return piece
+    return written.Interchange(tuple(f"{iterator}0" if name == iterator else name for name in piece.loops))
+
+
+def _without(pieces: list[Piece], *kinds: type[Piece]) -> list[Piece]:
+    return [p for p in pieces if not isinstance(p, kinds)]
+
+
+def _shared(pieces: list[Piece], count: int, op: StructuredOp, grain: int = 1) -> list[Piece]:
     """With so many of the outermost loops shared among the threads, however little work there is in one."""
-    serial: list[Piece] = [p for p in pieces if not isinstance(p, written.Parallel)]
-    if count == SERIAL:
+    serial = _without(pieces, written.Parallel)
+    if count == OFF:
         return serial
-    try:
-        loops = outermost(Pipeline(tuple(serial)), op, count)
-    except (CannotLower, ArgumentError):  # nobody can follow it, shared or not
-        return serial
-    return [*serial, written.Parallel(loops, grain=1)] if loops else serial
+    nest = loops_of(serial, op)
+    loops = nest.kept[:count]
+    while any(not op.iterator(x.iterator).is_parallel for x in loops) or len({x.iterator for x in loops}) < len(loops):
+        loops = loops[:-1]  # iterations that depend on one another, or two loops of one iterator
+    return [*serial, written.Parallel(tuple(map(nest.name, loops)), grain)] if loops else serial
+
+
+def _swapped(pieces: list[Piece], place: int, op: StructuredOp) -> list[Piece]:
+    """With a loop and the next one in each other's places."""
+    nest = loops_of(pieces, op)
+    first, second = nest.kept[place - 1 : place + 1] if place < len(nest.kept) else (None, None)
+    if first is None or second is None or first.iterator == second.iterator:
+        return pieces
+    last = max((k for k, p in enumerate(pieces, 1) if isinstance(p, written.Tile | written.Interchange)), default=0)
+    swap = written.Interchange((nest.name(second), nest.name(first)))
+    return [*pieces[:last], swap, *pieces[last:]]
+
+
+def _packed(pieces: list[Piece], factor: str, place: int, op: StructuredOp) -> list[Piece]:
+    """With a factor packed at another place, or not at all, and then not padded."""
+    nest = loops_of(pieces, op)
+    side = nest.side(factor)
+    kept: list[Piece] = []
+    for p in pieces:
+        match p:
+            case written.Pack(factors):
+                others = tuple(f for f in factors if nest.side(f[0]) is not side)
+                kept += [written.Pack(others)] if others else []
+            case written.Pad(factors) if place == OFF:
+                padded = tuple(name for name in factors if nest.side(name) is not side)
+                kept += [written.Pad(padded)] if padded else []
+            case _:
+                kept.append(p)
+    if place == OFF:
+        return kept
+    places = [*_places(nest, side)]
+    if place > len(places):
+        return pieces
+    last = max((k for k, p in enumerate(kept, 1) if isinstance(p, written.Tile | written.Interchange)), default=0)
+    return [*kept[:last], written.Pack(((factor, places[place - 1]),)), *kept[last:]]
+
+
+def _places(nest: Nest, side: Side) -> Generator[str | None]:
+    """The loops inside which a factor may be packed, outermost first: those that move it; None is outside of all."""
+    moved = names(nest.op.factors[side.value])
+    iterators = [loop.iterator for loop in nest.kept]
+    for depth in range(len(iterators) + 1):
+        mine = not depth or iterators[depth - 1] in moved
+        if (
+            mine
+            and any(i in moved for i in iterators[depth:])
+            and panel_objection(nest, side, iterators, depth) is None
+        ):
+            yield nest.name(nest.kept[depth - 1]) if depth else None
+
+
+def _ahead(pieces: list[Piece], factor: str, value: int, op: StructuredOp) -> list[Piece]:
+    """With a factor's lines for the next iteration of the innermost loop that moves it brought near, or not."""
+    nest = loops_of(pieces, op)
+    side = nest.side(factor)
+    kept: list[Piece] = []
+    for p in pieces:
+        if isinstance(p, written.Prefetch):
+            others = tuple(f for f in p.factors if nest.side(f[0]) is not side)
+            kept += [written.Prefetch(others)] if others else []
+        else:
+            kept.append(p)
+    mine = [loop for loop in nest.kept if loop.iterator in names(op.factors[side.value])]
+    return kept if value == OFF or not mine else [*kept, written.Prefetch(((factor, nest.name(mine[-1])),))]
+
+
+def _ended(pieces: list[Piece], how: int, op: StructuredOp) -> list[Piece]:
+    """With last tiles of another kind."""
+    nest, kept = loops_of(pieces, op), _without(pieces, written.Peel, written.Pad)
+    if how == PADDED:
+        packed = tuple(name for p in pieces if isinstance(p, written.Pack) for name, _ in p.factors)
+        return [*kept, written.Pad(packed)] if packed else pieces
+    ragged = uneven(op, [Level(loop.iterator, loop.size) for loop in nest.kept]) if how == PEELED else ()
+    peeled = tuple(nest.name(nest.kept[depth]) for depth in sorted(ragged))
+    return [*kept, written.Peel(peeled)] if peeled else kept
 
 
 def _tiled(pieces: list[Piece], iterator: str, value: int, level: int) -> list[Piece]:

@@ -172,7 +172,7 @@ class Space:
 
     @cached_property
     def _edits(self) -> dict[str, tuple[Edit, ...]]:
-        return {name: edits(op) for name, _, op in self.ops}
+        return {name: edits(op, self.target) for name, _, op in self.ops}
 
     def valid(self, options: CpuOptions) -> bool:
         """Can the pipelines be followed, and may it pay? What else is wrong, lowering tells."""
@@ -336,7 +336,7 @@ def _op_genes(name: str, tensor: str, op: StructuredOp, every: Sequence[CpuOptio
     if not known and not ranked:
         return
     yield Gene(f"{name}.pipeline", tuple(dict.fromkeys((None, *known, *ranked))))
-    for e in edits(op):
+    for e in edits(op, target):
         yield Gene(f"{name}.{e.name}", (0, *e.values), keep=KEEP)
 
 

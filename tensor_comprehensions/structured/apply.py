@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import prod
 
@@ -40,13 +40,10 @@ def explain(pipeline: Pipeline, op: StructuredOp, target: Target, *, parallel: b
     return "\n".join(lines)
 
 
-def outermost(pipeline: Pipeline, op: StructuredOp, count: int) -> tuple[str, ...]:
-    """The names of the outermost loops that `pipeline` makes, at most so many: those of more than one point.
-
-    Raises as `plan_of`.
-    """
-    nest = _run(pipeline, start(op, NOWHERE))
-    return tuple(nest.name(loop) for loop in nest.loops if op.extent(loop.iterator) > 1)[:count]
+def loops_of(pieces: Iterable[Piece], op: StructuredOp) -> Nest:
+    """The nest with the loops that the pieces among `pieces` make that make loops. Raises as `plan_of`."""
+    making = tuple(p for p in pieces if isinstance(p, written.Tile | written.Interchange))
+    return _run(Pipeline(making), start(op, NOWHERE))
 
 
 def noted(pipeline: Pipeline, nest: Nest) -> tuple[Nest, list[str]]:

@@ -23,7 +23,7 @@ def pipeline_of(plan: Plan, op: StructuredOp) -> Pipeline:
     if plan.reductions != original:
         pieces.append(written.Interchange(tuple(sum_names(nest, s)[0] for s in plan.reductions)))
     for step in plan.packs:
-        pieces.append(written.Pack(((_factor_name(op, step.side), _loop_name(nest, step.depth)),)))
+        pieces.append(written.Pack(((factor_name(op, step.side), _loop_name(nest, step.depth)),)))
     pieces += _edges(nest, plan)
     if plan.collapsed:
         count = prod(tiles(op.extent(level.iterator), level.size) for level in plan.levels[: plan.collapsed])
@@ -38,7 +38,7 @@ def pipeline_of(plan: Plan, op: StructuredOp) -> Pipeline:
         pieces.append(written.Fragments(plan.instruction))
     for step in plan.ahead:
         loop = nest.name(nest.loops[step.depth - 1])
-        pieces.append(written.Prefetch(((_factor_name(op, step.side), loop),)))
+        pieces.append(written.Prefetch(((factor_name(op, step.side), loop),)))
     return Pipeline(tuple(pieces))
 
 
@@ -47,7 +47,7 @@ def _edges(nest: Nest, plan: Plan) -> Iterator[Piece]:
     padded = {level.iterator for level in plan.levels if level.edge is Edge.PADDED}
     sides = [step.side for step in plan.packs if padded & set(names(nest.op.factors[step.side.value]))]
     if sides:
-        yield written.Pad(tuple(_factor_name(nest.op, side) for side in sides))
+        yield written.Pad(tuple(factor_name(nest.op, side) for side in sides))
     usual = [Edge.BRANCH if depth < plan.collapsed else Edge.PEELED for depth in range(len(plan.levels))]
     ends = [level.edge or edge for level, edge in zip(plan.levels, usual, strict=True)]
     peeled = [depth for depth in sorted(uneven(nest.op, plan.levels)) if ends[depth] is Edge.PEELED]
@@ -78,8 +78,8 @@ def _tiles(nest: Nest) -> Iterator[written.Tile]:
         yield written.Tile(tuple(sizes.items()))
 
 
-def _factor_name(op: StructuredOp, side: Side) -> str:
-    """The first tensor that only this factor reads; its place where there is none."""
+def factor_name(op: StructuredOp, side: Side) -> str:
+    """What pieces call a factor: the first tensor that only this factor reads; its place where there is none."""
     other = Side.RIGHT if side is Side.LEFT else Side.LEFT
     theirs = {a.buffer.name for a in loads(op.factors[other.value])}
     mine = [a.buffer.name for a in loads(op.factors[side.value]) if a.buffer.name not in theirs]

@@ -13,7 +13,7 @@ from .fragments import layout
 from .nest import Nest, TileLoop, contiguous_along, filled
 from .normalise import normalise
 from .op import StructuredOp, loads, names
-from .plan import Edge, Level, Pack, Plan
+from .plan import Edge, Level, Pack, Plan, Side
 from .tile import tiles
 
 MOST_REGISTERS = 4
@@ -33,7 +33,7 @@ def finish(nest: Nest) -> Plan:
     if last.size < 2:
         raise CannotLower(f"vectorize: the tiles of {nest.shown(vector)} have one point to run along the lanes")
     lanes = nest.lanes or _fitting(widest, min(last.size, nest.op.extent(vector)))
-    kept = [loop for loop in nest.loops if nest.op.extent(loop.iterator) > 1]
+    kept = nest.kept
     sums = tuple(s for s in nest.sums if nest.op.extent(s) > 1)
     unrolled, steps_at_once = _unrolling(nest, sums)
     collapsed = [loop for loop in nest.shared if nest.op.extent(loop.iterator) > 1]
@@ -184,15 +184,21 @@ def _check(nest: Nest, plan: Plan) -> None:
 
 
 def _check_pack(nest: Nest, plan: Plan, step: Pack) -> None:
-    used = names(nest.op.factors[step.side.value])
     what = f"pack: the panel of the {step.side.name.lower()} factor"
-    inside = [level.iterator for level in plan.levels[step.depth :] if level.iterator in used]
-    around = [level.iterator for level in plan.levels[: step.depth]]
+    if reason := panel_objection(nest, step.side, [level.iterator for level in plan.levels], step.depth):
+        raise CannotLower(f"{what} {reason}")
+    if 0 < step.depth < plan.collapsed:
+        raise CannotLower(f"{what} is made between loops that the threads share; pack inside them, or all of it first")
+
+
+def panel_objection(nest: Nest, side: Side, loops: Sequence[str], depth: int) -> str | None:
+    """Why no panel of a factor can be made inside the first `depth` of `loops`, which are over these iterators."""
+    used = names(nest.op.factors[side.value])
+    inside = [iterator for iterator in loops[depth:] if iterator in used]
     for iterator in inside:
         shown = nest.shown(iterator)
         if inside.count(iterator) > 1:
-            raise CannotLower(f"{what} would hold two levels of tiles of {shown}; pack inside the outer one")
-        if not nest.op.iterator(iterator).is_parallel and iterator in around:
-            raise CannotLower(f"{what} is between two tiles of the reduction {shown}")
-    if 0 < step.depth < plan.collapsed:
-        raise CannotLower(f"{what} is made between loops that the threads share; pack inside them, or all of it first")
+            return f"would hold two levels of tiles of {shown}; pack inside the outer one"
+        if not nest.op.iterator(iterator).is_parallel and iterator in loops[:depth]:
+            return f"is between two tiles of the reduction {shown}"
+    return None

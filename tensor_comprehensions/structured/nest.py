@@ -58,6 +58,11 @@ class Nest:
     ahead: tuple[tuple[Side, TileLoop], ...] = ()
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def kept(self) -> tuple[TileLoop, ...]:
+        """The loops of more than one point: those that there are in the end."""
+        return tuple(loop for loop in self.loops if self.op.extent(loop.iterator) > 1)
+
     # --- names ---
 
     def shown(self, iterator: str) -> str:

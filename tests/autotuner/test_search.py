@@ -10,11 +10,22 @@ from itertools import pairwise
 
 import pytest
 
-from tensor_comprehensions.autotuner.edits import SERIAL, edit, edits
+from tensor_comprehensions.autotuner.edits import OFF, edit, edits
 from tensor_comprehensions.autotuner.search import SEARCHES, Candidate, GeneticSearch
 from tensor_comprehensions.autotuner.space import sizes, space
 from tensor_comprehensions.options import CpuOptions
-from tensor_comprehensions.strategies import pack, parallel, tile, unroll, vectorize
+from tensor_comprehensions.strategies import (
+    interchange,
+    pack,
+    pad,
+    parallel,
+    peel,
+    prefetch,
+    stream,
+    tile,
+    unroll,
+    vectorize,
+)
 from tensor_comprehensions.structured.apply import plan_of
 from tensor_comprehensions.structured.length import length
 from tensor_comprehensions.structured.normalise import normalise
@@ -102,7 +113,7 @@ def test_pipelines_that_become_long_code_are_not_tried() -> None:
 def test_edits_change_one_number_each() -> None:
     what = subject(TMM, (64, 96), (48, 96))
     _, _, op = space_of(what)[0].ops[0]
-    by_name = {e.name: e for e in edits(op)}
+    by_name = {e.name: e for e in edits(op, what.target)}
     start = tile(n=32, m=6) >> pack(B="n1") >> vectorize("n") >> unroll(k=4)
     changed = {
         "m.inner": (12, tile(n=32, m=12) >> pack(B="n1") >> vectorize("n") >> unroll(k=4)),
@@ -110,14 +121,47 @@ def test_edits_change_one_number_each() -> None:
         "k.inner": (48, tile(n=32, k=48, m=6) >> pack(B="n1") >> vectorize("n") >> unroll(k=4)),
         "lanes": (8, tile(n=32, m=6) >> pack(B="n1") >> vectorize("n", lanes=8) >> unroll(k=4)),
         "threads": (2, start >> parallel("n1", "m1", grain=1)),
+        "order": (1, tile(n=32, m=6) >> interchange("m1 n1") >> pack(B="n1") >> vectorize("n") >> unroll(k=4)),
+        "A.pack": (1, tile(n=32, m=6) >> pack("A") >> pack(B="n1") >> vectorize("n") >> unroll(k=4)),
+        "B.pack": (1, tile(n=32, m=6) >> pack("B") >> vectorize("n") >> unroll(k=4)),
+        "ends": (1, start >> peel("n1", "m1")),
         "k.unroll": (8, tile(n=32, m=6) >> pack(B="n1") >> vectorize("n") >> unroll(k=8)),
     }
     for name, (value, expected) in changed.items():
         assert edit(start, {by_name[name]: value}, op) == expected
     assert edit(start, {by_name["k.unroll"]: 1}, op) == tile(n=32, m=6) >> pack(B="n1") >> vectorize("n")
+    assert edit(start, {by_name["B.pack"]: OFF}, op) == tile(n=32, m=6) >> vectorize("n") >> unroll(k=4)
+    padded = tile(n=32, m=6) >> pack(A="m1") >> pack(B="n1")
+    assert edit(padded >> peel("m1"), {by_name["ends"]: 3}, op) == padded >> pad("A", "B")
+    assert edit(padded >> pad("A", "B"), {by_name["B.pack"]: OFF}, op) == tile(n=32, m=6) >> pack(A="m1") >> pad("A")
+    assert edit(start, {by_name["B.pack"]: 3}, op) == start, "there is no third place"
     shared = tile(n=32, m=6) >> parallel("n1") >> vectorize("n")
-    assert edit(shared, {by_name["threads"]: SERIAL}, op) == tile(n=32, m=6) >> vectorize("n")
+    assert edit(shared, {by_name["threads"]: OFF}, op) == tile(n=32, m=6) >> vectorize("n")
+    around = edit(shared, {by_name["m.outer"]: 24}, op)
+    assert around == tile(m=24) >> tile(n=32, m=6) >> vectorize("n") >> parallel("m1")
     assert edit(start, dict.fromkeys(by_name.values(), 0), op) == start
+
+
+def test_sums_that_are_tiled_keep_their_order() -> None:
+    source = "def f(float(N,K,L) A, float(M,L,K) B) -> (C) { C(n,m) +=! A(n,k,l) * B(m,l,k) }"
+    what = subject(source, (24, 16, 8), (24, 8, 16))
+    ops = space_of(what)[0].ops
+    _, _, op = ops[0]
+    k = next(e for e in edits(op, what.target) if e.name == "k.inner")
+    start = tile(n=4, m=16) >> interchange("k l") >> vectorize("m")
+    assert edit(start, {k: 8}, op) == tile(n=4, k=8, m=16) >> interchange("k0 l") >> vectorize("m")
+
+
+def test_what_comes_from_afar_has_genes_of_its_own() -> None:
+    what = subject(TMM, (64, 96), (48, 96))
+    _, _, op = space_of(what)[0].ops[0]
+    assert not {"stream", "A.ahead", "B.ahead"} & {e.name for e in edits(op, what.target)}
+    small = {e.name: e for e in edits(op, replace(what.target, cache=(1024, 4096, 1 << 20)))}
+    assert {"stream", "A.ahead", "B.ahead"} <= small.keys()
+    start = tile(n=32, m=6) >> vectorize("n")
+    assert edit(start, {small["stream"]: 1}, op) == start >> stream()
+    assert edit(start, {small["B.ahead"]: 1}, op) == start >> prefetch(B="n1")
+    assert edit(start >> stream() >> prefetch(B="n1"), {small["stream"]: OFF, small["B.ahead"]: OFF}, op) == start
 
 
 def asked(kind: str, seed: int, generations: int = 6, population: int = 12) -> list[Candidate]:
