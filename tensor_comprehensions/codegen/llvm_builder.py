@@ -35,6 +35,7 @@ class Builder:
         self.declarations = declarations
         self._regions = [Region([], [], True)]
         self._levels: dict[str, int] = {}
+        self._counters: set[str] = set()
         self._count = 0
 
     # --- values
@@ -46,6 +47,10 @@ class Builder:
     def level(self, value: str) -> int:
         """The depth of the region that defines `value`; constants and parameters are at depth 0."""
         return self._levels.get(value, 0)
+
+    def counts(self, value: str) -> bool:
+        """Whether `value` is the counter of a loop."""
+        return value in self._counters
 
     def define(self, text: str, operands: Sequence[str], *, reads: str = "", version: int = 0) -> str:
         """The value of an operation without effects, placed in the outermost region that has its operands.
@@ -117,6 +122,7 @@ class Builder:
         """
         name = self.fresh(hint)
         body, after, variable, following = f"loop.{name}", f"end.{name}", f"%{name}", f"%{name}.next"
+        self._counters.add(variable)
         head = self._new_head()
         if certain:
             self.effect(f"br label %{body}")

@@ -115,8 +115,12 @@ def pointer(values: Values, buffer: Buffer, place: Place, extra: int = 0) -> str
     address = values.base(buffer)
     live = {value: scale for value, scale in place.terms.items() if scale}
     for level in sorted({b.level(value) for value in live}):
-        offset = _linear(b, {v: s for v, s in live.items() if b.level(v) == level}, "i64", 1)
+        terms = {v: s for v, s in live.items() if b.level(v) == level}
+        offset = _linear(b, terms, "i64", 1)
         address = b.define(f"getelementptr {element}, ptr {address}, i64 {offset}", (address, offset))
+        if not all(map(b.counts, terms)):
+            # Strength reduction would follow it through quotients, and keep a pointer for each constant added later.
+            address = b.define(f"freeze ptr {address}", (address,))
     if place.constant + extra:
         address = b.define(f"getelementptr {element}, ptr {address}, i64 {place.constant + extra}", (address,))
     return address

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import torch
 from llvm_harness import TARGETS, assembly, compare, module, random_array, run
 
+import tensor_comprehensions as tc
 from tensor_comprehensions import dtypes as d
 from tensor_comprehensions.codegen.llvm import emit
 from tensor_comprehensions.loop_ir import build as ir
@@ -29,6 +32,8 @@ from tensor_comprehensions.loop_ir.nodes import (
 )  # fmt: skip
 from tensor_comprehensions.loop_ir.unroll import unroll
 from tensor_comprehensions.loop_ir.vectorize import vectorize
+from tensor_comprehensions.strategies import pack, parallel, tile
+from tensor_comprehensions.strategies import vectorize as vectorized
 from tensor_comprehensions.target import AVX512, Target
 
 I, J, K = ir.var("i"), ir.var("j"), ir.var("k")  # noqa: E741
@@ -477,3 +482,19 @@ def test_loads_see_every_earlier_store(target: Target) -> None:
         Block((prefix, twice, loop("i", 6, Block((guarded, inner, ir.store(a, (I,), ir.add(first, ir.load(s))))))))
     )
     compare(m, {x.name: random_array(d.FLOAT32, x.shape, n) for n, x in enumerate(m.arguments)}, target, rtol=1e-4)
+
+
+def test_register_tiles_in_shared_loops_keep_their_addresses_in_registers() -> None:
+    """Code generation had kept a pointer for each scalar of a tile on the stack, where origins are quotients."""
+    source = """
+    def conv(float(N,C,H,W) I, float(F,C,KH,KW) W, float(F) B) -> (O) {
+        O(n,f,h,w) +=! I(n,c,h+kh,w+kw) * W(f,c,kh,kw)
+        O(n,f,h,w) = fmax(O(n,f,h,w) + B(f), 0)
+    }"""
+    shared = tile(n=1, h=19) >> tile(n=1, h=1, f=32, w=14) >> pack(W="h1") >> parallel("n1", "h1") >> vectorized("f")
+    tensors = torch.zeros(4, 64, 58, 58), torch.zeros(64, 64, 3, 3), torch.zeros(64)
+    text = tc.define(source).conv.compile(*tensors, strategy=shared, target=AVX512).source("asm")
+    blocks = [re.match(r"(\w+):(.*?)\n\tj\w+\t\.L\1\n", block, re.DOTALL) for block in text.split("\n.L")]
+    tiles = [found[2] for found in blocks if found and found[2].count("vfmadd") >= 28]
+    assert tiles
+    assert not any("(%rsp" in body for body in tiles)
