@@ -14,24 +14,13 @@ from .errors import InternalError
 from .loop_ir import build
 from .loop_ir import nodes as ir
 from .loop_ir.nodes import Buffer, Type
+from .loop_ir.promotion import View
 from .tc_lang import function as tc
 
 OPERATORS = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "%": "mod", "min": "min", "max": "max", "&&": "and", "||": "or",
     "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """The part of a tensor that a buffer holds: dimension d starts at `origins[d]`; it is absent where that is None."""
-
-    buffer: Buffer
-    origins: tuple[ir.Expr | None, ...]
-
-    def indices(self, subscripts: tuple[ir.Expr, ...]) -> tuple[ir.Expr, ...]:
-        pairs = zip(subscripts, self.origins, strict=True)
-        return tuple(build.sub(s, origin) for s, origin in pairs if origin is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +31,7 @@ class Scope:
     """
 
     indices: Mapping[str, ir.Expr]
-    buffers: Mapping[str, Buffer | View]
+    buffers: Mapping[str, Buffer | View[int]]
     guards: tuple[tc.Expr, ...] = ()
 
     def under(self, condition: tc.Expr) -> Scope:
@@ -102,7 +91,7 @@ def element(tensor: str, subscripts: tuple[tc.Expr, ...], scope: Scope) -> tuple
     """The buffer that holds `tensor`, and the indices in it of the element at `subscripts`."""
     indices = tuple(translate_subscript(s, scope) for s in subscripts)
     place = scope.buffers[tensor]
-    return (place.buffer, place.indices(indices)) if isinstance(place, View) else (place, indices)
+    return (place.buffer, place.indices(dict(enumerate(indices)))) if isinstance(place, View) else (place, indices)
 
 
 def _load(e: tc.Access, scope: Scope) -> ir.Load:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..dtypes import BOOL, INT64, DType, Kind
@@ -26,6 +26,8 @@ from .nodes import (
     Expr,
     If,
     Load,
+    Loop,
+    LoopKind,
     Ramp,
     ReduceLanes,
     Select,
@@ -382,6 +384,13 @@ def allocate(buffers: tuple[Buffer, ...] | list[Buffer], body: Stmt) -> Stmt:
     """`body` with `buffers` allocated around it."""
     for b in reversed(buffers):
         body = Allocate(b, body)
+    return body
+
+
+def loops(extents: Sequence[tuple[str, int]], body: Stmt, kind: LoopKind = LoopKind.SERIAL) -> Stmt:
+    """`body` in loops, the first outermost: for each the name of the variable, and where that stops, from 0 on."""
+    for name, extent in reversed(extents):
+        body = Loop(name, const(0), const(extent), body, kind)
     return body
 
 

@@ -8,6 +8,7 @@ from ..errors import ArgumentError, CannotLower
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.nodes import Buffer
+from ..loop_ir.promotion import View
 from ..options import CpuOptions
 from ..structured.op import StructuredOp
 from ..structured.pairs import paired
@@ -15,14 +16,13 @@ from ..structured.plan import Plan
 from ..structured.recognise import Cluster
 from ..structured.strategy import meant_for, plan_for
 from ..target import Target
-from ..translate import View
 from .schedule import Group
 from .scop import Node
 from .tiles import Tile
 
 
 def cluster_op(
-    node: Node, cluster: Cluster, buffers: Mapping[str, Buffer | View], tiles: Sequence[Tile], target: Target
+    node: Node, cluster: Cluster, buffers: Mapping[str, Buffer | View[int]], tiles: Sequence[Tile], target: Target
 ) -> StructuredOp:
     """A cluster on the part of its domain that lies in `tiles`."""
     parts: dict[str, tuple[ir.Expr, int]] = {}

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Let, Load, Loop, LoopKind, Space, Stmt, Store
-from ..structured.transpose import CACHE_LINE, Axis, transposed
+from ..structured.transpose import CACHE_LINE, Axis
 from ..structured.vector import evaluate
-from .promote import chunk_of, chunk_start, with_loads
+from .promote import chunk_of, chunk_start, places_of, turned_into, with_loads
 
 # Most rows and lanes that a buffer holds.
 LARGEST_STAGE = 512
@@ -41,30 +41,24 @@ def past_caches(
     store = next(s for s in stores if s.streaming)
     line = CACHE_LINE // store.buffer.type.dtype.size
     apart = lanes.length >= line and not _is_aligned(store.buffer, whole[0], lanes.length)
-    buffers = [_buffer(r, k, rows.length, lanes.length + line * apart) for k, r in enumerate(reads)]
-    where = tuple(build.sub(build.var(a.name), a.start) for a in (rows, lanes))
-    found = {read: Load(buffer, where) for read, buffer in zip(reads, buffers, strict=True)}
-
-    def turned(part: Axis) -> Stmt:
-        pairs = zip(reads, buffers, strict=True)
-        return build.block(
-            *(transposed([Store(b, where, r)], [r], rows, part, factor[0], along_reads=True) for r, b in pairs)
-        )
-
+    shape = (rows.length, lanes.length + line * apart)
+    found = places_of(reads, rows, lanes, lambda read: (shape[0], _pitch(read.buffer, shape[1])))
     registers = [s.buffer for s in stores if s.buffer.space is Space.REGISTER]
     point = build.allocate(registers, build.block(*(with_loads(s, found) for s in stores)))
 
     def along(start: Expr, stop: Expr) -> Stmt:
         return Loop(lane.name, start, stop, point, LoopKind.VECTOR, factor=factor)
 
-    copies = [turned(lanes)]
+    copies = [turned_into(found, rows, lanes, factor[0], along_reads=True)]
     inner = along(lanes.start, lanes.stop)
     if apart:
         first = build.minimum(lanes.stop, whole[1] - line)
-        more = turned(replace(lanes, start=first, stop=build.add(first, line)))
-        copies.append(build.when(build.lt(lanes.stop, whole[1]), more))
+        more = replace(lanes, start=first, stop=build.add(first, line))
+        beyond = turned_into(found, rows, more, factor[0], along_reads=True)
+        copies.append(build.when(build.lt(lanes.stop, whole[1]), beyond))
         inner = _by_lines(store, line, lanes, whole, along)
-    body = build.allocate(buffers, build.block(*copies, Loop(row.name, rows.start, rows.stop, inner)))
+    body = build.block(*copies, Loop(row.name, rows.start, rows.stop, inner))
+    body = build.allocate([place.buffer for place in found.values()], body)
     body = Loop(chunk_start(lane), lane.start, lane.stop, body, step=lanes.length)
     return Loop(chunk_start(row), row.start, row.stop, body, step=rows.length)
 
@@ -75,12 +69,10 @@ def _is_aligned(buffer: Buffer, first: int, lanes: int) -> bool:
     return all(n * size % CACHE_LINE == 0 for n in (first, lanes, *(s for s in buffer.strides if s != 1)))
 
 
-def _buffer(read: Load, number: int, rows: int, lanes: int) -> Buffer:
-    """In rows of an odd number of lines, which are spread over all sets of a cache."""
-    dtype = read.buffer.type.dtype
-    line = CACHE_LINE // dtype.size
-    pitch = (-(-lanes // line) | 1) * line
-    return build.buffer(f"{read.buffer.name}.{number}", dtype, (rows, pitch), Space.SCRATCH)
+def _pitch(buffer: Buffer, lanes: int) -> int:
+    """Rows for so many elements of an odd number of lines, which are spread over all sets of a cache."""
+    line = CACHE_LINE // buffer.type.dtype.size
+    return (-(-lanes // line) | 1) * line
 
 
 def _by_lines(store: Store, line: int, lane: Axis, whole: tuple[int, int], along: Callable[[Expr, Expr], Stmt]) -> Stmt:

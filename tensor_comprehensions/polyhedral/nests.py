@@ -9,7 +9,8 @@ from ..errors import ArgumentError, CannotLower
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.intrinsics import PREFETCH_LATER
-from ..loop_ir.nodes import Buffer, LoopKind, Space, Type
+from ..loop_ir.nodes import Buffer, LoopKind
+from ..loop_ir.promotion import View, held
 from ..loop_ir.vectorize import vectorize
 from ..options import CpuOptions
 from ..structured import contraction
@@ -18,7 +19,7 @@ from ..structured.recognise import Cluster
 from ..structured.transpose import Axis, transposed
 from ..target import Target
 from ..tc_lang.function import BoundFunction, BoundStatement, Tensor
-from ..translate import Scope, View, element, translate
+from ..translate import Scope, element, translate
 from .clusters import cluster_op, cluster_plan
 from .leaf import Dim, DimKind, Leaf
 from .legality import Scheduled
@@ -49,7 +50,7 @@ class Emitter:
     function: BoundFunction
     group: Group
     tiles: tuple[Tile, ...]
-    buffers: Mapping[str, Buffer | View]
+    buffers: Mapping[str, Buffer | View[int]]
     options: CpuOptions
     target: Target
     streams: frozenset[str] = frozenset()  # tensors that are written past the caches
@@ -118,8 +119,8 @@ class Emitter:
         emitter = self._with_registers(registers)
         hints = self._prefetches(leaf, order, lanes) if lanes is not None else ()
         body = build.block(*hints, *(emitter._update(leaf, n) for n in leaf.nodes))
-        held = [b for t in registers for b in (emitter.buffers[t.name],)]
-        body = build.allocate([b.buffer if isinstance(b, View) else b for b in held], body)
+        places = [emitter.buffers[t.name] for t in registers]
+        body = build.allocate([p.buffer if isinstance(p, View) else p for p in places], body)
         if lanes is not None and not registers and self._walks_rows(leaf, lanes):
             return emitter._rows_at_a_time(leaf, order, lanes, body)
         if lanes is not None and not registers and (rows := self._summed_rows(leaf, lanes)):
@@ -253,7 +254,7 @@ class Emitter:
     def _with_registers(self, tensors: Sequence[Tensor]) -> Emitter:
         if not tensors:
             return self
-        views = {t.name: _register(t) for t in tensors}
+        views = {t.name: held(t.name, t.dtype) for t in tensors}
         return replace(self, buffers={**self.buffers, **views})
 
     def _loop(self, leaf: Leaf, dim: Dim, body: ir.Stmt, vector: bool) -> ir.Stmt:
@@ -334,8 +335,3 @@ def _has_vector_form(nest: ir.Stmt) -> bool:
     except CannotLower:
         return False
     return True
-
-
-def _register(tensor: Tensor) -> View:
-    buffer = Buffer(tensor.name, Type(tensor.dtype), (), (), Space.REGISTER)
-    return View(buffer, (None,) * len(tensor.shape))

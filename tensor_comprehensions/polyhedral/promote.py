@@ -5,11 +5,12 @@ Where all iterations are independent the copy is in registers (`structured.trans
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 
 from ..loop_ir import affine, build
 from ..loop_ir.nodes import Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Store, Var
+from ..loop_ir.promotion import Digit, held
 from ..loop_ir.rewrite import map_expr, map_stmt, mentions, walk_expr
 from ..structured.transpose import Axis, transposed
 from ..target import Target
@@ -67,20 +68,14 @@ def staged(
     As `structured.transpose.transposed`, but the iterations over `lane` may reduce; `factor` is for its VECTOR loop.
     """
     least = min(r.buffer.type.dtype.size for r in reads)
-    rows, lanes = (chunk_of(a, most) for a, most in ((row, STAGED_ROWS), (lane, STAGED_BYTES // least)))
-    values: dict[Load, Load] = {}
-    copies: list[Stmt] = []
-    for k, read in enumerate(reads):
-        shape = (STAGED_ROWS, STAGED_BYTES // least)
-        buffer = build.buffer(f"{read.buffer.name}.{k}", read.buffer.type.dtype, shape, Space.SCRATCH)
-        where = tuple(build.sub(build.var(a.name), a.start) for a in (rows, lanes))
-        values[read] = Load(buffer, where)
-        copies.append(transposed([Store(buffer, where, read)], [read], rows, lanes, side))
+    shape = (STAGED_ROWS, STAGED_BYTES // least)
+    rows, lanes = map(chunk_of, (row, lane), shape)
+    found = places_of(reads, rows, lanes, lambda _: shape)
     registers = [s.buffer for s in stores if s.buffer.space is Space.REGISTER]
-    point = build.allocate(registers, build.block(*(with_loads(s, values) for s in stores)))
+    point = build.allocate(registers, build.block(*(with_loads(s, found) for s in stores)))
     inner = Loop(lane.name, lanes.start, lanes.stop, point, LoopKind.VECTOR, factor=factor)
-    chunk = build.block(*copies, Loop(row.name, rows.start, rows.stop, inner))
-    chunk = build.allocate([v.buffer for v in values.values()], chunk)
+    chunk = build.block(turned_into(found, rows, lanes, side), Loop(row.name, rows.start, rows.stop, inner))
+    chunk = build.allocate([place.buffer for place in found.values()], chunk)
     body: Stmt = Loop(chunk_start(lane), lane.start, lane.stop, chunk, step=shape[1])
     if initial:
         body = build.block(Loop(row.name, rows.start, rows.stop, build.block(*initial)), body)
@@ -97,6 +92,30 @@ def chunk_of(axis: Axis, size: int) -> Axis:
     start = build.var(chunk_start(axis))
     stop = build.add(start, size)
     return Axis(axis.name, start, stop if axis.splits(size) else build.minimum(stop, axis.stop))
+
+
+def places_of(
+    reads: Sequence[Load], rows: Axis, lanes: Axis, shape: Callable[[Load], tuple[int, int]]
+) -> dict[Load, Load]:
+    """Where each of `reads` is found in a buffer of that shape for what it gives at `rows` and `lanes`."""
+    axes = (rows, lanes)
+    first = {a.name: a.start for a in axes}
+    found = {}
+    for k, read in enumerate(reads):
+        digits = tuple(Digit(a.name, 1, extent) for a, extent in zip(axes, shape(read), strict=True))
+        view = held(f"{read.buffer.name}.{k}", read.buffer.type.dtype, digits, first)
+        found[read] = Load(view.buffer, view.indices({name: build.var(name) for name in first}))
+    return found
+
+
+def turned_into(found: Mapping[Load, Load], rows: Axis, lanes: Axis, side: int, *, along_reads: bool = False) -> Stmt:
+    """Copies of the reads to their places, turned in registers."""
+    return build.block(
+        *(
+            transposed([Store(place.buffer, place.indices, read)], [read], rows, lanes, side, along_reads=along_reads)
+            for read, place in found.items()
+        )
+    )
 
 
 def with_loads(s: Stmt, values: Mapping[Load, Load]) -> Stmt:

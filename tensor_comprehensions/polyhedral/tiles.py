@@ -8,10 +8,10 @@ from math import prod
 
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
-from ..loop_ir.nodes import LoopKind, Space
+from ..loop_ir.nodes import LoopKind
+from ..loop_ir.promotion import Digit, View, held
 from ..options import CpuOptions
 from ..tc_lang.function import Tensor
-from ..translate import View
 from .leaf import Dim
 from .schedule import Group, Row
 from .scop import Node
@@ -89,15 +89,8 @@ def with_remainders(tiles: tuple[Tile, ...], body: Callable[[tuple[Tile, ...]], 
     return body(tiles)
 
 
-def contracted(tensor: Tensor, extents: Sequence[Extent], tiles: Sequence[Tile]) -> View:
+def contracted(tensor: Tensor, extents: Sequence[Extent], tiles: Sequence[Tile]) -> View[int]:
     """A thread-private buffer for what one iteration touches of `tensor`."""
-    shape: list[int] = []
-    origins: list[ir.Expr | None] = []
-    for e in extents:
-        if e.size == 1:
-            origins.append(None)
-            continue
-        shape.append(e.size)
-        origins.append(build.const(0) if e.row is None else build.add(tiles[e.row].start, e.offset))
-    space = Space.SCRATCH if shape else Space.REGISTER
-    return View(build.buffer(tensor.name, tensor.dtype, tuple(shape), space), tuple(origins))
+    digits = tuple(Digit(d, 1, e.size) for d, e in enumerate(extents) if e.size > 1)
+    first = (build.const(0) if e.row is None else build.add(tiles[e.row].start, e.offset) for e in extents)
+    return held(tensor.name, tensor.dtype, digits, {d: f for d, f in enumerate(first) if extents[d].size > 1})

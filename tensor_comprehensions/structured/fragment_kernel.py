@@ -9,7 +9,7 @@ from ..dtypes import DType
 from ..errors import InternalError
 from ..loop_ir import build
 from ..loop_ir.intrinsics import FRAGMENT_LOAD, FRAGMENT_STORE, FRAGMENT_ZERO
-from ..loop_ir.nodes import Allocate, Buffer, Expr, Invoke, Load, Loop, Space, Stmt, Var
+from ..loop_ir.nodes import Allocate, Buffer, Expr, Invoke, Load, Space, Stmt, Var
 from ..loop_ir.rewrite import substitute
 from .fragments import Layout, in_place, layout
 from .microkernel import Operand, cells_of, reduction_values, rows_from
@@ -83,10 +83,8 @@ def _sum(op: StructuredOp, found: Layout, region: Region, operands: Sequence[Ope
             views = _fragment(total, below * counts[1] + beside), _fragment(rows, below), _fragment(columns, beside)
             parts.append(Invoke(found.instruction.name, views))
     steps = tiles(region[found.along].size, found.instruction.steps)
-    body: Stmt = Loop(inner.name, build.const(0), build.const(steps), build.block(*parts))
-    for name in reversed(outer):
-        body = Loop(f"{name}_r", build.const(0), build.const(region[name].size), body)
-    return body
+    loops = [*((f"{name}_r", region[name].size) for name in outer), (inner.name, steps)]
+    return build.loops(loops, build.block(*parts))
 
 
 def _load(

@@ -180,16 +180,14 @@ def _reduce(
         values |= reduction_values(region, name, Var(f"{name}_r"))
     if not loops:
         return unrolled_steps(values)
-    body = _innermost(
+    innermost = _innermost(
         loops[-1],
         plan.steps,
         region,
         lambda at: unrolled_steps(values | at),
         lambda at: hints(op, plan, region, values | at),
     )
-    for name in reversed(loops[:-1]):
-        body = Loop(f"{name}_r", build.const(0), build.const(region[name].size), body)
-    return body
+    return build.loops([(f"{name}_r", region[name].size) for name in loops[:-1]], innermost)
 
 
 def _innermost(name: str, at_once: int, region: Region, step: Step, before: Step) -> Stmt:
@@ -354,9 +352,7 @@ def rows_from(buffer: Buffer, op: StructuredOp, plan: Plan, region: Region, colu
         at |= {name: build.add(region[name].origin, row), local(name): row}
         flat = build.add(build.mul(flat, region[name].size), row)
     body = build.block(*(_epilogue(op, buffer, flat, at, c, v, plan) for v, c in enumerate(columns)))
-    for name in reversed(rows):
-        body = Loop(f"{name}_row", build.const(0), build.const(region[name].size), body)
-    return body
+    return build.loops([(f"{name}_row", region[name].size) for name in rows], body)
 
 
 def _spill(buffer: Buffer, place: int, cell: Cell, vectors: int, lanes: int, registers: Buffer) -> Stmt:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Load, Type, Var
+from ..loop_ir.promotion import View
 from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundIndex, BoundStatement, Role, Tensor, map_operands, walk
-from ..translate import Scope, View, element, translate
+from ..translate import Scope, element, translate
 from .expert import objection
 from .normalise import normalise
 from .op import ACCUMULATOR, Iterator, IteratorKind, StructuredOp
@@ -51,7 +52,7 @@ class Cluster:
         return self.statements[self.update].reduced
 
     def op(
-        self, name: str, buffers: Mapping[str, Buffer | View], tiles: Mapping[str, tuple[Expr, int]] | None = None
+        self, name: str, buffers: Mapping[str, Buffer | View[int]], tiles: Mapping[str, tuple[Expr, int]] | None = None
     ) -> StructuredOp:
         """The cluster as a structured op whose iterators are named `{name}_{index}`.
 

@@ -80,10 +80,8 @@ class _Tile:
     def rows_loop(self, body: Callable[[Point], Stmt]) -> Stmt:
         """Loops over the rows' iterators other than `unit`; `body` gets their offsets in the tile."""
         others = [name for name in self.rows if name != self.unit]
-        result = body({name: Var(f"{name}_row") for name in others})
-        for name in reversed(others):
-            result = Loop(f"{name}_row", build.const(0), build.const(self.region[name].size), result)
-        return result
+        loops = [(f"{name}_row", self.region[name].size) for name in others]
+        return build.loops(loops, body({name: Var(f"{name}_row") for name in others}))
 
     def columns(self, offsets: Point) -> Stmt:
         """All columns, `side` at a time."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
+from operator import floordiv, mod
 
 from ...loop_ir.nodes import Buffer, Launch
+from ...loop_ir.promotion import pitched, places
 from .footprint import Box
 from .threads import Steps
 
@@ -26,21 +27,11 @@ def padded(buffer: Buffer, box: Box, steps: Sequence[Steps], launch: Launch, lan
     width = buffer.shape[-1]
     lengths = [width + pad for pad in (0, lanes, 2 * lanes, 1 - width % 2)]
     return min(
-        (_pitched(buffer, n) for n in lengths),
+        (pitched(buffer, n) for n in lengths),
         key=lambda b: sum(
             conflicts(b, box, s, launch, lanes if wide and b.strides[-2] % lanes == 0 else 1) for s in steps
         ),
     )
-
-
-def _pitched(buffer: Buffer, row: int) -> Buffer:
-    """`buffer` with `row` elements from one row to the next."""
-    strides, step = [1], row
-    for extent in reversed(buffer.shape[1:-1]):
-        strides.append(step)
-        step *= extent
-    strides.append(step)
-    return replace(buffer, strides=tuple(reversed(strides)))
 
 
 def conflicts(buffer: Buffer, box: Box, steps: Steps, launch: Launch, lanes: int) -> int:
@@ -48,6 +39,7 @@ def conflicts(buffer: Buffer, box: Box, steps: Steps, launch: Launch, lanes: int
 
     lanes: elements that a thread takes at once. Of 16 bytes each, a quarter of a warp is served at a time.
     """
+    digits = box.digits
     words: dict[int, set[int]] = defaultdict(set)
     span = max(1, lanes * buffer.type.dtype.size // BANK_BYTES)
     for lane in warp(launch)[: WARP // span]:
@@ -55,21 +47,12 @@ def conflicts(buffer: Buffer, box: Box, steps: Steps, launch: Launch, lanes: int
         for count, move in zip(lane, steps.moves, strict=True):
             if move is None:
                 continue
-            address += sum(p * s for p, s in zip(_places([count * m for m in move], box), buffer.strides, strict=True))
+            place = places(digits, {d: count * m for d, m in enumerate(move)}, floordiv, mod)
+            address += sum(p * s for p, s in zip(place, buffer.strides, strict=True))
         word = address * buffer.type.dtype.size // BANK_BYTES
         for part in range(word, word + span):
             words[part % BANKS].add(part)
     return max(map(len, words.values())) - 1
-
-
-def _places(element: Sequence[int], box: Box) -> list[int]:
-    """Where in the buffer the element lies that is so far from the first of the box."""
-    rest = list(element)
-    found = []
-    for d, stride, _ in box.digits:
-        found.append(rest[d] // stride)
-        rest[d] %= stride
-    return found
 
 
 def warp(launch: Launch) -> list[tuple[int, int, int]]:

@@ -15,8 +15,9 @@ import islpy as isl
 
 from ...loop_ir import build
 from ...loop_ir.nodes import THREAD, Buffer, Expr, Launch, Load, Loop, LoopKind, Ramp, Stmt, Store
+from ...loop_ir.promotion import View, distances
 from ...tc_lang import function as tc
-from ...translate import Scope, View, translate_subscript
+from ...translate import Scope, translate_subscript
 from .footprint import OUT, Box, Group, Lookup
 from .references import by_name, coordinate
 from .spell import Values, identifiers
@@ -34,11 +35,12 @@ class Found:
 
     def element(self, coordinates: Sequence[Expr], values: Values) -> tuple[Expr, ...]:
         """The subscripts at `coordinates`. values: what the dimensions of the scope are worth."""
-        views: dict[str, Buffer | View] = {}
+        views: dict[str, Buffer | View[int]] = {}
         for tensor, (buffer, around) in self.buffers.items():
             views[tensor] = buffer
             if around is not None:
-                views[tensor] = View(buffer, tuple(values.of(side.first) for side in around.sides))
+                first = {d: values.of(side.first) for d, side in enumerate(around.sides)}
+                views[tensor] = View(buffer, around.digits, first)
         scope = Scope(by_name(coordinates), views)
         return tuple(translate_subscript(s, scope) for s in self.lookup.subscripts)
 
@@ -86,18 +88,15 @@ class Copy:
         shape = units(self.box.shape, self.lanes)
         name = f"{self.buffer.name}.{'in' if into else 'out'}"
         place = [build.var(f"{name}{d}") if extent > 1 else build.const(0) for d, extent in enumerate(shape)]
-        body = self._element(outer, place, launch, into=into)
-        for d, extent in reversed(list(enumerate(shape))):
-            if extent > 1:
-                body = Loop(f"{name}{d}", build.const(0), build.const(extent), body, LoopKind.UNROLLED)
-        return body
+        extents = [(f"{name}{d}", extent) for d, extent in enumerate(shape) if extent > 1]
+        return build.loops(extents, self._element(outer, place, launch, into=into), LoopKind.UNROLLED)
 
     def _element(self, outer: Sequence[Expr], position: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
         inside = [*position[:-1], build.mul(position[-1], self.lanes)] if self.box.digits else []
         values = Values(tuple(outer), identifiers(launch))
         element = [values.of(side.first) for side in self.box.sides]
-        for (d, stride, _), p in zip(self.box.digits, inside, strict=True):
-            element[d] = build.add(element[d], build.mul(p, stride))
+        for d, distance in distances(self.box.digits, inside).items():
+            element[d] = build.add(element[d], distance)
         place = tuple(element) if self.found is None else self.found.element(element, values)
         here, there = ((self.buffer, tuple(inside)), (self.tensor, place))
         target, source = (here, there) if into else (there, here)

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import islpy as isl
 
+from ...loop_ir.promotion import Digit, shape_of
 from ...tc_lang import function as tc
 
 IN, OUT, PARAM, SET, DIV = isl.dim_type.in_, isl.dim_type.out, isl.dim_type.param, isl.dim_type.set, isl.dim_type.div
@@ -92,13 +93,13 @@ class Box:
     space: isl.Space
 
     @property
-    def digits(self) -> tuple[tuple[int, int, int], ...]:
-        """The dimensions of a buffer for the box: (dimension of the tensor, stride, extent)."""
-        return tuple((d, *digit) for d, side in enumerate(self.sides) for digit in side.digits)
+    def digits(self) -> tuple[Digit[int], ...]:
+        """The dimensions of a buffer for the box; the axes are those of the tensor."""
+        return tuple(Digit(d, *digit) for d, side in enumerate(self.sides) for digit in side.digits)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(extent for _, _, extent in self.digits)
+        return shape_of(self.digits)
 
     @property
     def size(self) -> int:

@@ -14,9 +14,9 @@ from ...loop_ir import nodes as ir
 from ...loop_ir.affine import Interval
 from ...loop_ir.intrinsics import BARRIER, WARP_BARRIER
 from ...loop_ir.nodes import Buffer, Kernel, Launch, Space
+from ...loop_ir.promotion import View, held
 from ...target import GpuTarget
 from ...tc_lang.function import Tensor
-from ...translate import View
 from ..scop import CONTEXT, Scop
 from .check import check_kernel
 from .generate import generate
@@ -28,7 +28,7 @@ from .reductions import Sum, combine
 from .references import moved
 from .separate import separated
 from .spell import identifiers
-from .statements import Emitter, register_view, sum_register
+from .statements import Emitter, sum_register
 from .sync import Level, barriers
 from .tree import BLOCK_IDS, THREAD_IDS, Tree, schedule, without_collectives
 from .units import Part
@@ -51,7 +51,7 @@ class Emission:
 
     def kernel(self, name: str) -> tuple[Kernel, frozenset[str]]:
         """The kernel, and the tensors that need no memory because it keeps them in shared memory or registers."""
-        views: dict[str, View] = {t.name: register_view(t) for t in self.registers}
+        views: dict[str, View[int]] = {t.name: held(t.name, t.dtype) for t in self.registers}
         sums = {
             u.node.name: sum_register(u, self.scop.function.tensor(u.statement.target))
             for u in self.plan.units
@@ -83,9 +83,9 @@ class Emission:
         body, promoted = self.pipelined(body, promotion, shared)
         body = separated(body, self.plan, ranges)
         written = {u.statement.target for u in self.plan.units}
-        held = [*shared, *promoted, *(v.buffer for v in views.values()), *sums.values()]
+        kept = [*shared, *promoted, *(v.buffer for v in views.values()), *sums.values()]
         cached = tuple(n for n in self.buffers if n not in written) if self.plan.options.read_only_cache else ()
-        kernel = Kernel(name, build.allocate(held, body), launch, cached, self.resident(promotion))
+        kernel = Kernel(name, build.allocate(kept, body), launch, cached, self.resident(promotion))
         return kernel, promotion.contracted
 
     def promotion(

@@ -20,6 +20,7 @@ from ...errors import CannotLower
 from ...loop_ir import build
 from ...loop_ir.intrinsics import BARRIER
 from ...loop_ir.nodes import Buffer, Expr, Invoke, Launch, Space, Stmt
+from ...loop_ir.promotion import places
 from ..scop import bounded
 from .banks import padded
 from .copies import Copy, Found, lanes_found, lanes_of, within
@@ -45,22 +46,15 @@ class Promoted:
     @property
     def is_dense(self) -> bool:
         """Is the box in shared memory, and is it all of the elements between its corners?"""
-        single = all(
-            side.digits == ((1, extent),) for side, extent in zip(self.box.sides, self.box.shape, strict=False)
-        )
-        return single and self.buffer.space is Space.SHARED
+        return all(d.stride == 1 for d in self.box.digits) and self.buffer.space is Space.SHARED
 
     def subscripts(self) -> tuple[isl.PwAff, ...]:
         """The indices in the buffer as functions of `S[i]`."""
-        found = []
+        distance: dict[int, isl.PwAff] = {}
         for d, side in enumerate(self.box.sides):
             first = isl.PwAff.from_aff(side.first).pullback_multi_pw_aff(self.prefix)
-            rest = self.element.get_at(d).sub(first)
-            for stride, _ in side.digits:
-                step = isl.Val(stride, rest.get_ctx())
-                found.append(rest.scale_down_val(step).floor())
-                rest = rest.mod_val(step)
-        return tuple(found)
+            distance[d] = self.element.get_at(d).sub(first)
+        return places(self.box.digits, distance, _quotient, _remainder)
 
     def relation(self) -> isl.Map:
         """`S[i] -> buffer[p]`."""
@@ -68,6 +62,14 @@ class Promoted:
         for part in self.subscripts():
             result = result.flat_range_product(isl.Map.from_pw_aff(part))
         return result.set_tuple_name(OUT, self.buffer.name)
+
+
+def _quotient(f: isl.PwAff, divisor: int) -> isl.PwAff:
+    return f.scale_down_val(isl.Val(divisor, f.get_ctx())).floor()
+
+
+def _remainder(f: isl.PwAff, divisor: int) -> isl.PwAff:
+    return f.mod_val(isl.Val(divisor, f.get_ctx()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

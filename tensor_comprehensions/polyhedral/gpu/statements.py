@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.nodes import Buffer, Space, Type
+from ...loop_ir.promotion import View
 from ...tc_lang.function import BoundStatement, Tensor
-from ...translate import Scope, View, element, translate
+from ...translate import Scope, element, translate
 from .units import Part, Unit
 
 
@@ -17,7 +18,7 @@ from .units import Part, Unit
 class Emitter:
     """Where tensors are kept, and the registers in which threads combine terms, by the name of their node."""
 
-    buffers: Mapping[str, Buffer | View]
+    buffers: Mapping[str, Buffer | View[int]]
     sums: Mapping[str, Buffer]
 
     def statement(self, unit: Unit, indices: Sequence[ir.Expr], further: Mapping[str, ir.Expr]) -> ir.Stmt:
@@ -55,9 +56,3 @@ def _whole(s: BoundStatement, value: ir.Expr) -> tuple[ir.Expr, str | None]:
 def sum_register(unit: Unit, tensor: Tensor) -> Buffer:
     """Where a thread combines its terms of `unit`."""
     return Buffer(f"{unit.node.name}.sum", Type(tensor.dtype), (), (), Space.REGISTER)
-
-
-def register_view(tensor: Tensor) -> View:
-    """A tensor of which a thread needs one element at a time."""
-    buffer = Buffer(tensor.name, Type(tensor.dtype), (), (), Space.REGISTER)
-    return View(buffer, (None,) * len(tensor.shape))
