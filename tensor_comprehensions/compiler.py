@@ -266,10 +266,12 @@ def run_passes(
     results: dict[str, Any] = {}
     seconds: list[tuple[str, float]] = []
     for number, step in enumerate(passes, 2):
-        start = perf_counter()
+        start, before = perf_counter(), value
         value = results[step.name] = step.run(value, job)
         seconds.append((step.name, perf_counter() - start))
         _observe(bound.name, step, value, number, dump)
+        if isinstance(value, Module) and value is not before and knobs.current().verify:
+            _verify(bound.name, step, value)
     return results, tuple(seconds), dump
 
 
@@ -349,8 +351,10 @@ def _observe(name: str, step: Pass, value: Any, number: int, dump: Dump | None) 
         dump.write(number, step.name, step.show(value), step.suffix)
     if step.topic and step.show is not None and logger(step.topic).isEnabledFor(DEBUG):
         logger(step.topic).debug("%s: after %s:\n%s", name, step.name, step.show(value))
-    if isinstance(value, Module) and knobs.current().verify:
-        try:
-            verify(value)
-        except InternalError as error:
-            raise InternalError(f"{name}: after {step.name}: {error}") from error
+
+
+def _verify(name: str, step: Pass, module: Module) -> None:
+    try:
+        verify(module)
+    except InternalError as error:
+        raise InternalError(f"{name}: after {step.name}: {error}") from error

@@ -23,6 +23,10 @@ class DType:
     kind: Kind
     bits: int
 
+    def __hash__(self) -> int:
+        """Quick, for every expression has types: the name says it all."""
+        return hash(self.name)
+
     @property
     def size(self) -> int:
         """Bytes in memory."""

@@ -10,7 +10,7 @@ from typing_extensions import assert_never
 from ..dtypes import BOOL, INT64
 from ..errors import InternalError
 from ..math_functions import FUNCTIONS
-from . import build
+from . import affine, build
 from .bounds import Fact, Scope, facts_of, lane_bounds
 from .instructions import INSTRUCTIONS
 from .intrinsics import FRAGMENT_LOAD, FRAGMENT_STORE, INTRINSICS
@@ -277,8 +277,11 @@ def _require_inside(
     base = index.base if isinstance(index, Ramp) else index
     if base.type.lanes > 1 or not _is_affine(base):
         return
+    plain, last = affine.interval(index, place.scope.ranges), b.shape[dimension] - 1
+    if plain.low is not None and plain.high is not None and plain.low >= 0 and plain.high <= last:
+        return
     low, high = lane_bounds(index, place.scope, facts)
-    inside = low is not None and low >= 0 and high is not None and high < b.shape[dimension]
+    inside = low is not None and low >= 0 and high is not None and high <= last
     shape = list(b.shape)
     _require(inside, f"dimension {dimension} of {b.name}{shape} is not proved inside ({low} .. {high})", node)
 
