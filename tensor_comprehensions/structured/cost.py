@@ -30,9 +30,9 @@ PANEL_VECTOR = 0.1
 ROW, QUEUED, NEARER = 0.5, 0.1, 0.5
 """Where the last cache is far, cycles of a step for each row that comes from there, and for each vector of a panel in
 the second cache times their number, for they wait for one another; the part of both where the rows come from nearer."""
-IN_PLACE, SHORT_ROW = 0.4, 1024
-"""Cycles of a step for each vector that the second cache holds between others, where the last one is far; bytes from
-one row to the next below which they are read where they are."""
+IN_PLACE, USES_IN_PLACE, SHORT_STEP = 0.4, 256, 1024
+"""Cycles of a step for each vector after the fourth of rows that are read in place from afar; uses of an element up to
+which rows are, however far apart, where they can be brought near in time; bytes between rows below which all are."""
 LONG_ROW = 1024
 """Bytes of a row from which on it is read where it is; shorter ones are packed."""
 LINE = 64
@@ -101,13 +101,17 @@ def step_cycles(facts: Facts, target: Target, lanes: int, sizes: Mapping[str, in
 
 
 def _in_place_cycles(facts: Facts, target: Target, sizes: Mapping[str, int], vectors: int) -> float:
-    """Cycles of a step for vectors of short rows in place, where a narrower tile would find them in the first cache."""
+    """Cycles of a step for more vectors than a few of long rows that come from afar and are read where they are."""
     moving = facts.moving
-    rows = abs(moving.step(facts.reductions[-1]) or 0) * moving.bytes if facts.reductions else 0
-    if facts.turned or not target.is_meshed or moving.step(facts.vector) != 1 or not 0 < rows < SHORT_ROW:
+    if facts.turned or moving.step(facts.vector) != 1 or not facts.reductions:
         return 0.0
-    room = target.cache[0] * 9 // 10 // (facts.steps * moving.bytes)
-    return IN_PLACE * vectors if 2 * target.lanes(facts.bits) <= room < sizes[facts.vector] else 0.0
+    panel = facts.steps * sizes[facts.vector] * moving.bytes
+    if not is_far(moving.stored * moving.bytes, target) or panel <= target.cache[0] * 9 // 10:
+        return 0.0
+    apart = abs(moving.step(facts.reductions[-1]) or 0) * moving.bytes
+    uses = prod(i.extent for i in facts.only(facts.still))
+    in_place = 0 < apart < SHORT_STEP or uses <= USES_IN_PLACE
+    return IN_PLACE * max(0, vectors - 4) if in_place else 0.0
 
 
 def _row_cycles(facts: Facts, target: Target, sizes: Mapping[str, int], vectors: int) -> float:
