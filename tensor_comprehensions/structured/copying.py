@@ -8,9 +8,10 @@ from math import prod
 
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Let, Loop, Stmt, Var
+from ..loop_ir.promotion import Digit
 from .affine import common_steps
 from .op import StructuredOp, loads
-from .tile import Region, local, number, point
+from .tile import Region, local, number
 from .transpose import transpose
 from .vector import evaluate, first_lanes
 
@@ -28,35 +29,40 @@ WIDEST_STEP = 4
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The dimensions of a panel, as names of iterators and extents.
+    """The dimensions of a panel; their axes are iterators.
 
+    numbers: of the tiles that it holds. points: of one tile.
     blocks: reductions that are walked in blocks of so many points, all of which the panel holds.
     """
 
-    numbers: tuple[tuple[str, int], ...]
-    reductions: tuple[tuple[str, int], ...]
-    points: tuple[tuple[str, int], ...]
+    numbers: tuple[Digit[str], ...]
+    reductions: tuple[Digit[str], ...]
+    points: tuple[Digit[str], ...]
     blocks: tuple[tuple[str, int], ...] = ()
 
     @property
-    def extents(self) -> tuple[int, ...]:
-        return tuple(extent for _, extent in (*self.numbers, *self.reductions, *self.points))
+    def digits(self) -> tuple[Digit[str], ...]:
+        return (*self.numbers, *self.reductions, *self.points)
 
     @property
     def indices(self) -> tuple[Expr, ...]:
         """The panel's index expressions, over tile numbers and local values."""
         blocks = dict(self.blocks)
-        numbers = tuple(Var(number(name)) for name, _ in self.numbers)
-        starts = (build.mul(Var(number(name)), blocks.get(name, 0)) for name, _ in (*self.reductions, *self.points))
-        locals_ = (Var(local(name)) for name, _ in (*self.reductions, *self.points))
-        return (*numbers, *map(build.add, starts, locals_))
+        numbers = tuple(Var(number(d.axis)) for d in self.numbers)
+        inner = tuple(d.axis for d in (*self.reductions, *self.points))
+        starts = (build.mul(Var(number(name)), blocks.get(name, 0)) for name in inner)
+        return (*numbers, *map(build.add, starts, (Var(local(name)) for name in inner)))
+
+
+Offsets = Mapping[str, Expr]
+"""Of iterators, how far they are from the start of a region."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
     """What is copied: `factor` at the points of `region`, into the part of `buffer` that belongs to them.
 
-    singles: iterators whose tiles are single points, all of which the region covers. steps: of the factor.
+    That is one tile, of whatever has tiles of more than a point. steps: of the factor.
     """
 
     op: StructuredOp
@@ -65,7 +71,6 @@ class Copy:
     buffer: Buffer
     shape: Shape
     lanes: int
-    singles: tuple[str, ...]
 
     @property
     def steps(self) -> Mapping[str, int]:
@@ -74,12 +79,12 @@ class Copy:
     @property
     def across(self) -> str:
         """The iterator along which the panel is contiguous."""
-        return self.shape.points[-1][0]
+        return self.shape.points[-1].axis
 
     @property
     def width(self) -> int:
         """Elements of the panel along it, padding included."""
-        return self.shape.points[-1][1]
+        return self.shape.points[-1].extent
 
     @property
     def size(self) -> int:
@@ -89,41 +94,33 @@ class Copy:
     @property
     def others(self) -> list[str]:
         """The other iterators, those that move the factor most outermost."""
-        names = [*self.singles, *(name for name, _ in (*self.shape.reductions, *self.shape.points[:-1]))]
+        names = (d.axis for d in self.shape.digits[: -1 if self.shape.points else None] if d.stride == 1)
         steps = self.steps
         return sorted(names, key=lambda name: -abs(steps.get(name, 0)))
-
-    def at(self, name: str, offset: Expr) -> Point:
-        """The iterator `name` at `offset` from the start of the region."""
-        index = number(name) if name in self.singles else local(name)
-        return {name: build.add(offset, self.region[name].origin), index: offset}
 
     def variable(self, name: str) -> Var:
         return Var(f"{self.buffer.name}_{name}_c")
 
-    def over(self, iterators: Sequence[str], body: Callable[[Point], Stmt]) -> Stmt:
+    def over(self, iterators: Sequence[str], body: Callable[[Offsets], Stmt]) -> Stmt:
         """Serial loops over the points of `iterators`."""
-        here = point(self.region)
-        for name in iterators:
-            here |= self.at(name, self.variable(name))
-        result = body(here)
-        for name in reversed(iterators):
-            result = self.loop(name, self.region[name].size, result)
-        return result
+        loops = [(self.variable(name).name, self.region[name].size) for name in iterators]
+        return build.loops(loops, body({name: self.variable(name) for name in iterators}))
 
-    def loop(self, name: str, count: int, body: Stmt) -> Stmt:
-        return Loop(self.variable(name).name, build.const(0), build.const(count), body)
+    def move(self, offsets: Offsets) -> Stmt:
+        """Copy the element there."""
+        return build.store(self.buffer, self.where(offsets), self.value(offsets))
 
-    def move(self, here: Point) -> Stmt:
-        """Copy the element at `here`."""
-        return build.store(self.buffer, self.where(here), evaluate(self.factor, here))
+    def value(self, offsets: Offsets, mask: Expr | None = None) -> Expr:
+        """What the factor is there."""
+        origins = {name: part.origin for name, part in self.region.items()}
+        moved = {name: build.add(offset, origins[name]) for name, offset in offsets.items()}
+        return evaluate(self.factor, origins | moved, mask)
 
-    def where(self, here: Point) -> tuple[Expr, ...]:
-        """The panel's indices at `here`."""
-        return tuple(evaluate(i, here) for i in self.shape.indices)
+    def where(self, offsets: Offsets) -> tuple[Expr, ...]:
+        """Where that is in the panel."""
+        return tuple(self.region[d.axis].number if d.stride > 1 else offsets[d.axis] for d in self.shape.digits)
 
 
-Point = dict[str, Expr]
 Columns = tuple[Expr, int, int]
 """Columns of a panel that one tile fills: the first, how many of them the factor has, how many the panel has."""
 
@@ -134,18 +131,18 @@ def copy_tile(copy: Copy) -> Stmt:
         return copy.over(copy.others, copy.move)
     steps = copy.steps
     if 1 <= steps.get(copy.across, 0) <= WIDEST_STEP:
-        return copy.over(copy.others, lambda here: _straight(copy, here))
+        return copy.over(copy.others, lambda offsets: _straight(copy, offsets))
     contiguous = (n for n in copy.others if steps.get(n) == (2 if n == copy.op.pairs else 1))
     along = max(contiguous, key=lambda n: copy.region[n].size, default=None)
     if along is None or copy.region[along].size < 2:
-        return copy.over(copy.others, lambda here: _by_element(copy, here))
+        return copy.over(copy.others, lambda offsets: _by_element(copy, offsets))
     others = [n for n in copy.others if n != along]
     if (run := _run(copy, along)) and copy.region[along].size < SHORT_LINE:
-        return copy.over([n for n in others if n not in run], lambda here: _short_lines(copy, along, run, here))
-    return copy.over(others, lambda here: _turned(copy, along, here))
+        return copy.over([n for n in others if n not in run], lambda offsets: _short_lines(copy, along, run, offsets))
+    return copy.over(others, lambda offsets: _turned(copy, along, offsets))
 
 
-def _straight(copy: Copy, here: Point) -> Stmt:
+def _straight(copy: Copy, offsets: Offsets) -> Stmt:
     """Vectors that lie along the same iterator in both memories."""
     lanes = min(copy.lanes, _power_of_two(copy.width))
     moves: list[Stmt] = []
@@ -153,12 +150,11 @@ def _straight(copy: Copy, here: Point) -> Stmt:
     whole = copy.size // lanes if copy.size > LONG_ROW * lanes else 0
     if whole:
         vector = Var(f"{copy.buffer.name}_{copy.across}_vector")
-        there = here | copy.at(copy.across, build.ramp(build.mul(vector, lanes), 1, lanes))
-        move = build.store(copy.buffer, copy.where(there), evaluate(copy.factor, there))
-        moves.append(Loop(vector.name, build.const(0), build.const(whole), move))
+        there = {**offsets, copy.across: build.ramp(build.mul(vector, lanes), 1, lanes)}
+        moves.append(Loop(vector.name, build.const(0), build.const(whole), copy.move(there)))
     for first in range(whole * lanes, copy.width, lanes):
-        there = here | copy.at(copy.across, build.ramp(first, 1, lanes))
-        value = zero if first >= copy.size else evaluate(copy.factor, there, first_lanes(copy.size - first, lanes))
+        there = {**offsets, copy.across: build.ramp(first, 1, lanes)}
+        value = zero if first >= copy.size else copy.value(there, first_lanes(copy.size - first, lanes))
         moves.append(build.store(copy.buffer, copy.where(there), value, mask=first_lanes(copy.width - first, lanes)))
     return build.block(*moves)
 
@@ -167,11 +163,11 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _by_element(copy: Copy, here: Point) -> Stmt:
+def _by_element(copy: Copy, offsets: Offsets) -> Stmt:
     """One element after another, then zeros."""
     element = copy.variable(copy.across)
-    there = here | copy.at(copy.across, element)
-    parts = [copy.loop(copy.across, copy.size, copy.move(there))]
+    there = {**offsets, copy.across: element}
+    parts: list[Stmt] = [Loop(element.name, build.const(0), build.const(copy.size), copy.move(there))]
     if copy.size < copy.width:
         clear = build.store(copy.buffer, copy.where(there), build.const(0, copy.factor.type.dtype))
         parts.append(Loop(element.name, build.const(copy.size), build.const(copy.width), clear))
@@ -181,7 +177,7 @@ def _by_element(copy: Copy, here: Point) -> Stmt:
 # --- turned across -----------------------------------------------------------------------------------------------
 
 
-def _turned(copy: Copy, along: str, here: Point) -> Stmt:
+def _turned(copy: Copy, along: str, offsets: Offsets) -> Stmt:
     """Square tiles with vectors along `along` in the factor and across it in the panel.
 
     Two tiles at a time cover a cache line, so that a line is read once even where the factor's lines compete for the
@@ -196,7 +192,7 @@ def _turned(copy: Copy, along: str, here: Point) -> Stmt:
     def run_of_tiles(columns: Columns) -> Stmt:
         first = build.mul(block, run)
         stop = build.add(first, run) if pairs % run == 0 else build.minimum(build.add(first, run), pairs)
-        tiles = _tiles(copy, lanes, along, here, (build.mul(pair, 2 * lanes), 2 * lanes), columns)
+        tiles = _tiles(copy, lanes, along, offsets, (build.mul(pair, 2 * lanes), 2 * lanes), columns)
         return Loop(pair.name, first, stop, tiles)
 
     parts: list[Stmt] = []
@@ -205,7 +201,7 @@ def _turned(copy: Copy, along: str, here: Point) -> Stmt:
         parts.append(Loop(block.name, build.const(0), build.const(-(-pairs // run)), body))
     if rest:
         end = (build.const(total - rest), rest)
-        parts.append(_all_columns(copy, lanes, lambda columns: _tiles(copy, lanes, along, here, end, columns)))
+        parts.append(_all_columns(copy, lanes, lambda columns: _tiles(copy, lanes, along, offsets, end, columns)))
     return build.block(*parts)
 
 
@@ -219,7 +215,7 @@ def _run(copy: Copy, along: str) -> list[str]:
     return run[:-1]
 
 
-def _short_lines(copy: Copy, along: str, run: Sequence[str], here: Point) -> Stmt:
+def _short_lines(copy: Copy, along: str, run: Sequence[str], offsets: Offsets) -> Stmt:
     """The same where `along` is short, as the windows of a convolution are, and `run` follows it in the factor."""
     outer, *inner = run
     size = copy.region[along].size
@@ -229,12 +225,9 @@ def _short_lines(copy: Copy, along: str, run: Sequence[str], here: Point) -> Stm
     block, one = Var(f"{copy.buffer.name}_{outer}_run"), copy.variable(outer)
 
     def lines(columns: Columns) -> Stmt:
-        there = here | copy.at(outer, one)
-        for name in inner:
-            there |= copy.at(name, copy.variable(name))
-        body = _tiles(copy, lanes, along, there, (build.const(0), size), columns)
-        for name in reversed(inner):
-            body = copy.loop(name, copy.region[name].size, body)
+        there = {**offsets, outer: one}
+        whole = (build.const(0), size)
+        body = copy.over(inner, lambda within: _tiles(copy, lanes, along, {**there, **within}, whole, columns))
         first = build.mul(block, count)
         stop = build.add(first, count) if total % count == 0 else build.minimum(build.add(first, count), total)
         return Loop(one.name, first, stop, body)
@@ -255,28 +248,28 @@ def _all_columns(copy: Copy, lanes: int, body: Callable[[Columns], Stmt]) -> Stm
     return build.block(*parts)
 
 
-def _tiles(copy: Copy, lanes: int, along: str, here: Point, run: tuple[Expr, int], columns: Columns) -> Stmt:
+def _tiles(copy: Copy, lanes: int, along: str, offsets: Offsets, run: tuple[Expr, int], columns: Columns) -> Stmt:
     """Square tiles one after another along the factor's lines: `run` is (first, how many) elements."""
     first, count = run
     starts = range(0, count, lanes)
-    return build.block(*(_tile(copy, lanes, along, here, (build.add(first, s), count - s), columns) for s in starts))
+    return build.block(*(_tile(copy, lanes, along, offsets, (build.add(first, s), count - s), columns) for s in starts))
 
 
-def _tile(copy: Copy, lanes: int, along: str, here: Point, run: tuple[Expr, int], columns: Columns) -> Stmt:
+def _tile(copy: Copy, lanes: int, along: str, offsets: Offsets, run: tuple[Expr, int], columns: Columns) -> Stmt:
     """One square tile: `run` as for `_tiles`."""
     (first, count), (start, lines, width) = run, columns
-    there = here | copy.at(along, build.ramp(first, 1, lanes))
+    there = {**offsets, along: build.ramp(first, 1, lanes)}
     zero = build.const(0, copy.factor.type.dtype, lanes)
     values: list[Expr] = [zero] * lanes
     for line in range(min(lines, lanes)):
-        at = there | copy.at(copy.across, build.add(start, line))
-        values[line] = evaluate(copy.factor, at, first_lanes(count, lanes))
+        at = {**there, copy.across: build.add(start, line)}
+        values[line] = copy.value(at, first_lanes(count, lanes))
 
     def put(turned: list[Expr]) -> Stmt:
         stores: list[Stmt] = []
         for k, value in enumerate(turned[:count]):
-            place = copy.at(along, build.add(first, k)) | copy.at(copy.across, build.ramp(start, 1, lanes))
-            stores.append(build.store(copy.buffer, copy.where(here | place), value, mask=first_lanes(width, lanes)))
+            place = {**offsets, along: build.add(first, k), copy.across: build.ramp(start, 1, lanes)}
+            stores.append(build.store(copy.buffer, copy.where(place), value, mask=first_lanes(width, lanes)))
         return build.block(*stores)
 
     bound: list[tuple[Var, Expr]] = []

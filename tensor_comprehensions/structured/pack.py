@@ -8,7 +8,8 @@ from math import prod
 
 from ..errors import InternalError
 from ..loop_ir import build
-from ..loop_ir.nodes import Buffer, Expr, Loop, Space, Stmt, Var
+from ..loop_ir.nodes import Buffer, Expr, Space, Stmt, Var
+from ..loop_ir.promotion import Digit, shape_of
 from .copying import Copy, Shape, copy_tile
 from .fragments import Layout, layout
 from .microkernel import Operand
@@ -45,12 +46,11 @@ def pack(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth: int,
     if len({level.iterator for level in blocks}) < len(blocks):
         raise InternalError(f"{name}: packed outside two blocks of one reduction")
     shape = _shape(op, plan, region, inner, blocks, used)
-    buffer = build.buffer(name, factor.type.dtype, shape.extents, Space.SCRATCH)
+    buffer = build.buffer(name, factor.type.dtype, shape_of(shape.digits), Space.SCRATCH)
     tiled = [replace(level, edge=None) for level in inner if level.size > 1]
-    singles = tuple(level.iterator for level in inner if level.size == 1)
 
     def tile(region: Region) -> Stmt:
-        return copy_tile(Copy(op, factor, region, buffer, shape, plan.lanes, singles))
+        return copy_tile(Copy(op, factor, region, buffer, shape, plan.lanes))
 
     def copy(region: Region) -> Stmt:
         if depth or not plan.collapsed or not tiled:
@@ -59,12 +59,12 @@ def pack(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth: int,
         first = max(tiled, key=lambda level: tiles(region[level.iterator].size, level.size))
         rest = [level for level in tiled if level is not first]
         count = tiles(region[first.iterator].size, first.size)
-        grain = max(1, SHARED_COPY * count // prod(shape.extents))
+        grain = max(1, SHARED_COPY * count // prod(buffer.shape))
         return parallel_nest(region, (first,), name, grain, lambda r: nest(r, rest, name, tile))
 
     fill = each_extent(region, copy)
-    uneven = plan.instruction and any(region[n].size % extent for n, extent in shape.points[:-1])
-    if uneven or any(n in _padded(plan) for n, _ in shape.points[:-1]):  # copies fill up the last dimension only
+    uneven = plan.instruction and any(region[d.axis].size % d.extent for d in shape.points[:-1])
+    if uneven or any(d.axis in _padded(plan) for d in shape.points[:-1]):  # copies fill up the last dimension only
         fill = build.block(_clear(buffer, plan.lanes), fill)
     return Panel(buffer, fill, Operand(build.load(buffer, *shape.indices), padded=True))
 
@@ -91,26 +91,28 @@ def _shape(
         size = plan.tile(i.name)
         count = tiles(region[i.name].size, size) if any(level.iterator == i.name for level in inner) else 1
         if count > 1:
-            numbers.append((i.name, count))
+            numbers.append(Digit(i.name, size, count))
         size = size if i.name in _padded(plan) else min(size, region[i.name].size)
         if i.name == plan.vector:
             size = tiles(size, plan.lanes) * plan.lanes
         if size > 1:
-            points.append((i.name, size))
-    points.sort(key=lambda p: p[0] == plan.vector)
-    reductions = [(n, region[n].size) for n in plan.reductions if n in used]
+            points.append(Digit(i.name, 1, size))
+    points.sort(key=lambda p: p.axis == plan.vector)
+    reductions = [Digit(n, 1, region[n].size) for n in plan.reductions if n in used]
     whole = tuple((level.iterator, level.size) for level in blocks if level.iterator in used)
     if plan.instruction:
-        return _in_fragments(layout(op, plan), numbers, dict((*reductions, *points)), used)
+        return _in_fragments(layout(op, plan), numbers, {d.axis: d.extent for d in (*reductions, *points)}, used)
     return Shape(tuple(numbers), tuple(reductions), tuple(points), whole)
 
 
 def _in_fragments(
-    found: Layout, numbers: Sequence[tuple[str, int]], sizes: Mapping[str, int], used: frozenset[str]
+    found: Layout, numbers: Sequence[Digit[str]], sizes: Mapping[str, int], used: frozenset[str]
 ) -> Shape:
     """Whole fragments: their rows go on along the last but one dimension, their columns along the last."""
-    matrix = ((n, found.padded(n, sizes.get(n, 1))) for n in (found.rows, found.along, found.columns) if n in used)
-    others = ((n, size) for n, size in sizes.items() if n not in found.unit)
+    matrix = (
+        Digit(n, 1, found.padded(n, sizes.get(n, 1))) for n in (found.rows, found.along, found.columns) if n in used
+    )
+    others = (Digit(n, 1, size) for n, size in sizes.items() if n not in found.unit)
     return Shape(tuple(numbers), tuple(others), tuple(matrix))
 
 
@@ -126,7 +128,5 @@ def _clear(buffer: Buffer, lanes: int) -> Stmt:
     last = build.mul(Var(names[-1]), lanes)
     where = (*map(Var, names[:-1]), build.ramp(last, 1, lanes) if lanes > 1 else last)
     zero = build.broadcast(build.const(0, buffer.type.dtype), lanes)
-    body: Stmt = build.store(buffer, where, zero)
-    for name, extent in reversed(list(zip(names, (*buffer.shape[:-1], buffer.shape[-1] // lanes), strict=True))):
-        body = Loop(name, build.const(0), build.const(extent), body)
-    return body
+    extents = (*buffer.shape[:-1], buffer.shape[-1] // lanes)
+    return build.loops(list(zip(names, extents, strict=True)), build.store(buffer, where, zero))
