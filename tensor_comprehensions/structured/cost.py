@@ -194,7 +194,8 @@ def _output_cycles(facts: Facts, target: Target, points: Mapping[str, int]) -> f
     cycles = runs * (1 + run * facts.output_bytes / LINE) * LINE_OVERHEAD
     if facts.output_size > FAR and not facts.fills_lines(run, LINE):
         cycles += runs * SHARED_LINE
-        if facts.output_size > max(target.far, target.kept) and not fills_memory(facts, target, points):
+        passes = not facts.turned and facts.output_size > max(target.far, target.kept)  # the caches, but for this one
+        if passes and not fills_memory(facts, target, points):
             cycles += runs * run * facts.output_bytes / LINE * FETCHED_LINE
     return cycles
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, inf, prod
 
@@ -251,9 +252,26 @@ class Chooser:
         if room * self._panel_width() < extent:
             levels.append(Level(known.vector, room * self._panel_width()))
         outer = len(levels)
-        inner = [*rows, *(i for i in known.only(known.moving)), known.op.iterator(known.unit)]
+        inner = [*self._around(rows, panel), known.op.iterator(known.unit)]
         levels += [Level(i.name, tile.size(i.name)) for i in inner]
         return _Nest(levels, outer, [Pack(known.moving.side, outer)])
+
+    def _around(self, rows: Sequence[Iterator], panel: int) -> list[Iterator]:
+        """The loops over rows around those over panels, unless a panel stays in the first cache.
+
+        Where the last cache is far, such a panel had better meet all the rows that the second one holds: what is
+        written then goes on in few places at a time.
+        """
+        known, still = self.facts, self.facts.still
+        columns = known.only(known.moving)
+        if self.target.is_meshed and panel <= self.target.cache[0] * 3 // 4:
+            ordered = sorted(rows, key=lambda i: -abs(still.step(i.name) or 0))
+            for count in range(len(rows)):
+                inside = [*known.reductions, known.unit, *(i.name for i in ordered[count:])]
+                span = sum((known.extent(n) - 1) * abs(still.step(n) or 0) for n in inside) * still.bytes
+                if span <= self.target.cache[1] * 3 // 4:
+                    return [*ordered[:count], *columns, *ordered[count:]]
+        return [*rows, *columns]
 
     def _swept(self, factor: Factor) -> tuple[Iterator, ...]:
         """The iterator along which a factor is contiguous, where that is neither summed nor in the register tile.

@@ -236,3 +236,30 @@ def test_a_register_tile_has_two_vectors_where_a_core_is_shared(ops: Any) -> Non
     op = ops.op("O:f,h,w = W:f,c x I:c,h,2*w", {"f": 64, "h": 112, "w": 112, "c": 147})
     plan = choose(op, MESHED, parallel=False)
     assert (plan.vector, plan.tile("f") > 16) == ("f", True)
+
+
+STEM = {"n": 8, "f": 64, "h": 112, "w": 112, "c": 3, "kh": 7, "kw": 7}
+DEEP = {"n": 8, "f": 64, "h": 56, "w": 56, "c": 64, "kh": 3, "kw": 3}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "stride", "target", "outer"),
+    [(STEM, 2, MESHED, True), (STEM, 2, AVX512, False), (DEEP, 1, MESHED, False)],
+    ids=("fits", "near", "too long"),
+)
+def test_panels_in_the_first_cache_meet_an_image_at_once_where_the_last_one_is_far(
+    ops: Any, sizes: dict[str, int], stride: int, target: Target, outer: bool
+) -> None:
+    image = f"I:n,c,{stride}*h+kh,{stride}*w+kw"
+    plan = choose(ops.op(f"O:n,f,h,w = {image} x W:f,c,kh,kw", sizes), target, parallel=True)
+    assert plan.vector == "f"
+    assert plan.depth("n") < plan.depth("f")
+    assert (plan.depth("f") < plan.depth("h")) is outer
+
+
+def test_register_tiles_that_are_stored_across_are_not_chosen_for_lines_past_the_caches(ops: Any) -> None:
+    """Their output goes through the caches in any case."""
+    op = ops.op("O:n,f,h,w = I:n,c,2*h+kh,2*w+kw x W:f,c,kh,kw", STEM)
+    plan = choose(op, MESHED, parallel=True)
+    assert not plan.streaming
+    assert (plan.tile("f"), plan.tile("w")) == (32, 14)
