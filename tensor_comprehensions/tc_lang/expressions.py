@@ -106,7 +106,12 @@ class ExpressionChecker:
         self._work += 1
         self._depth += 1
         if self._work > t.MAX_NODES or self._depth > t.MAX_DEPTH:
-            raise self.world.error("this expression is too large once its lets are expanded", e.span)
+            raise self.world.error(
+                "this expression is too large once its lets are expanded",
+                e.span,
+                expected=f"at most {t.MAX_NODES} nodes, nested at most {t.MAX_DEPTH} levels deep",
+                suggestion="store parts of it in temporaries",
+            )
         try:
             return self._dispatch(e, index)
         except Mistake as m:

@@ -111,7 +111,8 @@ def _check_depth(program: s.Program, text: str) -> None:
                     f"this expression nests deeper than {MAX_DEPTH} levels",
                     source=text,
                     span=level[0].span,
-                    expected=f"at most {MAX_DEPTH} levels; name parts of it with `where x = ...` or temporaries",
+                    expected=f"at most {MAX_DEPTH} levels, of which each operator of a chain is one",
+                    suggestion="group a long chain with brackets, `(a + b + ...) + (c + d + ...)`, or use temporaries",
                 )
 
 

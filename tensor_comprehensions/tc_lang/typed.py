@@ -50,9 +50,19 @@ def make(expr: Expr, type: DType, *parts: Typed, weak: bool = False) -> Typed:
     depth = 1 + max((p.depth for p in parts), default=0)
     nodes = 1 + sum(p.nodes for p in parts)
     if depth > MAX_DEPTH:
-        raise Mistake("this expression nests too deeply once lets and builtins are expanded", found=f"{depth} levels")
+        raise Mistake(
+            "this expression nests too deeply once lets and builtins are expanded",
+            expected=f"at most {MAX_DEPTH} levels",
+            found=f"{depth} levels",
+            suggestion="store parts of it in temporaries",
+        )
     if nodes > MAX_NODES:
-        raise Mistake("this expression is too large once lets and builtins are expanded", found=f"{nodes} nodes")
+        raise Mistake(
+            "this expression is too large once lets and builtins are expanded",
+            expected=f"at most {MAX_NODES} nodes",
+            found=f"{nodes} nodes",
+            suggestion="store parts of it in temporaries",
+        )
     return Typed(expr, type, weak, depth, nodes)
 
 

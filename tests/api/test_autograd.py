@@ -161,6 +161,14 @@ def test_a_gradient_that_is_too_large_is_refused() -> None:
         op(torch.ones(3, requires_grad=True))
 
 
+def test_a_sum_of_many_terms_has_a_gradient() -> None:
+    groups = ["(" + " + ".join(f"{k} * x(i)" for k in range(n, n + 30)) + ")" for n in range(0, 300, 30)]
+    op = tc.define(f"def f(float(N) x) -> (y) {{ y(i) = {' + '.join(groups)} }}").f
+    x = torch.ones(3, requires_grad=True)
+    op(x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((3,), 300 * 299 / 2))
+
+
 def test_only_what_requires_a_gradient_gets_one() -> None:
     op = tc.define(defs.MATMUL).matmul
     A, B = torch.randn(3, 4), torch.randn(4, 5, requires_grad=True)

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from tensor_comprehensions.dtypes import FLOAT16, FLOAT32, INT32
-from tensor_comprehensions.errors import ParseError, TCError
+from tensor_comprehensions.errors import CheckError, ParseError, TCError
 from tensor_comprehensions.tc_lang import compile_source
 from tensor_comprehensions.tc_lang import syntax as s
 from tensor_comprehensions.tc_lang.parse import MAX_DEPTH, parse
@@ -126,8 +126,9 @@ def test_errors_have_a_place(source: str, line: int, column: int, expected: str,
     ids=["unary", "apply", "sum", "conditional"],
 )
 def test_deep_nesting_is_refused(value: str) -> None:
-    with pytest.raises(ParseError, match=f"deeper than {MAX_DEPTH}"):
+    with pytest.raises(ParseError, match=f"deeper than {MAX_DEPTH}") as e:
         parse(f"def f() -> (b) {{ b = {value} }}")
+    assert "brackets" in e.value.suggestion
 
 
 def test_brackets_do_not_nest() -> None:
@@ -138,6 +139,19 @@ def test_the_deepest_expression_compiles() -> None:
     terms = "+".join(["a(i)"] * (MAX_DEPTH - 1))
     (f,) = compile_source(f"def f(float(N) a) -> (b) {{ b(i) = {terms} }}")
     assert repr(f)
+
+
+def test_brackets_make_a_long_chain_shallow() -> None:
+    groups = ["(" + " + ".join(f"{k}.5 * a(i)" for k in range(n, n + 40)) + ")" for n in range(0, 1000, 40)]
+    (f,) = compile_source(f"def f(float(N) a) -> (b) {{ b(i) = {' + '.join(groups)} }}")
+    assert repr(f)
+
+
+def test_lets_count_where_they_stand() -> None:
+    terms = "+".join(["a(i)"] * (MAX_DEPTH - 10))
+    with pytest.raises(CheckError, match=r"too large|too deeply") as e:
+        compile_source(f"def f(float(N) a) -> (b) {{ b(i) = x + {terms} where x = {terms} }}")
+    assert "temporaries" in e.value.suggestion
 
 
 @pytest.mark.parametrize("source", [b"\xff", b"def f", "", "\ud800", "\0", 3, None, [], bytearray(b"def")])

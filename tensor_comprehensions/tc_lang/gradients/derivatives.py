@@ -9,8 +9,9 @@ Conventions at the points where a function has no derivative:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import islice
 
 from ...dtypes import BOOL, DType
@@ -19,6 +20,9 @@ from ..unparse import sigmoid_argument
 
 MOST = 5000
 """How many nodes the derivative by one access may have."""
+
+CHAIN = 64
+"""How many terms of a sum are written one after the other."""
 
 Guards = tuple[Expr, ...]
 """Conditions that all hold where a derivative counts."""
@@ -30,18 +34,17 @@ class NoDerivative(Exception):
 
 @dataclass(slots=True)
 class Derivatives:
-    """The derivatives of one expression by what it reads: access -> guards -> sum of what flows to it.
+    """The derivatives of one expression by what it reads: access -> guards -> what flows to it.
 
     root, result: the whole expression, and what holds its value if something does.
     """
 
     root: Expr
     result: Access | None
-    parts: dict[Access, dict[Guards, Expr]] = field(default_factory=dict)
+    parts: dict[Access, dict[Guards, list[Expr]]] = field(default_factory=dict)
 
     def add(self, access: Access, guards: Guards, value: Expr) -> None:
-        sums = self.parts.setdefault(access, {})
-        sums[guards] = plus(sums[guards], value) if guards in sums else value
+        self.parts.setdefault(access, {}).setdefault(guards, []).append(value)
 
 
 def derivatives(e: Expr, seed: Expr, result: Access | None = None) -> dict[Access, Expr]:
@@ -54,11 +57,7 @@ def derivatives(e: Expr, seed: Expr, result: Access | None = None) -> dict[Acces
     _pull(e, seed, (), out)
     found = {}
     for access, parts in out.parts.items():
-        total: Expr | None = None
-        for guards, value in parts.items():
-            part = guarded(guards, value)
-            total = part if total is None else plus(total, part)
-        assert total is not None
+        total = added([guarded(guards, added(values)) for guards, values in parts.items()])
         if sum(1 for _ in islice(walk(total), MOST)) == MOST:
             raise NoDerivative("the derivative of this expression is too large")
         found[access] = total if result is None else exchanged(total, e, result)
@@ -97,6 +96,13 @@ def plus(a: Expr, b: Expr) -> Expr:
     if isinstance(b, Unary) and b.op == "-":
         return Binary("-", a, b.operand, a.dtype)
     return Binary("+", a, b, a.dtype)
+
+
+def added(terms: Sequence[Expr]) -> Expr:
+    """The sum of `terms`: of groups of them where they are many, for a chain nests as deep as it is long."""
+    while len(terms) > CHAIN:
+        terms = [added(terms[k : k + CHAIN]) for k in range(0, len(terms), CHAIN)]
+    return reduce(plus, terms)
 
 
 def minus(a: Expr, b: Expr) -> Expr:
