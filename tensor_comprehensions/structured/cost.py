@@ -250,7 +250,7 @@ def _tiles(facts: Facts, target: Target) -> Generator[RegisterTile]:
     widest = target.lanes(facts.bits)
     extent = facts.extent(facts.vector)
     useful = [lanes for lanes in _halves(widest) if lanes < 2 * extent] or [_halves(widest)[-1]]
-    all_rows = tuple(dict.fromkeys(_turned_rows(facts) if facts.turned else _rows(facts)))
+    all_rows = tuple(dict.fromkeys(_turned_rows(facts) if facts.turned else _rows(facts, target)))
     for lanes in useful[:3]:
         for vectors in range(1, 9):
             across = min(vectors, -(-extent // lanes)) * lanes
@@ -269,7 +269,7 @@ def _halves(lanes: int) -> list[int]:
     return [lanes, *_halves(lanes // 2)] if lanes > 4 else [lanes]
 
 
-def _rows(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
+def _rows(facts: Facts, target: Target) -> Generator[tuple[tuple[str, int], ...]]:
     """Ways to give rows to a register tile: one iterator, or two where one alone is short."""
     names = [i.name for i in facts.row_candidates]
     contiguous = [n for n in names if facts.still.step(n) == 1 and facts.extent(n) >= 4]
@@ -290,7 +290,7 @@ def _rows(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
                 for size in _sizes(facts.extent(other)):
                     yield ((name, facts.extent(name)), (other, size))
     if facts.extent(facts.vector) < 32:
-        yield from _columns(facts)
+        yield from _columns(facts, target)
 
 
 def _turned_rows(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
@@ -308,9 +308,13 @@ def _turned_rows(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
         yield ((facts.unit, extent),)
 
 
-def _columns(facts: Facts) -> Generator[tuple[tuple[str, int], ...]]:
-    """Rows together with another iterator of the moving factor, where its runs along the lanes are short."""
-    for row in facts.only(facts.still)[:2]:
+def _columns(facts: Facts, target: Target) -> Generator[tuple[tuple[str, int], ...]]:
+    """Rows together with another iterator of the moving factor, where its runs along the lanes are short.
+
+    Where the output goes past a far cache, rows along which its runs go on come first.
+    """
+    rows, far = facts.only(facts.still), facts.output_size > target.far
+    for row in sorted(rows, key=lambda i: not far or i is not facts.continuing)[:2]:
         for column in _column_candidates(facts):
             for across in _sizes(min(column.extent, 8)):
                 if across >= 4 or facts.moving.step(column.name) != 1:  # smaller copies cannot be turned

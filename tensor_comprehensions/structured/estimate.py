@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import gcd, prod
 
 from ..target import Target
 from . import fragments
-from .cost import LINE, RegisterTile, compute_cycles
+from .cost import LINE, RegisterTile, compute_cycles, is_far
 from .facts import Factor, Facts, facts, shared
 from .op import StructuredOp
 from .plan import Pack, Plan, Side
@@ -20,6 +20,8 @@ from .tile import tiles
 
 TRANSFER = (1 / 64, 1 / 14, 1 / 6)
 """Cycles per byte that comes into the first, the second and the third cache from the next one or from memory."""
+FAR_BYTE = 1 / 5
+"""Cycles per byte from a last cache that is a mesh away."""
 ROOM, FAR_ROOM = 0.75, 0.95
 """The part of a cache that stays for what is read again; where the last one is a mesh away and the second one large."""
 PAGE, PAGES, PAGE_VISIT = 4096, 2048, 45.0
@@ -102,15 +104,32 @@ class _Model:
 
     def source_bytes(self, side: Side, region: Mapping[str, int]) -> float:
         """Bytes in whole cache lines of a factor's tensor that a region reads."""
-        factor = self.factor(side)
-        together = 2 if self.facts.op.pairs else 1  # elements of memory that one of the factor has
+        together = self._together(side)
+        run = self._run(side, region) * self.factor(side).bytes
+        return self.elements(side, region) * together * self.factor(side).bytes * max(1.0, LINE / run)
+
+    def _together(self, side: Side) -> int:
+        """Elements of memory that one of a factor has."""
+        return 2 if self.facts.op.pairs else 1
+
+    def _run(self, side: Side, region: Mapping[str, int]) -> int:
+        """Neighbouring elements of a factor's tensor that a region reads."""
+        factor, together = self.factor(side), self._together(side)
         run = together if factor.step(self.facts.op.pairs) == together else 1
         for name, step in factor.nearest:
             if step > run:
                 break
             # Windows overlap: neighbouring positions and taps share elements.
             run += step * (region[name] - 1)
-        return self.elements(side, region) * together * factor.bytes * max(1.0, LINE / (run * factor.bytes))
+        return run
+
+    def cut_bytes(self, side: Side, region: Mapping[str, int]) -> float:
+        """Bytes that come along because runs of a factor begin and end in the middle of a line."""
+        factor = self.factor(side)
+        run = self._run(side, region) * factor.bytes
+        around = [step * factor.bytes for _, step in factor.nearest if step * factor.bytes >= run]
+        cut = min(run, LINE) - gcd(LINE, run, *around) if around else 0
+        return self.elements(side, region) * self._together(side) * factor.bytes * cut / run
 
     def source_pages(self, side: Side, region: Mapping[str, int]) -> int:
         """Pages of a factor's tensor that a region touches."""
@@ -194,6 +213,8 @@ class _Model:
             for capacity, cost in zip(self.target.cache[1:], TRANSFER[1:], strict=False):
                 if resident > capacity * self.room:
                     cycles += cost * self.source_bytes(side, region)
+            if is_far(int(resident), self.target):
+                cycles += FAR_BYTE * self.cut_bytes(side, region)
             if self.source_pages(side, self.regions[0]) > PAGES:
                 cycles += PAGE_VISIT * self.source_pages(side, region)
             total += times * cycles

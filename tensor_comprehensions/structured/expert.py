@@ -9,7 +9,7 @@ from math import gcd, inf, prod
 from ..errors import CannotLower
 from ..target import Target
 from . import fragments, sliding
-from .cost import LINE, Ranking, RegisterTile, fills_memory, is_far, multiply_cost, stream_cycles
+from .cost import LINE, USES_IN_PLACE, Ranking, RegisterTile, fills_memory, is_far, multiply_cost, stream_cycles
 from .estimate import busy, expected
 from .facts import Factor, Facts, facts
 from .op import Iterator, StructuredOp, loads
@@ -51,9 +51,8 @@ SHORT_UNIT, TURNED_UNIT = 128, 512
 one along which the factor that it moves is not contiguous, and so has to be turned across, for sums in one block."""
 TILES, CLEARLY = 6, 0.97
 """Register tiles that are looked at; less than this share of the cycles makes one of them better than those before."""
-USES_IN_PLACE, SPREAD = 256, 16
-"""Uses of an element up to which rows that are far apart are read in place where they can be brought near in time;
-sets of the first cache that such rows have to fall into."""
+SPREAD = 16
+"""Sets of the first cache that rows have to fall into to be brought near in time."""
 STEPS = 8
 """Steps of a sum between the rows of another panel that are asked for."""
 UNROLL = 4
@@ -294,10 +293,12 @@ class Chooser:
         return not self.facts.turned and self.packs_moving() and bool(self._swept(self.facts.moving))
 
     def _sweep_room(self) -> int:
-        """How many panels fit the second cache together."""
-        steps = min(self.facts.steps, PACKED_STEPS)
-        one = steps * self._panel_width() * self.facts.op.dtype.size
-        return max(LINE // self.facts.op.dtype.size, self.target.cache[1] * 5 // 8 // one)
+        """How many panels fit the second cache together, beside what they are filled with where that is far."""
+        known, size = self.facts, self.facts.op.dtype.size
+        far = is_far(known.moving.stored * known.moving.bytes, self.target)
+        columns = prod(self.tile.size(i.name) for i in known.only(known.moving))
+        one = min(known.steps, PACKED_STEPS) * size * (2 * columns if far else self._panel_width())
+        return max(LINE // size, self.target.cache[1] * 5 // 8 // one)
 
     def _sweep_block(self, swept: tuple[Iterator, ...]) -> list[Level]:
         """A part of the swept iterators whose panels fit the second cache together."""

@@ -112,6 +112,21 @@ def test_lanes_run_across_where_the_large_factor_need_not_be_turned_then(ops: An
     assert packed(plan) == {Side.RIGHT}
 
 
+def test_rows_from_afar_are_read_in_place_few_vectors_at_a_time(ops: Any) -> None:
+    sizes = {"a": 168, "b": 168, "c": 162, "d": 162}
+    text = "C:c,b,a = A:c,d,a x B:d,b"
+    near = sizes | {"c": 8}  # the second cache holds all of it
+    assert choose(ops.op(text, sizes), MESHED, parallel=True).tile("a") == 64
+    assert choose(ops.op(text, near), MESHED, parallel=True).tile("a") == 96
+
+
+def test_panels_leave_room_for_what_they_are_filled_with_from_afar(ops: Any) -> None:
+    sizes = {"a": 168, "b": 168, "c": 24, "d": 168}
+    plan = choose(ops.op("C:c,b,a = A:a,d,b x B:c,d", sizes), MESHED, parallel=True)
+    (block,) = (level.size for level in plan.levels if level.iterator == "b" and level.size > 1)
+    assert block * plan.tile("a") * sizes["d"] * 4 <= MESHED.cache[1] // 3
+
+
 def test_rows_of_a_tile_share_cache_lines(ops: Any) -> None:
     op = ops.op("C:c,b,a = A:d,a x B:c,d,b", {"a": 168, "b": 168, "c": 162, "d": 162})
     plan = choose(op, AVX512, parallel=True)
@@ -227,7 +242,7 @@ def test_rows_far_apart_are_read_in_place_where_they_can_come_ahead(
 
 
 def test_as_many_steps_as_tiles_share_the_rows_that_come_ahead(ops: Any) -> None:
-    for rows, steps in ((16, 4), (64, 8)):
+    for rows, steps in ((16, 2), (64, 8)):
         op = ops.op("O:f,p = W:f,c x I:c,p", {"f": rows, "p": 3136, "c": 256})
         assert choose(op, MESHED, parallel=False).steps == steps
 
