@@ -9,10 +9,11 @@ from itertools import islice, product
 from ..errors import CannotLower
 from ..target import Target
 from .apply import plan_of
+from .chooser import Chooser
 from .cost import Ranking, RegisterTile
 from .describe import pipeline_of
 from .estimate import expected
-from .expert import TILES, Chooser, prefer, rankings
+from .expert import TILES, prefer, rankings
 from .normalise import normalise
 from .op import StructuredOp
 from .pipeline import Pipeline

@@ -8,7 +8,7 @@ from math import prod
 
 from ..errors import CannotLower
 from .ahead import objection
-from .expert import PARALLEL_WORK
+from .chooser import PARALLEL_WORK
 from .fragments import layout
 from .nest import Nest, TileLoop, contiguous_along, filled
 from .normalise import normalise

@@ -1,0 +1,474 @@
+"""The choices around one register tile: the loop order, the copies and the parallel loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+
+from ..target import Target
+from .cost import LINE, USES_IN_PLACE, RegisterTile, fills_memory, is_far, multiply_cost, stream_cycles
+from .facts import Factor, Facts
+from .op import Iterator, loads
+from .plan import Level, Pack, Plan
+from .tile import balanced, tiles
+
+PARALLEL_WORK = 1 << 18
+"""Multiply-adds worth a thread."""
+CHUNKS = 16
+"""Iterations the parallel loop should have at least, so that threads finish together."""
+PACKED_USES, TURNED_USES = 96, 192
+"""Uses of an element that pay for each time it is copied, straight or turned across."""
+OWN_PACKED_USES, OWN_TURNED_USES = 24, 48
+"""The same for a panel that every thread makes once for all of its rows."""
+BLOCK_USES = 512
+"""The same where every block of the other factor packs all of this one anew."""
+PACKED_STEPS = 768
+"""Reduction steps in a packed block that many panels meet."""
+TOGETHER = 4
+"""Panels that half of the second cache should hold."""
+SHORT_RUN = 1536
+"""Bytes of contiguous memory below which prefetching does not get going."""
+FAR_ROWS, ROWS = 2048, 1024
+"""Bytes between rows from which on they are copied: of what the second cache holds, and of what it does not."""
+SETS, WAYS = 64, 8
+"""Sets of the first cache: lines a multiple of this many lines apart compete; lines of one set, at least."""
+FETCH = 2.0
+"""Cycles until a line is there from the second cache, among many."""
+ACROSS_USES, FEW_CHUNKS = 1024, 4
+"""Uses that pay for turning across what register tiles read; iterations that the parallel loop needs for balance."""
+SPREAD = 16
+"""Sets of the first cache that rows have to fall into to be brought near in time."""
+STEPS = 8
+"""Steps of a sum between the rows of another panel that are asked for."""
+UNROLL = 4
+"""Innermost reductions up to this long are unrolled."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Nest:
+    """Levels of a plan, how many of them a parallel loop may collapse, and the copies among them.
+
+    rows: that a thread should have at least, beyond what work asks for. ahead: as in a plan.
+    """
+
+    levels: list[Level]
+    outer: int
+    packs: list[Pack]
+    rows: int = 1
+    ahead: tuple[Pack, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chooser:
+    """The choices around one register tile."""
+
+    facts: Facts
+    target: Target
+    tile: RegisterTile
+    parallel: bool
+
+    def plan(self) -> Plan:
+        """Shared iterators outside, then those of one factor, whose panel stands still, then the other's."""
+        reductions = self.facts.reductions
+        if self.facts.turned:
+            return self._finished(self._across(), reductions)
+        pack_moving = self.packs_moving()
+        rows_outside = not pack_moving and self.rows_outside()
+        pack_still = self.packs_still(rows_outside)
+        if pack_still and not rows_outside:
+            nest = self._blocked_rows(reductions, pack_moving)
+        else:
+            nest = self._standing_panel(reductions, rows_outside, pack_still if rows_outside else pack_moving)
+        return self._finished(nest, self._walked(reductions, nest))
+
+    def _walked(self, reductions: tuple[str, ...], nest: _Nest) -> tuple[str, ...]:
+        """The order of reductions in the register tile: in panels of both factors the longest may be innermost."""
+        if len(nest.packs) < len(self.facts.factors):
+            return reductions
+        blocks = {level.iterator: level.size for level in nest.levels}
+        return tuple(sorted(reductions, key=lambda name: blocks.get(name, self.facts.extent(name))))
+
+    def _finished(self, nest: _Nest, reductions: tuple[str, ...]) -> Plan:
+        collapsed, grain = self._parallel(nest.levels[: nest.outer])
+        grain = max(grain, tiles(nest.rows, nest.levels[nest.outer - 1].size)) if collapsed else grain
+        return Plan(
+            self.facts.vector,
+            self.tile.lanes,
+            tuple(nest.levels),
+            reductions,
+            self._unrolled(reductions),
+            tuple(nest.packs),
+            collapsed,
+            grain,
+            steps=self._at_once(nest),
+            streaming=self._streams(nest.levels),
+            ahead=nest.ahead,
+        )
+
+    def _standing_panel(self, reductions: tuple[str, ...], rows_outside: bool, packed: bool) -> _Nest:
+        """A panel of one factor, packed or in place, for all of the other factor in turn."""
+        known = self.facts
+        standing, passing = (known.still, known.moving) if rows_outside else (known.moving, known.still)
+        swept = self._swept(standing) if packed else ()
+        together, blocks = self._together(passing if packed and not swept else standing, reductions)
+        levels = self._levels(known.shared)
+        levels += self._levels(tuple(i for i in known.only(standing) if i not in swept), standing if packed else None)
+        panels = [levels.pop()] if together > 1 else []
+        levels += [Level(p.iterator, together * p.size) for p in panels] or self._sweep_block(swept)
+        panel = Pack(standing.side, len(levels))
+        count = prod(tiles(known.extent(level.iterator), level.size) for level in levels)
+        turned = standing.step(known.vector) != 1
+        once = not packed or (count == 1 and not blocks and not swept)  # all shares have one panel
+        if self.parallel and count < (CHUNKS if once else CHUNKS // 2) and not panels:
+            uses = 1 if once else (TURNED_USES if turned else PACKED_USES)
+            levels += self._share(known.only(passing), -(-CHUNKS // count), uses)
+        outer = len(levels)
+        levels += blocks
+        packs = [Pack(standing.side, len(levels))] if packed else []
+        rows = 1 if not packed or count > 1 else (OWN_TURNED_USES if turned else OWN_PACKED_USES)
+        ahead = standing is known.moving and not (packed or blocks or panels) and self._comes_ahead()
+        inner = [*self._levels(swept), *self._levels(known.only(passing)), *panels]
+        return _Nest([*levels, *inner], outer, packs, rows, (panel,) if ahead else ())
+
+    def _together(self, passing: Factor, reductions: tuple[str, ...]) -> tuple[int, list[Level]]:
+        """How many panels along the lanes stand while what is far passes, and the block of a reduction in them."""
+        known, half = self.facts, self.target.cache[1] // 2
+        step = self._panel_width() * known.op.dtype.size
+        count = tiles(known.extent(known.vector), self._panel_width()) // (FEW_CHUNKS if self.parallel else 1)
+        if passing is known.still and is_far(self._footprint(passing), self.target):
+            blocks = self._reduction_block(reductions, half // (TOGETHER * step))
+            steps = prod({**known.extents, **{b.iterator: b.size for b in blocks}}[name] for name in reductions)
+            if (count := min(count, half // (steps * step))) > 1:
+                return count, blocks
+        return 1, self._reduction_block(reductions, known.steps)
+
+    def _across(self) -> _Nest:
+        """Panels of the moving factor, all that the second cache holds, for a large part of the still factor.
+
+        The rows of the register tile walk along the output; all panels meet one stretch of them before the next.
+        """
+        known, tile = self.facts, self.tile
+        levels = self._levels(known.shared)
+        count = prod(i.extent for i in known.shared)
+        rows = [i for i in known.only(known.still) if i.name != known.unit]
+        left = prod(i.extent for i in known.only(known.still)) // ACROSS_USES
+        for i in rows:
+            parts = min(i.extent, left, -(-CHUNKS // count)) if self.parallel else 1
+            block = tiles(tiles(i.extent, max(1, parts)), tile.size(i.name)) * tile.size(i.name)
+            if block < i.extent:
+                levels.append(Level(i.name, block))
+                count, left = count * tiles(i.extent, block), left // tiles(i.extent, block)
+        panel = known.steps * self._panel_width() * known.moving.bytes
+        extent = known.extent(known.vector)
+        room = max(1, self.target.cache[1] * 5 // 8 // panel)
+        if self.parallel:
+            room = min(room, max(1, tiles(extent, self._panel_width()) * count // FEW_CHUNKS))
+        if room * self._panel_width() < extent:
+            levels.append(Level(known.vector, room * self._panel_width()))
+        outer = len(levels)
+        inner = [*self._around(rows, panel), known.op.iterator(known.unit)]
+        levels += [Level(i.name, tile.size(i.name)) for i in inner]
+        return _Nest(levels, outer, [Pack(known.moving.side, outer)])
+
+    def _around(self, rows: Sequence[Iterator], panel: int) -> list[Iterator]:
+        """The loops over rows around those over panels, unless a panel stays in the first cache.
+
+        Where the last cache is far, such a panel had better meet all the rows that the second one holds: what is
+        written then goes on in few places at a time.
+        """
+        known, still = self.facts, self.facts.still
+        columns = known.only(known.moving)
+        if self.target.is_meshed and panel <= self.target.cache[0] * 3 // 4:
+            ordered = sorted(rows, key=lambda i: -abs(still.step(i.name) or 0))
+            for count in range(len(rows)):
+                inside = [*known.reductions, known.unit, *(i.name for i in ordered[count:])]
+                span = sum((known.extent(n) - 1) * abs(still.step(n) or 0) for n in inside) * still.bytes
+                if span <= self.target.cache[1] * 3 // 4:
+                    return [*ordered[:count], *columns, *ordered[count:]]
+        return [*rows, *columns]
+
+    def _swept(self, factor: Factor) -> tuple[Iterator, ...]:
+        """The iterator along which a factor is contiguous, where that is neither summed nor in the register tile.
+
+        A panel of all its values is turned across like one of a contiguous sum. Where such panels are small, the
+        iterators along which memory goes on come along.
+        """
+        if factor.step(self.facts.vector) == 1:
+            return ()
+        room, run = self._sweep_room(), 1
+        chosen: list[Iterator] = []
+        for i in sorted(self.facts.only(factor), key=lambda i: abs(factor.step(i.name) or 0)):
+            if self.tile.size(i.name) == 1 and factor.step(i.name) == run and (not chosen or room >= 2 * run):
+                chosen.append(i)
+                run *= i.extent
+        return tuple(reversed(chosen))
+
+    def sweeps(self) -> bool:
+        """Whether panels of the moving factor are turned across that hold all of an iterator, so that runs are long."""
+        return not self.facts.turned and self.packs_moving() and bool(self._swept(self.facts.moving))
+
+    def _sweep_room(self) -> int:
+        """How many panels fit the second cache together, beside what they are filled with where that is far."""
+        known, size = self.facts, self.facts.op.dtype.size
+        far = is_far(known.moving.stored * known.moving.bytes, self.target)
+        columns = prod(self.tile.size(i.name) for i in known.only(known.moving))
+        one = min(known.steps, PACKED_STEPS) * size * (2 * columns if far else self._panel_width())
+        return max(LINE // size, self.target.cache[1] * 5 // 8 // one)
+
+    def _sweep_block(self, swept: tuple[Iterator, ...]) -> list[Level]:
+        """A part of the swept iterators whose panels fit the second cache together."""
+        room = self._sweep_room()
+        levels: list[Level] = []
+        for i in reversed(swept):
+            if i.extent > room:
+                levels.append(Level(i.name, balanced(i.extent, max(1, room))))
+            room //= i.extent
+        return list(reversed(levels))
+
+    def _blocked_rows(self, reductions: tuple[str, ...], pack_moving: bool) -> _Nest:
+        """A packed block of the still factor in the second cache, for all panels of the moving one."""
+        known = self.facts
+        levels = [*self._levels(known.shared), self._packed_block(pack_moving)]
+        blocks = self._reduction_block(reductions, PACKED_STEPS)
+        alone = prod(tiles(known.extent(level.iterator), level.size) for level in levels) < 2
+        if self.parallel and alone:
+            levels += self._share(known.only(known.moving), CHUNKS, BLOCK_USES if blocks else 1)
+        outer = len(levels)
+        levels += blocks
+        packs = [Pack(known.still.side, len(levels))]
+        levels += self._levels(known.only(known.moving))
+        if pack_moving:
+            packs.append(Pack(known.moving.side, len(levels)))
+        rows = OWN_PACKED_USES if alone and not blocks else 1
+        return _Nest([*levels, *self._levels(known.only(known.still))], outer, packs, rows)
+
+    # --- loops ---
+
+    def _levels(self, iterators: tuple[Iterator, ...], packed: Factor | None = None) -> list[Level]:
+        """The register-tile levels of `iterators`: plain loops, then tiled ones, the lanes last.
+
+        packed: plain loops that move this factor less come inside those that move it more.
+        """
+        vector = self.facts.vector
+
+        def order(i: Iterator) -> tuple[bool, bool, int]:
+            return i.name == vector, self.tile.size(i.name) > 1, -abs(packed.step(i.name) or 0) if packed else 0
+
+        ordered = sorted(iterators, key=order)
+        return [Level(i.name, self.tile.size(i.name)) for i in ordered]
+
+    def _at_once(self, nest: _Nest) -> int:
+        """Steps of the sum per iteration: as many as there are register tiles to ask for a share of the rows each."""
+        return min(STEPS, 1 << (self._row_tiles().bit_length() - 1)) if nest.ahead else 1
+
+    def _unrolled(self, reductions: tuple[str, ...]) -> int:
+        # The rows of neighbouring taps share scalars, which would be kept in registers that the tile needs.
+        return int(bool(reductions) and not self.facts.turned and self.facts.extent(reductions[-1]) <= UNROLL)
+
+    def rows_outside(self) -> bool:
+        """Whether the still factor's panels had better stand still while the moving factor passes by."""
+        known, tile = self.facts, self.tile
+        steps = known.steps
+        rows = prod(i.extent for i in known.only(known.still))
+        columns = prod(i.extent for i in known.only(known.moving))
+        row_tile = prod(tile.size(i.name) for i in known.only(known.still))
+        column_tile = prod(tile.size(i.name) for i in known.only(known.moving))
+        still, moving = self._footprint(known.still), self._footprint(known.moving)
+        row_panels, column_panels = -(-rows // row_tile), -(-columns // column_tile)
+        size = known.moving.bytes
+        inside = stream_cycles(moving, still, column_tile * steps * size, column_panels, row_panels, self.target)
+        outside = stream_cycles(still, moving, row_tile * steps * size, row_panels, column_panels, self.target)
+        return outside < inside
+
+    def _large(self, factor: Factor) -> bool:
+        """Whether the second cache does not hold what one iteration of the shared loops reads."""
+        return self._footprint(factor) > self.target.cache[1] * 3 // 4
+
+    def _footprint(self, factor: Factor) -> int:
+        """Bytes of a factor that one iteration of the shared loops reads."""
+        shared = {i.name for i in self.facts.shared}
+        domain = prod(i.extent for i in self.facts.op.iterators if i.name in factor.used and i.name not in shared)
+        access = loads(self.facts.op.factors[factor.side.value])[0]
+        return min(domain, prod(access.buffer.shape)) * factor.bytes
+
+    # --- copies ---
+
+    def packs_moving(self) -> bool:
+        """Whether vectors come from a panel: always unless they are contiguous, else where rows of it are far apart."""
+        known, moving = self.facts, self.facts.moving
+        if known.vector in known.still.used:
+            return False
+        if moving.step(known.vector) != 1:
+            return True
+        row_tiles = self._row_tiles()
+        if not moving.plain:
+            return row_tiles >= 4
+        rows = ROWS if self._large(moving) else FAR_ROWS
+        return row_tiles >= 12 and self._jumps(moving, rows, self._panel_width()) and not self._comes_ahead()
+
+    def _comes_ahead(self) -> bool:
+        """Whether rows of the moving factor are read in place, and the next panel's are brought from a far cache."""
+        known, moving = self.facts, self.facts.moving
+        if self.target.near == self.target.cache or not self._large(moving) or len(known.reductions) != 1:
+            return False
+        if not moving.plain or moving.step(known.vector) != 1 or not self._jumps(moving, ROWS, self._panel_width()):
+            return False
+        if any(self.tile.size(i.name) > 1 for i in known.only(moving) if i.name != known.vector):
+            return False
+        apart = abs(moving.step(known.reductions[-1]) or 0) * moving.bytes // LINE
+        uses = prod(i.extent for i in known.only(known.still))
+        return uses <= USES_IN_PLACE and SETS // gcd(apart, SETS) >= SPREAD
+
+    def packs_still(self, stands: bool) -> bool:
+        """Whether scalars come from a panel: where each is converted, or memory would be slow to bring them.
+
+        stands: a panel of them is met by all of the moving factor in turn, and so is read once.
+        """
+        known, still = self.facts, self.facts.still
+        if known.turned or known.vector in still.used or not known.only(still):
+            return False
+        width = prod(i.extent for i in known.only(known.moving))
+        if not stands and width >= PACKED_USES and self._scattered(still):
+            return True
+        if width < 4 * self._panel_width():
+            return False
+        return not still.plain or self._crowded() or self._jumps(still, FAR_ROWS, 1)
+
+    def _crowded(self) -> bool:
+        """Whether the rows of a register tile compete for few lines of the first cache."""
+        for i in self.facts.only(self.facts.still):
+            rows, step = self.tile.size(i.name), abs(self.facts.still.step(i.name) or 0) * self.facts.still.bytes
+            lines = WAYS * SETS // gcd(step // LINE, SETS) if step % LINE == 0 and step else WAYS * SETS
+            if 2 * rows > lines and rows > 8 * self._vectors():
+                return True
+        return self._returns()
+
+    def _returns(self) -> bool:
+        """Whether each register tile fetches again what its neighbours read, and waits: a line has scalars of many.
+
+        The rows of all steps together compete for few lines of the first cache.
+        """
+        known, still = self.facts, self.facts.still
+        names = [*known.reductions, *(name for name, size in self.tile.sizes if size > 1)]
+        sizes = {**known.extents, **dict(self.tile.sizes)}
+        steps = {name: abs(still.step(name) or 0) * still.bytes for name in names if name in still.used}
+        if any(step < LINE or step % LINE for step in steps.values()):
+            return False
+        lines = prod(sizes[name] for name in steps)
+        room = WAYS * SETS // gcd(SETS, *(step // LINE for step in steps.values()))
+        multiply_adds = known.steps * self.tile.cells * multiply_cost(self.tile.lanes, known, self.target)
+        return 2 * lines > room and FETCH * lines >= multiply_adds
+
+    def _vectors(self) -> int:
+        """Vectors of a register tile that one row meets."""
+        columns = prod(self.tile.size(i.name) for i in self.facts.only(self.facts.moving))
+        return max(1, columns // self.tile.lanes)
+
+    def _scattered(self, factor: Factor) -> bool:
+        """Whether a register tile reads a large factor in runs too short for memory, again for every panel."""
+        if not self._large(factor):
+            return False
+        run = 0
+        for name in reversed(self.facts.reductions):
+            step = abs(factor.step(name) or 0) * factor.bytes
+            if step != run and (run or not 0 < step <= LINE):
+                break
+            run = step * self.facts.extent(name)
+        return run < SHORT_RUN
+
+    def _jumps(self, factor: Factor, distance: int, width: int) -> bool:
+        """Whether one step of the innermost long reduction moves the factor at least `distance` bytes."""
+        long = [n for n in self.facts.reductions if self.facts.extent(n) > UNROLL and n in factor.used]
+        if not long or self.facts.steps < 64:
+            return False
+        step = abs(factor.step(long[-1]) or 0) * factor.bytes
+        return step >= max(distance, width * factor.bytes + LINE)
+
+    def _panel_width(self) -> int:
+        return self.tile.size(self.facts.vector)
+
+    def _row_tiles(self) -> int:
+        rows = self.facts.only(self.facts.still)
+        return prod(-(-i.extent // self.tile.size(i.name)) for i in rows)
+
+    # --- blocks ---
+
+    def _longest(self, iterators: tuple[Iterator, ...]) -> Iterator:
+        """The iterator with the most tiles."""
+        return max(iterators, key=lambda i: tiles(i.extent, self.tile.size(i.name)))
+
+    def _share(self, iterators: tuple[Iterator, ...], parts: int, uses: int) -> list[Level]:
+        """A block of one of `iterators` that makes about `parts` shares, each with `uses` points of them or more."""
+        if not iterators:
+            return []
+        longest = self._longest(iterators)
+        size = self.tile.size(longest.name)
+        others = prod(i.extent for i in iterators if i is not longest)
+        block = max(tiles(longest.extent, parts), tiles(uses, others))
+        block = tiles(block, size) * size
+        return [Level(longest.name, block)] if block < longest.extent else []
+
+    def _packed_block(self, pack_moving: bool) -> Level:
+        """Rows of the still factor that are packed at once."""
+        rows = self.facts.only(self.facts.still)
+        longest = self._longest(rows)
+        size = self.tile.size(longest.name)
+        others = prod(i.extent for i in rows if i is not longest)
+        steps = min(self.facts.steps, PACKED_STEPS)
+        room = self.target.cache[-1] // 8 // (steps * others * self.facts.op.dtype.size)
+        block = room
+        if self.parallel:
+            uses = longest.extent * others
+            parts = max(uses // (2 * BLOCK_USES), min(4, uses // BLOCK_USES)) if pack_moving else uses // 64
+            parts = min(CHUNKS, parts)
+            block = min(room, tiles(longest.extent, 1 << max(0, parts.bit_length() - 1)))
+        count = block // size if block < longest.extent else tiles(longest.extent, size)
+        return Level(longest.name, size * balanced(tiles(longest.extent, size), max(1, count)))
+
+    def _reduction_block(self, reductions: tuple[str, ...], most: int) -> list[Level]:
+        """A block of a reduction of at most `most` steps whose panel fits the second cache; of the outermost if any."""
+        op, known, steps = self.facts.op, self.facts, self.facts.steps
+        if known.turned or op.output.buffer.type.dtype != op.dtype or self._reads_output():
+            return []
+        width = self._panel_width() * op.dtype.size
+        most = min(most, self.target.cache[1] * 3 // 4 // width)
+        if steps <= most:
+            return []
+        extents = ((name, known.extent(name)) for name in reductions)
+        blocks = [Level(n, balanced(e, most * e // steps)) for n, e in extents if most * e >= steps]
+        return [min(blocks, key=self._cut)] if blocks else []
+
+    def _cut(self, block: Level) -> float:
+        """Cache lines that a block of a reduction reads for each line that it needs, of all factors together."""
+        size = block.size * self.facts.op.dtype.size
+        unit = sum(f.step(block.iterator) == 1 for f in self.facts.factors)
+        return unit * (tiles(size, LINE) * LINE / size - 1)
+
+    def _reads_output(self) -> bool:
+        """Whether the epilogue sees what the output held before, which partial sums would overwrite."""
+        op = self.facts.op
+        return op.epilogue is not None and any(a.buffer.name == op.output.buffer.name for a in loads(op.epilogue))
+
+    def _streams(self, levels: list[Level]) -> bool:
+        """Whether the output had better go past the caches: by whole lines, complete, and so much that none stays."""
+        known, op = self.facts, self.facts.op
+        if known.turned or any(level.iterator in self.facts.reductions for level in levels):
+            return False
+        if (op.initial is not None and loads(op.initial)) or self._reads_output():
+            return False
+        touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
+        points = {i.name: min(self.tile.size(i.name), i.extent) for i in known.parallel}
+        return touched > self.target.kept and fills_memory(known, self.target, points)
+
+    # --- threads ---
+
+    def _parallel(self, levels: list[Level]) -> tuple[int, int]:
+        """How many of `levels` make the parallel loop, and its grain."""
+        op = self.facts.op
+        if not self.parallel or not levels or op.multiplications < 2 * PARALLEL_WORK:
+            return 0, 1
+        count = prod(tiles(op.extent(level.iterator), level.size) for level in levels)
+        if count < 2:
+            return 0, 1
+        return len(levels), max(1, PARALLEL_WORK * count // op.multiplications)
