@@ -1,6 +1,6 @@
 """What a whole plan costs by the model: register tiles, bytes moved between caches, and copies, in cycles of a core.
 
-`expert.py` decides step by step; this compares complete plans, of experts, of a user or of a search, with one another.
+`chooser.py` decides step by step; this compares complete plans, of experts, of a user or of a search, with one another.
 """
 
 from __future__ import annotations
