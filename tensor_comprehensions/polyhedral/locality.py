@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+from ..structured.estimate import INTERLEAVED
 from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction
@@ -17,8 +18,6 @@ from .scop import Node
 BROADCAST, CONTIGUOUS, TRANSPOSED, STAGED, STRIDED, SCATTERED = 0.25, 1.0, 2.0, 4.0, 10.0, 14.0
 # Terms of a long column, and operations on each that are nothing beside reading it.
 LONG_COLUMN, SIMPLE = 32, 3
-# Strides that loads of whole vectors serve, with shuffles of what they brought.
-INTERLEAVED = 4
 
 
 def stride(function: BoundFunction, access: tc.Access, index: str) -> int | None:

@@ -12,9 +12,9 @@ from ..loop_ir import affine, build
 from ..loop_ir.nodes import Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Store, Var
 from ..loop_ir.promotion import Digit, held
 from ..loop_ir.rewrite import map_expr, map_stmt, mentions, walk_expr
+from ..structured.estimate import INTERLEAVED
 from ..structured.transpose import Axis, transposed
 from ..target import Target
-from .locality import INTERLEAVED
 
 # Lanes beyond these need more registers for a square block than there are.
 LARGEST_SIDE = 16

@@ -180,23 +180,27 @@ def tile_cycles(facts: Facts, target: Target, lanes: int, points: Mapping[str, i
     along = points[facts.vector]
     vectors = -(-along // lanes)
     cells = vectors * prod(n for name, n in points.items() if name != facts.vector)
-    written = _output_cycles(facts, target, points)
+    steps = facts.steps * step_cycles(facts, target, lanes, points)
+    written = _output_cycles(facts, target, points, steps)
     if facts.turned:
         written += TURN_OVERHEAD + TURN * cells * lanes
-    steps = facts.steps * step_cycles(facts, target, lanes, points)
     return steps + TILE_OVERHEAD + 2 * cells * vector_cost(lanes, facts.bits, target) + written
 
 
-def _output_cycles(facts: Facts, target: Target, points: Mapping[str, int]) -> float:
-    """Cycles for the lines of memory that the runs of the output in a register tile touch, whole ones or in part."""
+def _output_cycles(facts: Facts, target: Target, points: Mapping[str, int], steps: float) -> float:
+    """Cycles for the lines of memory that the runs of the output in a register tile touch, whole ones or in part.
+
+    steps: cycles of the sums, beside which lines come from memory unless they are done before.
+    """
     run = facts.run(points)
     runs = prod(points.values()) / run
     cycles = runs * (1 + run * facts.output_bytes / LINE) * LINE_OVERHEAD
     if facts.output_size > FAR and not facts.fills_lines(run, LINE):
         cycles += runs * SHARED_LINE
         passes = not facts.turned and facts.output_size > max(target.far, target.kept)  # the caches, but for this one
-        if passes and not fills_memory(facts, target, points):
-            cycles += runs * run * facts.output_bytes / LINE * FETCHED_LINE
+        fetched = runs * run * facts.output_bytes / LINE * FETCHED_LINE
+        if passes and fetched > steps and not fills_memory(facts, target, points):
+            cycles += fetched
     return cycles
 
 

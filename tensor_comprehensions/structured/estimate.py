@@ -30,6 +30,8 @@ GATHER = 0.7
 """Cycles per element of a vector that is put together from elements apart."""
 SPLIT = 0.5
 """Cycles per vector that begins anywhere in a cache line, as windows over an image do, and so ends in the next one."""
+INTERLEAVED = 4
+"""Elements from one lane to the next up to which whole vectors are read and shuffled."""
 EXPOSED = 0.4
 """The part of the time for moving bytes that multiply-adds do not hide."""
 COPY, TURN, ELEMENT = 0.6, 1.2, 2.5
@@ -228,7 +230,8 @@ class _Model:
             return COPY if self.facts.op.pairs in contiguous else TURN if contiguous else ELEMENT
         if any(i.name in contiguous for i in across):
             return COPY
-        return TURN if contiguous else ELEMENT
+        lanes = abs(factor.step(self.plan.vector) or 0)
+        return TURN if contiguous or 0 < lanes <= INTERLEAVED else ELEMENT
 
     def _next(self, name: str) -> int:
         """The step of an iterator along which a factor is contiguous."""

@@ -278,3 +278,10 @@ def test_register_tiles_that_are_stored_across_are_not_chosen_for_lines_past_the
     plan = choose(op, MESHED, parallel=True)
     assert not plan.streaming
     assert (plan.tile("f"), plan.tile("w")) == (32, 14)
+
+
+def test_every_other_element_of_a_row_is_packed_by_vectors_for_long_sums(ops: Any) -> None:
+    """Copying is cheap, and what is written in parts of lines comes from memory beside the sums."""
+    sizes = {"n": 8, "f": 512, "h": 28, "w": 28, "c": 256}
+    plan = choose(ops.op("O:n,f,h,w = I:n,c,2*h,2*w x W:f,c", sizes), MESHED, parallel=True)
+    assert (plan.vector, packed(plan), plan.streaming) == ("w", {Side.LEFT}, False)
