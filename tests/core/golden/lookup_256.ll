@@ -46,21 +46,22 @@ loop.tile.1:
   %t.3 = load i64, ptr %t.2, align 8
   %t.4 = mul i64 %t.3, 20
   %t.5 = getelementptr float, ptr %table.arg0, i64 %t.4
-  %t.6 = load <8 x float>, ptr %t.5, align 4
-  %t.7 = mul i64 %tile.1, 20
-  %t.8 = getelementptr float, ptr %out.arg2, i64 %t.7
-  store <8 x float> %t.6, ptr %t.8, align 4
-  %t.9 = getelementptr float, ptr %t.5, i64 8
-  %t.10 = load <8 x float>, ptr %t.9, align 4
-  %t.11 = getelementptr float, ptr %t.8, i64 8
-  store <8 x float> %t.10, ptr %t.11, align 4
-  %t.12 = getelementptr float, ptr %t.5, i64 16
-  %t.13 = call <8 x float> @llvm.masked.load.v8f32.p0(ptr align 4 %t.12, <8 x i1> <i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false, i1 false>, <8 x float> zeroinitializer)
-  %t.14 = getelementptr float, ptr %t.8, i64 16
-  call void @llvm.masked.store.v8f32.p0(<8 x float> %t.13, ptr align 4 %t.14, <8 x i1> <i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false, i1 false>)
+  %t.6 = freeze ptr %t.5
+  %t.7 = load <8 x float>, ptr %t.6, align 4
+  %t.8 = mul i64 %tile.1, 20
+  %t.9 = getelementptr float, ptr %out.arg2, i64 %t.8
+  store <8 x float> %t.7, ptr %t.9, align 4
+  %t.10 = getelementptr float, ptr %t.6, i64 8
+  %t.11 = load <8 x float>, ptr %t.10, align 4
+  %t.12 = getelementptr float, ptr %t.9, i64 8
+  store <8 x float> %t.11, ptr %t.12, align 4
+  %t.13 = getelementptr float, ptr %t.6, i64 16
+  %t.14 = call <8 x float> @llvm.masked.load.v8f32.p0(ptr align 4 %t.13, <8 x i1> <i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false, i1 false>, <8 x float> zeroinitializer)
+  %t.15 = getelementptr float, ptr %t.9, i64 16
+  call void @llvm.masked.store.v8f32.p0(<8 x float> %t.14, ptr align 4 %t.15, <8 x i1> <i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false, i1 false>)
   %tile.1.next = add nsw i64 %tile.1, 1
-  %t.15 = icmp slt i64 %tile.1.next, 6
-  br i1 %t.15, label %loop.tile.1, label %end.tile.1
+  %t.16 = icmp slt i64 %tile.1.next, 6
+  br i1 %t.16, label %loop.tile.1, label %end.tile.1
 end.tile.1:
   ret void
 }

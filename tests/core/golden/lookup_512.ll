@@ -46,17 +46,18 @@ loop.tile.1:
   %t.3 = load i64, ptr %t.2, align 8
   %t.4 = mul i64 %t.3, 20
   %t.5 = getelementptr float, ptr %table.arg0, i64 %t.4
-  %t.6 = load <16 x float>, ptr %t.5, align 4
-  %t.7 = mul i64 %tile.1, 20
-  %t.8 = getelementptr float, ptr %out.arg2, i64 %t.7
-  store <16 x float> %t.6, ptr %t.8, align 4
-  %t.9 = getelementptr float, ptr %t.5, i64 16
-  %t.10 = call <16 x float> @llvm.masked.load.v16f32.p0(ptr align 4 %t.9, <16 x i1> <i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false>, <16 x float> zeroinitializer)
-  %t.11 = getelementptr float, ptr %t.8, i64 16
-  call void @llvm.masked.store.v16f32.p0(<16 x float> %t.10, ptr align 4 %t.11, <16 x i1> <i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false>)
+  %t.6 = freeze ptr %t.5
+  %t.7 = load <16 x float>, ptr %t.6, align 4
+  %t.8 = mul i64 %tile.1, 20
+  %t.9 = getelementptr float, ptr %out.arg2, i64 %t.8
+  store <16 x float> %t.7, ptr %t.9, align 4
+  %t.10 = getelementptr float, ptr %t.6, i64 16
+  %t.11 = call <16 x float> @llvm.masked.load.v16f32.p0(ptr align 4 %t.10, <16 x i1> <i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false>, <16 x float> zeroinitializer)
+  %t.12 = getelementptr float, ptr %t.9, i64 16
+  call void @llvm.masked.store.v16f32.p0(<16 x float> %t.11, ptr align 4 %t.12, <16 x i1> <i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false>)
   %tile.1.next = add nsw i64 %tile.1, 1
-  %t.12 = icmp slt i64 %tile.1.next, 6
-  br i1 %t.12, label %loop.tile.1, label %end.tile.1
+  %t.13 = icmp slt i64 %tile.1.next, 6
+  br i1 %t.13, label %loop.tile.1, label %end.tile.1
 end.tile.1:
   ret void
 }
