@@ -69,18 +69,6 @@ def pack(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth: int,
     return Panel(buffer, fill, Operand(build.load(buffer, *shape.indices), padded=True))
 
 
-def panel_bytes(op: StructuredOp, plan: Plan, factor: Expr, sizes: Mapping[str, int], depth: int) -> int:
-    """Bytes of the panel that `pack` would make where each iterator covers `sizes` points."""
-    used = frozenset(names(factor))
-    total = factor.type.dtype.size
-    for i in op.iterators:
-        inside = any(level.iterator == i.name for level in plan.levels[depth:])
-        if i.name not in used:
-            continue
-        total *= sizes[i.name] if inside or not i.is_parallel else plan.tile(i.name)
-    return total
-
-
 def _shape(
     op: StructuredOp, plan: Plan, region: Region, inner: Sequence[Level], blocks: Sequence[Level], used: frozenset[str]
 ) -> Shape:
