@@ -10,12 +10,12 @@ Importing the package loads neither torch nor a compiler; the first use of a nam
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import inspection, knobs
 from .errors import ArgumentError, CacheError, CheckError, DeviceError, InternalError, ParseError, RangeError, TCError
-from .uncollected import UNCOLLECTED, settle
 
 if TYPE_CHECKING:
     from .api import Kernel, Library, Op, define
@@ -66,9 +66,13 @@ inspection.start_logging(knobs.current().logs)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with UNCOLLECTED:
+    collecting = gc.isenabled()
+    gc.disable()  # what modules make stays, and a collection among torch's objects takes a quarter of this import
+    try:
         value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-        settle()
+    finally:
+        if collecting:
+            gc.enable()
     return value
 
 

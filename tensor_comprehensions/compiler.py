@@ -33,7 +33,6 @@ from .structured.strategy import meant_for, settled, told
 from .target import Target
 from .tc_lang.function import BoundFunction
 from .tc_lang.legalise import legalise
-from .uncollected import UNCOLLECTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +267,7 @@ def run_passes(
     seconds: list[tuple[str, float]] = []
     for number, step in enumerate(passes, 2):
         start, before = perf_counter(), value
-        with UNCOLLECTED:
-            value = results[step.name] = step.run(value, job)
+        value = results[step.name] = step.run(value, job)
         seconds.append((step.name, perf_counter() - start))
         _observe(bound.name, step, value, number, dump)
         if isinstance(value, Module) and value is not before and knobs.current().verify:

@@ -12,7 +12,7 @@ import tensor_comprehensions
 
 PACKAGE = Path(tensor_comprehensions.__file__).parent
 LAYERS = (
-    ("errors", "dtypes", "fluent", "guard", "once", "strides", "uncollected"),
+    ("errors", "dtypes", "fluent", "guard", "once", "strides"),
     ("math_functions", "target", "knobs"),
     ("inspection",),
     ("tc_lang",),
