@@ -333,7 +333,14 @@ class Chooser:
             return True
         if width < 4 * self._panel_width():
             return False
-        return not still.plain or self._crowded() or self._jumps(still, FAR_ROWS, 1)
+        return not still.plain or self._crowded() or self._jumps(still, FAR_ROWS, 1) or self._meets_once()
+
+    def _meets_once(self) -> bool:
+        """Whether blocks of a long sum need come from a far cache but once: the second one has room for all results."""
+        known = self.facts
+        far = all(is_far(self._footprint(f), self.target) for f in known.factors)
+        results = known.output_size // prod(i.extent for i in known.shared)
+        return far and results <= self.target.cache[1] // 2
 
     def _crowded(self) -> bool:
         """Whether the rows of a register tile compete for few lines of the first cache."""

@@ -8,7 +8,7 @@ from ..errors import CannotLower
 from ..target import Target
 from . import fragments, sliding
 from .chooser import PACKED_STEPS, PARALLEL_WORK, Chooser
-from .cost import Ranking
+from .cost import Ranking, is_far
 from .estimate import busy, expected
 from .facts import Facts, facts
 from .op import StructuredOp, loads
@@ -55,7 +55,7 @@ def prefer(views: tuple[Ranking, ...], target: Target, *, parallel: bool) -> Pla
     if sliding.slides(default.facts):
         return sliding.plan(default.facts, target, parallel=parallel)
     parallel = parallel and default.facts.op.multiplications >= 2 * PARALLEL_WORK  # else shares are panels made in vain
-    views = views if turned and _worth_turning(default.facts) else (default,)
+    views = views if turned and _worth_turning(default.facts, target) else (default,)
     chosen, least = Plan("", 0, (), ()), inf
     for view in views:
         sweeps = Chooser(view.facts, target, view.best, parallel).sweeps()
@@ -70,8 +70,13 @@ def prefer(views: tuple[Ranking, ...], target: Target, *, parallel: bool) -> Pla
     return chosen
 
 
-def _worth_turning(known: Facts) -> bool:
-    """Whether lanes across the output's runs may be the better ones."""
+def _worth_turning(known: Facts, target: Target) -> bool:
+    """Whether lanes across the output's runs may be the better ones.
+
+    The lines of scalars are read again for the next ones of a run, which a far cache is too slow for.
+    """
+    if is_far(known.steps * known.extent(known.vector) * known.moving.bytes, target):
+        return False
     contiguous = known.moving.step(known.vector) == 1 or known.steps > PACKED_STEPS
     longest = SHORT_UNIT if contiguous else TURNED_UNIT
     return known.still.plain and known.steps >= TURNED_STEPS and 4 <= known.extent(known.unit) < longest

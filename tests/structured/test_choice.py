@@ -285,3 +285,17 @@ def test_every_other_element_of_a_row_is_packed_by_vectors_for_long_sums(ops: An
     sizes = {"n": 8, "f": 512, "h": 28, "w": 28, "c": 256}
     plan = choose(ops.op("O:n,f,h,w = I:n,c,2*h,2*w x W:f,c", sizes), MESHED, parallel=True)
     assert (plan.vector, packed(plan), plan.streaming) == ("w", {Side.LEFT}, False)
+
+
+@pytest.mark.parametrize(("target", "both"), [(MESHED, True), (AVX512, False)], ids=("far", "near"))
+def test_blocks_of_a_long_sum_come_from_a_far_cache_once(ops: Any, target: Target, both: bool) -> None:
+    sizes = {"a": 384, "b": 376, "c": 47, "d": 384, "p": 8}
+    plan = choose(ops.op("C:p,b,a = A:d,p,c,a x B:p,c,b,d", sizes), target, parallel=True)
+    loops = [level.iterator for level in plan.levels]
+    assert (packed(plan) == {Side.LEFT, Side.RIGHT}) is both
+    assert (loops.index("c") < loops.index("a")) is both
+
+
+def test_scalars_are_not_read_again_from_a_far_cache(ops: Any) -> None:
+    sizes = {"a": 96, "b": 84, "c": 84, "d": 84, "e": 96}
+    assert choose(ops.op("C:c,b,a = A:c,e,d,a x B:d,b,e", sizes), MESHED, parallel=True).vector == "a"
