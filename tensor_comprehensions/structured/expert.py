@@ -23,6 +23,8 @@ TURNED_STEPS = 128
 SHORT_UNIT, TURNED_UNIT = 128, 512
 """Points of a contiguous run of the output below which lanes across such runs may be the better ones: of any, and of
 one along which the factor that it moves is not contiguous, and so has to be turned across, for sums in one block."""
+SHORT_SUM = 32
+"""Terms of sums that take no longer than to write them beyond the second cache."""
 TILES, CLEARLY = 6, 0.97
 """Register tiles that are looked at; less than this share of the cycles makes one of them better than those before."""
 
@@ -59,7 +61,8 @@ def prefer(views: tuple[Ranking, ...], target: Target, *, parallel: bool) -> Pla
     chosen, least = Plan("", 0, (), ()), inf
     for view in views:
         sweeps = Chooser(view.facts, target, view.best, parallel).sweeps()
-        for tile in view.several(TILES if sweeps or view.facts.turned else 1):
+        several = sweeps or view.facts.turned or _moves_most(view.facts, target)
+        for tile in view.several(TILES if several else 1):
             plan = Chooser(view.facts, target, tile, parallel).plan()
             cycles = expected(view.facts, plan, target)
             if cycles < least * CLEARLY:
@@ -80,6 +83,11 @@ def _worth_turning(known: Facts, target: Target) -> bool:
     contiguous = known.moving.step(known.vector) == 1 or known.steps > PACKED_STEPS
     longest = SHORT_UNIT if contiguous else TURNED_UNIT
     return known.still.plain and known.steps >= TURNED_STEPS and 4 <= known.extent(known.unit) < longest
+
+
+def _moves_most(known: Facts, target: Target) -> bool:
+    """Whether results that go to a far cache take longer than the short sums before them."""
+    return known.steps <= SHORT_SUM and is_far(known.output_size, target)
 
 
 def objection(op: StructuredOp, target: Target) -> str | None:

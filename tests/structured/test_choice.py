@@ -299,3 +299,10 @@ def test_blocks_of_a_long_sum_come_from_a_far_cache_once(ops: Any, target: Targe
 def test_scalars_are_not_read_again_from_a_far_cache(ops: Any) -> None:
     sizes = {"a": 96, "b": 84, "c": 84, "d": 84, "e": 96}
     assert choose(ops.op("C:c,b,a = A:c,e,d,a x B:d,b,e", sizes), MESHED, parallel=True).vector == "a"
+
+
+def test_what_short_sums_write_decides_where_it_goes_to_a_far_cache(ops: Any) -> None:
+    sizes = {"a": 24, "b": 20, "c": 20, "e": 480, "f": 20, "g": 24}
+    plan = choose(ops.op("C:f,e,c,b,a = A:b,g,e x B:c,a,f,g", sizes), MESHED, parallel=True)
+    assert plan.streaming
+    assert plan.tile("f") == 1
