@@ -19,6 +19,7 @@ from ..errors import ArgumentError, InternalError, RangeError
 from ..loop_ir.nodes import CheckSite
 from ..options import CpuOptions, check_fields
 from ..runtime.host import host
+from ..runtime.pages import prefer_huge
 from ..strides import contiguous_strides
 from ..target import Target
 from ..tc_lang import reference
@@ -232,6 +233,7 @@ def allocate(bound: BoundFunction, name: str) -> Tensor:
             f"a mode of torch makes {article(type(x).__name__)} of '{name}' of {bound.name}",
             suggestion="call outside of FakeTensorMode and tracing",
         )
+    prefer_huge(x.data_ptr(), x.nbytes)
     return x
 
 

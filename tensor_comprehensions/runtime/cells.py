@@ -204,6 +204,7 @@ _C10 = (
     "_ZNK3c1010TensorImpl13requires_gradEv", "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE",
     "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb",
 )  # fmt: skip
+_SYSTEM = ("madvise",)
 _BINDING = ("_Z16THPVariable_WrapON2at10TensorBaseE",)
 _CXX = (
     "__cxa_allocate_exception", "__cxa_throw", "_ZTVN10__cxxabiv120__si_class_type_infoE", "_ZTISt9exception",
@@ -266,7 +267,7 @@ def _look() -> _Torch | None:
 def _symbols() -> dict[str, int] | None:
     libraries = (
         (process.torch_library(), _SHIM), (process.torch_library("c10"), _C10), (ctypes.CDLL("libstdc++.so.6"), _CXX),
-        (process.torch_library("torch_python"), _BINDING), (ctypes.pythonapi, _PYTHON),
+        (process.torch_library("torch_python"), _BINDING), (ctypes.pythonapi, _PYTHON), (ctypes.CDLL(None), _SYSTEM),
     )  # fmt: skip
     found: dict[str, int] = {}
     for library, names in libraries:

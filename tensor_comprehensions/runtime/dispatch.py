@@ -11,6 +11,7 @@ import torch
 from ..dtypes import DType
 from ..strides import span
 from .cpu import Executable
+from .pages import prefer_huge
 
 _ALIGNMENT = 64
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -85,6 +86,8 @@ class Launcher:
         outputs = [
             torch.empty_strided(sizes, strides, dtype=dtype, device="cpu") for dtype, sizes, strides in self._outputs
         ]
+        for x in outputs:
+            prefer_huge(x.data_ptr(), x.nbytes)
         self.run(*inputs, *outputs)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -94,6 +97,7 @@ class Launcher:
         if self._arena:
             arena = torch.empty(self._arena, dtype=torch.uint8, device="cpu")
             base = arena.data_ptr()
+            prefer_huge(base, self._arena)
             addresses += [base + offset for offset in self._offsets]
         failed, value = self._executable(addresses)
         if failed:

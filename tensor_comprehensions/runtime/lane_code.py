@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from .pages import ADVICE, HUGE, LARGE
+
 CELL_WORDS = 5
 PAUSED = "tc_paused"
 """The symbol of a word that is not 0 while no kernel is to be looked for."""
@@ -45,15 +47,36 @@ HEADER = len(Word)
 
 def assembly() -> str:
     """`@serve` and all that it needs but for the guards."""
-    return _DECLARATIONS + _LAUNCH + _SERVE
+    return _DECLARATIONS + _PAGES + _LAUNCH + _SERVE
 
 
 _DECLARATIONS = r"""
 declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
 declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
 declare i32 @aoti_torch_delete_tensor_object(ptr)
+declare i32 @madvise(ptr, i64, i32)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 @tc_paused = external global i64
+"""
+
+_PAGES = rf"""
+; Ask for huge pages for a new tensor of so many bytes if it is large: `pages.prefer_huge`.
+define internal void @widen(ptr %data, i64 %bytes) {{
+  %large = icmp sge i64 %bytes, {LARGE}
+  br i1 %large, label %ask, label %done
+ask:
+  %address = ptrtoint ptr %data to i64
+  %end = add i64 %address, %bytes
+  %past = add i64 %address, {HUGE - 1}
+  %start = and i64 %past, {-HUGE}
+  %stop = and i64 %end, {-HUGE}
+  %size = sub i64 %stop, %start
+  %place = inttoptr i64 %start to ptr
+  %refused = call i32 @madvise(ptr %place, i64 %size, i32 {ADVICE or 0})
+  br label %done
+done:
+  ret void
+}}
 """
 
 _LAUNCH = r"""
@@ -85,8 +108,8 @@ done:
   ret void
 }
 
-; A new tensor; false where there is no memory.
-define internal i1 @new(i64 %dtype, i64 %rank, ptr %sizes, ptr %strides, ptr %handle, ptr %data) {
+; A new tensor of so many bytes; false where there is no memory.
+define internal i1 @new(i64 %dtype, i64 %rank, ptr %sizes, ptr %strides, i64 %bytes, ptr %handle, ptr %data) {
   %kind = trunc i64 %dtype to i32
   %error = call i32 @aoti_torch_empty_strided(i64 %rank, ptr %sizes, ptr %strides, i32 %kind, i32 0, i32 0, ptr %handle)
   %fine = icmp eq i32 %error, 0
@@ -94,6 +117,8 @@ define internal i1 @new(i64 %dtype, i64 %rank, ptr %sizes, ptr %strides, ptr %ha
 made:
   %tensor = load ptr, ptr %handle
   %ignored = call i32 @aoti_torch_get_data_ptr(ptr %tensor, ptr %data)
+  %start = load ptr, ptr %data
+  call void @widen(ptr %start, i64 %bytes)
   ret i1 true
 no:
   ret i1 false
@@ -150,7 +175,7 @@ one:
   %fact.next = getelementptr i64, ptr %strides, i64 %rank
   %handle = getelementptr ptr, ptr %handles, i64 %i
   %slot = getelementptr ptr, ptr %addresses, i64 %i
-  %ok = call i1 @new(i64 %dtype, i64 %rank, ptr %sizes, ptr %strides, ptr %handle, ptr %slot)
+  %ok = call i1 @new(i64 %dtype, i64 %rank, ptr %sizes, ptr %strides, i64 %bytes, ptr %handle, ptr %slot)
   br i1 %ok, label %start, label %done
 start:
   %starts = icmp sge i64 %source, 0
@@ -305,7 +330,7 @@ scratch:
   %needs = icmp sgt i64 %temporaries, 0
   br i1 %needs, label %scratch.make, label %ready
 scratch.make:
-  %a.ok = call i1 @new(i64 0, i64 1, ptr %arena.size, ptr %one, ptr %arena.handle, ptr %arena.data)
+  %a.ok = call i1 @new(i64 0, i64 1, ptr %arena.size, ptr %one, i64 %arena, ptr %arena.handle, ptr %arena.data)
   br i1 %a.ok, label %scratch.divide, label %fail
 scratch.divide:
   %base = load ptr, ptr %arena.data
