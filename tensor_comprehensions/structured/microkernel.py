@@ -316,7 +316,17 @@ def _finish(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell],
 
 
 def _direct(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell], registers: Buffer) -> Stmt:
-    return _each(cells, lambda c: _put(op, c, _stored(op, c, _get(registers, c)), streaming=plan.streaming))
+    ordered = _by_address(op, plan, cells) if plan.streaming else cells
+    return _each(ordered, lambda c: _put(op, c, _stored(op, c, _get(registers, c)), streaming=plan.streaming))
+
+
+def _by_address(op: StructuredOp, plan: Plan, cells: Sequence[Cell]) -> Sequence[Cell]:
+    """In the order of memory: what goes past the caches waits until the parts of a line are there, in few places."""
+    moved = steps(op.output, cells[0].offsets)
+    if moved is None:
+        return cells
+    apart = {name: step * (plan.lanes if name == plan.vector else 1) for name, step in moved.items()}
+    return sorted(cells, key=lambda c: sum(apart.get(name, 0) * n for name, n in c.offsets.items()))
 
 
 def _stored(op: StructuredOp, cell: Cell, total: Expr) -> Expr:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -391,3 +392,15 @@ def test_every_line_of_the_next_panel_is_asked_for_once(ops: Any) -> None:
 
 def blocks(s: Stmt) -> Sequence[Any]:
     return s.body if isinstance(s, Block) else (s,)
+
+
+def test_what_goes_past_the_caches_is_stored_in_the_order_of_memory(ops: Any) -> None:
+    sizes = {"e": 2, "b": 2, "a": 24, "g": 3}
+    text = "C:e,b,a = A:e,a,g x B:b,g"
+    p = tile(e=2, b=2, a=32) >> vectorize("a", lanes=16) >> stream()
+    assert computes(ops, p, text, sizes)
+    op = normalise(ops.op(text, sizes))
+    lines = [x for x in show(ops.module(op, generate(op, plan_of(p, op, AVX512)))).splitlines() if "# streaming" in x]
+    places = [tuple(map(int, re.findall(r"\d+", line.split("]")[0])[:3])) for line in lines]
+    assert len(places) == 8
+    assert places == sorted(places)
