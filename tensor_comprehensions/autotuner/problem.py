@@ -126,6 +126,8 @@ KINDS = ("whole", "normal")
 """Inputs for every candidate: small whole numbers, whose sums are exact in any order, and normally distributed ones."""
 MORE_KINDS = (*KINDS, "wide")
 """And what a winner must also do right: magnitudes from a thousandth to a thousand."""
+PERIOD = (1 << 22) - 3
+"""Elements after which random values come again: a prime, so that rows and planes differ whatever their sizes."""
 
 
 def fill(memory: Sequence[Tensor], problem: Problem, kind: str, seed: int) -> None:
@@ -139,7 +141,10 @@ def fill(memory: Sequence[Tensor], problem: Problem, kind: str, seed: int) -> No
             continue
         generator = torch.Generator().manual_seed((problem.message.seed * 1000003 + seed * 101 + number) & (2**63 - 1))
         flat = x.as_strided((span(x.shape, x.stride()),), (1,))
-        flat.copy_(_random(kind, flat.numel(), generator))
+        values = _random(kind, min(flat.numel(), PERIOD), generator)
+        for start in range(0, flat.numel(), PERIOD):
+            part = flat[start : start + PERIOD]
+            part.copy_(values[: part.numel()])
 
 
 def _random(kind: str, count: int, generator: torch.Generator) -> Tensor:

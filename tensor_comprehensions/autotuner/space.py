@@ -124,26 +124,31 @@ class Space:
         for name, _, op in self.ops if options.structured else ():
             pipeline = meant_for(options.strategy, name)
             if not isinstance(pipeline, Pipeline):
-                plans.append((name, None))
-                usual = self._usual.get(name, _NOTHING)
-                cycles, code = cycles + usual.cycles, code + usual.code
-                continue
-            try:
-                check(pipeline, op, self.target)
-                if not op.is_product:
-                    plans.append((name, pipeline))
-                    continue
-                plan = plan_of(pipeline, op, self.target)
-                cost = _cost(op, plan, self.target)
-                cycles, code = cycles + cost.cycles, code + cost.code
-            except (CannotLower, TCError):
+                meaning, cost = None, self._usual.get(name, _NOTHING)
+            elif (followed := self._followed(name, op, pipeline)) is not None:
+                meaning, cost = followed
+            else:
                 return None
-            plans.append((name, _clipped(plan)))
+            plans.append((name, meaning))
+            cycles, code = cycles + cost.cycles, code + cost.code
         if cycles > self.most * sum(u.cycles for u in self._usual.values()):
             return None
         if code > max(BRIEF, self.longest * sum(u.code for u in self._usual.values())):
             return None
         return plain, options.strategy is None, tuple(plans)
+
+    def _followed(self, name: str, op: StructuredOp, pipeline: Pipeline) -> _Followed | None:
+        """What a pipeline means and costs; None where nobody can follow it. Relatives have many in common."""
+        if (name, pipeline) not in self._known:
+            try:
+                self._known[name, pipeline] = _follow(op, pipeline, self.target)
+            except (CannotLower, TCError):
+                self._known[name, pipeline] = None
+        return self._known[name, pipeline]
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, Pipeline], _Followed | None]:
+        return {}
 
     @cached_property
     def _usual(self) -> dict[str, _Cost]:
@@ -213,6 +218,17 @@ class _Cost:
 
 
 _NOTHING = _Cost(0.0, 0)
+_Followed = tuple[Hashable, _Cost]
+"""What a pipeline means, the same for pipelines that mean the same, and what it costs."""
+
+
+def _follow(op: StructuredOp, pipeline: Pipeline, target: Target) -> _Followed:
+    """Raises CannotLower or TCError where nobody can."""
+    if not op.is_product:
+        check(pipeline, op, target)
+        return pipeline, _NOTHING
+    plan = plan_of(pipeline, op, target)
+    return _clipped(plan), _cost(op, plan, target)
 
 
 def _cost(op: StructuredOp, plan: Plan, target: Target) -> _Cost:

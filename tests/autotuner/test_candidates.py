@@ -15,7 +15,7 @@ import torch
 import tensor_comprehensions as tc
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
 from tensor_comprehensions.autotuner.evaluators import answer, suspect
-from tensor_comprehensions.autotuner.problem import describe
+from tensor_comprehensions.autotuner.problem import KINDS, PERIOD, Problem, describe, fill
 from tensor_comprehensions.autotuner.processes import Group, Settings, Zygote
 from tensor_comprehensions.autotuner.run import race
 from tensor_comprehensions.autotuner.service import VERSION, limits
@@ -222,6 +222,22 @@ def test_subscripts_that_lead_astray_are_told(group: Group) -> None:
     reply = answer(group.submit(request.SerializeToString(), limits(request)), "")
     assert reply.status == pb.INVALID
     assert "out of bounds" in reply.message
+
+
+def test_large_inputs_repeat_after_a_prime_number_of_elements() -> None:
+    count = PERIOD + 1000
+    assert all(PERIOD % k for k in range(2, 2049))
+    op = tc.define("def f(float(N) x) -> (y) { y(i) = x(i) }").f
+    arguments = gather(op._kernels.interface, (torch.empty(1).expand(count),), {})
+    problem = Problem(describe(op.function, arguments, 3))
+    for kind in KINDS:
+        x, again = torch.empty(count), torch.empty(count)
+        fill((x,), problem, kind, 0)
+        fill((again,), problem, kind, 0)
+        assert torch.equal(x, again)
+        assert torch.equal(x[PERIOD:], x[:1000])
+        assert not torch.equal(x[1 << 20 : (1 << 20) + 1000], x[:1000])
+        assert 1.0 < x.std() < 3.0 if kind == "whole" else 0.9 < x.std() < 1.1
 
 
 # --- times -------------------------------------------------------------------------------------------------------

@@ -7,9 +7,11 @@ import random
 import statistics
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
+from tensor_comprehensions.autotuner import space as space_module
 from tensor_comprehensions.autotuner.edits import OFF, edit, edits
 from tensor_comprehensions.autotuner.search import SEARCHES, Candidate, GeneticSearch
 from tensor_comprehensions.autotuner.space import sizes, space
@@ -29,6 +31,7 @@ from tensor_comprehensions.strategies import (
 from tensor_comprehensions.structured.apply import plan_of
 from tensor_comprehensions.structured.length import length
 from tensor_comprehensions.structured.normalise import normalise
+from tensor_comprehensions.structured.pipeline import Pipeline
 
 from .pretend import TMM, landscape, space_of, subject
 
@@ -91,6 +94,24 @@ def test_options_that_mean_the_same_are_one_candidate() -> None:
     assert {o.grain for o in found if o.strategy} == {CpuOptions().grain}
     chain, _ = space_of(subject())
     assert not chain.alone
+
+
+def test_what_a_pipeline_means_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed: list[str] = []
+    original = space_module.plan_of
+
+    def counting(pipeline: Pipeline, *others: Any) -> Any:
+        followed.append(str(pipeline))
+        return original(pipeline, *others)
+
+    monkeypatch.setattr(space_module, "plan_of", counting)
+    made, _ = space_of(subject(TMM, (64, 96), (48, 96)))
+    good, bad = tile(n=32, m=6) >> vectorize("n"), tile(n=32, z=6) >> vectorize("n")
+    for _ in range(2):
+        for grain in (0, 4096):
+            assert made.key(CpuOptions(strategy=(("S0", good),), grain=grain)) is not None
+            assert made.key(CpuOptions(strategy=(("S0", bad),), grain=grain)) is None
+    assert followed == [str(good), str(bad)]
 
 
 def test_pipelines_that_the_model_finds_hopeless_are_not_tried() -> None:
