@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -15,10 +16,11 @@ import torch
 import tensor_comprehensions as tc
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
 from tensor_comprehensions.autotuner.evaluators import answer, suspect
+from tensor_comprehensions.autotuner.oracle import Expected
 from tensor_comprehensions.autotuner.problem import KINDS, PERIOD, Problem, describe, fill
 from tensor_comprehensions.autotuner.processes import Group, Settings, Zygote
 from tensor_comprehensions.autotuner.run import race
-from tensor_comprehensions.autotuner.service import VERSION, limits
+from tensor_comprehensions.autotuner.service import VERSION, limits, same_bytes
 from tensor_comprehensions.cache.records import to_message
 from tensor_comprehensions.calling.calls import gather
 from tensor_comprehensions.runtime import cpu
@@ -238,6 +240,34 @@ def test_large_inputs_repeat_after_a_prime_number_of_elements() -> None:
         assert torch.equal(x[PERIOD:], x[:1000])
         assert not torch.equal(x[1 << 20 : (1 << 20) + 1000], x[:1000])
         assert 1.0 < x.std() < 3.0 if kind == "whole" else 0.9 < x.std() < 1.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_elements_that_are_not_finite_are_right_only_where_they_should_be(dtype: torch.dtype) -> None:
+    inf, nan = math.inf, math.nan
+    faults = {
+        (1.0, 1.0): None, (1.0, 1.0625): None, (1.0, 1.25): pb.WRONG_RESULT, (1.25, 1.0): pb.WRONG_RESULT,
+        (inf, inf): None, (nan, nan): None, (-inf, inf): pb.WRONG_RESULT, (nan, inf): pb.WRONG_RESULT,
+        (1.0, inf): pb.WRONG_RESULT, (1.0, nan): pb.WRONG_RESULT, (inf, 1.0): pb.NAN, (nan, 1.0): pb.NAN,
+    }  # fmt: skip
+    for (x, right), status in faults.items():
+        for others in ((), (2.0,), (inf,), (nan,)):
+            expected = Expected((torch.tensor((*others, right), dtype=dtype),), (0.125,))
+            fault = expected.fault((torch.tensor((*others, x), dtype=dtype),))
+            assert (fault[0] if fault else None) == status, (x, right, others)
+    assert Expected((torch.empty(0, dtype=dtype),), (0.0,)).fault((torch.empty(0, dtype=dtype),)) is None
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 4096 + 3])
+def test_two_runs_are_compared_to_the_last_byte(count: int) -> None:
+    x = torch.arange(count, dtype=torch.uint8)
+    assert same_bytes(x, x.clone())
+    for k in {0, count // 2, count - 1}:
+        y = x.clone()
+        y[k] += 1
+        assert not same_bytes(x, y)
+    negative = torch.tensor([0.0, 1.0], dtype=torch.float16)
+    assert not same_bytes(negative, torch.tensor([-0.0, 1.0], dtype=torch.float16))
 
 
 # --- times -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tensor_comprehensions.autotuner import space as space_module
 from tensor_comprehensions.autotuner.edits import OFF, edit, edits
 from tensor_comprehensions.autotuner.search import SEARCHES, Candidate, GeneticSearch
 from tensor_comprehensions.autotuner.space import sizes, space
@@ -98,13 +97,12 @@ def test_options_that_mean_the_same_are_one_candidate() -> None:
 
 def test_what_a_pipeline_means_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     followed: list[str] = []
-    original = space_module.plan_of
 
     def counting(pipeline: Pipeline, *others: Any) -> Any:
         followed.append(str(pipeline))
-        return original(pipeline, *others)
+        return plan_of(pipeline, *others)
 
-    monkeypatch.setattr(space_module, "plan_of", counting)
+    monkeypatch.setattr("tensor_comprehensions.autotuner.space.plan_of", counting)
     made, _ = space_of(subject(TMM, (64, 96), (48, 96)))
     good, bad = tile(n=32, m=6) >> vectorize("n"), tile(n=32, z=6) >> vectorize("n")
     for _ in range(2):
