@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Let, Load, Loop, LoopKind, Space, Stmt, Store
-from ..structured.transpose import CACHE_LINE, Axis
+from ..structured.transpose import CACHE_LINE, Axis, begin_lines
 from ..structured.vector import evaluate
 from .promote import chunk_of, chunk_start, places_of, turned_into, with_loads
 
@@ -35,6 +35,10 @@ def past_caches(
         factor: rows and lanes of the square blocks that are turned, and lanes of the vectors that leave the buffers;
             how many of those at once.
     """
+    if parts := _parts(row):
+        return build.block(*(past_caches(stores, reads, part, lane, whole, factor) for part in parts))
+    if parts := _parts(lane):
+        return build.block(*(past_caches(stores, reads, row, part, whole, factor) for part in parts))
     rows, lanes = (chunk_of(a, min(LARGEST_STAGE, a.length or LARGEST_STAGE)) for a in (row, lane))
     assert rows.length is not None
     assert lanes.length is not None
@@ -63,10 +67,16 @@ def past_caches(
     return Loop(chunk_start(row), row.start, row.stop, body, step=rows.length)
 
 
+def _parts(axis: Axis) -> tuple[Axis, ...]:
+    """What whole chunks cover of a long axis, and the rest; () where there is but one of both."""
+    length = axis.length
+    return () if length is None or length < LARGEST_STAGE or axis.splits(LARGEST_STAGE) else axis.cut(LARGEST_STAGE)
+
+
 def _is_aligned(buffer: Buffer, first: int, lanes: int) -> bool:
     """Does every row of a part of `lanes` begin a line if the buffer does?"""
     size = buffer.type.dtype.size
-    return all(n * size % CACHE_LINE == 0 for n in (first, lanes, *(s for s in buffer.strides if s != 1)))
+    return begin_lines(buffer.strides, size) and first * size % CACHE_LINE == lanes * size % CACHE_LINE == 0
 
 
 def _pitch(buffer: Buffer, lanes: int) -> int:

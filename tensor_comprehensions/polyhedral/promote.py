@@ -13,13 +13,14 @@ from ..loop_ir.nodes import Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Sto
 from ..loop_ir.promotion import Digit, held
 from ..loop_ir.rewrite import map_expr, map_stmt, mentions, walk_expr
 from ..structured.estimate import INTERLEAVED
-from ..structured.transpose import Axis, transposed
+from ..structured.transpose import CACHE_LINE, Axis, begin_lines, transposed
 from ..target import Target
 
 # Lanes beyond these need more registers for a square block than there are.
 LARGEST_SIDE = 16
-# Blocks of half the widest vectors take fewer shuffles, each of fewer operations; only memory that is written past the
-# caches wants whole lines at once.
+# Blocks of half the widest vectors take fewer shuffles, and fewer operations where a processor cuts wide ones in two.
+# Whole lines at once are worth more to memory that is written past the caches and, where wide operations are whole, to
+# the second one.
 BLOCK_BITS = 256
 # Lines that are asked for before they are read, where the second-level cache has not got them.
 AHEAD = 16
@@ -44,8 +45,19 @@ def side(stores: Sequence[Store], reads: Sequence[Load], extents: Sequence[int],
     """Rows and columns of the square blocks in which `reads` are transposed for `stores`."""
     bits = max(b.type.dtype.bits for b in (*(s.buffer for s in stores), *(r.buffer for r in reads)))
     lanes = target.lanes(max(bits, 8))
-    most = min(LARGEST_SIDE, lanes if any(s.streaming for s in stores) else min(lanes, BLOCK_BITS // max(bits, 8)))
-    return max(2, min(most, 1 << (min(extents) - 1).bit_length()))
+    if not (any(s.streaming for s in stores) or _writes_lines(stores, reads, target)):
+        lanes = min(lanes, BLOCK_BITS // max(bits, 8))
+    return max(2, min(lanes, LARGEST_SIDE, 1 << (min(extents) - 1).bit_length()))
+
+
+def _writes_lines(stores: Sequence[Store], reads: Sequence[Load], target: Target) -> bool:
+    """Are the widest vectors, where operations are as wide, lines of outputs that are not in the first cache?"""
+    is_line = target.vector_bits == 8 * CACHE_LINE and target.issue_bits > target.vector_bits
+    if not is_line or any(s.op is not None for s in stores):
+        return False
+    written = [s.buffer for s in stores if s.buffer.space is not Space.REGISTER]
+    size = sum(prod(b.shape) * b.type.dtype.size for b in {*written, *(r.buffer for r in reads)})
+    return size > target.cache[0] and all(begin_lines(b.strides, b.type.dtype.size) for b in written)
 
 
 def lookahead(reads: Sequence[Load], target: Target) -> int:

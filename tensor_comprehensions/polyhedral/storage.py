@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ..structured.transpose import CACHE_LINE
+from ..structured.transpose import begin_lines
 from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, Role, Tensor
@@ -87,7 +87,8 @@ def streamed(function: BoundFunction, group: Group, target: Target) -> frozenset
     """
     if bytes_touched(function, group) < target.kept:
         return frozenset()
-    return frozenset(t for t in _only_written(group) if _has_aligned_rows(function.tensor(t)))
+    tensors = (function.tensor(name) for name in _only_written(group))
+    return frozenset(t.name for t in tensors if begin_lines(t.strides, t.dtype.size))
 
 
 def leaves_in_lines(function: BoundFunction, group: Group, target: Target) -> frozenset[str]:
@@ -119,7 +120,3 @@ def _touched(tensor: Tensor, group: Group) -> int:
                 names = {x.name for e in access.subscripts for x in tc.walk(e) if isinstance(x, tc.Index)}
                 points += prod(extents[name] for name in names if name in extents)
     return min(tensor.size, points)
-
-
-def _has_aligned_rows(tensor: Tensor) -> bool:
-    return all(step == 1 or step * tensor.dtype.size % CACHE_LINE == 0 for step in tensor.strides)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 
 from ..options import CpuOptions
@@ -29,8 +29,9 @@ HEAVY_SHARE = 16
 LONG_TRANSPOSED_TILES = ((32, 512), (16, 512), (16, 256), (16, 128))
 TRANSPOSED_TILE = (64, 64)
 # Where a tile goes through a buffer in the second cache on its way past the last one: long runs to read at a time. More
-# lanes where those are short.
+# lanes where those are short, and all of them in rows of the output that are: a line that is cut goes to memory twice.
 STAGED_TILES = ((512, 128), (128, 512), (256, 128), (128, 128))
+WHOLE_ROWS = ((512, 128), (256, 256), (128, 512), (64, 512), (32, 512))
 # Elements below which nothing is shared, and all of them stay in the first caches.
 SMALL_TRANSPOSITION = 16384
 # Rows beyond the lanes that the tile of a permutation covers, and elements that it may have.
@@ -130,12 +131,19 @@ def _transposed_tiles(
     extents = tuple(row.extent for row in group.rows)
     if prod(extents) <= SMALL_TRANSPOSITION:
         return extents
-    most = sorted(STAGED_TILES, key=lambda t: -prod(sizes(t)))  # points that are there
-    for tile in most if through else LONG_TRANSPOSED_TILES:
+    for tile in _staged_tiles(sizes, wanted, extents) if through else LONG_TRANSPOSED_TILES:
         found = sizes(tile)
         if prod(-(-row.extent // size) for row, size in zip(group.rows, found, strict=True)) >= ENOUGH_PARALLELISM:
             return found
     return sizes(TRANSPOSED_TILE)
+
+
+def _staged_tiles(
+    sizes: Callable[[tuple[int, int]], tuple[int, ...]], wanted: frozenset[int], extents: tuple[int, ...]
+) -> Sequence[tuple[int, int]]:
+    """Tiles of whole rows of the output where those are short, else those with most points first."""
+    whole = [tile for tile in WHOLE_ROWS if all(sizes(tile)[k] == extents[k] for k in wanted)]
+    return whole or sorted(STAGED_TILES, key=lambda t: -prod(sizes(t)))
 
 
 def _with_neighbours(function: BoundFunction, group: Group, leaf: Leaf, sizes: tuple[int, ...]) -> tuple[int, ...]:

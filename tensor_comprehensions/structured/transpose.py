@@ -21,6 +21,12 @@ PIECE = 16
 # Bytes of a line of every cache.
 CACHE_LINE = 64
 
+
+def begin_lines(strides: Sequence[int], size: int) -> bool:
+    """Does every row of a tensor with these strides, of elements of `size` bytes, begin a line if the tensor does?"""
+    return all(step == 1 or step * size % CACHE_LINE == 0 for step in strides)
+
+
 Pair = Callable[[Expr, Expr, tuple[int, ...]], Expr]
 """How two vectors and the choice of lanes become one: `build.shuffle`, or that bound to a name."""
 

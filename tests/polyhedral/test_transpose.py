@@ -143,6 +143,22 @@ def test_side_of_blocks(target: Target) -> None:
     assert side(stores, [read], (64, 3), target) == 4
 
 
+def test_wide_blocks_fill_whole_lines() -> None:
+    """Where wide operations are whole, rows begin lines, and the first cache does not hold all."""
+    i, j = build.var("i"), build.var("j")
+    whole = replace(AVX512, name="skylake-avx512")
+
+    def chosen(rows: int, columns: int, target: Target) -> int:
+        x, out = build.buffer("x", FLOAT32, (columns, rows)), build.buffer("out", FLOAT32, (rows, columns))
+        read = build.load(x, j, i)
+        return side([build.store(out, (i, j), read)], [read], (64, 64), target)
+
+    assert chosen(160, 240, whole) == 16
+    assert chosen(160, 240, AVX512) == 8  # wide operations are cut in two
+    assert chosen(160, 236, whole) == 8  # rows begin anywhere
+    assert chosen(32, 64, whole) == 8  # all in the first cache
+
+
 def test_what_promotion_refuses() -> None:
     i, j = build.var("i"), build.var("j")
     x, index = build.buffer("x", FLOAT32, (90, 90)), build.buffer("out", FLOAT32, (90, 90))
@@ -269,6 +285,27 @@ def test_experts_let_whole_lines_leave(shape: tuple[int, int]) -> None:
     line = next(line for line in untold.source("schedule").splitlines() if "vectorize(" in line)
     told = flip().compile(x, target=FAR, strategy=parse(line.split(": ", 1)[1]))
     assert told.source("llvm") == untold.source("llvm")
+
+
+@pytest.mark.skipif(host().vector_bits < 512, reason="needs vectors of 512 bits")
+@pytest.mark.parametrize(("tile", "inside"), [("n=32, m=1030", "m1"), ("m=32, n=1050", "n1")])
+def test_tiles_longer_than_a_buffer(tile: str, inside: str) -> None:
+    """The rest of a long tile has a smaller buffer."""
+    x = matrix(1030, 1050).float()
+    told = f"tile({tile}) >> pack(x='{inside}') >> vectorize('m', lanes=16) >> stream()"
+    op = tc.define("def flip(float(M,N) x) -> (y) { y(n,m) = x(m,n) }").flip
+    assert torch.equal(op.compile(x, target=FAR, strategy=parse(told))(x), x.t())
+
+
+def test_tiles_of_short_rows_are_whole() -> None:
+    """A line that two tiles share goes to memory twice; long runs to read are worth that where rows are long."""
+    far = replace(AVX512, name="skylake-avx512")
+
+    def schedule(rows: int, columns: int) -> str:
+        return str(flip().compile(torch.empty(rows, columns), target=far).source("schedule"))
+
+    assert "tile(j=64, i=250) >> pack(I='i1')" in schedule(250, 3840)
+    assert "tile(i=128, j=256) >> pack(I='j1')" in schedule(1000, 1280)
 
 
 def test_which_transpositions_leave_in_lines() -> None:
