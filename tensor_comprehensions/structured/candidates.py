@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import islice
 
 from ..errors import CannotLower
 from ..target import Target
 from .apply import plan_of
-from .chooser import Chooser
 from .cost import Ranking, RegisterTile
 from .describe import pipeline_of
 from .estimate import expected
 from .expert import TILES, prefer, rankings
+from .insistent import all_ways
 from .normalise import normalise
 from .op import StructuredOp
 from .pipeline import Pipeline
 from .plan import Plan
-
-_DECISIONS = tuple(d for d in product((True, False), repeat=3) if not (d[0] and d[2]))
-"""Whether the moving and the still factor are packed, and whether panels of the latter stand still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,29 +70,5 @@ def _variants(views: Sequence[Ranking], target: Target, parallel: bool) -> Itera
     """Plans that differ in the register tile, in what is packed, and in which factor's panel stands still."""
     for view in views:
         for tile in view.several(TILES):
-            for moving, still, outside in _DECISIONS:
-                chooser = Insistent(view.facts, target, tile, parallel, moving, still, outside)
-                try:
-                    yield view, tile, chooser.plan()
-                except ValueError:  # there is no iterator to pack a block of
-                    continue
-
-
-@dataclass(frozen=True, slots=True)
-class Insistent(Chooser):
-    """The expert with some of its decisions made for it; None leaves one to it."""
-
-    moving: bool | None = None
-    still: bool | None = None
-    outside: bool | None = None
-
-    def packs_moving(self) -> bool:
-        return Chooser.packs_moving(self) if self.moving is None else self.moving
-
-    def packs_still(self, rows_outside: bool) -> bool:
-        if not self.facts.only(self.facts.still):
-            return False
-        return Chooser.packs_still(self, rows_outside) if self.still is None else self.still
-
-    def rows_outside(self) -> bool:
-        return Chooser.rows_outside(self) if self.outside is None else self.outside
+            for plan in all_ways(view.facts, target, tile, parallel):
+                yield view, tile, plan

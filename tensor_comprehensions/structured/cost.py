@@ -45,6 +45,8 @@ LONG_RUN = 256
 """Bytes of a run of the output that goes past a far cache although it begins or ends in the middle of a line."""
 NEARLY = 1.15
 """Times the cycles of the best register tile: that is nearly as good."""
+SLOWEST = 2.0
+"""Times the cycles of multiply-adds along the lanes that vectors of another width may take to be thought of."""
 SHORT_RUN = 48
 """Points along the lanes below which tiles that go on where the output's runs end are tried."""
 ROW_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28)
@@ -249,13 +251,23 @@ class Ranking:
         narrow = min(good, key=lambda t: (t.size(vector), -t.lanes), default=tiles[0])
         return list(dict.fromkeys([tiles[0], narrow, *tiles]))[:count]
 
+    def shapes(self, count: int) -> list[RegisterTile]:
+        """The best one and then others with few cycles, no two of one width and with rows along the same iterators."""
+        chosen: dict[object, RegisterTile] = {}
+        for tile in self.cycles:
+            rows = tuple(name for name, _ in tile.sizes)
+            chosen.setdefault((tile.lanes, tile.size(self.facts.vector), rows), tile)
+        return list(chosen.values())[:count]
+
 
 def _tiles(facts: Facts, target: Target) -> Generator[RegisterTile]:
     widest = target.lanes(facts.bits)
     extent = facts.extent(facts.vector)
     useful = [lanes for lanes in _halves(widest) if lanes < 2 * extent] or [_halves(widest)[-1]]
+    slots = {lanes: -(-extent // lanes) * multiply_cost(lanes, facts, target) for lanes in useful}
+    useful = [lanes for lanes in useful if slots[lanes] <= SLOWEST * min(slots.values())]
     all_rows = tuple(dict.fromkeys(_turned_rows(facts) if facts.turned else _rows(facts, target)))
-    for lanes in useful[:3]:
+    for lanes in useful:
         for vectors in range(1, 9):
             across = min(vectors, -(-extent // lanes)) * lanes
             if across < vectors * lanes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf, prod
 
 from ..errors import CannotLower
@@ -11,6 +12,7 @@ from .chooser import PACKED_STEPS, PARALLEL_WORK, Chooser
 from .cost import Ranking, is_far
 from .estimate import busy, expected
 from .facts import Facts, facts
+from .insistent import all_ways
 from .op import StructuredOp, loads
 from .plan import Plan
 
@@ -60,10 +62,7 @@ def prefer(views: tuple[Ranking, ...], target: Target, *, parallel: bool) -> Pla
     views = views if turned and _worth_turning(default.facts, target) else (default,)
     chosen, least = Plan("", 0, (), ()), inf
     for view in views:
-        sweeps = Chooser(view.facts, target, view.best, parallel).sweeps()
-        several = sweeps or view.facts.turned or _moves_most(view.facts, target)
-        for tile in view.several(TILES if several else 1):
-            plan = Chooser(view.facts, target, tile, parallel).plan()
+        for plan in _considered(view, target, parallel):
             cycles = expected(view.facts, plan, target)
             if cycles < least * CLEARLY:
                 chosen, least = plan, cycles
@@ -71,6 +70,19 @@ def prefer(views: tuple[Ranking, ...], target: Target, *, parallel: bool) -> Pla
         if busy(default.facts.op, plan, target) < busy(default.facts.op, chosen, target) * CLEARLY:
             chosen = plan
     return chosen
+
+
+def _considered(view: Ranking, target: Target, parallel: bool) -> Iterator[Plan]:
+    """The plans to compare: one for each of a few register tiles; all ways where what is written decides."""
+    expert = Chooser(view.facts, target, view.best, parallel)
+    if _moves_most(view.facts, target):
+        yield expert.plan()
+        gathered = view.facts.moving.step(view.facts.vector) != 1
+        for tile in view.shapes(TILES):
+            yield from all_ways(view.facts, target, tile, parallel, (True,) if gathered else (True, False))
+    else:
+        for tile in view.several(TILES if expert.sweeps() or view.facts.turned else 1):
+            yield Chooser(view.facts, target, tile, parallel).plan()
 
 
 def _worth_turning(known: Facts, target: Target) -> bool:

@@ -14,11 +14,11 @@ from ..errors import CannotLower
 from ..target import Target
 from . import sliding
 from .affine import coefficients
-from .candidates import Insistent
 from .cost import Ranking, RegisterTile
 from .describe import pipeline_of
 from .expert import choose
 from .facts import facts
+from .insistent import Insistent
 from .nest import NOWHERE, TileLoop, start
 from .normalise import normalise
 from .op import Iterator, StructuredOp, loads

@@ -306,3 +306,11 @@ def test_what_short_sums_write_decides_where_it_goes_to_a_far_cache(ops: Any) ->
     plan = choose(ops.op("C:f,e,c,b,a = A:b,g,e x B:c,a,f,g", sizes), MESHED, parallel=True)
     assert plan.streaming
     assert plan.tile("f") == 1
+
+
+def test_scalars_of_short_sums_are_packed_where_tiles_would_fetch_their_lines_again(ops: Any) -> None:
+    sizes = {"a": 24, "b": 20, "c": 20, "d": 24, "e": 20, "f": 20, "g": 24}
+    plan = choose(ops.op("C:f,e,d,c,b,a = A:c,a,e,g x B:b,g,f,d", sizes), MESHED, parallel=True)
+    assert plan.streaming
+    assert packed(plan) == {Side.LEFT, Side.RIGHT}
+    assert plan.tile("b") * plan.tile("a") * 4 % 64 == 0
