@@ -12,8 +12,9 @@ from typing import Any, TextIO
 
 from . import tuner_pb2 as pb
 from .job import Task, Watcher
+from .outcomes import median
 from .report import shown
-from .tuner import Tuned, Tuner, median
+from .tuner import Tuned, Tuner
 
 PERIOD = 5.0
 """Seconds between two plain lines."""

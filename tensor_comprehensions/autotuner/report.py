@@ -12,7 +12,8 @@ from typing import Any
 
 from ..cache.key import versions
 from ..errors import ArgumentError
-from .tuner import Outcome, Tuned
+from .outcomes import Outcome
+from .tuner import Tuned
 
 WIDTH, HEIGHT, MARGIN = 640, 260, 46
 BARS = 24

@@ -179,6 +179,15 @@ class Space:
     def _edits(self) -> dict[str, tuple[Edit, ...]]:
         return {name: edits(op, self.target) for name, _, op in self.ops}
 
+    def length(self, options: CpuOptions) -> int:
+        """How long the code of the pipelines is, which says what takes long to compile."""
+        total = 0
+        for name, _, op in self.ops if options.structured else ():
+            pipeline = meant_for(options.strategy, name)
+            followed = self._followed(name, op, pipeline) if isinstance(pipeline, Pipeline) else None
+            total += followed[1].code if followed else self._usual.get(name, _NOTHING).code
+        return total
+
     def valid(self, options: CpuOptions) -> bool:
         """Can the pipelines be followed, and may it pay? What else is wrong, lowering tells."""
         return self.key(options) is not None

@@ -63,6 +63,10 @@ class MappingSpace:
             return None
         return options
 
+    def length(self, options: MappingOptions) -> int:
+        """Nobody knows how long code is before it is mapped: all are alike."""
+        return 0
+
     def random(self, random: Random) -> Genome:
         return tuple(g.random(random) for g in self.genes)
 

@@ -7,12 +7,11 @@ what wins has beaten the default in turns with it, on inputs that it had not see
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from ..cache.records import to_message
 from ..errors import ArgumentError
@@ -21,6 +20,7 @@ from ..options import CpuOptions
 from . import tuner_pb2 as pb
 from .evaluators import Evaluator, answer
 from .journal import Journal
+from .outcomes import Outcome, copied, message_of, outcome_of, reasons
 from .problem import Problem
 from .run import TELLING
 from .search import GENERATIONS, POPULATION, SEARCHES, Candidate, Search
@@ -68,35 +68,6 @@ class Effort:
     search: str = "genetic"
     seed: int = 0
     part: tuple[int, int] = (0, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a candidate.
-
-    Attributes:
-        seconds: lower quartile of the times of a run, to which what else the machine does only ever adds; None where
-            it failed, or was so slow that it was not timed.
-        spread: distance of the quartiles, relative to the median.
-        digest: of the emitted code. elapsed: seconds from the start of the search.
-    """
-
-    options: CpuOptions
-    status: pb.Status
-    message: str
-    seconds: float | None
-    spread: float
-    runs: int
-    digest: str
-    generation: int
-    compiling: float
-    running: float
-    elapsed: float
-
-    @property
-    def kind(self) -> str:
-        """The status as a word, with the signal of a crash."""
-        return pb.Status.Name(self.status).lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +163,11 @@ class Tuner:
         search = SEARCHES[self.effort.search](self._space, seeds, self.effort.population, self.effort.seed)
         if self._evaluator.separate and self._remembered(default) is None:
             self._prepare()
-        self._evaluate([Candidate(self._seeds[0], default)], 0)
+        first = (Candidate(self._seeds[0], default),)
         for generation in range(1, self.effort.generations + 1):
-            if not self._generation(search, generation):
+            if not self._generation(search, generation, first):
                 break
+            first = ()
         return self._decided(default)
 
     def _prepare(self) -> None:
@@ -207,34 +179,36 @@ class Tuner:
 
         self._evaluator.submit(self._request(pb.RACE)).add_done_callback(ready)
 
-    def _generation(self, search: Search, generation: int) -> bool:
-        """Evaluate one generation; False where there is nothing left to try, or no time."""
-        candidates = search.ask()
-        if not candidates:
-            return False
-        rest = candidates
+    def _generation(self, search: Search, generation: int, first: Sequence[Candidate]) -> bool:
+        """Evaluate `first` and one generation; False where there is nothing left to try, or no time."""
+        asked = search.ask()
+        rest = [*first, *(c for c in asked if c not in first)]
         while rest:
-            width = self._width()
-            batch, rest = rest[:width], rest[width:]
-            fresh = [c for c in batch if c.options not in self._by_options]
-            if self._over() and all(self._remembered(c.options) is None for c in fresh):
+            size = self._size(len(rest))
+            batch, rest = rest[:size], rest[size:]
+            fresh = [*{c.options: c for c in batch if c.options not in self._by_options}.values()]
+            if self.outcomes and self._over() and all(self._remembered(c.options) is None for c in fresh):
                 return False
             self._evaluate(fresh, generation)
             for c in batch:
-                if c.options in self._by_options:
+                if c in asked and c.options in self._by_options:
                     search.tell(c, self._by_options[c.options].seconds)
             self._observe(self, generation)
-        return True
+        return bool(asked)
 
-    def _width(self) -> int:
-        """How many candidates are evaluated at once: more where that takes a small part of the budget.
+    def _size(self, count: int) -> int:
+        """How many of so many candidates are evaluated at once: more where that takes a small part of the budget.
 
-        Between compiling and running, processes wait for one another.
+        Between compiling and running, and at the end of a batch, processes wait for one another. In the first one,
+        which has the default, others are compiled while inputs and right results are made.
         """
         width = max(1, self._evaluator.width)
-        spent = sum(o.compiling + o.running for o in self.outcomes) / max(1, len(self.outcomes))
+        if not self.outcomes:
+            return max(1, width // 2) if self._evaluator.separate and not self._over() else 1
+        spent = sum(o.compiling + o.running for o in self.outcomes) / len(self.outcomes)
         several = BATCH * self.effort.seconds / max(spent, 1e-3) if self._evaluator.separate else 0
-        return round(max(width, min(several, MOST_AT_ONCE * width)))
+        size = round(max(width, min(several, MOST_AT_ONCE * width)))
+        return -(-count // max(1, round(count / size)))
 
     def elapsed(self) -> float:
         return self._clock.elapsed()
@@ -255,14 +229,14 @@ class Tuner:
             remembered = known[c.options]
             if remembered is not None:
                 self._clock.replayed(remembered.elapsed)
-                self._fold(_outcome(remembered, c.options))
+                self._fold(outcome_of(remembered, c.options))
                 continue
             reply = next(replies, None)
             if reply is None:  # stopped
                 return
-            outcome = _message(c.options, self._judged(reply), generation, self.elapsed())
+            outcome = message_of(c.options, self._judged(reply), generation, self.elapsed())
             self._journal.add(self.problem.digest, outcome)
-            self._fold(_outcome(outcome, c.options))
+            self._fold(outcome_of(outcome, c.options))
 
     def _remembered(self, options: CpuOptions) -> pb.Outcome | None:
         return self._journal.find(self.problem.digest, to_message(options).SerializeToString(deterministic=True))
@@ -279,7 +253,21 @@ class Tuner:
 
     def _compiled_and_measured(self, options: Sequence[CpuOptions]) -> Iterator[pb.Reply]:
         """Compile all, then run all that differ: what compiles would disturb what is timed."""
-        compiled = list(self._answers([self._request(pb.COMPILE, [o]) for o in options]))
+        compiled = self._compiled(options)
+        alone = int(self.best is None)  # the first one's time says what the others may take
+        if (yield from self._measured(compiled[:alone])):
+            yield from self._measured(compiled[alone:])
+
+    def _compiled(self, options: Sequence[CpuOptions]) -> list[pb.Reply]:
+        """The replies in order, fewer where the search is stopped. What takes long to compile does not come last."""
+        order = sorted(range(len(options)), key=lambda n: self._space.length(options[n]), reverse=True)
+        replies = dict(
+            zip(order, self._answers([self._request(pb.COMPILE, [options[n]]) for n in order]), strict=False)
+        )
+        return [replies[n] for n in takewhile(replies.__contains__, range(len(options)))]
+
+    def _measured(self, compiled: Sequence[pb.Reply]) -> Generator[pb.Reply, None, bool]:
+        """The times of what is compiled; returns whether the search goes on."""
         first: set[str] = set()
         measured: dict[int, pb.Request] = {}
         for number, reply in enumerate(compiled):
@@ -293,12 +281,13 @@ class Tuner:
             elif number in measured:
                 found = next(times, None)
                 if found is None:  # stopped
-                    return
+                    return False
                 found.digest, found.compiling = reply.digest, reply.compiling
                 self._keep(found, reply.codes)
                 yield found
             else:
-                yield _copied(self._by_code[reply.digest], reply)
+                yield copied(self._by_code[reply.digest], reply)
+        return True
 
     def _keep(self, reply: pb.Reply, codes: Sequence[pb.Code]) -> None:
         """Keep the code of who may come to race: of the default, which is the first, and of the fastest."""
@@ -453,46 +442,3 @@ def _winner(timings: Sequence[pb.Timing]) -> int | None:
         default = timings[0]
         ran = [0, *(n for n in ran if timings[n].gain > 1 and default.low > timings[n].low * (1 + TIE))]
     return min(ran, key=lambda n: timings[n].low, default=None)
-
-
-def reasons(outcomes: Sequence[Outcome]) -> str:
-    """Why candidates failed, the most frequent reasons first."""
-    failed = [o for o in outcomes if o.seconds is None and o.status != pb.SLOW]
-    counted = Counter(o.kind for o in failed)
-    examples = {o.kind: o.message for o in reversed(failed)}
-    return "; ".join(f"{count} x {kind} ({examples[kind][:200]})" for kind, count in counted.most_common(4))
-
-
-def median(outcomes: Sequence[Outcome]) -> float | None:
-    """The median time of those that have one."""
-    times = [o.seconds for o in outcomes if o.seconds is not None]
-    return statistics.median(times) if times else None
-
-
-def _message(options: CpuOptions, reply: pb.Reply, generation: int, elapsed: float) -> pb.Outcome:
-    return pb.Outcome(
-        options=to_message(options), status=reply.status, message=reply.message[:500],
-        timing=reply.timings[0] if reply.timings else None, digest=reply.digest, generation=generation,
-        compiling=reply.compiling, running=reply.running, elapsed=elapsed,
-    )  # fmt: skip
-
-
-def _outcome(m: pb.Outcome, options: CpuOptions) -> Outcome:
-    fine = m.status == pb.OK and m.timing.runs > 0
-    seconds = m.timing.low if fine else None
-    spread = (m.timing.high - m.timing.low) / m.timing.median if fine else 0.0
-    return Outcome(
-        options, m.status, m.message, seconds, spread, m.timing.runs, m.digest, m.generation, m.compiling, m.running,
-        m.elapsed,
-    )  # fmt: skip
-
-
-def _copied(known: Outcome, reply: pb.Reply) -> pb.Reply:
-    """The outcome of another candidate whose code is the same."""
-    timing = pb.Timing(
-        median=known.seconds or 0.0, low=known.seconds or 0.0, high=known.seconds or 0.0, runs=known.runs
-    )
-    return pb.Reply(
-        status=known.status, message="the same code as another candidate", digest=reply.digest,
-        timings=[timing] if known.seconds is not None else [], compiling=reply.compiling,
-    )  # fmt: skip

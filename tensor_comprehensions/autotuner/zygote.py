@@ -201,3 +201,4 @@ def receive_json(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))
+    os._exit(0)  # nothing is left, and whoever waits need not wait until torch is taken apart

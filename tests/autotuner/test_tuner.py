@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import Future
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -17,12 +19,12 @@ from tensor_comprehensions.autotuner.tune import near, remembered, seconds, tune
 from tensor_comprehensions.autotuner.tuner import Effort, Tuned, Tuner
 from tensor_comprehensions.cache import tuning
 from tensor_comprehensions.cache.exchange import add_measurements, read_measurements, write_measurements
-from tensor_comprehensions.cache.records import to_message
+from tensor_comprehensions.cache.records import from_message, to_message
 from tensor_comprehensions.cache.store import Store
 from tensor_comprehensions.errors import ArgumentError
 from tensor_comprehensions.options import CpuOptions
 
-from .pretend import SOFTMAX, Pretend, landscape, space_of, subject
+from .pretend import SOFTMAX, TMM, Pretend, landscape, space_of, subject
 
 EFFORT = Effort(seconds=1000.0, generations=4, population=12)
 HERE = (Device("cpu", (0,), 1),)
@@ -129,6 +131,52 @@ def test_a_budget_ends_the_search() -> None:
     evaluator = Pretend()
     found = tuned(evaluator, replace(EFFORT, seconds=1e-6))
     assert (found.options, len(found.outcomes)) == (CpuOptions(), 1)
+
+
+class Recording(Pretend):
+    """An evaluator that keeps what it is sent, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[pb.Request] = []
+
+    def submit(self, request: pb.Request) -> Future[bytes]:
+        self.requests.append(pb.Request.FromString(request.SerializeToString()))
+        return super().submit(request)
+
+
+def test_others_are_compiled_with_the_default_and_its_time_limits_them() -> None:
+    evaluator = Recording()
+    found = tuned(evaluator)
+    stages = [r.stage for r in evaluator.requests]
+    assert stages[: stages.index(pb.MEASURE)] == [pb.RACE, *[pb.COMPILE] * (evaluator.width // 2)]
+    default, other, *_ = (r for r in evaluator.requests if r.stage == pb.MEASURE)
+    assert (default.hopeless, default.losing) == (0.0, 0.0)
+    assert other.losing == pytest.approx(1.25 * landscape(CpuOptions()))
+    assert [o.options for o in found.outcomes] == evaluator.asked
+    assert found.outcomes[0].options == CpuOptions()
+
+
+def test_long_code_is_compiled_first_and_candidates_keep_their_order() -> None:
+    what = subject(TMM, (64, 96), (48, 96))
+    made, _ = space_of(what)
+    evaluator = Recording()
+    found = tune(what, replace(EFFORT, generations=2), HERE, evaluator=evaluator)
+    groups = groupby(evaluator.requests, lambda r: r.stage)
+    batches = [[made.length(from_message(r.options[0])) for r in each] for stage, each in groups if stage == pb.COMPILE]
+    assert len(batches) > 2
+    assert all(lengths == sorted(lengths, reverse=True) for lengths in batches)
+    assert [o.options for o in found.outcomes] == evaluator.asked
+    in_order = [made.length(options) for options in evaluator.asked]
+    assert in_order != [length for lengths in batches for length in lengths]
+
+
+def test_a_generation_is_parted_evenly() -> None:
+    evaluator = Recording()
+    tuned(evaluator, replace(EFFORT, population=24, seconds=10.0))  # in which a batch of a generation would take long
+    counts = [len([*each]) for stage, each in groupby(r.stage for r in evaluator.requests) if stage == pb.COMPILE]
+    assert counts[0] == 2
+    assert set(counts[1:]) <= {3, 4, 5}
 
 
 @pytest.mark.parametrize(
