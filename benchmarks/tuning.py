@@ -24,6 +24,7 @@ from tensor_comprehensions.autotuner.evaluators import Here, answer
 from tensor_comprehensions.autotuner.problem import Problem, describe
 from tensor_comprehensions.autotuner.search import POPULATION, SEARCHES
 from tensor_comprehensions.autotuner.space import Gene, Genome, Space, space
+from tensor_comprehensions.autotuner.tuner import Tuned
 from tensor_comprehensions.cache.records import to_message
 from tensor_comprehensions.calling.calls import gather
 from tensor_comprehensions.runtime.host import host
@@ -42,7 +43,7 @@ PIPELINES, BUDGETS, SEEDS = 14, (24, 48, 96), 21
 def gains(names: Sequence[str], budget: float, seed: int, search: str) -> Iterator[str]:
     """A line for each kernel, and the geometric mean of the gains.
 
-    else: what part of the time between the first and the last candidate nobody compiled or ran; and of all the time.
+    else: what part of the time up to the last candidate, and of all the time, nobody compiled or ran anything.
     """
     head = f"{'kernel':28} {'untuned':>10} {'gain':>6} {'candidates':>10} {'per second':>10}"
     yield f"{head} {'else':>6} {'in all':>6}   options"
@@ -53,18 +54,19 @@ def gains(names: Sequence[str], budget: float, seed: int, search: str) -> Iterat
         op = next(iter(tensor_comprehensions.define(b.source)))
         arguments = gather(op._kernels.interface, b.arguments(), {})
         tuned = call.autotune(op._kernels, arguments, None, call.effort(budget, 10000, POPULATION, seed, search))
-        searched = max(1e-9, tuned.outcomes[-1].elapsed - tuned.outcomes[0].elapsed)
-        several = tuned.outcomes[1:]
-        spent = sum(o.compiling for o in several) / len(available()) + sum(o.running for o in several)
-        rest = 1 - spent / searched
-        every = 1 - (spent + tuned.outcomes[0].compiling + tuned.outcomes[0].running + tuned.racing) / tuned.elapsed
-        rate = len(several) / searched
         found.append(tuned.speedup)
         yield (
             f"{b.name:28} {tuned.default_seconds * 1e6:8.1f} us {tuned.speedup:6.3f} {len(tuned.outcomes):10} "
-            f"{rate:10.1f} {rest:6.1%} {every:6.1%}   {tuned.options}"
+            f"{len(tuned.outcomes) / tuned.outcomes[-1].elapsed:10.1f} {' '.join(map('{:6.1%}'.format, rests(tuned)))}"
+            f"   {tuned.options}"
         )
     yield f"geometric mean of the gains: {math.exp(statistics.fmean(map(math.log, found))):.3f}"
+
+
+def rests(tuned: Tuned) -> tuple[float, float]:
+    """What part of the time up to the last candidate, and of all the time, nobody compiled or ran anything."""
+    spent = sum(o.compiling for o in tuned.outcomes) / len(available()) + sum(o.running for o in tuned.outcomes)
+    return 1 - spent / tuned.outcomes[-1].elapsed, 1 - (spent + tuned.racing) / tuned.elapsed
 
 
 # --- searches on recorded times ----------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ class Tuner:
         search = SEARCHES[self.effort.search](self._space, seeds, self.effort.population, self.effort.seed)
         if self._evaluator.separate and self._remembered(default) is None:
             self._prepare()
-        first = (Candidate(self._seeds[0], default),)
+        first: tuple[Candidate, ...] = (Candidate(self._seeds[0], default),)
         for generation in range(1, self.effort.generations + 1):
             if not self._generation(search, generation, first):
                 break

@@ -7,6 +7,10 @@ from random import Random
 import pytest
 
 from benchmarks import tuning
+from tensor_comprehensions.autotuner import tuner_pb2 as pb
+from tensor_comprehensions.autotuner.outcomes import Outcome
+from tensor_comprehensions.autotuner.tuner import Tuned
+from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.structured.strategy import meant_for
 
 
@@ -22,3 +26,14 @@ def test_searches_on_recorded_times(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.split()[0] for line in lines] == ["12", "12", "1000", "1000"]
     assert all(float(line.split(": ")[1].split()[0]) >= 1.0 for line in lines)
     assert tuning.ended("random", 0, 1000, made, seeds, table) == min(table.values())
+
+
+def test_what_neither_compiles_nor_runs_is_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "available", lambda: (0, 1))
+    options = CpuOptions()
+    outcomes = tuple(
+        Outcome(options, pb.OK, "", 1e-3, 0.0, 5, str(k), 1, compiling=2.0, running=1.0, elapsed=4.0 + 4 * k)
+        for k in range(2)
+    )
+    tuned = Tuned(options, options, 1e-3, 1e-3, 0.0, 5, True, outcomes, elapsed=20.0, interrupted=False, racing=1.0)
+    assert tuning.rests(tuned) == pytest.approx((0.5, 0.75))
