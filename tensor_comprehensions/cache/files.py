@@ -7,6 +7,7 @@ import socket
 import stat
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
@@ -111,7 +112,8 @@ def make_folders(system: System, path: Path) -> None:
         if path.parent == path:
             raise
         make_folders(system, path.parent)
-        make_folders(system, path)
+        with suppress(FileExistsError):
+            system.mkdir(path, 0o700)
     except FileExistsError:
         pass
 

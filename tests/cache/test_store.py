@@ -267,6 +267,19 @@ def test_fault_8_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatc
     store._store.cache_clear()
 
 
+def test_fault_8_a_folder_that_cannot_be_made_is_tried_once() -> None:
+    """A system may say that there is no such place although the folder above is there."""
+
+    def nowhere(path: object, mode: int = 0o777) -> None:
+        raise FileNotFoundError(errno.ENOENT, "no such file or directory", str(path)) from None
+
+    made = Store(Path("/nowhere/at/all"), system=replace(SYSTEM, mkdir=nowhere))
+    assert not made.write(NAME, PAYLOAD)
+    made = Store(Path("/proc/cache"))  # where nobody can make a folder
+    assert not made.write(NAME, PAYLOAD)
+    assert made.read(NAME) is None
+
+
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EBUSY, errno.EINTR])
 @pytest.mark.parametrize("function", ["open", "replace", "stat", "listdir"])
 def test_fault_9_what_may_pass_is_tried_twice(root: Path, function: str, code: int) -> None:
