@@ -388,3 +388,13 @@ def test_random_programs(program: Program) -> None:
     sizes = {name: n % 4 + 1 for name, n in program.sizes}
     op = doubled(program.source)
     check(op, *(tuple(sizes[d] for d in dims) for _, dims in program.inputs))
+
+
+def test_a_gradient_by_what_many_statements_read() -> None:
+    """It has more terms than are looked at for zeros among them."""
+    body = " ".join(f"t{n}(i) = a(i) * b(i+{n}) y(i) = y(i) + t{n}(i) * t{n}(i)" for n in range(70))
+    op = tc.define(f"def f(float(N) a, float(M) b) -> (y) {{ y(i) = a(i) {body} }}").f
+    a, b = torch.randn(4, requires_grad=True), torch.randn(73)
+    op(a, b).sum().backward()
+    wanted = 1 + 2 * a.detach() * b.unfold(0, 4, 1).square().sum(0)
+    torch.testing.assert_close(a.grad, wanted, atol=1e-3, rtol=1e-3)

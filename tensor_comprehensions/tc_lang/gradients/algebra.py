@@ -105,7 +105,10 @@ class _Algebra:
                 known = None
             else:
                 renamed = {old: Index(new, INT64) for old, new in zip(known.left, before.left, strict=True)}
-                known = _Known(before.left, _sum(before.value, self._put(known.value, renamed)))
+                try:
+                    known = _Known(before.left, _sum(before.value, self._put(known.value, renamed)))
+                except _TooLarge:
+                    known = None
         self.boxes.setdefault(w.target, box)
         self.gradients[w.target] = known
         self.changed[w.target] = self.changed.get(w.target, 0) + 1
