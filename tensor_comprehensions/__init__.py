@@ -18,7 +18,8 @@ from . import inspection, knobs
 from .errors import ArgumentError, CacheError, CheckError, DeviceError, InternalError, ParseError, RangeError, TCError
 
 if TYPE_CHECKING:
-    from .api import Kernel, Library, Op, define
+    from .api import Library, Op, define
+    from .caller import Kernel
     from .definitions import from_expression, op
     from .einstein import einsum
     from .module import Module
@@ -48,7 +49,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Kernel": "api",
+    "Kernel": "caller",
     "Library": "api",
     "Module": "module",
     "Op": "api",

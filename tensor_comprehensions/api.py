@@ -14,12 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-import torch
-from torch import Tensor
-from torch.autograd import profiler
-
 from .cache import programs
 from .cache.store import current
+from .caller import Caller, Kernel, Value
+from .calling.arguments import article
 from .calling.calls import (
     Arguments,
     Shape,
@@ -33,30 +31,21 @@ from .calling.calls import (
 )
 from .calling.describe import documentation, python_signature, signature
 from .calling.kernels import Kernels, Machine
-from .calling.lanes import MISS, Lanes
-from .compiler import Compiled
-from .errors import ArgumentError, InternalError, TCError
-from .guard import guarded, told
+from .calling.lanes import Lanes
+from .errors import ArgumentError
+from .guard import guarded
 from .inspection import Picture
 from .options import CpuOptions, MappingOptions
-from .runtime.cells import RECORDED
 from .runtime.host import host
 from .structured.strategy import frozen
 from .target import GpuTarget, Target
 from .tc_lang.function import BoundFunction, Function
 from .tc_lang.notes import notes
-from .torch_ext.autograd import Gradients, PythonGradient, is_recorded, record, recorded
-from .torch_ext.operators import Operator, Overload, operator
-from .torch_ext.tracing import is_special, through, traced
+from .torch_ext.autograd import Gradients, PythonGradient
+from .torch_ext.operators import Overload, no_operator, operator
 
 SEARCH_SECONDS = 10.0
 """What a search of contractions may take, unless told otherwise."""
-Value = Any
-"""A tensor, an array or a number."""
-Out = Tensor | tuple[Tensor, ...] | None
-_is_traced, _casts = torch.compiler.is_dynamo_compiling, torch.is_autocast_enabled
-_is_transformed = torch._C._are_functorch_transforms_active
-
 if TYPE_CHECKING:
     from .autotuner.tuner import Tuned
     from .calling.entries import CacheEntry
@@ -85,6 +74,11 @@ def define(
     functions = programs.functions(source)
     for note in notes(source, functions):
         warnings.warn(str(note), stacklevel=3)  # guarded stands in between
+    if not isinstance(backward, Mapping | None):
+        raise ArgumentError(
+            f"backward is {article(type(backward).__name__)}",
+            expected='gradients by the names of defs, such as {"f": "def f_backward(...) -> (...) {...}"}',
+        )
     return Library(functions, {} if backward is None else backward, options)
 
 
@@ -141,63 +135,6 @@ class Library:
         return "\n".join(["Library of", *(f"  {signature(op.function)}" for op in self)])
 
 
-class Caller:
-    """Something that is called with tensors and runs kernels made for one machine.
-
-    A call first tries the kernel of the call before, then those of other earlier calls, then the long way.
-    """
-
-    def __init__(self, kernels: Kernels, machine: Machine, gradients: Gradients) -> None:
-        self.function = kernels.function
-        self._kernels, self._machine, self._gradients = kernels, machine, gradients
-        self._lanes = Lanes(kernels.interface)
-        self._direct: Callable[..., Any] | None = None
-        self._operator: Operator | None = None
-        self._out_is_inout = any(p.name == "out" for p in kernels.function.initial)
-
-    def __call__(self, /, *tensors: Value, out: Out = None, **initial: Value) -> Any:
-        operator = self._operator
-        if _is_traced() and operator is not None:
-            if self._out_is_inout and out is not None:
-                out, initial = None, {"out": out, **initial}
-            return traced(operator, tensors, out, initial)
-        plain = special = recording = False
-        try:
-            direct = self._direct
-            watched = profiler._is_profiler_enabled and operator is not None
-            if direct is not None and out is None and not (initial or watched):
-                result = direct(*tensors)
-                if result is RECORDED:
-                    plain = self._gradients.possible and not (_is_transformed() or _casts("cpu"))
-                elif result is not NotImplemented:
-                    return result
-            if not plain:
-                if self._out_is_inout and out is not None:
-                    out, initial = None, {"out": out, **initial}
-                result = MISS if watched else self._lanes.call(tensors, out, initial)
-                values = (*tensors, *initial.values())
-                special = result is MISS and operator is not None and is_special(values)
-                recording = result is MISS and not special and is_recorded(values)
-                if result is MISS and not (special or recording):
-                    if self._kernels.are_elsewhere(values):
-                        result = self._kernels.gpu.call(tensors, out, initial, None)
-                        self._direct = self._kernels.gpu.direct()
-                        return result
-                    result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
-                self._direct = self._lanes.direct()
-        except (TCError, InternalError):
-            raise
-        except Exception as error:
-            raise told(error) from error
-        if plain:  # what torch and those who listen to it say of a call is left as it is
-            return record(self, self._gradients, tensors)
-        if recording:
-            return recorded(self, self._kernels.interface, self._gradients, tensors, out, initial)
-        if special and operator is not None:
-            return through(operator, tensors, out, initial)
-        return result
-
-
 class Op(Caller):
     """A def as a function of tensors; `help(op)` tells what this one takes and gives.
 
@@ -240,7 +177,8 @@ class Op(Caller):
 
         Its name tells what it computes, so that it stays what a traced graph means, and the same in every process.
         """
-        assert self._operator is not None
+        if self._operator is None:
+            raise no_operator(self.function)
         return self._operator.overload
 
     @guarded
@@ -457,39 +395,3 @@ def _choose_tuned(function: Function, bound: BoundFunction, arguments: Arguments
     from .autotuner.call import choose
 
     return choose(function, bound, arguments)
-
-
-class Kernel(Caller):
-    """A kernel of an operator, made with certain options. It is called like the operator, with these options.
-
-    For other sizes than it was made for, it compiles another one.
-
-    Attributes:
-        compiled: the kernel with everything that the compiler knows of it.
-        compile_seconds: what making it took.
-        resources: kernels launched, bytes of temporaries, bytes of machine code.
-    """
-
-    def __init__(self, kernels: Kernels, machine: Machine, gradients: Gradients, compiled: Compiled) -> None:
-        super().__init__(kernels, machine, gradients.alone)
-        self.compiled = compiled
-
-    def __repr__(self) -> str:
-        return f"<kernel of {signature(self.function)}, compiled in {self.compile_seconds * 1e3:.0f} ms>"
-
-    @property
-    def compile_seconds(self) -> float:
-        return self.compiled.compile_seconds
-
-    @property
-    def resources(self) -> dict[str, int]:
-        return self.compiled.resources
-
-    @guarded
-    def source(self, kind: str = "llvm") -> str:
-        """The kernel as text of a kind: "tc", "schedule", "loops", "c", "llvm" or "asm"."""
-        return self.compiled.source(kind)
-
-    def show(self) -> Picture:
-        """The schedule tree: text in a terminal, a picture in a notebook."""
-        return Picture(self.source("schedule"))

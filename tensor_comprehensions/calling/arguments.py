@@ -100,8 +100,18 @@ def _from_torch(expected: Expected, x: Tensor) -> Tensor:
         )
     if x.is_nested or x.layout is not torch.strided:
         raise expected.error(f"is not dense: its layout is {_layout(x)}", suggestion="pass x.to_dense()")
+    if x.is_meta:
+        raise expected.error(
+            "is on the device meta and has no values",
+            suggestion="pass a tensor with values; where only shapes are wanted, all tensors are on meta",
+        )
     if x.device.type != "cpu":
         raise expected.error(f"is on the device {x.device}", suggestion="pass x.cpu()")
+    if torch._C._is_tracing():
+        raise expected.error(
+            "is traced by torch.jit, which records operators and not this call",
+            suggestion="call the operator as `define` gives it; only a kernel of `compile` is none",
+        )
     _check_type(expected, x)
     if x.requires_grad and torch.is_grad_enabled():
         raise expected.error(

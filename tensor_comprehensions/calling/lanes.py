@@ -34,11 +34,12 @@ MISS: Any = object()
 
 
 def plain_call(tensors: Sequence[Any]) -> bool:
-    """Does torch expect nothing special of a call on `tensors` now: no gradient, no tangent, no mode?"""
+    """Does torch expect nothing special of a call on `tensors` now: no gradient, no tangent, no mode, no trace?"""
     return not (
         (_records_gradients() and _any_requires_gradient(*tensors))
         or _dispatch_modes()
         or _function_modes()
+        or _jit_trace() is not None
         or _forward_mode._current_level >= 0
         or _knobs().interpret
     )
@@ -46,6 +47,7 @@ def plain_call(tensors: Sequence[Any]) -> bool:
 
 _records_gradients, _any_requires_gradient = torch.is_grad_enabled, torch._C._any_requires_grad
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_jit_trace = torch._C._get_tracing_state
 _knobs, _count_change = knobs.current, torch._C._increment_version
 
 

@@ -199,6 +199,7 @@ _SHIM = (
     "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_get_dtype", "aoti_torch_get_dim",
     "aoti_torch_get_data_ptr", "aoti_torch_empty_strided", "aoti_torch_delete_tensor_object",
     "aoti_torch_grad_mode_is_enabled", "aoti_torch_is_defined", "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv",
+    "_ZN5torch3jit6tracer15getTracingStateEv",
 )  # fmt: skip
 _C10 = (
     "_ZNK3c1010TensorImpl13requires_gradEv", "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE",

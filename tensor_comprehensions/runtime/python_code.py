@@ -26,6 +26,7 @@ declare double @PyFloat_AsDouble(ptr)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 declare i64 @_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv()
+declare ptr @_ZN5torch3jit6tracer15getTracingStateEv()
 declare ptr @_Z16THPVariable_WrapON2at10TensorBaseE(ptr)
 @PyLong_Type = external global i8
 @PyFloat_Type = external global i8
@@ -115,7 +116,12 @@ define ptr @tc_call(ptr %self, ptr %arguments, i64 %given) {
 modes:
   %watched = call i64 @_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv()
   %free = icmp eq i64 %watched, 0
-  br i1 %free, label %room, label %no
+  br i1 %free, label %trace, label %no
+trace:
+  %state = call ptr @_ZN5torch3jit6tracer15getTracingStateEv()
+  %record = load ptr, ptr %state
+  %untraced = icmp eq ptr %record, null
+  br i1 %untraced, label %room, label %no
 room:
   %slots = add i64 %count, 1
   %stack = alloca ptr, i64 %slots

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -237,13 +237,27 @@ class Gradients:
 
 def is_recorded(values: Sequence[object]) -> bool:
     """Does torch record a call on `values` for autograd, in the plain way that is offered here?"""
-    if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active():
         return False
     tensors = [x for x in values if isinstance(x, Tensor)]
-    return any(x.requires_grad for x in tensors) and all(type(x) in PLAIN for x in tensors)
+    wanted = (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)) or has_tangent(tensors)
+    return wanted and all(type(x) in PLAIN for x in tensors)
+
+
+def has_tangent(values: Iterable[object]) -> bool:
+    """Is the derivative in forward mode, of what is made of `values`, to be computed?"""
+    if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
+        return False
+    return any(isinstance(x, Tensor) and _tangent(x) is not None for x in values)
 
 
 _transforms = torch._C._are_functorch_transforms_active
+
+
+def _tangent(x: Tensor) -> Tensor | None:
+    unpack: Callable[[Tensor], Any] = forward_ad.unpack_dual
+    tangent: Tensor | None = unpack(x).tangent
+    return tangent
 
 
 def recorded(
@@ -261,13 +275,10 @@ def recorded(
     function = interface.function
     check_names(interface, tensors, initial)
     if not gradients.possible:
-        with torch.no_grad():
+        with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
             return run(*tensors, out=out, **initial)
     if out is not None:
-        raise ArgumentError(
-            f"an argument of {function.name} requires a gradient, and a call with 'out' does not record one",
-            suggestion="leave 'out' away, or call under torch.no_grad()",
-        )
+        raise not_recorded(function)
     if not initial:
         return record(run, gradients, tensors)
     names, count = [p.name for p in function.initial], len(tensors)
@@ -276,6 +287,14 @@ def recorded(
         return run(*values[:count], **dict(zip(names, values[count:], strict=True)))
 
     return record(by_position, gradients, (*tensors, *(initial[name] for name in names)))
+
+
+def not_recorded(function: Function) -> ArgumentError:
+    """What is said of a call that is to be recorded and says where to write."""
+    return ArgumentError(
+        f"an argument of {function.name} requires a gradient or has a tangent, and a call with 'out' records neither",
+        suggestion="leave 'out' away, or call under torch.no_grad()",
+    )
 
 
 def record(run: Run, gradients: Gradients, values: Sequence[object]) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..errors import ArgumentError
 from ..tc_lang.batched import batched as with_batch
 from ..tc_lang.function import Function
 
@@ -29,6 +30,13 @@ def batched(op: Operator, *values: Any) -> Any:
 
     interpreter: Any = retrieve_current_functorch_interpreter()
     return custom_function_call_vmap_helper(interpreter, rule, op.overload, *values)
+
+
+def refused(op: Operator, *_: Any, **__: Any) -> None:
+    """A call under a vmap that writes to given tensors, which need not have the batch. Raises ArgumentError."""
+    raise ArgumentError(
+        f"a call of {op.function.name} with 'out' cannot be batched by vmap", suggestion="leave 'out' away"
+    )
 
 
 def _rule(op: Operator, size: int, dimensions: Dimensions, values: Sequence[Any]) -> tuple[Any, Any]:

@@ -19,9 +19,10 @@ from ..calling.arguments import PLAIN, Expected, to_tensor
 from ..calling.calls import check_names
 from ..calling.kernels import Kernels, Machine
 from ..calling.lanes import MISS, Lanes
-from ..errors import InternalError, TCError
+from ..errors import ArgumentError, InternalError, TCError
 from ..once import OncePerKey
 from ..runtime.cells import Cell
+from ..tc_lang.function import Function
 from . import batching, casting, recording
 from .autograd import Gradients
 from .native import native_kernels
@@ -32,6 +33,8 @@ Overload = torch._ops.OpOverload
 FOREVER = 1 << 62
 LIMIT = 64
 """How many batched forms of an operator are kept."""
+MOST = 64
+"""How many arguments torch's operators may have; with `out`, the tensors to write to are among them."""
 
 
 class Operator:
@@ -155,13 +158,25 @@ _operators: OncePerKey[str, Operator] = OncePerKey(FOREVER)
 _library: OncePerKey[str, Any] = OncePerKey(1)
 
 
-def operator(kernels: Kernels, gradients: Gradients, machine: Machine) -> Operator:
-    """The operator of a def; the same for every def with the same content."""
-    schema = schema_of(kernels.function, _gradient_name(gradients))
+def operator(kernels: Kernels, gradients: Gradients, machine: Machine) -> Operator | None:
+    """The operator of a def, the same for every def with the same content; None where torch takes no such operator."""
+    function = kernels.function
+    if len(function.parameters) + len(function.initial) + len(function.returns) > MOST:
+        return None
+    schema = schema_of(function, _gradient_name(gradients))
     found = _operators.get(schema.name, lambda: Operator(schema, kernels, gradients, machine))
     if found.parts()[0] is not kernels:
         found.adopt(kernels, gradients, machine)
     return found
+
+
+def no_operator(function: Function) -> ArgumentError:
+    """What is said to those who ask for the operator of a def that is none."""
+    return ArgumentError(
+        f"{function.name} is no operator of torch, which may have {MOST} inputs and outputs in all",
+        found=f"{len(function.parameters) + len(function.initial)} inputs, {len(function.returns)} outputs",
+        suggestion="call the def itself, or stack some: `float(4,N) x` holds four tensors",
+    )
 
 
 _python_gradients: dict[Any, int] = {}
@@ -213,6 +228,7 @@ def _register(op: Operator) -> None:
         library.impl(f"{name}.out", op.run_out, device)
     library.impl(f"{name}.out", lambda *values, **destinations: None, "Meta")
     library.impl(f"{name}.out", partial(recording.unrecorded, op), "Autograd")
+    library.impl(f"{name}.out", partial(batching.refused, op), "FuncTorchBatched")
     layered: dict[str, Callable[..., Any]] = {
         "Autograd": partial(recording.recorded, op),
         "AutocastCPU": partial(casting.cast, op),

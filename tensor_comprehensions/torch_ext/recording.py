@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..errors import ArgumentError
-from .autograd import record
+from .autograd import has_tangent, not_recorded, record
 
 if TYPE_CHECKING:
     from .operators import Operator
@@ -48,10 +47,8 @@ def _at_this_level(op: Operator, values: tuple[Any, ...]) -> Any:
 
 def unrecorded(op: Operator, *values: Any, **destinations: Tensor) -> None:
     """A call that writes to `destinations`, which autograd cannot record. Raises ArgumentError where it should."""
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*values, *destinations.values()):
-        raise ArgumentError(
-            f"an argument of {op.function.name} requires a gradient, and a call with 'out' does not record one",
-            suggestion="leave 'out' away, or call under torch.no_grad()",
-        )
+    everything = (*values, *destinations.values())
+    if (torch.is_grad_enabled() and torch._C._any_requires_grad(*everything)) or has_tangent(everything):
+        raise not_recorded(op.function)
     with torch._C._AutoDispatchBelowAutograd():
         op.out(*values, **destinations)

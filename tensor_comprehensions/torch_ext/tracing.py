@@ -23,6 +23,7 @@ def is_special(values: Sequence[object]) -> bool:
         _dispatch_modes() > 0
         or _transforms()
         or forward_ad._current_level >= 0
+        or torch._C._is_tracing()
         or torch.is_autocast_enabled("cpu")
         or torch.autograd.profiler._is_profiler_enabled
         or any(isinstance(x, Tensor) and type(x) not in PLAIN for x in values)

@@ -49,7 +49,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "sparse": (lambda: torch.ones(2, 2).to_sparse(), "layout is sparse_coo"),
     "csr": (lambda: quiet(lambda: torch.ones(2, 2).to_sparse_csr()), "layout is sparse_csr"),
     "mkldnn": (lambda: torch.ones(2, 2).to_mkldnn(), "layout is mkldnn"),
-    "meta": (lambda: torch.ones(2, 2, device="meta"), "on the device meta"),
+    "meta": (lambda: torch.ones(2, 2, device="meta"), "on the device meta and has no values"),
     "nested": (lambda: quiet(lambda: torch.nested.nested_tensor([torch.ones(2)])), "layout is nested"),
     "quantised": (
         lambda: quiet(lambda: torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8)),

@@ -29,6 +29,7 @@ LAYERS = (
     ("calling",),
     ("torch_ext",),
     ("autotuner",),
+    ("caller",),
     ("api",),
     ("einstein", "definitions", "module", "graphs"),
     ("commands",),

@@ -73,6 +73,21 @@ def test_an_operator_outlives_the_op() -> None:
     torch.testing.assert_close(x.grad, 3 * x.detach() ** 2)
 
 
+@pytest.mark.parametrize("count", [40, 70])
+def test_more_arguments_than_torch_has_for_an_operator(count: int) -> None:
+    """The def, or its gradient, is then a function of Python alone."""
+    terms = " + ".join(f"(a{n}(i) * a{n}(i))" for n in range(count))
+    op = tc.define(f"def f({', '.join(f'float(N) a{n}' for n in range(count))}) -> (b) {{ b(i) = {terms} }}").f
+    values = [leaf(3) for _ in range(count)]
+    found = op(*values)
+    found.sum().backward()
+    torch.testing.assert_close(found, sum(x * x for x in values))
+    torch.testing.assert_close([x.grad for x in values], [2 * x.detach() for x in values])
+    if count > 64:
+        with pytest.raises(tc.ArgumentError, match="no operator of torch"):
+            _ = op.overload
+
+
 # --- torch's own checks --------------------------------------------------------------------------------------------
 
 LAYOUTS: dict[str, Callable[[], tuple[Tensor, ...]]] = {
@@ -110,7 +125,7 @@ def test_the_variants_that_write_to_given_tensors() -> None:
     assert set(torch.library.opcheck(write, (A, B), {"out": out}).values()) == {"SUCCESS"}
     assert write(A, B, out=out) is None
     torch.testing.assert_close(out, A @ B)
-    with pytest.raises(tc.ArgumentError, match="'out' does not record"):
+    with pytest.raises(tc.ArgumentError, match="with 'out' records neither"):
         write(leaf(4, 5), B, out=out)
     several = getattr(torch.ops.tc, OPS.chain.overload._opname).out
     x, y = torch.randn(3, 4), torch.tensor(2.0)
@@ -168,3 +183,12 @@ def test_ops_and_modules_are_copied(duplicate: Callable[[Any], Any]) -> None:
     assert twin.op is not layer.op
     assert twin.op.overload is layer.op.overload
     torch.testing.assert_close(twin(x), layer(x))
+
+
+def test_a_kernel_is_copied_as_itself_and_stays_in_its_process() -> None:
+    kernel = OPS.matmul.compile(torch.randn(4, 5), torch.randn(5, 3))
+    assert copy.copy(kernel) is kernel
+    layer = Layer(kernel)
+    assert copy.deepcopy(layer).op is kernel
+    with pytest.raises(tc.ArgumentError, match="code of this process"):
+        pickle.dumps(kernel)

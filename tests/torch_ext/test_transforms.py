@@ -97,6 +97,27 @@ def test_dual_numbers() -> None:
         close(forward_ad.unpack_dual(dual).tangent, (A + 1) @ B)
 
 
+def test_dual_numbers_in_a_kernel() -> None:
+    kernel = OPS.matmul.compile(A, B)
+    with forward_ad.dual_level():
+        close(forward_ad.unpack_dual(kernel(forward_ad.make_dual(A, A + 1), B)).tangent, (A + 1) @ B)
+        with pytest.raises(tc.ArgumentError, match="has a tangent"):
+            kernel(forward_ad.make_dual(A, A + 1), B, out=torch.empty(4, 3))
+        close(kernel(A, B, out=torch.empty(4, 3)), A @ B)
+
+
+def test_given_destinations_get_neither_tangents_nor_batches() -> None:
+    """Once silently zero, once an error of torch's own."""
+
+    def write(a: Tensor) -> Any:
+        return OPS.matmul(a, B, out=torch.empty(4, 3))
+
+    with pytest.raises(tc.ArgumentError, match="has a tangent"):
+        func.jvp(write, (A,), (A,))
+    with pytest.raises(tc.ArgumentError, match="'out' cannot be batched"):
+        func.vmap(write)(A[None])
+
+
 @pytest.mark.parametrize("name", ["MATMUL", "SOFTMAX", "CONV2D", "CHAIN", "PARTS", "GATHER"])
 def test_forward_mode_agrees_with_finite_differences(name: str) -> None:
     op = list(tc.define(getattr(defs, name).replace("float(", "double(").replace("float ", "double ")))[-1]
@@ -109,6 +130,20 @@ def test_forward_mode_agrees_with_finite_differences(name: str) -> None:
     assert torch.autograd.gradcheck(
         op, (*inputs, *rest), check_forward_ad=True, check_backward_ad=False, check_batched_forward_grad=True
     )
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["at first", "after a plain call"])
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_a_trace_of_torch_jit_has_the_operator_in_it(before: bool) -> None:
+    """And not the values of the call that was traced."""
+    op = tc.define(f"def f(float(M,K) A, float(K,N) B) -> (C) {{ C(m,n) +=! A(m,k) * B(k,n) + {int(before)} }}").f
+    kernel = op.compile(A, B)
+    for _ in range(3 * before):
+        op(A, B), kernel(A, B)
+    traced: Any = torch.jit.trace(lambda a: op(a, B) + a[:, :3], (A,))
+    close(traced(2 * A), op(2 * A, B) + 2 * A[:, :3])
+    with pytest.raises(tc.ArgumentError, match="is traced by torch"):
+        torch.jit.trace(lambda a: kernel(a, B) + a[:, :3], (A,))
 
 
 # --- modes ---------------------------------------------------------------------------------------------------------
