@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from ..target import Target
-from .cost import LINE, USES_IN_PLACE, RegisterTile, fills_memory, is_far, multiply_cost, stream_cycles
+from . import cost
+from .cost import FAR_ROWS, LINE, ROWS, RegisterTile, is_far, stream_cycles
 from .facts import Factor, Facts
 from .op import Iterator, loads
 from .plan import Level, Pack, Plan
@@ -29,8 +30,6 @@ TOGETHER = 4
 """Panels that half of the second cache should hold."""
 SHORT_RUN = 1536
 """Bytes of contiguous memory below which prefetching does not get going."""
-FAR_ROWS, ROWS = 2048, 1024
-"""Bytes between rows from which on they are copied: of what the second cache holds, and of what it does not."""
 SETS, WAYS = 64, 8
 """Sets of the first cache: lines a multiple of this many lines apart compete; lines of one set, at least."""
 FETCH = 2.0
@@ -111,9 +110,12 @@ class Chooser:
         known = self.facts
         standing, passing = (known.still, known.moving) if rows_outside else (known.moving, known.still)
         swept = self._swept(standing) if packed else ()
-        together, blocks = self._together(passing if packed and not swept else standing, reductions)
+        beside = packed and not swept
+        near = self._run_panels() if beside else 1
+        together, blocks = self._together(passing if beside else standing, reductions, near)
         levels = self._levels(known.shared)
-        levels += self._levels(tuple(i for i in known.only(standing) if i not in swept), standing if packed else None)
+        rest = tuple(i for i in known.only(standing) if i not in swept)
+        levels += self._as_read(rest, standing) if swept else self._levels(rest, standing if packed else None)
         panels = [levels.pop()] if together > 1 else []
         levels += [Level(p.iterator, together * p.size) for p in panels] or self._sweep_block(swept)
         panel = Pack(standing.side, len(levels))
@@ -131,17 +133,31 @@ class Chooser:
         inner = [*self._levels(swept), *self._levels(known.only(passing)), *panels]
         return _Nest([*levels, *inner], outer, packs, rows, (panel,) if ahead else ())
 
-    def _together(self, passing: Factor, reductions: tuple[str, ...]) -> tuple[int, list[Level]]:
-        """How many panels along the lanes stand while what is far passes, and the block of a reduction in them."""
+    def _together(self, passing: Factor, reductions: tuple[str, ...], near: int) -> tuple[int, list[Level]]:
+        """How many panels along the lanes stand while the other factor passes, and the block of a reduction in them.
+
+        Where that one is far, as many as fit; where it is not, about `near`.
+        """
         known, half = self.facts, self.target.cache[1] // 2
         step = self._panel_width() * known.op.dtype.size
-        count = tiles(known.extent(known.vector), self._panel_width()) // (FEW_CHUNKS if self.parallel else 1)
-        if passing is known.still and is_far(self._footprint(passing), self.target):
-            blocks = self._reduction_block(reductions, half // (TOGETHER * step))
-            steps = prod({**known.extents, **{b.iterator: b.size for b in blocks}}[name] for name in reductions)
-            if (count := min(count, half // (steps * step))) > 1:
-                return count, blocks
-        return 1, self._reduction_block(reductions, known.steps)
+        every = tiles(known.extent(known.vector), self._panel_width())
+        blocks = self._reduction_block(reductions, known.steps)
+        if passing is not known.still:
+            return 1, blocks
+        far = is_far(self._footprint(passing), self.target)
+        gathered = self._reduction_block(reductions, half // (TOGETHER * step)) if far else blocks
+        steps = prod({**known.extents, **{b.iterator: b.size for b in gathered}}[name] for name in reductions)
+        most = min(every // (FEW_CHUNKS if self.parallel else 1), half // (steps * step))
+        if not far:
+            most = balanced(every, min(most, near)) if most else 0
+        return (most, gathered) if most > 1 else (1, blocks)
+
+    def _run_panels(self) -> int:
+        """How many panels are copied from long runs of memory where a far cache brings short ones slowly."""
+        known, moving = self.facts, self.facts.moving
+        run = self._panel_width() * moving.bytes
+        straight = moving.step(known.vector) == 1 and self.target.is_meshed
+        return tiles(SHORT_RUN, run) if straight else 1
 
     def _across(self) -> _Nest:
         """Panels of the moving factor, all that the second cache holds, for a large part of the still factor.
@@ -222,9 +238,18 @@ class Chooser:
         levels: list[Level] = []
         for i in reversed(swept):
             if i.extent > room:
-                levels.append(Level(i.name, balanced(i.extent, max(1, room))))
+                levels.append(Level(i.name, self._in_lines(i, balanced(i.extent, max(1, room)))))
             room //= i.extent
         return list(reversed(levels))
+
+    def _in_lines(self, swept: Iterator, size: int) -> int:
+        """About so many points of a contiguous iterator, such that runs are whole lines as memory gives them."""
+        known, moving, fetched = self.facts, self.facts.moving, self.target.fetched
+        far = is_far(moving.stored * moving.bytes, self.target)
+        if not far or moving.step(swept.name) != 1 or swept.extent * moving.bytes % fetched:
+            return size
+        line, panel = fetched // moving.bytes, min(known.steps, PACKED_STEPS) * self._panel_width() * moving.bytes
+        return size // line * line or (line if line * panel <= self.target.cache[1] * 3 // 4 else size)
 
     def _blocked_rows(self, reductions: tuple[str, ...], pack_moving: bool) -> _Nest:
         """A packed block of the still factor in the second cache, for all panels of the moving one."""
@@ -256,6 +281,13 @@ class Chooser:
             return i.name == vector, self.tile.size(i.name) > 1, -abs(packed.step(i.name) or 0) if packed else 0
 
         ordered = sorted(iterators, key=order)
+        return [Level(i.name, self.tile.size(i.name)) for i in ordered]
+
+    def _as_read(self, iterators: tuple[Iterator, ...], packed: Factor) -> list[Level]:
+        """The register-tile levels around panels that come from afar in runs: runs that follow one another do so soon."""
+        if not is_far(packed.stored * packed.bytes, self.target):
+            return self._levels(iterators, packed)
+        ordered = sorted(iterators, key=lambda i: -abs(packed.step(i.name) or 0))
         return [Level(i.name, self.tile.size(i.name)) for i in ordered]
 
     def _at_once(self, nest: _Nest) -> int:
@@ -304,8 +336,9 @@ class Chooser:
         row_tiles = self._row_tiles()
         if not moving.plain:
             return row_tiles >= 4
-        rows = ROWS if self._large(moving) else FAR_ROWS
-        return row_tiles >= 12 and self._jumps(moving, rows, self._panel_width()) and not self._comes_ahead()
+        width = self._panel_width()
+        bound = cost.row_bound(known, self._footprint(moving), width, self.target)
+        return row_tiles >= 12 and self._jumps(moving, bound, width) and not self._comes_ahead()
 
     def _comes_ahead(self) -> bool:
         """Whether rows of the moving factor are read in place, and the next panel's are brought from a far cache."""
@@ -318,7 +351,7 @@ class Chooser:
             return False
         apart = abs(moving.step(known.reductions[-1]) or 0) * moving.bytes // LINE
         uses = prod(i.extent for i in known.only(known.still))
-        return uses <= USES_IN_PLACE and SETS // gcd(apart, SETS) >= SPREAD
+        return uses <= cost.USES_IN_PLACE and SETS // gcd(apart, SETS) >= SPREAD
 
     def packs_still(self, stands: bool) -> bool:
         """Whether scalars come from a panel: where each is converted, or memory would be slow to bring them.
@@ -364,7 +397,7 @@ class Chooser:
             return False
         lines = prod(sizes[name] for name in steps)
         room = WAYS * SETS // gcd(SETS, *(step // LINE for step in steps.values()))
-        multiply_adds = known.steps * self.tile.cells * multiply_cost(self.tile.lanes, known, self.target)
+        multiply_adds = known.steps * self.tile.cells * cost.multiply_cost(self.tile.lanes, known, self.target)
         return 2 * lines > room and FETCH * lines >= multiply_adds
 
     def _vectors(self) -> int:
@@ -466,7 +499,7 @@ class Chooser:
             return False
         touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
         points = {i.name: min(self.tile.size(i.name), i.extent) for i in known.parallel}
-        return touched > self.target.kept and fills_memory(known, self.target, points)
+        return touched > self.target.kept and cost.fills_memory(known, self.target, points)
 
     # --- threads ---
 

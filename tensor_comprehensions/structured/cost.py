@@ -33,8 +33,12 @@ the second cache times their number, for they wait for one another; the part of 
 IN_PLACE, USES_IN_PLACE, SHORT_STEP = 0.4, 256, 1024
 """Cycles of a step for each vector after the fourth of rows that are read in place from afar; uses of an element up to
 which rows are, however far apart, where they can be brought near in time; bytes between rows below which all are."""
+SPLIT = 1.0
+"""Cycles of a step for each vector after the third that lies in two lines of the second cache."""
 LONG_ROW = 1024
 """Bytes of a row from which on it is read where it is; shorter ones are packed."""
+FAR_ROWS, ROWS = 2048, 1024
+"""Bytes between rows from which on they are copied: of what the second cache holds, and of what it does not."""
 LINE = 64
 LINE_OVERHEAD = 2.0
 """Cycles to write to another cache line."""
@@ -97,7 +101,7 @@ def step_cycles(facts: Facts, target: Target, lanes: int, sizes: Mapping[str, in
         loads += rows * (vectors * cost if vector in used else 0.5)
     products = cells * multiply_cost(lanes, facts, target)
     started = (cells + count) / STARTED
-    waiting = _in_place_cycles(facts, target, sizes, vectors)
+    waiting = _in_place_cycles(facts, target, sizes, vectors) + _split_cycles(facts, target, sizes, vectors)
     waiting += PANEL_VECTOR * vectors if facts.turned else _row_cycles(facts, target, sizes, vectors)
     return max(products, loads, started, LATENCY) + 0.05 * loads + 0.1 * lines + waiting
 
@@ -114,6 +118,34 @@ def _in_place_cycles(facts: Facts, target: Target, sizes: Mapping[str, int], vec
     uses = prod(i.extent for i in facts.only(facts.still))
     in_place = 0 < apart < SHORT_STEP or uses <= USES_IN_PLACE
     return IN_PLACE * max(0, vectors - 4) if in_place else 0.0
+
+
+def _split_cycles(facts: Facts, target: Target, sizes: Mapping[str, int], vectors: int) -> float:
+    """Cycles of a step for vectors of rows that begin anywhere in a line and are read where they are.
+
+    More than three of them ask for more lines than come from the second cache while the multiply-adds last. That was
+    measured where it is large, and the third one far.
+    """
+    moving = facts.moving
+    if not target.is_meshed or facts.turned or moving.step(facts.vector) != 1 or not facts.reductions:
+        return 0.0
+    apart = abs(moving.step(facts.reductions[-1]) or 0) * moving.bytes
+    if facts.steps * sizes[facts.vector] * moving.bytes <= target.cache[0] * 3 // 4 or apart % LINE == 0:
+        return 0.0
+    in_place = LINE < apart < row_bound(facts, moving.stored * moving.bytes, sizes[facts.vector], target)
+    return SPLIT * max(0, vectors - 3) if in_place else 0.0
+
+
+def row_bound(facts: Facts, footprint: int, width: int, target: Target) -> int:
+    """Bytes between rows of the moving factor from which on panels `width` wide are copied.
+
+    footprint: bytes of the factor. Where the second cache is large and the third one far, rows up to the longest step
+    that prefetching follows are near, but what fills half of the second cache is lost to what passes by.
+    """
+    if not target.is_meshed:
+        return ROWS if footprint > target.cache[1] * 3 // 4 else FAR_ROWS
+    panel = facts.steps * width * facts.moving.bytes
+    return ROWS if footprint + panel > target.cache[1] // 2 else FAR_ROWS + LINE
 
 
 def _row_cycles(facts: Facts, target: Target, sizes: Mapping[str, int], vectors: int) -> float:

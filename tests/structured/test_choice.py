@@ -75,10 +75,37 @@ def test_panels_that_stand_together_are_right_at_all_edges(ops: Any) -> None:
     assert np.array_equal(arrays["result"], arrays["A"] @ arrays["B"].T)
 
 
-def test_rows_that_the_second_cache_holds_need_no_panels_together(ops: Any) -> None:
+def test_panels_are_copied_from_long_runs_where_the_last_cache_is_far(ops: Any) -> None:
     sizes = {"m": 512, "n": 512, "k": 512}
-    plan = choose(ops.op("C:m,n = A:m,k x B:k,n", sizes), MESHED, parallel=True)
-    assert [level.iterator for level in plan.levels] == ["n", "m"]
+    op = ops.op("C:m,n = A:m,k x B:k,n", sizes)
+    plan = choose(op, MESHED, parallel=False)
+    block, _ = (level.size for level in plan.levels if level.iterator == "n")
+    assert packed(plan) == {Side.RIGHT}
+    assert 1024 <= block * 4 <= 1536 < 2 * block * 4
+    assert block * 512 * 4 <= MESHED.cache[1] // 2
+    assert [level.iterator for level in choose(op, AVX512, parallel=False).levels] == ["n", "m"]
+    turned = choose(ops.op("C:m,n = A:m,k x B:n,k", sizes), MESHED, parallel=False)  # its runs are along k
+    assert [level.iterator for level in turned.levels] == ["n", "m"]
+
+
+@pytest.mark.parametrize("n", [170, 200, 255, 350])
+def test_few_vectors_lie_across_lines_of_the_second_cache(ops: Any, n: int) -> None:
+    def vectors(size: int) -> int:
+        op = ops.op("C:m,n = A:m,k x B:k,n", {"m": size, "n": size, "k": size})
+        return choose(op, MESHED, parallel=False).vectors
+
+    assert vectors(n) <= 4
+    assert vectors(192) == 6
+
+
+def test_what_fills_half_of_the_second_cache_is_copied_before_a_far_one(ops: Any) -> None:
+    def packs(m: int, n: int, k: int, target: Target) -> set[Side]:
+        return packed(choose(ops.op("C:m,n = A:m,k x B:k,n", {"m": m, "n": n, "k": k}), target, parallel=False))
+
+    assert packs(500, 500, 500, MESHED) == {Side.RIGHT}
+    assert packs(450, 450, 450, MESHED) == set()
+    assert packs(480, 512, 256, MESHED) == set()  # rows 2 KiB apart, which prefetching still follows
+    assert packs(480, 512, 256, AVX512) == {Side.RIGHT}
 
 
 def test_blocks_of_a_sum_do_not_cut_the_lines_of_memory(ops: Any) -> None:
@@ -113,7 +140,7 @@ def test_lanes_run_across_where_the_large_factor_need_not_be_turned_then(ops: An
 
 
 def test_rows_from_afar_are_read_in_place_few_vectors_at_a_time(ops: Any) -> None:
-    sizes = {"a": 168, "b": 168, "c": 162, "d": 162}
+    sizes = {"a": 192, "b": 168, "c": 162, "d": 162}
     text = "C:c,b,a = A:c,d,a x B:d,b"
     near = sizes | {"c": 8}  # the second cache holds all of it
     assert choose(ops.op(text, sizes), MESHED, parallel=True).tile("a") == 64
