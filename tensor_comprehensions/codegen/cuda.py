@@ -93,7 +93,7 @@ C = CDialect(
     includes=(
         ("cuda_fp16.h", ("__half",)),
         ("cuda_bf16.h", ("__nv_bfloat16",)),
-        ("cuda_pipeline_primitives.h", ("__pipeline_memcpy_async",)),
+        ("cuda_pipeline_primitives.h", ("__pipeline_memcpy_async", "__pipeline_commit")),
     ),
     helpers=_HELPERS,
     reserved=frozenset(

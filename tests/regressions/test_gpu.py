@@ -7,7 +7,7 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.options import MappingOptions
-from tensor_comprehensions.runtime import emulator
+from tensor_comprehensions.runtime import emulator, nvrtc
 
 EVERYTHING = MappingOptions.naive().use_shared_memory().use_private_memory()
 
@@ -24,3 +24,18 @@ def test_what_says_where_to_write_is_read_where_promotion_keeps_it(options: Mapp
     arguments = torch.randint(100, (6, 40), dtype=torch.uint8), torch.randn(6, 40), torch.randn(6, 256)
     kernel = scatter.compile(*arguments, target="cuda:sm_90", options=options)
     torch.testing.assert_close(kernel.emulate(*arguments), scatter.reference(*arguments))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "half"])
+def test_double_buffers_whose_copies_are_too_narrow_to_be_started_early(dtype: str) -> None:
+    reduce = tc.define(f"def reduce({dtype}(N,M) a) -> (x) {{ x(i) max=! a(i,j) }}").reduce
+    argument = torch.zeros(5, 3, dtype=getattr(torch, dtype))
+    options = MappingOptions(
+        tile=(2, 1), threads=(16,), shared_memory=True, double_buffer=True, cooperative_reductions=False, shared_depth=2
+    )
+    kernel = reduce.compile(argument, target="cuda:sm_90", options=options)
+    assert "__pipeline_commit" in kernel.source("cuda")
+    if nvrtc.is_available():
+        assert nvrtc.compile_text(kernel.source("cuda"), "sm_90").binary
+    if emulator.is_available():
+        torch.testing.assert_close(kernel.emulate(argument), reduce.reference(argument))
