@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import prod
 
 from ..strides import contiguous_strides
+from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, map_operands
 from .affine import affine
@@ -21,7 +22,8 @@ FEW_RESULTS = 16
 MANY_TERMS = 1 << 17
 PARTS = 64
 # A sum of the columns of a matrix that no cache holds reads memory in its order where each thread has rows of its own.
-LARGE_MATRIX = 1 << 21
+# Where the last cache is far, that is worth its while from a few times what the others hold.
+LARGE_MATRIX, FAR_MATRIX, ELEMENT = 1 << 21, 2, 4
 ROW_PARTS, LEAST_ROWS = 8, 16
 
 
@@ -48,6 +50,11 @@ def rfactor(
         tensors.append(part)
         statements += _stages(s, index, part)
     return replace(function, tensors=tuple(tensors), statements=tuple(statements))
+
+
+def large_matrix(target: Target) -> int:
+    """Elements of a matrix that is large to `target`."""
+    return int(min(LARGE_MATRIX, FAR_MATRIX * target.far / ELEMENT))
 
 
 def in_parts(

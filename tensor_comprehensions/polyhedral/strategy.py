@@ -25,7 +25,7 @@ from .collapse import collapse
 from .emit import emit, pipeline
 from .leaf import leaves
 from .legality import Scheduled, check
-from .rfactor import rfactor
+from .rfactor import large_matrix, rfactor
 from .schedule import schedule
 from .scop import LOCK, Node, Scop
 from .show import show
@@ -61,15 +61,19 @@ def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R
             return run(replace(options, structured=False))
 
 
+def _in_stages(function: BoundFunction, target: Target) -> BoundFunction:
+    return rfactor(function, matrix=large_matrix(target))
+
+
 def _explain(function: BoundFunction, options: CpuOptions, target: Target) -> str:
-    function = rfactor(split_products(collapse(function), options, target))
+    function = _in_stages(split_products(collapse(function), options, target), target)
     plan = plan_schedule(Scop(function, nodes(function, options, target)), options, target)
     buffers = {t.name: _buffer(t) for t in function.tensors}
     return "\n".join(show(plan, lambda s, node: pipeline(function, s, node, buffers, options, target)))
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
-    function = rfactor(split_products(collapse(function), options, target))
+    function = _in_stages(split_products(collapse(function), options, target), target)
     scop = Scop(function, nodes(function, options, target))
     plan = plan_schedule(scop, options, target)
     if current().verify:
@@ -166,7 +170,7 @@ def contractions(
     They are what `structured` lowers, or what the only statement does where that is no contraction.
     """
     given = collapse(function)
-    function = rfactor(given)
+    function = _in_stages(given, target)
     buffers = {t.name: _buffer(t) for t in function.tensors}
     found = nodes(function, options, target)
     ops = tuple(
@@ -180,7 +184,7 @@ def contractions(
 
 def only_contractions(function: BoundFunction, options: CpuOptions, target: Target) -> bool:
     """Are there but contractions in `function` (legalised), and what `structured` does with their results?"""
-    return all(n.cluster is not None for n in nodes(rfactor(collapse(function)), options, target))
+    return all(n.cluster is not None for n in nodes(_in_stages(collapse(function), target), options, target))
 
 
 def split_initialisation(function: BoundFunction, s: BoundStatement) -> tuple[BoundStatement, ...]:

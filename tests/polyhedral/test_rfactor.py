@@ -58,6 +58,15 @@ def test_threads_walk_rows_of_their_own(rows: int) -> None:
     assert not [s for k in near.kernels for s in walk(k.body) if isinstance(s, Loop) and s.var == "m_block"]
 
 
+def test_far_caches_count_as_memory() -> None:
+    """Rows of their own pay earlier where the last cache is far."""
+    (function,) = compile_source("def f(float(M,N) X) -> (s) { s(n) +=! X(m,n) }")
+    bound = legalise(bind(function, {"M": 1000, "N": 1280}))
+    far, near = (replace(AVX512, name=name) for name in ("skylake-avx512", "znver4"))
+    assert len(lower(bound, CpuOptions(), far).kernels) > 1
+    assert len(lower(bound, CpuOptions(), near).kernels) == 1
+
+
 @pytest.mark.parametrize("rows", [32, 35])
 def test_blocks_of_rows_give_what_rows_give(rows: int) -> None:
     """With small caches, so that a small matrix counts as large."""
