@@ -67,6 +67,11 @@ class Target:
         return self.near[-1] if len(self.near) < len(self.cache) else float("inf")
 
     @property
+    def fetched(self) -> int:
+        """Bytes that come from a far cache or from memory at a time: there, a line brings the other one of its pair."""
+        return 128 if self.is_meshed else 64
+
+    @property
     def issue_bits(self) -> int:
         """Bits of all the multiply-adds of vectors, and of all the vectors loaded, that start in a cycle."""
         halves = self.vector_bits == 512 and not self.is_meshed and self.name != "znver5"

@@ -22,6 +22,8 @@ TRANSFER = (1 / 64, 1 / 14, 1 / 6)
 """Cycles per byte that comes into the first, the second and the third cache from the next one or from memory."""
 FAR_BYTE = 1 / 5
 """Cycles per byte from a last cache that is a mesh away."""
+FAR_RUN, FETCHED_AHEAD = 35.0, 1024
+"""Cycles until a run of memory beyond such a cache begins to come, and bytes from which on more of it is on its way."""
 ROOM, FAR_ROOM = 0.75, 0.95
 """The part of a cache that stays for what is read again; where the last one is a mesh away and the second one large."""
 PAGE, PAGES, PAGE_VISIT = 4096, 2048, 45.0
@@ -133,6 +135,12 @@ class _Model:
         cut = min(run, LINE) - gcd(LINE, run, *around) if around else 0
         return self.elements(side, region) * self._together(side) * factor.bytes * cut / run
 
+    def starts(self, side: Side, region: Mapping[str, int]) -> float:
+        """Short runs of a factor's tensor that a region reads."""
+        run = self._run(side, region)
+        short = run * self.factor(side).bytes < FETCHED_AHEAD
+        return self.elements(side, region) * self._together(side) / run if short else 0.0
+
     def source_pages(self, side: Side, region: Mapping[str, int]) -> int:
         """Pages of a factor's tensor that a region touches."""
         factor = self.factor(side)
@@ -217,6 +225,8 @@ class _Model:
                     cycles += cost * self.source_bytes(side, region)
             if is_far(int(resident), self.target):
                 cycles += FAR_BYTE * self.cut_bytes(side, region)
+                if resident > self.target.cache[-1] * self.room:
+                    cycles += FAR_RUN * self.starts(side, region)
             if self.source_pages(side, self.regions[0]) > PAGES:
                 cycles += PAGE_VISIT * self.source_pages(side, region)
             total += times * cycles
