@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeVar
 
 from ..errors import CannotLower
@@ -34,6 +35,8 @@ from .storage import local_temporaries
 from .tiling import row_tiles
 
 R = TypeVar("R")
+SCOPS = 2
+"""Scops that are kept: a search lowers one def again and again."""
 
 
 def lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
@@ -67,14 +70,14 @@ def _in_stages(function: BoundFunction, target: Target) -> BoundFunction:
 
 def _explain(function: BoundFunction, options: CpuOptions, target: Target) -> str:
     function = _in_stages(split_products(collapse(function), options, target), target)
-    plan = plan_schedule(Scop(function, nodes(function, options, target)), options, target)
+    plan = plan_schedule(_scop(function, nodes(function, options, target)), options, target)
     buffers = {t.name: _buffer(t) for t in function.tensors}
     return "\n".join(show(plan, lambda s, node: pipeline(function, s, node, buffers, options, target)))
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
     function = _in_stages(split_products(collapse(function), options, target), target)
-    scop = Scop(function, nodes(function, options, target))
+    scop = _scop(function, nodes(function, options, target))
     plan = plan_schedule(scop, options, target)
     if current().verify:
         check(scop, plan)
@@ -94,6 +97,12 @@ def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Modu
         body = emit(function, scheduled, local, buffers, options, target)
         kernels.append(Kernel(function.name if len(plan) == 1 else f"{function.name}_{len(kernels)}", body))
     return _module(function, buffers, contracted, kernels, checks)
+
+
+@lru_cache(SCOPS)
+def _scop(function: BoundFunction, nodes: tuple[Node, ...]) -> Scop:
+    """The scop, with what isl found out about it for other options."""
+    return Scop(function, nodes)
 
 
 def plan_schedule(scop: Scop, options: CpuOptions, target: Target) -> tuple[Scheduled, ...]:

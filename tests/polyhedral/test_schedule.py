@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import pytest
 
+from tensor_comprehensions import knobs
 from tensor_comprehensions.errors import InternalError
 from tensor_comprehensions.loop_ir.nodes import Allocate, Loop, LoopKind, Module, Space
 from tensor_comprehensions.loop_ir.rewrite import walk
@@ -114,6 +116,25 @@ def test_maximal_fusion_gives_up_parallelism_and_cached_weights() -> None:
     for source, sizes in ((MLP, layers), (mirrored, {"N": 4, "D": 4096})):
         assert len(module(source, CpuOptions(fusion="preserve3"), **sizes).kernels) == 2
         assert len(module(source, CpuOptions(fusion="max"), **sizes).kernels) == 1
+
+
+def test_other_options_find_the_dependences_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+    original = Scop.__dict__["dependences"].func
+
+    def counted(scop: Scop) -> object:
+        found.append(scop.function.name)
+        return original(scop)
+
+    counting = cached_property(counted)
+    counting.__set_name__(Scop, "dependences")
+    monkeypatch.setattr(Scop, "dependences", counting)
+    source = "def f(float(N,M) x) -> (y, z) { y(i) +=! x(i,j)\n z(i,j) = x(i,j) - y(i) }"
+    with knobs.override(verify=False):  # which looks at each schedule anew
+        for rows in (29, 31):
+            for fusion in ("max", "min", "preserve3"):
+                module(source, CpuOptions(fusion=fusion), N=rows, M=37)
+    assert found == ["f", "f"]
 
 
 def test_dimensions_always_walked_together_become_one() -> None:
