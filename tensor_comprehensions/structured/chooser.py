@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import gcd, prod
 
 from ..target import Target
@@ -12,6 +14,7 @@ from .cost import FAR_ROWS, LINE, ROWS, RegisterTile, is_far, stream_cycles
 from .facts import Factor, Facts
 from .op import Iterator, loads
 from .plan import Level, Pack, Plan
+from .sweep import Sweep
 from .tile import balanced, tiles
 
 PARALLEL_WORK = 1 << 18
@@ -117,7 +120,7 @@ class Chooser:
         rest = tuple(i for i in known.only(standing) if i not in swept)
         levels += self._as_read(rest, standing) if swept else self._levels(rest, standing if packed else None)
         panels = [levels.pop()] if together > 1 else []
-        levels += [Level(p.iterator, together * p.size) for p in panels] or self._sweep_block(swept)
+        levels += [Level(p.iterator, together * p.size) for p in panels] or self._sweep.blocks(swept)
         panel = Pack(standing.side, len(levels))
         count = prod(tiles(known.extent(level.iterator), level.size) for level in levels)
         turned = standing.step(known.vector) != 1
@@ -204,52 +207,16 @@ class Chooser:
                     return [*ordered[:count], *columns, *ordered[count:]]
         return [*rows, *columns]
 
-    def _swept(self, factor: Factor) -> tuple[Iterator, ...]:
-        """The iterator along which a factor is contiguous, where that is neither summed nor in the register tile.
-
-        A panel of all its values is turned across like one of a contiguous sum. Where such panels are small, the
-        iterators along which memory goes on come along.
-        """
-        if factor.step(self.facts.vector) == 1:
-            return ()
-        room, run = self._sweep_room(), 1
-        chosen: list[Iterator] = []
-        for i in sorted(self.facts.only(factor), key=lambda i: abs(factor.step(i.name) or 0)):
-            if self.tile.size(i.name) == 1 and factor.step(i.name) == run and (not chosen or room >= 2 * run):
-                chosen.append(i)
-                run *= i.extent
-        return tuple(reversed(chosen))
-
     def sweeps(self) -> bool:
         """Whether panels of the moving factor are turned across that hold all of an iterator, so that runs are long."""
         return not self.facts.turned and self.packs_moving() and bool(self._swept(self.facts.moving))
 
-    def _sweep_room(self) -> int:
-        """How many panels fit the second cache together, beside what they are filled with where that is far."""
-        known, size = self.facts, self.facts.op.dtype.size
-        far = is_far(known.moving.stored * known.moving.bytes, self.target)
-        columns = prod(self.tile.size(i.name) for i in known.only(known.moving))
-        one = min(known.steps, PACKED_STEPS) * size * (2 * columns if far else self._panel_width())
-        return max(LINE // size, self.target.cache[1] * 5 // 8 // one)
+    def _swept(self, factor: Factor) -> tuple[Iterator, ...]:
+        return self._sweep.iterators(factor)
 
-    def _sweep_block(self, swept: tuple[Iterator, ...]) -> list[Level]:
-        """A part of the swept iterators whose panels fit the second cache together."""
-        room = self._sweep_room()
-        levels: list[Level] = []
-        for i in reversed(swept):
-            if i.extent > room:
-                levels.append(Level(i.name, self._in_lines(i, balanced(i.extent, max(1, room)))))
-            room //= i.extent
-        return list(reversed(levels))
-
-    def _in_lines(self, swept: Iterator, size: int) -> int:
-        """About so many points of a contiguous iterator, such that runs are whole lines as memory gives them."""
-        known, moving, fetched = self.facts, self.facts.moving, self.target.fetched
-        far = is_far(moving.stored * moving.bytes, self.target)
-        if not far or moving.step(swept.name) != 1 or swept.extent * moving.bytes % fetched:
-            return size
-        line, panel = fetched // moving.bytes, min(known.steps, PACKED_STEPS) * self._panel_width() * moving.bytes
-        return size // line * line or (line if line * panel <= self.target.cache[1] * 3 // 4 else size)
+    @property
+    def _sweep(self) -> Sweep:
+        return Sweep(self.facts, self.target, self.tile, min(self.facts.steps, PACKED_STEPS))
 
     def _blocked_rows(self, reductions: tuple[str, ...], pack_moving: bool) -> _Nest:
         """A packed block of the still factor in the second cache, for all panels of the moving one."""
@@ -284,7 +251,7 @@ class Chooser:
         return [Level(i.name, self.tile.size(i.name)) for i in ordered]
 
     def _as_read(self, iterators: tuple[Iterator, ...], packed: Factor) -> list[Level]:
-        """The register-tile levels around panels that come from afar in runs: runs that follow one another do so soon."""
+        """The register-tile levels around panels that come from afar: runs that follow one another do so soon."""
         if not is_far(packed.stored * packed.bytes, self.target):
             return self._levels(iterators, packed)
         ordered = sorted(iterators, key=lambda i: -abs(packed.step(i.name) or 0))
@@ -295,8 +262,20 @@ class Chooser:
         return min(STEPS, 1 << (self._row_tiles().bit_length() - 1)) if nest.ahead else 1
 
     def _unrolled(self, reductions: tuple[str, ...]) -> int:
-        # The rows of neighbouring taps share scalars, which would be kept in registers that the tile needs.
-        return int(bool(reductions) and not self.facts.turned and self.facts.extent(reductions[-1]) <= UNROLL)
+        if not reductions or self.facts.extent(reductions[-1]) > UNROLL:
+            return 0
+        return int(not self.facts.turned or self._holds_scalars(reductions[-1]))
+
+    def _holds_scalars(self, window: str) -> bool:
+        """Whether the register tile leaves registers for scalars that rows at neighbouring taps share."""
+        known, still = self.facts, self.facts.still
+        rows = [(name, size) for name, size in self.tile.sizes if name in still.used and size > 1]
+        steps = [still.step(name) for name in (window, *(name for name, _ in rows))]
+        taps: Counter[int] = Counter()
+        for at in product(range(known.extent(window)), *(range(size) for _, size in rows)):
+            taps[sum((step or 0) * n for step, n in zip(steps, at, strict=True))] += 1
+        again = sum(count > 1 for count in taps.values())
+        return None not in steps and self.tile.cells + self._vectors() + again < self.target.vector_registers
 
     def rows_outside(self) -> bool:
         """Whether the still factor's panels had better stand still while the moving factor passes by."""

@@ -341,3 +341,22 @@ def test_scalars_of_short_sums_are_packed_where_tiles_would_fetch_their_lines_ag
     assert plan.streaming
     assert packed(plan) == {Side.LEFT, Side.RIGHT}
     assert plan.tile("b") * plan.tile("a") * 4 % 64 == 0
+
+
+def test_panels_hold_pairs_of_lines_of_what_comes_from_afar(ops: Any) -> None:
+    sizes = {"a": 384, "b": 384, "c": 24, "d": 384}
+    plan = choose(ops.op("C:c,b,a = A:a,d,b x B:c,d", sizes), MESHED, parallel=True)
+    (pack,) = plan.packs
+    (block,) = (level.size for level in plan.levels[: pack.depth] if level.iterator == "b")
+    assert (plan.vector, plan.tile("b")) == ("a", 1)
+    assert block * 4 % MESHED.fetched == 0
+    assert block * plan.tile("a") * 384 * 4 <= MESHED.cache[1]
+
+
+def test_runs_that_follow_one_another_are_copied_one_after_the_other(ops: Any) -> None:
+    sizes = {"a": 96, "b": 84, "c": 24, "d": 96, "e": 96}
+    plan = choose(ops.op("C:d,c,b,a = A:a,e,b,d x B:c,e", sizes), MESHED, parallel=True)
+    (pack,) = plan.packs
+    around = [level.iterator for level in plan.levels[: pack.depth]]
+    assert around.index("a") < around.index("b")
+    assert "d" not in around  # memory goes on there

@@ -1,0 +1,73 @@
+"""Panels that hold long runs of a factor which is contiguous along neither a sum nor the register tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ..target import Target
+from .cost import LINE, RegisterTile, is_far
+from .facts import Factor, Facts
+from .op import Iterator
+from .plan import Level
+from .tile import balanced
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What panels of the moving factor hold beside the register tile's own points. steps: of the sum in a panel."""
+
+    facts: Facts
+    target: Target
+    tile: RegisterTile
+    steps: int
+
+    def iterators(self, factor: Factor) -> tuple[Iterator, ...]:
+        """The iterator along which a factor is contiguous, where that is neither summed nor in the register tile.
+
+        A panel of all its values is turned across like one of a contiguous sum. Where such panels are small, the
+        iterators along which memory goes on come along.
+        """
+        if factor.step(self.facts.vector) == 1:
+            return ()
+        room, run = self._room(), 1
+        chosen: list[Iterator] = []
+        for i in sorted(self.facts.only(factor), key=lambda i: abs(factor.step(i.name) or 0)):
+            if self.tile.size(i.name) == 1 and factor.step(i.name) == run and (not chosen or room >= 2 * run):
+                chosen.append(i)
+                run *= i.extent
+        return tuple(reversed(chosen))
+
+    def blocks(self, swept: tuple[Iterator, ...]) -> list[Level]:
+        """A part of the swept iterators whose panels fit the second cache together."""
+        room = self._room()
+        levels: list[Level] = []
+        for i in reversed(swept):
+            if i.extent > room:
+                levels.append(Level(i.name, self._in_lines(i, balanced(i.extent, max(1, room)))))
+            room //= i.extent
+        return list(reversed(levels))
+
+    def _room(self) -> int:
+        """How many panels fit the second cache together, beside what they are filled with where that is far."""
+        size, columns = self.facts.op.dtype.size, prod(self.tile.size(i.name) for i in self.facts.only(self._moving))
+        one = self.steps * size * (2 * columns if self._is_far() else self._width())
+        return max(LINE // size, self.target.cache[1] * 5 // 8 // one)
+
+    def _in_lines(self, swept: Iterator, size: int) -> int:
+        """About so many points of a contiguous iterator, such that runs are whole lines as memory gives them."""
+        moving, fetched = self._moving, self.target.fetched
+        if not self._is_far() or moving.step(swept.name) != 1 or swept.extent * moving.bytes % fetched:
+            return size
+        line, panel = fetched // moving.bytes, self.steps * self._width() * moving.bytes
+        return size // line * line or (line if line * panel <= self.target.cache[1] * 3 // 4 else size)
+
+    @property
+    def _moving(self) -> Factor:
+        return self.facts.moving
+
+    def _is_far(self) -> bool:
+        return is_far(self._moving.stored * self._moving.bytes, self.target)
+
+    def _width(self) -> int:
+        return self.tile.size(self.facts.vector)
