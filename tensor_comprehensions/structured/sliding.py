@@ -51,14 +51,14 @@ def _written(known: Facts, name: str) -> int:
 
 def _row(known: Facts) -> tuple[str, str] | None:
     """The iterator whose neighbouring windows share most, nearest in memory, and the reduction along which they do."""
-    found: list[tuple[int, str, str]] = []
+    found: list[tuple[int, int, str, str]] = []
     for i in known.parallel:
         for r in known.op.reductions:
             stride, dilation = (abs(known.moving.step(name) or 0) for name in (i.name, r.name))
             fits = stride and dilation and i.name != known.vector and 1 < r.extent <= MOST_TAPS
             if fits and stride // gcd(stride, dilation) < r.extent:
-                found.append((stride, i.name, r.name))
-    return min(found)[1:] if found else None
+                found.append((stride, dilation // gcd(stride, dilation), i.name, r.name))
+    return min(found)[2:] if found else None
 
 
 def _lanes(known: Facts, target: Target) -> int:

@@ -77,6 +77,12 @@ def test_windows_that_slide_read_each_vector_once(ops: Any, name: str, target: A
     assert len(reads) < len(taps)
 
 
+def test_depthwise_taps_are_those_along_the_row(ops: Any) -> None:
+    """Neighbours share what the taps next to one another read, in either order of the axes: those go innermost."""
+    for name, order in (("channels last", ("y", "x")), ("channels first", ("x", "y"))):
+        assert choose(normalise(ops.op(*SLIDING[name])), AVX512, parallel=True).reductions == order
+
+
 def test_the_depthwise_expert_needs_a_window(ops: Any) -> None:
     for name in ("matmul", "nchw"):
         with pytest.raises(CannotLower, match="no window slides"):
