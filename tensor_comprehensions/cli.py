@@ -52,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe has seen enough
         sys.stdout = None
         return 0
+    except OSError as error:  # the disk that is written to is full, say
+        print(f"cannot go on: {error}", file=sys.stderr)
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,10 +12,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_NO_MEMORY = ("not enough memory", "out of memory", "allocate memory", "Storage size calculation overflowed")
+"""How torch says, in a RuntimeError, that there is not so much."""
+
+
 def told(error: Exception) -> Exception:
     """An exception that is not meant to leave a call, as one that is: a lack of memory, or our bug."""
     text = str(error)
-    if isinstance(error, MemoryError) or "not enough memory" in text or "out of memory" in text:  # NumPy's, or torch's
+    if isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
         return ArgumentError(f"there is no memory for this: {error}")
     return InternalError(f"{type(error).__name__}: {error}")
 

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ..guard import guarded
 from ..tc_lang.function import Function, Symbol
 from ..tc_lang.ranges import output_shapes
 from .arguments import TORCH_TYPES
 from .describe import dims
 
 
+@guarded
 def sample_arguments(
     function: Function, values: Mapping[str, float]
 ) -> tuple[list[Tensor | float], dict[str, Tensor | float]]:

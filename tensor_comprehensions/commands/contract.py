@@ -16,6 +16,7 @@ from ..api import SEARCH_SECONDS, Op, define
 from ..calling.arguments import numbers
 from ..compiler import KINDS, contractions
 from ..errors import ArgumentError
+from ..guard import guarded
 from ..options import CpuOptions
 from ..runtime.host import host
 from ..structured.apply import explain
@@ -67,7 +68,10 @@ class Contraction:
         for i in indices:
             size = sizes.get(i)
             if not isinstance(size, int) or size < 1:
-                raise ArgumentError(f"the size of {i!r} is {size}", suggestion=f"add {i}=... to --sizes, 1 or more")
+                raise ArgumentError(
+                    f"the size of {i!r} is {'not given' if size is None else size}",
+                    suggestion=f"add {i}=... to --sizes, 1 or more",
+                )
         return cls(c, a, b, {i: int(sizes[i]) for i in indices}, dtype)
 
     @property
@@ -82,6 +86,7 @@ class Contraction:
     def flops(self) -> int:
         return 2 * prod(self.sizes.values())
 
+    @guarded
     def tensors(self) -> tuple[Tensor, Tensor]:
         """Random factors."""
         generator = torch.Generator().manual_seed(0)

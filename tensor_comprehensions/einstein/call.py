@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from ..api import Op, define
+from ..calling.arguments import article
+from ..dtypes import DTYPES
 from ..errors import ArgumentError
 from ..guard import guarded
 from ..once import OncePerKey
@@ -35,6 +37,10 @@ def einsum(equation: str, *operands: Any, out: Any = None) -> Any:
     Raises:
         ArgumentError: the equation is malformed or does not fit the operands.
     """
+    if not isinstance(equation, str):
+        raise ArgumentError(
+            f"einsum: the equation is {article(type(equation).__name__)}", expected='such as "ij,jk->ik"'
+        )
     try:
         key = (equation, *[(x.shape, x.dtype) for x in operands])
     except AttributeError:
@@ -46,15 +52,16 @@ def einsum(equation: str, *operands: Any, out: Any = None) -> Any:
 @guarded
 def operator_for(equation: str, *operands: Any) -> Op:
     """The operator for an equation and operands like these."""
-    if not isinstance(equation, str):
-        raise ArgumentError(f"einsum: the equation is a {type(equation).__name__}, not a string")
     if any(not isinstance(x, (torch.Tensor, np.ndarray, np.generic)) for x in operands):
         raise _unfit(operands)
     types = [str(x.dtype).removeprefix("torch.") for x in operands]
+    if odd := [(n, name) for n, name in enumerate(types) if name not in DTYPES]:
+        n, name = odd[0]
+        raise ArgumentError(f"einsum: operand {n} has elements of type {name}", expected=", ".join(DTYPES))
     text = definition(parse(equation, [tuple(x.shape) for x in operands]), types)
     return _by_text.get(text, lambda: define(text)[NAME])
 
 
 def _unfit(operands: tuple[Any, ...]) -> ArgumentError:
     n, wrong = next((n, x) for n, x in enumerate(operands) if not isinstance(x, (torch.Tensor, np.ndarray)))
-    return ArgumentError(f"einsum: operand {n} is a {type(wrong).__name__}, not a tensor")
+    return ArgumentError(f"einsum: operand {n} is {article(type(wrong).__name__)}, not a tensor")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..calling.arguments import PLAIN, TORCH_TYPES, conversion
+from ..calling.arguments import PLAIN, TORCH_TYPES, article, conversion
 from ..calling.calls import check_names
 from ..errors import ArgumentError
 from .operators import Operator
@@ -61,11 +61,15 @@ def _value(op: Operator, n: int, x: Any) -> Any:
     dtype, special, dims = op.kinds[n]
     if isinstance(x, Tensor):
         return x.item() if special else x
-    if special:
+    if special and isinstance(x, (int, torch.SymInt)):
         return x
     accepted = bool if dtype.is_bool else int if dtype.is_integer else (int, float)
-    if dims or not isinstance(x, accepted):
-        raise ArgumentError(f"argument {n} of {op.function.name} is no tensor", expected=str(dtype))
+    if dims or special or not isinstance(x, accepted):
+        name = (*op.function.parameters, *op.function.initial)[n].name
+        raise ArgumentError(
+            f"argument '{name}' of {op.function.name} is {article(type(x).__name__)}",
+            expected=f"{dtype} {'tensor' if dims else 'number'} {name}",
+        )
     return torch.scalar_tensor(x, dtype=TORCH_TYPES[dtype])
 
 

@@ -128,6 +128,13 @@ def test_mistakes_in_compiled_graphs(backend: str) -> None:
     torch.testing.assert_close(gather(A, torch.tensor([3, 1])), A[[3, 1]])
 
 
+def test_a_number_of_another_kind_in_a_compiled_graph() -> None:
+    compiled = torch.compile(lambda a, k: OPS.pool(a, k, 1), backend="eager")
+    assert compiled(torch.ones(9), 2).shape == (8,)
+    with pytest.raises(tc.ArgumentError, match="argument 'k' of pool is a float"):
+        compiled(torch.ones(9), 2.5)
+
+
 def test_export_keeps_a_symbolic_batch() -> None:
     batch = torch.export.Dim("batch")
     block = Block().requires_grad_(False)
