@@ -73,6 +73,9 @@ def __getattr__(name: str) -> Any:
         value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
     finally:
         if collecting:
+            if not gc.get_freeze_count():  # nobody keeps objects apart, which would come back
+                gc.freeze()
+                gc.unfreeze()  # all there are count as old: the next look at young ones is no look at torch's
             gc.enable()
     return value
 

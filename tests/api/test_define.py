@@ -107,6 +107,31 @@ def test_importing_the_package_loads_no_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_the_import_makes_counts_as_old_and_garbage_stays_garbage(frozen: bool) -> None:
+    program = f"""
+import gc, weakref, torch, tensor_comprehensions
+class Node: pass
+node = Node(); node.itself = node; gone = weakref.ref(node); del node
+if {frozen}: gc.freeze()
+kept = gc.get_freeze_count()
+tensor_comprehensions.define
+assert gc.isenabled()
+young = sum(len(gc.get_objects(generation=g)) for g in (0, 1))
+after = gc.get_freeze_count()
+gc.collect()
+print(young, kept, after, gone() is None)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    young, kept, after, collected = done.stdout.split()
+    if frozen:
+        assert int(after) > 0.99 * int(kept) > 10_000
+        assert collected == "False"
+    else:
+        assert (kept, after, collected) == ("0", "0", "True")
+        assert int(young) < 1_000
+
+
 def test_public_names_are_there() -> None:
     assert all(hasattr(tc, name) for name in tc.__all__)
     assert set(tc.__all__) <= set(dir(tc))
