@@ -6,7 +6,7 @@ They are written as JSON, every record by the name of its class, and only the cl
 from __future__ import annotations
 
 import json
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from hashlib import sha256
@@ -48,17 +48,21 @@ def functions(source: str | bytes) -> tuple[Function, ...]:
 
 
 def to_bytes(made: tuple[Function, ...]) -> bytes:
-    """Functions as JSON."""
-    return json.dumps(_plain(made), separators=(",", ":")).encode()
+    """The functions of one text as JSON, with the text once."""
+    text = made[0].source if made else ""
+    content = [text, [_plain(replace(f, source="")) for f in made]]
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def from_bytes(data: bytes) -> tuple[Function, ...] | None:
     """The functions that JSON describes; None where it describes none."""
     try:
-        made = _value(json.loads(data))
+        text, made = _value(json.loads(data))
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return made if isinstance(made, tuple) and all(isinstance(f, Function) for f in made) else None
+    if not (isinstance(text, str) and isinstance(made, tuple) and all(isinstance(f, Function) for f in made)):
+        return None
+    return tuple(replace(f, source=text) for f in made)
 
 
 def _plain(x: Any) -> Any:

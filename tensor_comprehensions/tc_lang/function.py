@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import prod
 
-from ..dtypes import BOOL, INT64, DType
+from ..dtypes import INT64, DType
 from ..errors import InternalError, Span
 
 
@@ -366,4 +366,3 @@ class BoundFunction:
 
 
 INDEX_TYPE = INT64
-CONDITION = BOOL

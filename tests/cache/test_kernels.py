@@ -427,6 +427,14 @@ def test_checked_programs_come_back_with_every_place(path: Path) -> None:
     assert programs._plain(back) == as_written(path.read_text())
 
 
+def test_a_text_is_kept_once() -> None:
+    def size(count: int) -> int:
+        text = "\n".join(MATMUL.replace("mm", f"mm{n}") for n in range(100, 100 + count))
+        return len(programs.to_bytes(compile_source(text)))
+
+    assert size(20) < 10.1 * size(2)
+
+
 def test_checked_programs_are_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = programs.functions(MATMUL)
     monkeypatch.setattr(programs, "compile_source", None)
