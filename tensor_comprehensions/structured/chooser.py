@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import gcd, prod
 
 from ..target import Target
-from . import cost
+from . import cost, unrolling
 from .cost import FAR_ROWS, LINE, ROWS, RegisterTile, is_far, stream_cycles
 from .facts import Factor, Facts
 from .op import Iterator, loads
@@ -41,10 +39,6 @@ ACROSS_USES, FEW_CHUNKS = 1024, 4
 """Uses that pay for turning across what register tiles read; iterations that the parallel loop needs for balance."""
 SPREAD = 16
 """Sets of the first cache that rows have to fall into to be brought near in time."""
-STEPS = 8
-"""Steps of a sum between the rows of another panel that are asked for."""
-UNROLL = 4
-"""Innermost reductions up to this long are unrolled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +93,11 @@ class Chooser:
             self.tile.lanes,
             tuple(nest.levels),
             reductions,
-            self._unrolled(reductions),
+            unrolling.complete(self.facts, self.target, self.tile, reductions),
             tuple(nest.packs),
             collapsed,
             grain,
-            steps=self._at_once(nest),
+            steps=self._at_once(nest, reductions),
             streaming=self._streams(nest.levels),
             ahead=nest.ahead,
         )
@@ -257,25 +251,11 @@ class Chooser:
         ordered = sorted(iterators, key=lambda i: -abs(packed.step(i.name) or 0))
         return [Level(i.name, self.tile.size(i.name)) for i in ordered]
 
-    def _at_once(self, nest: _Nest) -> int:
+    def _at_once(self, nest: _Nest, reductions: tuple[str, ...]) -> int:
         """Steps of the sum per iteration: as many as there are register tiles to ask for a share of the rows each."""
-        return min(STEPS, 1 << (self._row_tiles().bit_length() - 1)) if nest.ahead else 1
-
-    def _unrolled(self, reductions: tuple[str, ...]) -> int:
-        if not reductions or self.facts.extent(reductions[-1]) > UNROLL:
-            return 0
-        return int(not self.facts.turned or self._holds_scalars(reductions[-1]))
-
-    def _holds_scalars(self, window: str) -> bool:
-        """Whether the register tile leaves registers for scalars that rows at neighbouring taps share."""
-        known, still = self.facts, self.facts.still
-        rows = [(name, size) for name, size in self.tile.sizes if name in still.used and size > 1]
-        steps = [still.step(name) for name in (window, *(name for name, _ in rows))]
-        taps: Counter[int] = Counter()
-        for at in product(range(known.extent(window)), *(range(size) for _, size in rows)):
-            taps[sum((step or 0) * n for step, n in zip(steps, at, strict=True))] += 1
-        again = sum(count > 1 for count in taps.values())
-        return None not in steps and self.tile.cells + self._vectors() + again < self.target.vector_registers
+        if nest.ahead:
+            return min(unrolling.STEPS, 1 << (self._row_tiles().bit_length() - 1))
+        return unrolling.at_once(self.facts, self.target, reductions, nest.levels, nest.packs)
 
     def rows_outside(self) -> bool:
         """Whether the still factor's panels had better stand still while the moving factor passes by."""
@@ -398,7 +378,7 @@ class Chooser:
 
     def _jumps(self, factor: Factor, distance: int, width: int) -> bool:
         """Whether one step of the innermost long reduction moves the factor at least `distance` bytes."""
-        long = [n for n in self.facts.reductions if self.facts.extent(n) > UNROLL and n in factor.used]
+        long = [n for n in self.facts.reductions if self.facts.extent(n) > unrolling.UNROLL and n in factor.used]
         if not long or self.facts.steps < 64:
             return False
         step = abs(factor.step(long[-1]) or 0) * factor.bytes
