@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
 
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
@@ -17,9 +16,8 @@ from ..structured.pipeline import Pipeline
 from ..target import Target
 from ..tc_lang.function import BoundFunction, Tensor
 from .clusters import cluster_op, cluster_plan
-from .leaf import Leaf
 from .legality import Scheduled
-from .locality import crossing, is_pointwise, vector_dim, work
+from .locality import all_work, crossing, is_pointwise, vector_dim
 from .movement import op_of, prefixed
 from .movement import order as loops_of
 from .nests import Emitter
@@ -54,7 +52,7 @@ def emit(
         order = loops_of(movement, group)
         options = options if movement.shared else replace(options, grain=0)
     walked = [tiles[k] for k in order], [counts[k] for k in order]
-    return tile_loops(*walked, inside, _work(function, scheduled.leaves), options)
+    return tile_loops(*walked, inside, all_work(function, scheduled.leaves), options)
 
 
 def pipeline(
@@ -116,12 +114,3 @@ def _is_transposition(function: BoundFunction, scheduled: Scheduled, target: Tar
         return False
     lanes = vector_dim(function, scheduled.leaves[0], target)
     return lanes is not None and crossing(function, scheduled.leaves[0], lanes) is not None
-
-
-def _work(function: BoundFunction, leaves: Sequence[Leaf]) -> int:
-    """Scalar operations of the whole group, were each leaf's rows all inside it."""
-    total = 0
-    for leaf in leaves:
-        node = leaf.nodes[0]
-        total += work(function, leaf) * prod(i.extent for i in (*node.free, *node.reduced))
-    return total

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from ..structured.estimate import INTERLEAVED
@@ -143,6 +143,12 @@ def _distance(function: BoundFunction, node: Node, access: tc.Access, dim: Dim) 
 def work(function: BoundFunction, leaf: Leaf) -> int:
     """Scalar operations of one iteration of the innermost loop, transcendental functions counted by their cost."""
     return sum(operations(s.value) + 1 for n in leaf.nodes for s in n.statements)
+
+
+def all_work(function: BoundFunction, leaves: Sequence[Leaf]) -> int:
+    """Scalar operations of all of `leaves`, were each one's rows all inside it."""
+    domains = ((leaf, (*leaf.nodes[0].free, *leaf.nodes[0].reduced)) for leaf in leaves)
+    return sum(work(function, leaf) * prod(i.extent for i in indices) for leaf, indices in domains)
 
 
 def operations(e: tc.Expr) -> int:

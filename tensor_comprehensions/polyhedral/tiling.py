@@ -10,7 +10,7 @@ from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction
 from .leaf import Dim, DimKind, Leaf
-from .locality import crossing, is_pointwise, stride, sums_columns, vector_dim, work
+from .locality import all_work, crossing, is_pointwise, stride, sums_columns, vector_dim, work
 from .schedule import CONTRACTION_ROWS, ENOUGH_PARALLELISM, Group, reads_memory
 from .scop import Node
 from .storage import bytes_touched, leaves_in_lines
@@ -53,13 +53,17 @@ def row_tiles(
         )
     if any(n.cluster is not None for n in group.nodes):
         return _contraction_tiles(group)
-    sizes = _lane_tiles(function, group, leaves, target)
+    shared = 0 < options.grain < all_work(function, leaves)
+    sizes = _lane_tiles(function, group, leaves, target, shared=shared)
     if len(leaves) == 1 and is_pointwise(leaves[0]):
         return _with_neighbours(function, group, leaves[0], sizes)
     return sizes
 
 
-def _lane_tiles(function: BoundFunction, group: Group, leaves: Sequence[Leaf], target: Target) -> tuple[int, ...]:
+def _lane_tiles(
+    function: BoundFunction, group: Group, leaves: Sequence[Leaf], target: Target, *, shared: bool
+) -> tuple[int, ...]:
+    """`shared`: there is enough work for threads to share the tiles; else fewer are better."""
     lanes = target.lanes(32)
     nests = len(leaves)
     leaves = _heavy(function, leaves)
@@ -81,7 +85,10 @@ def _lane_tiles(function: BoundFunction, group: Group, leaves: Sequence[Leaf], t
             least = _even(prod(group.rows[k].extent for k in wanted), lanes)
         if others >= FEW_CHUNKS // 2 and far:
             least = LONGEST_CHUNK
-    return tuple(_tile(row.extent, k in wanted, others, least) for k, row in enumerate(group.rows))
+    return tuple(
+        _tile(row.extent, k in wanted, others if shared else ENOUGH_PARALLELISM, least)
+        for k, row in enumerate(group.rows)
+    )
 
 
 def rows_at_once(function: BoundFunction, group: Group, leaves: Sequence[Leaf], target: Target) -> int:

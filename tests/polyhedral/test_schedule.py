@@ -72,6 +72,18 @@ def allocations(m: Module) -> dict[str, tuple[Space, tuple[int, ...]]]:
     return {b.name: (b.space, b.shape) for b in found}
 
 
+def test_few_elements_are_one_tile() -> None:
+    """What no threads share has no loop over tiles."""
+
+    def loops(m: Module) -> int:
+        return sum(isinstance(s, Loop) for k in m.kernels for s in walk(k.body))
+
+    copy = "def f(float(M,N) X) -> (O) { O(i,j) = X(i,j) }"
+    assert loops(module(copy, M=90, N=32)) == 1
+    assert loops(module(copy, M=900, N=320)) == 2
+    assert loops(module(copy, CpuOptions(grain=1000), M=90, N=32)) == 2
+
+
 def test_rows_of_softmax_fuse_and_their_temporaries_stay_in_a_row() -> None:
     m = module(SOFTMAX, N=64, D=1000)
     assert len(m.kernels) == 1
