@@ -32,6 +32,8 @@ GATHER = 0.7
 """Cycles per element of a vector that is put together from elements apart."""
 SPLIT = 0.5
 """Cycles per vector that begins anywhere in a cache line, as windows over an image do, and so ends in the next one."""
+SCATTERED, SCATTERED_RUN = 1.5, 256
+"""Cycles that a register tile waits for a line from the second cache in runs of less than so many bytes."""
 INTERLEAVED = 4
 """Elements from one lane to the next up to which whole vectors are read and shuffled."""
 EXPOSED = 0.4
@@ -49,6 +51,7 @@ def expected(known: Facts, plan: Plan, target: Target) -> float:
     """The same where the facts for the plan's lanes are there already."""
     model = _Model(known, plan, target)
     compute = _register_tiles(known, plan, target) + model.gathering() + model.splitting()
+    compute += model.scattering()
     moving = model.moving()
     return max(compute + EXPOSED * moving, moving) + model.copying()
 
@@ -169,13 +172,17 @@ class _Model:
         moved = [name for name, _ in self.facts.output_steps]
         return [self.facts.output_bytes * prod(region[name] for name in moved) for region in self.regions]
 
+    @cached_property
+    def working(self) -> list[float]:
+        """Bytes that the code inside the first d levels touches, for each d."""
+        return [sum(sizes) for sizes in zip(*self.footprints.values(), self.outputs, strict=True)]
+
     def moving(self) -> float:
         """Cycles for the bytes that reach each cache."""
         total = 0.0
         last = len(self.plan.levels)
-        working = [sum(sizes) for sizes in zip(*self.footprints.values(), self.outputs, strict=True)]
         for capacity, cost in zip(self.target.cache, TRANSFER, strict=False):
-            depth = next((d for d in range(last + 1) if working[d] <= capacity * self.room), last)
+            depth = next((d for d in range(last + 1) if self.working[d] <= capacity * self.room), last)
             for side in Side:
                 total += cost * self._arriving(self.footprints[side][depth], self.factor(side).used, depth)
             ways = 1 if self.plan.streaming else 2
@@ -199,6 +206,19 @@ class _Model:
             reuse = prod(self.plan.tile(i.name) for i in self.facts.parallel if i.name not in used)
             total += GATHER * self.facts.op.multiplications / reuse
         return total
+
+    def scattering(self) -> float:
+        """Cycles more for lines of scalars, read where they are, that the first cache has lost when they are due."""
+        still, capacity = self.facts.still, self.target.cache[0] * self.room
+        if still.side in self.packed or self.plan.vector in still.used:
+            return 0.0
+        depth = next((d for d, size in enumerate(self.working) if size <= capacity), len(self.plan.levels))
+        if self._run(still.side, self.regions[depth]) * still.bytes >= SCATTERED_RUN:
+            return 0.0
+        arriving = self.footprints[still.side][depth]
+        if depth and self.plan.levels[depth - 1].iterator in still.used:  # what is next to it may be in the same lines
+            arriving = min(arriving, self.footprints[still.side][depth - 1] / self.trips[depth - 1])
+        return SCATTERED * self._arriving(arriving, still.used, depth) / LINE
 
     def splitting(self) -> float:
         """Cycles more for vectors of windows, which no alignment suits: neighbours along a sum begin one element on."""

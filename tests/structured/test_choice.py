@@ -360,3 +360,13 @@ def test_runs_that_follow_one_another_are_copied_one_after_the_other(ops: Any) -
     around = [level.iterator for level in plan.levels[: pack.depth]]
     assert around.index("a") < around.index("b")
     assert "d" not in around  # memory goes on there
+
+
+@pytest.mark.parametrize(
+    ("text", "both"), [("C:f,e,c,a = A:a,g,e x B:c,f,g", True), ("C:f,e,c,a = A:a,g,c x B:e,g,f", False)]
+)
+def test_scalars_in_short_runs_from_the_second_cache_are_packed(ops: Any, text: str, both: bool) -> None:
+    sizes = {"a": 24, "c": 400, "e": 480, "f": 20, "g": 24}
+    plan = choose(ops.op(text, sizes), MESHED, parallel=True)
+    assert plan.streaming
+    assert (packed(plan) == {Side.LEFT, Side.RIGHT}) is both
