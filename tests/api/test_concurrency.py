@@ -34,7 +34,7 @@ def test_eight_threads_compile_each_kernel_once(monkeypatch: pytest.MonkeyPatch)
 
     def work(seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        start.wait(30)
+        start.wait(60)
         for n in (8, 20, 33, 8, 20):
             a, b = torch.randn(n, 12, generator=generator), torch.randn(12, n, generator=generator)
             try:

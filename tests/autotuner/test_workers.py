@@ -38,7 +38,7 @@ def group(zygote: Zygote) -> Iterator[Group]:
 
 def gone(pid: int) -> bool:
     """Is there no such process? Waits for one that is about to go."""
-    for _ in range(200):
+    for _ in range(1200):
         try:
             os.kill(pid, 0)
         except ProcessLookupError:

@@ -124,7 +124,7 @@ def test_a_forked_child_runs_without_the_pool(add: Add, threads: None) -> None:
     if child == 0:
         executable([a.data_ptr(), b.data_ptr(), c.data_ptr()])
         os._exit(0 if c.numpy().sum() == 200_000 else 1)
-    for _ in range(200):
+    for _ in range(1200):
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             break
