@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ _JOB: dict[str, Any] = {
     "store": None,
     "tune": [],
 }
+SMALLEST = 8
+"""Candidates of a generation from which it pays to breed."""
 _TASK: dict[str, Any] = {"file": None, "source": None, "def": None, "sizes": [{}], "budget": None}
 
 
@@ -163,7 +166,16 @@ def dealt(tasks: Sequence[Task], shard: tuple[int, int]) -> tuple[Task, ...]:
         return tuple(tasks[number::count])
     task = tasks[number % len(tasks)]
     part = number // len(tasks), len(range(number % len(tasks), count, len(tasks)))
-    return (replace(task, effort=replace(task.effort, seed=task.effort.seed + number, part=part)),)
+    return (replace(task, effort=_shared(replace(task.effort, seed=task.effort.seed + number, part=part))),)
+
+
+def _shared(trying: Effort) -> Effort:
+    """A part of a search by itself: fewer at a time, and more often, for it has less time to learn from what it saw."""
+    _, count = trying.part
+    if trying.search != "genetic" or trying.population <= SMALLEST:
+        return trying
+    population = max(SMALLEST, round(trying.population / sqrt(count)))
+    return replace(trying, population=population, generations=ceil(trying.generations * trying.population / population))
 
 
 # --- working -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -236,6 +237,18 @@ def test_every_task_is_in_one_shard_or_in_several_with_other_seeds(job: Path) ->
     assert [t.name for t in islands] == [tasks[n % 2].name for n in range(5)]
     assert len({(t.name, t.effort.seed) for t in islands}) == 5
     assert [t.effort.part for t in islands] == [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]
+
+
+def test_shards_of_one_search_have_smaller_generations_and_more_of_them(job: Path) -> None:
+    task = read_job(job).tasks[0]
+    for search, population, expected in (
+        ("genetic", 24, (12, 20)), ("genetic", 10, (8, 13)), ("genetic", 6, (6, 10)), ("random", 24, (24, 10)),
+        ("sweep", 24, (24, 10)),
+    ):  # fmt: skip
+        whole = replace(task, effort=replace(task.effort, search=search, population=population, generations=10))
+        (shard,) = dealt([whole], (1, 4))
+        assert (shard.effort.population, shard.effort.generations) == expected
+        assert dealt([whole], (0, 1)) == (whole,)
 
 
 @pytest.mark.parametrize("wrong", ["3", "3/3", "-1/2", "a/b", "1/0", ""])
