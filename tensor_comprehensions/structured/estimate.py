@@ -208,9 +208,12 @@ class _Model:
         return total
 
     def scattering(self) -> float:
-        """Cycles more for lines of scalars, read where they are, that the first cache has lost when they are due."""
+        """Cycles more for lines of scalars, read where they are, that the first cache has lost when they are due.
+
+        Measured where the second cache is large and the third one far.
+        """
         still, capacity = self.facts.still, self.target.cache[0] * self.room
-        if still.side in self.packed or self.plan.vector in still.used:
+        if not self.target.is_meshed or still.side in self.packed or self.plan.vector in still.used:
             return 0.0
         depth = next((d for d, size in enumerate(self.working) if size <= capacity), len(self.plan.levels))
         if self._run(still.side, self.regions[depth]) * still.bytes >= SCATTERED_RUN:
