@@ -218,7 +218,7 @@ def _store(mode: str, folder: str, strict: bool, limit: int, key_file: str) -> S
 
 def _root(folder: str) -> Path | None:
     if folder:
-        return Path(folder).expanduser()
+        return _expanded(folder)
     import platformdirs
 
     try:
@@ -227,11 +227,16 @@ def _root(folder: str) -> Path | None:
         return None
 
 
+def _expanded(path: str) -> Path:
+    """A path with the home of a user for `~`; as it is where there is no such user."""
+    return Path(os.path.expanduser(path))
+
+
 def _secret(key_file: str) -> bytes | None:
     """The secret key: the content of a file that only this user can read. Raises CacheError."""
     if not key_file:
         return None
-    path = Path(key_file).expanduser()
+    path = _expanded(key_file)
     try:
         if os.name == "posix" and path.stat().st_mode & 0o077:
             raise CacheError(f"others may read the key {path}", suggestion=f"chmod 600 {path}")

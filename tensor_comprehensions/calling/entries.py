@@ -96,6 +96,8 @@ class CacheEntry:
 
         Raises ArgumentError where LLVM refuses the text or the results are wrong, CacheError where it cannot be kept.
         """
+        if not isinstance(text, str):
+            raise ArgumentError("the kernel is no text", expected="LLVM assembly", found=type(text).__name__)
         if self.store.mode != "write":
             raise CacheError("a kernel is put into a cache that cannot be written", suggestion="set TC_CACHE=write")
         facts = {"temporaries": list(temporaries), "sites": [], "kernels": 1, "strategy": None, "injected": True}

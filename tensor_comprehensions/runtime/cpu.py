@@ -83,8 +83,10 @@ def assembly(text: str, target: Target) -> str:
 
 def _machine(target: Target) -> llvm.TargetMachine:
     native = llvm.Target.from_default_triple()
+    # Of a processor that LLVM does not know it would else believe that it has 32 bits, and end the process.
+    wide = "+64bit," if native.name == "x86-64" else ""
     return native.create_target_machine(
-        cpu=target.name, features=target.features, opt=2, reloc="static", codemodel="jitdefault", jit=True
+        cpu=target.name, features=wide + target.features, opt=2, reloc="static", codemodel="jitdefault", jit=True
     )
 
 

@@ -405,6 +405,8 @@ def test_kernels_by_hand_need_a_cache_and_a_key(root: Path) -> None:
     op, a, b = mm()
     with knobs.override(cache="read"), pytest.raises(tc.TCError, match="cannot be written"):
         op.cache_entry(a, b).inject("")
+    with pytest.raises(tc.ArgumentError, match="the kernel is no text"):
+        op.cache_entry(a, b).inject(3)  # type: ignore[arg-type]
     with pytest.raises(tc.ArgumentError, match="have no key"):
         op.cache_entry(a, b, options=CpuOptions(strategy=lambda op, target: tile(m=3)))
     with knobs.override(cache="off"):

@@ -489,6 +489,16 @@ def test_strictness_raises_what_is_otherwise_a_warning(root: Path) -> None:
     assert Store(root, strict=True).read(("kernel", "family", "unknown")) is None
 
 
+def test_a_home_of_nobody_is_a_name_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store._store.cache_clear()
+    with knobs.override(cache="write", cache_dir="~nobody-here/cache"):
+        assert store.current().write(NAME, PAYLOAD)
+    assert (tmp_path / "~nobody-here" / "cache").is_dir()
+    with knobs.override(cache="write", cache_key="~nobody-here/key"), pytest.raises(CacheError, match="cannot be read"):
+        store.current()
+
+
 def test_the_knobs_name_the_store(root: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(SECRET)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -96,6 +98,18 @@ def test_many_python_threads_at_once(add: Add) -> None:
     for w in workers:
         w.join()
     assert not failures
+
+
+def test_a_processor_that_llvm_does_not_know_ends_no_process() -> None:
+    program = (
+        "import torch, tensor_comprehensions as tc\n"
+        "op = tc.define('def f(float(N) x) -> (y) { y(i) = 2 * x(i) }').f\n"
+        "strange = tc.Target('strange', 'no-such-processor', '', 128, 16, (32768, 1 << 20))\n"
+        "print(op.compile(torch.ones(3), target=strange)(torch.ones(3)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "2., 2., 2." in done.stdout
 
 
 def test_other_python_threads_run_meanwhile() -> None:
