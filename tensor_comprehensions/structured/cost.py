@@ -49,8 +49,9 @@ LONG_RUN = 256
 """Bytes of a run of the output that goes past a far cache although it begins or ends in the middle of a line."""
 NEARLY = 1.15
 """Times the cycles of the best register tile: that is nearly as good."""
-SLOWEST = 2.0
-"""Times the cycles of multiply-adds along the lanes that vectors of another width may take to be thought of."""
+SHORT_SUM, SLOWEST = 32, 2.0
+"""Terms of sums that take no longer than to write them beyond the second cache; for these, times the cycles of
+multiply-adds along the lanes that vectors of another width may take to be thought of."""
 SHORT_RUN = 48
 """Points along the lanes below which tiles that go on where the output's runs end are tried."""
 ROW_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28)
@@ -296,10 +297,11 @@ def _tiles(facts: Facts, target: Target) -> Generator[RegisterTile]:
     widest = target.lanes(facts.bits)
     extent = facts.extent(facts.vector)
     useful = [lanes for lanes in _halves(widest) if lanes < 2 * extent] or [_halves(widest)[-1]]
-    slots = {lanes: -(-extent // lanes) * multiply_cost(lanes, facts, target) for lanes in useful}
-    useful = [lanes for lanes in useful if slots[lanes] <= SLOWEST * min(slots.values())]
+    if facts.steps <= SHORT_SUM:  # many ways around these are compared
+        slots = {lanes: -(-extent // lanes) * multiply_cost(lanes, facts, target) for lanes in useful}
+        useful = [lanes for lanes in useful if slots[lanes] <= SLOWEST * min(slots.values())]
     all_rows = tuple(dict.fromkeys(_turned_rows(facts) if facts.turned else _rows(facts, target)))
-    for lanes in useful:
+    for lanes in useful[:3]:
         for vectors in range(1, 9):
             across = min(vectors, -(-extent // lanes)) * lanes
             if across < vectors * lanes:

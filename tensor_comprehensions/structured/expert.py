@@ -9,7 +9,7 @@ from ..errors import CannotLower
 from ..target import Target
 from . import fragments, sliding
 from .chooser import PACKED_STEPS, PARALLEL_WORK, Chooser
-from .cost import Ranking, is_far
+from .cost import SHORT_SUM, Ranking, is_far
 from .estimate import busy, expected
 from .facts import Facts, facts
 from .insistent import all_ways
@@ -25,8 +25,6 @@ TURNED_STEPS = 128
 SHORT_UNIT, TURNED_UNIT = 128, 512
 """Points of a contiguous run of the output below which lanes across such runs may be the better ones: of any, and of
 one along which the factor that it moves is not contiguous, and so has to be turned across, for sums in one block."""
-SHORT_SUM = 32
-"""Terms of sums that take no longer than to write them beyond the second cache."""
 TILES, CLEARLY = 6, 0.97
 """Register tiles that are looked at; less than this share of the cycles makes one of them better than those before."""
 
