@@ -210,7 +210,7 @@ class _Model:
     def scattering(self) -> float:
         """Cycles more for lines of scalars, read where they are, that the first cache has lost when they are due.
 
-        Measured where the second cache is large and the third one far.
+        Measured where the second cache is large and the third one far. What windows read again is near by then.
         """
         still, capacity = self.facts.still, self.target.cache[0] * self.room
         if not self.target.is_meshed or still.side in self.packed or self.plan.vector in still.used:
@@ -221,7 +221,8 @@ class _Model:
         arriving = self.footprints[still.side][depth]
         if depth and self.plan.levels[depth - 1].iterator in still.used:  # what is next to it may be in the same lines
             arriving = min(arriving, self.footprints[still.side][depth - 1] / self.trips[depth - 1])
-        return SCATTERED * self._arriving(arriving, still.used, depth) / LINE
+        new = min(1.0, still.stored / prod(i.extent for i in self.facts.op.iterators if i.name in still.used))
+        return SCATTERED * new * self._arriving(arriving, still.used, depth) / LINE
 
     def splitting(self) -> float:
         """Cycles more for vectors of windows, which no alignment suits: neighbours along a sum begin one element on."""
