@@ -213,7 +213,7 @@ class _Model:
         Measured where the second cache is large and the third one far. What windows read again is near by then.
         """
         still, capacity = self.facts.still, self.target.cache[0] * self.room
-        waits = self.plan.streaming and self.target.is_meshed  # where results pass by the buffers that lines come through
+        waits = self.plan.streaming and self.target.is_meshed  # results pass by the buffers of lines
         if not waits or still.side in self.packed or self.plan.vector in still.used:
             return 0.0
         depth = next((d for d, size in enumerate(self.working) if size <= capacity), len(self.plan.levels))
