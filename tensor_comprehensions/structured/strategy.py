@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..errors import ArgumentError, CannotLower
+from ..errors import ArgumentError, CannotLower, InternalError, TCError
 from ..target import Target
 from .apply import explain, plan_of
 from .estimate import estimate
@@ -52,9 +52,7 @@ def settled(strategy: Strategy, op: StructuredOp, target: Target) -> Pipeline:
 
     Raises ArgumentError for unknown names, CannotLower with all reasons where none applies.
     """
-    pipeline = strategy if isinstance(strategy, Pipeline) else strategy(op, target)
-    if not isinstance(pipeline, Pipeline):
-        raise ArgumentError(f"the expert returns {pipeline!r}", expected="a pipeline")
+    pipeline = strategy if isinstance(strategy, Pipeline) else _returned(strategy, op, target)
     alternatives = list(pipeline.alternatives())
     if len(alternatives) == 1:
         check(alternatives[0], op, target)
@@ -76,6 +74,24 @@ def settled(strategy: Strategy, op: StructuredOp, target: Target) -> Pipeline:
     if best is None:
         raise CannotLower("; ".join(dict.fromkeys(reasons)))
     return best[1]
+
+
+def _returned(expert: Expert, op: StructuredOp, target: Target) -> Pipeline:
+    """What a function, which is the user's unless the package has it, gives for `op`."""
+    try:
+        pipeline = expert(op, target)
+    except (TCError, InternalError, CannotLower):
+        raise
+    except Exception as error:
+        if str(getattr(expert, "__module__", "")).startswith(__name__.partition(".")[0]):
+            raise
+        raise ArgumentError(
+            f"the expert raises {type(error).__name__}: {error}",
+            expected="a function (op, target) that gives a pipeline",
+        ) from error
+    if not isinstance(pipeline, Pipeline):
+        raise ArgumentError(f"the expert returns {pipeline!r}", expected="a pipeline")
+    return pipeline
 
 
 def check(pipeline: Pipeline, op: StructuredOp, target: Target) -> None:

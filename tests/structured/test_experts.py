@@ -145,14 +145,25 @@ def test_a_choice_is_settled_by_the_model_among_what_applies(ops: Any) -> None:
     assert settled(impossible | slow | fast, op, AVX512) == fast
     with pytest.raises(CannotLower, match="vectors"):
         settled(impossible | (impossible >> unroll(k=2)), op, AVX512)
-    with pytest.raises(ArgumentError, match="expert returns 3"):
-        settled(lambda op, target: 3, op, AVX512)  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize("wrong", [3, "tile(m=4)", Pipeline, {"C": 3}])
 def test_what_is_no_strategy(wrong: object) -> None:
     with pytest.raises(ArgumentError, match="strategy"):
         frozen(wrong)
+
+
+@pytest.mark.parametrize(
+    ("expert", "says"),
+    [
+        (lambda op, target: {}["m"], "the expert raises KeyError: 'm'"),
+        (lambda op: tile(i=4), "the expert raises TypeError"),
+        (lambda op, target: 3, "the expert returns 3"),
+    ],
+)
+def test_experts_that_go_wrong(ops: Any, expert: Any, says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        settled(expert, ops.op(*OPS["matmul"]), AVX2)
 
 
 def test_strategies_are_keys() -> None:
