@@ -8,10 +8,10 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from .contractions import BOUND, CONTENDERS, SEARCHED, Measured
+from .contractions import BOUND, CONTENDERS, EINSUM, NUMPY, SEARCHED, VIEW, Measured
 from .runner import OURS
 
-COLOURS = {OURS: "#4477aa", SEARCHED: "#66ccee", "torch.einsum": "#ccbb44", "numpy.einsum": "#228833"}
+COLOURS = {OURS: "#4477aa", SEARCHED: "#66ccee", EINSUM: "#ccbb44", VIEW: "#ddcc77", NUMPY: "#228833"}
 
 
 def draw(results: Sequence[Measured], path: Path) -> None:

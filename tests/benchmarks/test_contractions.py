@@ -15,6 +15,7 @@ from benchmarks.contractions import (
     NUMPY,
     SEARCHED,
     SIZES,
+    VIEW,
     Contraction,
     Settings,
     contractions,
@@ -71,6 +72,12 @@ def test_measured_and_reported(small: Contraction, tmp_path: Path) -> None:
     assert sum(small.name in line for line in means([result])) == 3
     draw([result], tmp_path / "r.svg")
     assert "torch.mm of equal size" in (tmp_path / "r.svg").read_text()
+
+
+def test_einsum_does_equal_work_and_its_view_stands_beside() -> None:
+    (case,) = select(contractions("odd"), ["abcdef-dega-gfbc"])
+    assert not torch.einsum(case.equation, *(torch.randn(case.shape(t)) for t in case.tensors[1:])).is_contiguous()
+    assert {EINSUM, VIEW} <= set(measure(case, "odd", Settings(seconds=0.01)).times)
 
 
 def test_search_and_regret(small: Contraction) -> None:
