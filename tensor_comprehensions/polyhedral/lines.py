@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..loop_ir import build
-from ..loop_ir.nodes import Buffer, Expr, Let, Load, Loop, LoopKind, Space, Stmt, Store
-from ..structured.transpose import CACHE_LINE, Axis, begin_lines
+from ..loop_ir.nodes import Buffer, Expr, Let, Load, Loop, LoopKind, Stmt, Store
+from ..structured.transpose import CACHE_LINE, Axis, begin_lines, with_registers
 from ..structured.vector import evaluate
 from .promote import chunk_of, chunk_start, places_of, turned_into, with_loads
 
@@ -47,8 +47,7 @@ def past_caches(
     apart = lanes.length >= line and not _is_aligned(store.buffer, whole[0], lanes.length)
     shape = (rows.length, lanes.length + line * apart)
     found = places_of(reads, rows, lanes, lambda read: (shape[0], _pitch(read.buffer, shape[1])))
-    registers = [s.buffer for s in stores if s.buffer.space is Space.REGISTER]
-    point = build.allocate(registers, build.block(*(with_loads(s, found) for s in stores)))
+    point = with_registers(stores, build.block(*(with_loads(s, found) for s in stores)))
 
     def along(start: Expr, stop: Expr) -> Stmt:
         return Loop(lane.name, start, stop, point, LoopKind.VECTOR, factor=factor)

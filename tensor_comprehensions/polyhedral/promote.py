@@ -13,7 +13,7 @@ from ..loop_ir.nodes import Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Sto
 from ..loop_ir.promotion import Digit, held
 from ..loop_ir.rewrite import map_expr, map_stmt, mentions, walk_expr
 from ..structured.estimate import INTERLEAVED
-from ..structured.transpose import CACHE_LINE, Axis, begin_lines, transposed
+from ..structured.transpose import CACHE_LINE, Axis, begin_lines, transposed, with_registers
 from ..target import Target
 
 # Lanes beyond these need more registers for a square block than there are.
@@ -83,8 +83,7 @@ def staged(
     shape = (STAGED_ROWS, STAGED_BYTES // least)
     rows, lanes = map(chunk_of, (row, lane), shape)
     found = places_of(reads, rows, lanes, lambda _: shape)
-    registers = [s.buffer for s in stores if s.buffer.space is Space.REGISTER]
-    point = build.allocate(registers, build.block(*(with_loads(s, found) for s in stores)))
+    point = with_registers(stores, build.block(*(with_loads(s, found) for s in stores)))
     inner = Loop(lane.name, lanes.start, lanes.stop, point, LoopKind.VECTOR, factor=factor)
     chunk = build.block(turned_into(found, rows, lanes, side), Loop(row.name, rows.start, rows.stop, inner))
     chunk = build.allocate([place.buffer for place in found.values()], chunk)

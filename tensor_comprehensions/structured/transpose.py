@@ -172,9 +172,14 @@ def _in_pieces(
     )
 
 
+def with_registers(stores: Sequence[Store], body: Stmt) -> Stmt:
+    """`body` with the registers to which `stores` go, some more than once, allocated around it."""
+    registers = dict.fromkeys(s.buffer for s in stores if s.buffer.space is Space.REGISTER)
+    return build.allocate(tuple(registers), body)
+
+
 def _point_by_point(stores: Sequence[Store], row: Axis, lane: Axis) -> Stmt:
-    registers = [s.buffer for s in stores if s.buffer.space is Space.REGISTER]
-    point = build.allocate(registers, build.block(*stores))
+    point = with_registers(stores, build.block(*stores))
     return Loop(row.name, row.start, row.stop, Loop(lane.name, lane.start, lane.stop, point))
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
+from tensor_comprehensions import knobs
 from tensor_comprehensions.dtypes import DTYPES
 from tensor_comprehensions.loop_ir.numbers import rounded
 
@@ -99,3 +100,16 @@ def test_dimensions_of_data_that_says_where_to_write_are_not_merged() -> None:
     x, code, start = torch.randn(7, 3), torch.randint(16, (7, 3), dtype=torch.uint8), torch.zeros(3, 16)
     expected = start.clone().t().scatter_add(0, code.long(), x).t()
     torch.testing.assert_close(op(x, code, start), expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (40, 70)])
+def test_a_register_that_a_transposition_writes_more_than_once(shape: tuple[int, int]) -> None:
+    op = tc.define("""
+    def f(float(B,C) Y) -> (Z) {
+        T(c,b) = Y(b,c) + 1
+        T(c,b) = T(c,b) * T(c,b)
+        Z(c,b) = T(c,b) + Y(b,c)
+    }""").f
+    y = torch.randn(shape)
+    with knobs.override(verify=True, cache="off"):
+        torch.testing.assert_close(op(y), (y.t() + 1) ** 2 + y.t())
