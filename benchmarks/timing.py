@@ -131,5 +131,5 @@ def keep_memory() -> bool:
     library = ctypes.CDLL(None) if os.name == "posix" else None
     if library is None or not hasattr(library, "mallopt"):
         return False
-    trim_threshold, mmap_max = -1, -4
-    return all(library.mallopt(option, value) == 1 for option, value in ((mmap_max, 0), (trim_threshold, 2**31 - 1)))
+    trim_threshold, mmap_max, never = -1, -4, -1
+    return all(library.mallopt(option, value) == 1 for option, value in ((mmap_max, 0), (trim_threshold, never)))
