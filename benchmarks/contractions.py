@@ -29,7 +29,7 @@ import tensor_comprehensions
 
 from .report import machine
 from .runner import OURS, using_threads
-from .timing import Quartiles, interleave, keep_memory, ratios
+from .timing import Quartiles, interleave, keep_memory, ratios, release_memory
 
 BOUND, EINSUM, VIEW, NUMPY = "torch.mm", "torch.einsum", "einsum's view", "numpy.einsum"
 SEARCHED = "searched"
@@ -350,6 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         kept = not options.fresh_pages and keep_memory()
         for case in chosen:
+            release_memory()
             results.append(measure(case, options.size, settings))
             print(line(row(results[-1])), flush=True)
             if options.json:

@@ -133,3 +133,10 @@ def keep_memory() -> bool:
         return False
     trim_threshold, mmap_max, never = -1, -4, -1
     return all(library.mallopt(option, value) == 1 for option, value in ((mmap_max, 0), (trim_threshold, never)))
+
+
+def release_memory() -> None:
+    """Return to the system what `keep_memory` keeps and nobody holds: before something of other sizes is timed."""
+    library = ctypes.CDLL(None) if os.name == "posix" else None
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
