@@ -303,6 +303,12 @@ def only_contractions(bound: BoundFunction, options: CpuOptions, target: Target)
     return found
 
 
+def sums_in_parts(bound: BoundFunction, options: CpuOptions, target: Target) -> bool:
+    """Does an untuned call sum products in parts? No pipeline says that."""
+    found: bool = _polyhedral().sums_in_parts(legalise(bound), options, target)
+    return found
+
+
 def settle(bound: BoundFunction, options: CpuOptions, target: Target) -> CpuOptions:
     """`options` whose strategy is a pipeline without choices for every contraction that it is meant for.
 

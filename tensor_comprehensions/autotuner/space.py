@@ -14,7 +14,7 @@ from functools import cached_property
 from random import Random
 from typing import Any
 
-from ..compiler import contractions, only_contractions, settle
+from ..compiler import contractions, only_contractions, settle, sums_in_parts
 from ..errors import ArgumentError, CannotLower, TCError
 from ..options import CpuOptions
 from ..structured.apply import plan_of
@@ -287,7 +287,8 @@ def space(
 def pipelines(bound: BoundFunction, target: Target, start: CpuOptions, count: int) -> tuple[Space, tuple[Genome, ...]]:
     """At most `count` pipelines for each contraction, and what to try first: the one in front of each.
 
-    They are the alternatives of the strategy of `start` where it has one for the contraction, else the model's best.
+    They are the alternatives of the strategy of `start` where it has one for the contraction, else the model's best,
+    after what an untuned call does where that is none of them.
 
     Raises ArgumentError where there is no contraction, or no alternative applies.
     """
@@ -297,7 +298,8 @@ def pipelines(bound: BoundFunction, target: Target, start: CpuOptions, count: in
             f"{bound.name} has no contraction", expected="a contraction, or a single reduction or permutation"
         )
     settle(bound, start, target)  # is what the strategy says possible at all?
-    offered = (_offered(start, op, name, tensor, target, count) for name, tensor, op in ops)
+    untuned = (None,) if start.strategy is None and sums_in_parts(bound, start, target) else ()
+    offered = ((*untuned, *_offered(start, op, name, tensor, target, count)) for name, tensor, op in ops)
     genes = tuple(Gene(f"{name}.pipeline", found) for (name, _, _), found in zip(ops, offered, strict=True))
     return Space(genes, replace(start, strategy=None), target, ops), (tuple(0 for _ in genes),)
 

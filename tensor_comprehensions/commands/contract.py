@@ -149,7 +149,8 @@ def run(options: argparse.Namespace) -> int:
     kernel = op.compile(*tensors)
     if options.explain:
         for _, _, structured in _ops(op, tensors):
-            print(explain(rows[0].pipeline, structured, host()))
+            if (pipeline := rows[0].pipeline) is not None:
+                print(explain(pipeline, structured, host()))
         print(kernel.source("schedule"))
     if options.emit:
         path = options.output or f"{options.contraction}.{SUFFIXES.get(options.emit, options.emit)}"
@@ -159,9 +160,12 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A way to compute it. cycles: what the model expects of one core. seconds: measured, if it was."""
+    """A way to compute it. cycles: what the model expects of one core. seconds: measured, if it was.
 
-    pipeline: Pipeline
+    pipeline: None for an untuned call's that sums in parts, which no pipeline says.
+    """
+
+    pipeline: Pipeline | None
     cycles: float | None
     seconds: float | None = None
 
@@ -185,6 +189,8 @@ def _measured(op: Op, tensors: Sequence[Tensor], count: int, seconds: float) -> 
         pipeline = meant_for(o.options.strategy, name)
         if o.seconds is not None and isinstance(pipeline, Pipeline):
             yield Row(pipeline, cycles.get(pipeline), o.seconds)
+        elif o.seconds is not None:
+            yield Row(None, None, o.seconds)
 
 
 def _table(rows: Sequence[Row], flops: int) -> Iterator[str]:
@@ -194,7 +200,7 @@ def _table(rows: Sequence[Row], flops: int) -> Iterator[str]:
     for number, row in enumerate(rows):
         guess = "-" if row.cycles is None else f"{flops / row.cycles * (clock or 1e9) / 1e9:.1f}"
         speed = "-" if row.seconds is None else f"{flops / row.seconds / 1e9:.1f}"
-        yield f"{number:>3} {guess:>8} {speed:>8}  {row.pipeline}"
+        yield f"{number:>3} {guess:>8} {speed:>8}  {row.pipeline or 'the sum in parts'}"
 
 
 def clock_rate() -> float | None:

@@ -191,6 +191,12 @@ def contractions(
     return ops if alone is None else ((alone.name, given.statements[0].target, alone),)
 
 
+def sums_in_parts(function: BoundFunction, options: CpuOptions, target: Target) -> bool:
+    """Does `function` (legalised), where no strategy says how, sum products in parts? No pipeline says that."""
+    whole = collapse(function)
+    return split_products(whole, replace(options, strategy=None), target) != whole
+
+
 def only_contractions(function: BoundFunction, options: CpuOptions, target: Target) -> bool:
     """Are there but contractions in `function` (legalised), and what `structured` does with their results?"""
     return all(n.cluster is not None for n in nodes(_in_stages(collapse(function), target), options, target))

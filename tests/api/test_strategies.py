@@ -171,6 +171,17 @@ def test_a_search_keeps_the_best_for_later_calls() -> None:
     assert op(whole(3, 50), B).shape == (3, 70)
 
 
+def test_a_search_begins_with_what_an_untuned_call_does() -> None:
+    """Which sums in parts where there are few results, as no pipeline says."""
+    op = tc.define(SOURCE.splitlines()[1]).matmul
+    a, b = torch.randn(32, 16384), torch.randn(16384, 64)
+    assert "part" in op.compile(a, b).source("schedule")
+    found = op.search(a, b, count=3, seconds=20)
+    assert found.default.strategy is None
+    assert found.outcomes[0].options.strategy is None
+    assert {o.options.strategy is None for o in found.outcomes} == {True, False}
+
+
 def test_a_search_among_the_alternatives_of_a_strategy() -> None:
     choice = tile(m=4, n=32) | tile(m=37, n=70) | tile(m=8, n=16)
     kernel = OPS.matmul.compile(A, B, strategy=choice, search=8)
