@@ -149,8 +149,8 @@ def run(options: argparse.Namespace) -> int:
     kernel = op.compile(*tensors)
     if options.explain:
         for _, _, structured in _ops(op, tensors):
-            if (pipeline := rows[0].pipeline) is not None:
-                print(explain(pipeline, structured, host()))
+            if rows and rows[0].pipeline is not None:
+                print(explain(rows[0].pipeline, structured, host()))
         print(kernel.source("schedule"))
     if options.emit:
         path = options.output or f"{options.contraction}.{SUFFIXES.get(options.emit, options.emit)}"

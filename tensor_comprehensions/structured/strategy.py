@@ -83,7 +83,8 @@ def _returned(expert: Expert, op: StructuredOp, target: Target) -> Pipeline:
     except (TCError, InternalError, CannotLower):
         raise
     except Exception as error:
-        if str(getattr(expert, "__module__", "")).startswith(__name__.partition(".")[0]):
+        package, own = (name.partition(".")[0] for name in (str(getattr(expert, "__module__", "")), __name__))
+        if package == own:
             raise
         raise ArgumentError(
             f"the expert raises {type(error).__name__}: {error}",

@@ -157,7 +157,7 @@ def test_the_log_tells_what_every_piece_did(caplog: pytest.LogCaptureFixture) ->
 def test_a_search_keeps_the_best_for_later_calls() -> None:
     op = tc.define(SOURCE.splitlines()[1]).matmul
     before = op(A, B)
-    found = op.search(A, B, count=5)
+    found = op.search(A, B, count=5, seconds=600)
     assert 1 < len(found.outcomes) <= 5
     assert all(o.kind in ("ok", "slow") for o in found.outcomes)
     assert found.seconds <= found.default_seconds
@@ -176,7 +176,7 @@ def test_a_search_begins_with_what_an_untuned_call_does() -> None:
     op = tc.define(SOURCE.splitlines()[1]).matmul
     a, b = torch.randn(32, 16384), torch.randn(16384, 64)
     assert "part" in op.compile(a, b).source("schedule")
-    found = op.search(a, b, count=3, seconds=20)
+    found = op.search(a, b, count=3, seconds=600)
     assert found.default.strategy is None
     assert found.outcomes[0].options.strategy is None
     assert {o.options.strategy is None for o in found.outcomes} == {True, False}
