@@ -33,7 +33,8 @@ class Knobs:
         default=False, metadata={"variable": "TC_INTERPRET", "help": "1: run the reference evaluator, compile nothing"}
     )
     dump: str = field(
-        default="", metadata={"variable": "TC_DUMP", "help": "folder that receives every stage of every kernel"}
+        default="",
+        metadata={"variable": "TC_DUMP", "help": "folder that receives every stage of every kernel", "path": True},
     )
     logs: tuple[str, ...] = field(
         default=(),
@@ -59,7 +60,8 @@ class Knobs:
         },
     )
     cache_dir: str = field(
-        default="", metadata={"variable": "TC_CACHE_DIR", "help": "folder of the cache, instead of the user's own"}
+        default="",
+        metadata={"variable": "TC_CACHE_DIR", "help": "folder of the cache, instead of the user's own", "path": True},
     )
     cache_strict: bool = field(
         default=False, metadata={"variable": "TC_CACHE_STRICT", "help": "1: raise CacheError for a fault of the cache"}
@@ -73,6 +75,7 @@ class Knobs:
         metadata={
             "variable": "TC_CACHE_KEY",
             "help": "file with a secret that signs compiled code, which may then move",
+            "path": True,
         },
     )
 
@@ -86,7 +89,8 @@ class Knobs:
         for f in fields(cls):
             variable = f.metadata["variable"]
             if variable in environment:
-                values[f.name] = _parse(variable, environment[variable], type(f.default), f.metadata.get("choices", ()))
+                value = _parse(variable, environment[variable], type(f.default), f.metadata.get("choices", ()))
+                values[f.name] = _absolute(value) if f.metadata.get("path") else value
         return cls(**values)
 
 
@@ -106,6 +110,14 @@ def _parse(variable: str, text: str, kind: type, choices: tuple[str, ...]) -> An
             raise ArgumentError(f"{variable} has no topic {unknown[0]!r}", expected="all or " + ", ".join(TOPICS))
         return tuple(TOPICS) if "all" in topics else topics
     return text
+
+
+def _absolute(path: str) -> str:
+    """A path that means the same wherever the program goes; "" and what has no such form as they are."""
+    try:
+        return os.path.abspath(os.path.expanduser(path)) if path else ""
+    except OSError:  # the folder that the program is in is gone
+        return path
 
 
 def bytes_of(variable: str, text: str) -> int:

@@ -40,12 +40,10 @@ class OncePerKey(Generic[K, V]):
                 if key in self._values:
                     self._values.move_to_end(key)
                     return self._values[key]
-                busy = self._pending.get(key)
-                if busy is None:
-                    self._pending[key] = threading.Event()
-            if busy is None:
-                return self._make(key, make)
-            busy.wait()
+                turn = self._turns.setdefault(key, threading.Lock())
+            with turn:  # what interrupts this thread, wherever it is, lets go of the lock
+                if self._turns.get(key) is turn:  # else another thread has made the value, or failed to
+                    return self._make(key, make)
 
     def _make(self, key: K, make: Callable[[], V]) -> V:
         try:
@@ -57,14 +55,11 @@ class OncePerKey(Generic[K, V]):
                     self._values.popitem(last=False)
             return value
         finally:
-            with self._lock:
-                done = self._pending.pop(key, None)
-            if done is not None:
-                done.set()
+            self._turns.pop(key, None)
 
     def _forget_threads(self) -> None:
         self._lock = threading.Lock()
-        self._pending: dict[K, threading.Event] = {}
+        self._turns: dict[K, threading.Lock] = {}
 
 
 class _Gate:

@@ -17,12 +17,12 @@ def test_nothing_set_gives_the_defaults() -> None:
 
 
 def test_every_field_is_read_from_its_variable() -> None:
-    environment = {"TC_INTERPRET": "1", "TC_DUMP": "there", "TC_LOGS": "code, cache,code", "TC_VERIFY": "true"}
-    environment |= {"TC_CACHE": "read", "TC_CACHE_DIR": "here", "TC_CACHE_STRICT": "1", "TC_CACHE_SIZE": "3M"}
-    environment |= {"TC_CACHE_KEY": "secret", "TC_TUNE": "auto"}
+    environment = {"TC_INTERPRET": "1", "TC_DUMP": "/there", "TC_LOGS": "code, cache,code", "TC_VERIFY": "true"}
+    environment |= {"TC_CACHE": "read", "TC_CACHE_DIR": "/here", "TC_CACHE_STRICT": "1", "TC_CACHE_SIZE": "3M"}
+    environment |= {"TC_CACHE_KEY": "/secret", "TC_TUNE": "auto"}
     expected = Knobs(
-        interpret=True, dump="there", logs=("code", "cache"), verify=True, cache="read", cache_dir="here",
-        cache_strict=True, cache_size=3 << 20, cache_key="secret", tune="auto",
+        interpret=True, dump="/there", logs=("code", "cache"), verify=True, cache="read", cache_dir="/here",
+        cache_strict=True, cache_size=3 << 20, cache_key="/secret", tune="auto",
     )  # fmt: skip
     assert Knobs.read(environment) == expected
 
@@ -45,6 +45,21 @@ def test_a_meaningless_value_is_told_with_its_variable(variable: str, text: str,
     with pytest.raises(ArgumentError, match=variable) as caught:
         Knobs.read({variable: text})
     assert part in str(caught.value)
+
+
+def test_paths_stay_where_they_were_when_the_variables_were_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    read = Knobs.read({"TC_CACHE_DIR": "cache", "TC_DUMP": "../dump", "TC_CACHE_KEY": "~/key"})
+    assert read.cache_dir == str(tmp_path / "cache")
+    assert read.dump == str(tmp_path.parent / "dump")
+    assert read.cache_key == str(Path.home() / "key")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert Knobs.read({"TC_CACHE_DIR": "cache"}).cache_dir == "cache"
 
 
 def test_override_ends_with_its_block() -> None:

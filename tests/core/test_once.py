@@ -95,3 +95,17 @@ def test_making_a_value_may_itself_fork() -> None:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     assert OncePerKey[int, int](2).get(1, fork) == 3
+
+
+def test_an_interrupt_between_taking_the_turn_and_making_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signals come between any two steps; whoever asks next must not wait for a thread that has left."""
+    store: OncePerKey[int, int] = OncePerKey(2)
+
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(store, "_make", interrupted)
+        store.get(1, lambda: 1)
+    in_threads(2, lambda _: store.get(1, lambda: 2))
+    assert store.last() == 2
