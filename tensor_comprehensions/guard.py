@@ -17,8 +17,13 @@ _NO_MEMORY = ("not enough memory", "out of memory", "allocate memory", "Storage 
 
 
 def told(error: Exception) -> Exception:
-    """An exception that is not meant to leave a call, as one that is: a lack of memory, or our bug."""
+    """An exception that is not meant to leave a call, as one that is: a lack of memory or of stack, or our bug."""
     text = str(error)
+    if isinstance(error, RecursionError):
+        return ArgumentError(
+            f"there is no stack for this: {error}",
+            suggestion="nest the def, or the calls around this one, less deeply, or raise sys.setrecursionlimit",
+        )
     if isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
         return ArgumentError(f"there is no memory for this: {error}")
     return InternalError(f"{type(error).__name__}: {error}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..dtypes import DType
+from ..dtypes import ALIASES, DTYPES, DType
 from ..errors import CheckError, Span
 from . import syntax as s
 from .expressions import Known, Scope, World, extent_name
@@ -99,14 +99,22 @@ class Body:
         self.world.tensors[tensor.name] = tensor
 
     def _check_names(self, scope: Scope, d: s.Def) -> None:
-        """A tensor and a size may share a name where none can be taken for the other: the paper's `sconv2d` does."""
+        """A tensor and a size may share a name where none can be taken for the other: the paper's `sconv2d` does.
+
+        A tensor and a type may not: `half(i)` is a conversion.
+        """
         for x in (*d.parameters, *d.returns):
+            self._check_no_type(x.name, x.span)
             dims = [dim.size for dim in x.type.dimensions or ()] if x.type is not None else []
             distinct = x in d.parameters and dims and x.name not in dims
             if x.name in scope.sizes and not distinct:
                 raise self.world.error(
                     f"'{x.name}' is both a tensor and a size", x.span, suggestion="rename one of them"
                 )
+
+    def _check_no_type(self, name: str, span: Span) -> None:
+        if name in DTYPES or name in ALIASES:
+            raise self.world.error(f"'{name}' is the name of a type", span, suggestion="call the tensor otherwise")
 
     # --- statements ------------------------------------------------------------------------------------------------
 
@@ -143,6 +151,7 @@ class Body:
         if actual is None:
             if name in scope.sizes:
                 raise self.world.error(f"'{name}' is a size and cannot be written", span)
+            self._check_no_type(name, span)
             if is_builtin(name):
                 raise self.world.error(
                     f"'{name}' is a builtin; only a parameter or a return may take its name",

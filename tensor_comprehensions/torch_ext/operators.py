@@ -20,6 +20,7 @@ from ..calling.calls import check_names
 from ..calling.kernels import Kernels, Machine
 from ..calling.lanes import MISS, Lanes
 from ..errors import ArgumentError, InternalError, TCError
+from ..guard import told
 from ..once import OncePerKey
 from ..runtime.cells import Cell
 from ..tc_lang.function import Function
@@ -126,7 +127,7 @@ class Operator:
             except (TCError, InternalError):
                 raise
             except Exception as error:
-                raise InternalError(f"{type(error).__name__}: {error}") from error
+                raise told(error) from error
 
     def by_position(self, tensors: Sequence[Any], initial: Mapping[str, Any]) -> list[Any]:
         """The arguments of a call as the operator takes them: numbers as tensors but for those that are in the kernel.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -116,3 +117,24 @@ def test_a_mistake_is_told(mistake: str, interpret: bool) -> None:
     for part in parts:
         assert part in str(caught.value)
     assert (torch.cat([A.flatten(), B.flatten(), C.flatten()]) == 1).all()
+
+
+def test_the_end_of_the_stack_is_told_as_such() -> None:
+    """Wherever in the stack a first call runs out of it: never as a bug of this package."""
+
+    def below(depth: int) -> torch.Tensor:
+        if depth:
+            return below(depth - 1)
+        fresh = tc.define("def twice(float(N) x) -> (y) { y(i) = 2 * x(i) }").twice
+        result: torch.Tensor = fresh(torch.ones(3))
+        return result
+
+    said = set()
+    for depth in range(0, sys.getrecursionlimit(), 11):
+        try:
+            assert torch.equal(below(depth), torch.full((3,), 2.0))
+        except tc.ArgumentError as error:
+            said.add(error.message.partition(":")[0])
+        except RecursionError:  # before the call, or while its error is made
+            pass
+    assert said == {"there is no stack for this"}
