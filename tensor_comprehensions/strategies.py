@@ -30,6 +30,7 @@ from .structured.pipeline import (
     prefetch,
     stream,
     tile,
+    unpack,
     unroll,
     vectorize,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "transposition",
     "triple_tiling",
     "ttgt",
+    "unpack",
     "unroll",
     "vectorize",
 ]

@@ -219,6 +219,15 @@ def _fragments(piece: written.Fragments, nest: Nest) -> Nest:
     return replace(nest, instruction=found[0]).say(f"register tiles by {found[0]}")
 
 
+def _unpack(piece: written.Unpack, nest: Nest) -> Nest:
+    if not nest.op.is_product:
+        raise CannotLower(f"{piece}: there are no sums to keep")
+    loop = nest.loop(piece.loop)
+    return replace(nest, unpacked=loop).say(
+        f"results of every iteration of {nest.name(loop)} are kept, and then stored"
+    )
+
+
 _MEANING: dict[type, Callable[..., Nest]] = {
     written.Tile: _tile,
     written.Interchange: _interchange,
@@ -231,4 +240,5 @@ _MEANING: dict[type, Callable[..., Nest]] = {
     written.Stream: _stream,
     written.Fragments: _fragments,
     written.Prefetch: _prefetch,
+    written.Unpack: _unpack,
 }

@@ -18,6 +18,7 @@ from .op import StructuredOp
 from .pack import Panel, pack
 from .plan import Pack, Plan
 from .tile import Region, loop, parallel_nest, peeled, whole
+from .unpack import unpack
 
 Operands = tuple[Operand, ...]
 
@@ -73,6 +74,11 @@ def _inside(
     op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: tuple[Pack, ...], depth: int
 ) -> Stmt:
     """The code inside `plan.levels[:depth]`: the panels of `packs` made there, then the rest of the loops."""
+    if depth == plan.unpacked:
+        results = unpack(op, plan, region, f"{op.name}_results")
+        inner = replace(plan, unpacked=None, streaming=False)
+        body = _inside(results.op, inner, region, operands, packs, depth)
+        return Allocate(results.buffer, build.block(body, results.store))
     panels, operands = _panels(op, plan, region, operands, (step for step in packs if step.depth == depth))
     if depth == len(plan.levels):
         body = (fragment_kernel if plan.instruction else microkernel)(op, plan, region, operands)

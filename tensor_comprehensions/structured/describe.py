@@ -36,6 +36,8 @@ def pipeline_of(plan: Plan, op: StructuredOp) -> Pipeline:
         pieces.append(written.Stream())
     if plan.instruction:
         pieces.append(written.Fragments(plan.instruction))
+    if plan.unpacked is not None:
+        pieces.append(written.Unpack(nest.name(nest.loops[plan.unpacked - 1])))
     for step in plan.ahead:
         loop = nest.name(nest.loops[step.depth - 1])
         pieces.append(written.Prefetch(((factor_name(op, step.side), loop),)))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from ..errors import CannotLower
+from .affine import steps
 from .ahead import objection
 from .chooser import PARALLEL_WORK
 from .fragments import layout
@@ -52,6 +53,7 @@ def finish(nest: Nest) -> Plan:
         nest.streaming,
         nest.instruction,
         ahead=tuple(Pack(side, _depth(nest, kept, loop)) for side, loop in nest.ahead),
+        unpacked=None if nest.unpacked is None else _depth(nest, kept, nest.unpacked),
     )
     _check(nest, plan)
     return plan
@@ -97,7 +99,8 @@ def _replace_loop(nest: Nest, old: TileLoop, new: TileLoop) -> Nest:
     packs = tuple((side, None if loop is None else swapped(loop)) for side, loop in nest.packs)
     ahead = tuple((side, swapped(loop)) for side, loop in nest.ahead)
     loops, shared, peeled = (tuple(map(swapped, loops)) for loops in (nest.loops, nest.shared, nest.peeled))
-    return replace(nest, loops=loops, shared=shared, packs=packs, peeled=peeled, ahead=ahead)
+    unpacked = None if nest.unpacked is None else swapped(nest.unpacked)
+    return replace(nest, loops=loops, shared=shared, packs=packs, peeled=peeled, ahead=ahead, unpacked=unpacked)
 
 
 def _fitting(widest: int, size: int) -> int:
@@ -156,7 +159,9 @@ def _check(nest: Nest, plan: Plan) -> None:
             "tile once more, with smaller sizes"
         )
     partial = [level for level in plan.levels if not op.iterator(level.iterator).is_parallel]
-    if any(level.size < op.extent(level.iterator) for level in partial):
+    if plan.unpacked is not None:
+        _check_unpacked(nest, plan, plan.unpacked)
+    elif any(level.size < op.extent(level.iterator) for level in partial):
         shown = nest.shown(partial[0].iterator)
         if plan.streaming:
             raise CannotLower(f"stream: partial sums of blocks of {shown} are read again soon")
@@ -181,6 +186,23 @@ def _check(nest: Nest, plan: Plan) -> None:
     for side in nest.padded:
         if all(step.side is not side for step in plan.packs):
             raise CannotLower(f"pad: the {side.name.lower()} factor is not packed, and only panels are padded")
+
+
+def _check_unpacked(nest: Nest, plan: Plan, depth: int) -> None:
+    if plan.instruction or any(level.edge is Edge.PADDED for level in plan.levels):
+        raise CannotLower("unpack: results of fragments and of padded tiles are stored at once")
+    if depth < plan.collapsed:
+        raise CannotLower("unpack: the panel would be filled by many threads; keep results inside what they share")
+    outside = [level.iterator for level in plan.levels[:depth]]
+    for sum in nest.sums:
+        if sum in outside:
+            raise CannotLower(f"unpack: the results of one block of {nest.shown(sum)} are not complete")
+    inside = {level.iterator for level in plan.levels[depth:]}
+    unit = [i.name for i in contiguous_along(nest.op)]
+    if plan.vector in unit or not inside & set(unit):
+        raise CannotLower("unpack: the panel has no runs of the output across the lanes")
+    if steps(nest.op.output, [i.name for i in nest.op.iterators]) is None:
+        raise CannotLower("unpack: the output's subscripts are not affine")
 
 
 def _check_pack(nest: Nest, plan: Plan, step: Pack) -> None:

@@ -38,6 +38,7 @@ class Nest:
         streaming: whether the output is written past the caches.
         instruction: by which the register tile is computed; "" for plain vectors.
         ahead: factors and the loop for whose next iteration they are brought near.
+        unpacked: the loop inside which results are kept in a panel until they are complete.
     """
 
     op: StructuredOp
@@ -56,6 +57,7 @@ class Nest:
     streaming: bool = False
     instruction: str = ""
     ahead: tuple[tuple[Side, TileLoop], ...] = ()
+    unpacked: TileLoop | None = None
     notes: tuple[str, ...] = field(default=())
 
     @property

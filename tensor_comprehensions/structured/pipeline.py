@@ -142,6 +142,16 @@ class Prefetch:
 
 
 @dataclass(frozen=True, slots=True)
+class Unpack:
+    """The results of the loops inside a loop are kept in a panel, as these compute them, and stored when complete."""
+
+    loop: str
+
+    def __str__(self) -> str:
+        return f"unpack({self.loop!r})"
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One of several pipelines."""
 
@@ -151,7 +161,21 @@ class Choice:
         return f"({' | '.join(str(option) for option in self.options)})"
 
 
-Piece = Tile | Interchange | Pack | Pad | Peel | Vectorize | Unroll | Parallel | Stream | Fragments | Prefetch | Choice
+Piece = (
+    Tile
+    | Interchange
+    | Pack
+    | Pad
+    | Peel
+    | Vectorize
+    | Unroll
+    | Parallel
+    | Stream
+    | Fragments
+    | Prefetch
+    | Unpack
+    | Choice
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -311,6 +335,15 @@ def prefetch(**factors: str) -> Pipeline:
     return Pipeline((Prefetch(tuple(factors.items())),))
 
 
+def unpack(loop: str) -> Pipeline:
+    """Keep the results of what is inside a loop in a panel, `unpack("m1")`, and store them when they are complete.
+
+    For lanes across the output's runs: there the panel is turned across, in place of the factor that the lanes read.
+    """
+    _check_names("unpack", [loop], "the name of a loop")
+    return Pipeline((Unpack(loop),))
+
+
 def _check_numbers(piece: str, values: Mapping[str, object], *, least: int) -> None:
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -332,6 +365,20 @@ def _keywords(values: Iterable[tuple[str, object]]) -> str:
 
 _WRITTEN: dict[str, Callable[..., Pipeline]] = {
     f.__name__: f
-    for f in (tile, interchange, pack, pad, peel, vectorize, unroll, parallel, stream, fragments, prefetch, Pipeline)
+    for f in (
+        tile,
+        interchange,
+        pack,
+        pad,
+        peel,
+        vectorize,
+        unroll,
+        parallel,
+        stream,
+        fragments,
+        prefetch,
+        unpack,
+        Pipeline,
+    )
 }
 """What `parse` knows."""

@@ -59,6 +59,7 @@ class Plan:
         streaming: whether the output is written past the caches.
         instruction: of `fragments.INSTRUCTIONS`, by which the register tile is computed; "" for plain vectors.
         ahead: the factors of which the lines for the next iteration around `levels[depth:]` are brought near.
+        unpacked: the results of `levels[unpacked:]` are kept in a panel until they are complete; None: stored at once.
     """
 
     vector: str
@@ -73,6 +74,7 @@ class Plan:
     streaming: bool = False
     instruction: str = ""
     ahead: tuple[Pack, ...] = ()
+    unpacked: int | None = None
 
     def tile(self, iterator: str) -> int:
         """Points of a parallel iterator in one register tile."""

@@ -33,6 +33,7 @@ from tensor_comprehensions.structured.pipeline import (
     prefetch,
     stream,
     tile,
+    unpack,
     unroll,
     vectorize,
 )
@@ -282,6 +283,59 @@ def test_lanes_across_the_output(ops: Any) -> None:
         plan_of(tile(k=4, m=14) >> vectorize("m"), ops.op(MATMUL, SIZES), AVX512)
     with pytest.raises(CannotLower, match="no factor depends on m"):
         plan_of(vectorize("m"), ops.op("C:m,n = A:k,n x B:k", SIZES), AVX512)
+
+
+CROSSED = "C:c,b,a = A:a,d,b x B:c,d"
+UNPACKED = {
+    "a row at a time": tile(a=8) >> tile(a=1, b=16, c=3) >> unpack("a1") >> vectorize("b"),
+    "all of it": tile(b=32, a=21) >> tile(a=1, b=16, c=4) >> unpack("b1") >> vectorize("b"),
+    "narrow lanes": tile(a=9) >> tile(a=2, b=8, c=2) >> unpack("a1") >> vectorize("b", lanes=4),
+    "blocks of the sum": tile(a=16) >> tile(a=1, d=4, b=16, c=3) >> unpack("a1") >> vectorize("b"),
+    "panels": tile(a=16) >> tile(a=1, b=32, c=3) >> pack(A="a2", B="c") >> unpack("a1") >> vectorize("b"),
+    "a panel around it": tile(b=16, a=16) >> tile(a=1, c=3) >> pack(A="a1") >> unpack("a1") >> vectorize("b"),
+    "threads": tile(c=2, a=16) >> tile(a=1, b=16) >> unpack("a1") >> parallel("c1", "a1") >> vectorize("b"),
+    "past the caches": tile(a=16) >> tile(a=1, b=16) >> unpack("a1") >> vectorize("b") >> stream(),
+}
+
+
+@pytest.mark.parametrize("p", UNPACKED.values(), ids=UNPACKED)
+@pytest.mark.parametrize("sizes", [{"a": 21, "b": 37, "c": 5, "d": 9}, {"a": 32, "b": 32, "c": 6, "d": 8}], ids=str)
+def test_results_are_kept_and_then_stored(ops: Any, p: Pipeline, sizes: dict[str, int]) -> None:
+    assert computes(ops, p, CROSSED, sizes)
+    op = normalise(ops.op(CROSSED, sizes))
+    plan = plan_of(p, op, AVX512)
+    assert plan_of(pipeline_of(plan, op), op, AVX512) == plan
+    assert eval(repr(p), vars(pipeline)) == p
+    text = show(generate(op, plan))
+    assert not re.search(r"C\[.*\] = c_acc", text)
+    assert "shuffle" in text
+    assert ("# streaming" in text) == plan.streaming
+
+
+def test_what_is_kept_is_stored_through_the_epilogue(ops: Any) -> None:
+    sizes = {"a": 21, "b": 37, "c": 5, "d": 9}
+    plain = ops.op(CROSSED, sizes)
+    op = ops.op(CROSSED, sizes, epilogue=build.add(build.mul(accumulator(FLOAT32), 2.0), plain.output))
+    plan = plan_of(UNPACKED["blocks of the sum"], op, AVX512)
+    arrays = ops.run(op, generate(normalise(op), plan))
+    expected = 2 * np.einsum("adb,cd->cba", arrays["A"], arrays["B"]) + arrays["C"]
+    assert np.array_equal(arrays["result"], expected)
+
+
+@pytest.mark.parametrize(
+    ("p", "why"),
+    [
+        (tile(a=8, b=16) >> unpack("a1"), "across the lanes"),
+        (tile(a=1, b=16) >> unpack("a1") >> vectorize("b"), "across the lanes"),
+        (tile(d=4, a=8) >> tile(a=1, b=16) >> unpack("a1") >> vectorize("b"), "block of d"),
+        (tile(b=16, a=8, c=2) >> unpack("b1") >> parallel("b1", "a1") >> vectorize("b"), "many threads"),
+        (tile(b=16, a=8, c=2) >> pack(B="c1") >> pad("B") >> unpack("b1") >> vectorize("b"), "padded"),
+    ],
+    ids=str,
+)
+def test_results_that_cannot_be_kept(ops: Any, p: Pipeline, why: str) -> None:
+    with pytest.raises(CannotLower, match=why):
+        plan_of(p, ops.op(CROSSED, {"a": 21, "b": 37, "c": 5, "d": 9}), AVX512)
 
 
 def test_unrolling_two_reductions(ops: Any) -> None:
