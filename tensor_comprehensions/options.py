@@ -63,7 +63,8 @@ class MappingOptions:
         max_shared_memory: bytes of it for a block; 0 is what a block may have without asking.
         private_memory: keep accumulators and reused tiles in registers.
         cooperative_reductions: let the threads of a block share the terms of a reduction.
-        split_reductions: cut reductions with few results into so many parts, for as many blocks; 1 does not.
+        split_reductions: cut sums, and other reductions, that have fewer results than the target has threads into about
+            so many parts of at least 16 terms; a second kernel adds the parts up. 1 does not.
         collapse: make adjacent loops that walk memory as one loop one loop.
         vector: elements that a thread computes next to each other along x.
         double_buffer: copy the next tile to shared memory while the present one is used, where that is possible.

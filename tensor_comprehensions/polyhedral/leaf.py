@@ -65,14 +65,14 @@ def leaves(scop: Scop, group: Group, point_rows: Sequence[int], *, fuse: bool) -
 
 
 def _dims(scop: Scop, group: Group, node: Node, point_rows: Sequence[int]) -> tuple[Dim, ...]:
-    own = scop.dependences_among((node,))
     rows = {row.place(node)[0]: position for position, row in enumerate(group.rows)}
+    own = scop.dependences_among((node,)) if any(i.name not in rows for i in node.free) else None
     dims = []
     for position, i in enumerate(node.free):
         row = rows.get(i.name)
         if row is not None and row not in point_rows:
             continue
-        independent = row is not None or carries_nothing(own, node, position)
+        independent = own is None or row is not None or carries_nothing(own, node, position)
         kind = DimKind.PARALLEL if independent else DimKind.SERIAL
         dims.append(Dim(i.name, kind, i.lower, i.upper, row, ((node.name, i.name),)))
     for i in node.reduced:

@@ -6,7 +6,7 @@ are left over. The result depends on the sizes, never on the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -26,30 +26,48 @@ PARTS = 64
 LARGE_MATRIX, FAR_MATRIX, ELEMENT = 1 << 21, 2, 4
 ROW_PARTS, LEAST_ROWS = 8, 16
 
+Cut = tuple[BoundIndex, int]
+"""The reduced index to cut, and into how many parts."""
 
-def rfactor(
-    function: BoundFunction,
-    parts: int = PARTS,
-    few: int = FEW_RESULTS,
-    many: int = MANY_TERMS,
-    matrix: int | None = LARGE_MATRIX,
-) -> BoundFunction:
-    """`function` with its reductions of at least `many` terms into fewer than `few` elements in two stages.
+
+def rfactor(function: BoundFunction, matrix: int = LARGE_MATRIX) -> BoundFunction:
+    """`function` with its long reductions into few elements in two stages.
 
     So is a def that does nothing but to sum the columns of a matrix of at least `matrix` elements.
     """
+    alone = len(function.statements) == 1
+
+    def cut(s: BoundStatement) -> Cut | None:
+        by_rows = _rows(function, s, matrix) if alone else None
+        index = by_rows or _index(s)
+        return None if index is None else (index, _parts(index.extent, ROW_PARTS if by_rows else PARTS))
+
+    return in_stages(function, cut)
+
+
+def in_stages(function: BoundFunction, cut: Callable[[BoundStatement], Cut | None]) -> BoundFunction:
+    """`function` with each statement that `cut` has an answer for in two stages."""
     tensors, statements = list(function.tensors), []
     for s in function.statements:
-        by_rows = _rows(function, s, matrix) if len(function.statements) == 1 and matrix is not None else None
-        index = by_rows or _index(s, few, many)
-        if index is None:
+        found = cut(s)
+        if found is None:
             statements.append(s)
             continue
-        count = _parts(index.extent, ROW_PARTS if by_rows else parts)
-        part = _part(s, index, _fresh(f"{s.target}_part", {t.name for t in tensors}), count)
+        index, parts = found
+        part = _part(s, _fresh(f"{s.target}_part", {t.name for t in tensors}), parts)
         tensors.append(part)
-        statements += _stages(s, index, part)
+        first, *others = _stages(s, index, part)
+        statements.insert(_place(statements, s), first)
+        statements += others
     return replace(function, tensors=tuple(tensors), statements=tuple(statements))
+
+
+def _place(before: Sequence[BoundStatement], s: BoundStatement) -> int:
+    """Where the parts of `s` go: ahead of what begins its target, such as a bias, and is fused with adding them up."""
+    place = len(before)
+    while place and before[place - 1].target == s.target:
+        place -= 1
+    return len(before) if any(isinstance(e, tc.Access) and e.tensor == s.target for e in tc.walk(s.value)) else place
 
 
 def large_matrix(target: Target) -> int:
@@ -57,27 +75,23 @@ def large_matrix(target: Target) -> int:
     return int(min(LARGE_MATRIX, FAR_MATRIX * target.far / ELEMENT))
 
 
-def in_parts(
-    s: BoundStatement, index: BoundIndex, parts: int, taken: set[str]
-) -> tuple[Tensor, tuple[BoundStatement, ...]]:
-    """`s` in two stages, its reduced `index` cut in so many parts, and the temporary with these; `taken`: names."""
-    part = _part(s, index, _fresh(f"{s.target}_part", taken), parts)
-    return part, tuple(_stages(s, index, part))
+def divisible(s: BoundStatement) -> bool:
+    """Is `s` a reduction that may be had in parts?"""
+    return s.reduction is not None and bool(s.reduced) and not s.checks and _plain(s)
 
 
-def _index(s: BoundStatement, few: int, many: int) -> BoundIndex | None:
+def _index(s: BoundStatement) -> BoundIndex | None:
     """The reduced index to cut: the outermost long enough one of a reduction that needs it."""
-    if s.reduction is None or not s.reduced or s.checks or not _plain(s):
+    if not divisible(s) or prod(i.extent for i in s.free) >= FEW_RESULTS:
         return None
-    terms = prod(i.extent for i in s.indices)
-    if prod(i.extent for i in s.free) >= few or terms < many:
+    if prod(i.extent for i in s.indices) < MANY_TERMS:
         return None
     return next((i for i in s.reduced if i.extent >= FEW_RESULTS), None)
 
 
 def _rows(function: BoundFunction, s: BoundStatement, least: int) -> BoundIndex | None:
     """The index of rows of a matrix of which `s` sums the columns, where there are enough of both."""
-    if s.reduction is None or len(s.reduced) != 1 or len(s.free) != 1 or s.checks or not _plain(s):
+    if not divisible(s) or len(s.reduced) != 1 or len(s.free) != 1:
         return None
     (column,), (row,) = s.free, s.reduced
     reads = [x for x in tc.walk(s.value) if isinstance(x, tc.Access)]
@@ -104,7 +118,7 @@ def _fresh(name: str, taken: set[str]) -> str:
     return name
 
 
-def _part(s: BoundStatement, index: BoundIndex, name: str, parts: int) -> Tensor:
+def _part(s: BoundStatement, name: str, parts: int) -> Tensor:
     shape = (parts, *(i.extent for i in s.free))
     return Tensor(name, s.value.dtype, shape, contiguous_strides(shape), Role.TEMPORARY)
 

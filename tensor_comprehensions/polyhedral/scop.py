@@ -103,10 +103,14 @@ def _expressions(s: BoundStatement) -> Iterator[tc.Expr]:
 
 @dataclass(frozen=True)
 class Scop:
-    """Nodes in program order, with what isl knows of them. Nothing here changes after construction."""
+    """Nodes in program order, with what isl knows of them. Nothing here changes after construction.
+
+    parts: the temporaries with sums that are cut into parts.
+    """
 
     function: BoundFunction
     nodes: tuple[Node, ...]
+    parts: frozenset[str] = frozenset()
 
     @cached_property
     def domain(self) -> isl.UnionSet:

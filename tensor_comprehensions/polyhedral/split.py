@@ -6,7 +6,6 @@ are combined in a fixed order, so that the result depends on the sizes and never
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 
 from ..options import CpuOptions
@@ -15,7 +14,7 @@ from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, walk
 from .locality import stride
-from .rfactor import FEW_RESULTS, in_parts
+from .rfactor import FEW_RESULTS, Cut, in_stages
 
 LEAST_STEPS = 2048
 """Products that an element of a part sums at least: storing it and adding it up cost as much as a few dozen."""
@@ -31,19 +30,10 @@ def split_products(function: BoundFunction, options: CpuOptions, target: Target)
     """
     if not (options.structured and options.grain) or options.strategy is not None:
         return function
-    tensors, statements = list(function.tensors), []
-    for s in function.statements:
-        cut = _cut(function, s, target)
-        if cut is None:
-            statements.append(s)
-            continue
-        part, stages = in_parts(s, *cut, {t.name for t in tensors})
-        tensors.append(part)
-        statements += stages
-    return replace(function, tensors=tuple(tensors), statements=tuple(statements))
+    return in_stages(function, lambda s: _cut(function, s, target))
 
 
-def _cut(function: BoundFunction, s: BoundStatement, target: Target) -> tuple[BoundIndex, int] | None:
+def _cut(function: BoundFunction, s: BoundStatement, target: Target) -> Cut | None:
     """The reduced index to cut and into how many equal parts; None where that does not pay."""
     if s.reduction != "+" or not s.reduced or s.checks or s.staged:
         return None

@@ -43,6 +43,8 @@ ARRIVAL = 800
 """Cycles from asking for what lies in memory until it is there."""
 L2_BYTES = 40
 """That a processor gets from the second-level cache in a cycle."""
+IN_FLIGHT = 16
+"""Bytes that a thread has asked for at a time, where it does nothing but to sum them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,13 @@ class Shape:
 
 
 def fits(scop: Scop, target: GpuTarget, before: Group, alone: Group, joined: Group) -> bool:
-    """Is it worth fusing: does the parallelism stay, or is what is left enough and what is read again small?"""
+    """Is it worth fusing: does the parallelism stay, or is what is left enough and what is read again small?
+
+    Never a sum that is cut into parts for the sake of parallelism with what adds them up.
+    """
+    written = {w.tensor for n in before.nodes for w in n.writes}
+    if any(written & scop.parts & set(n.tensors) for n in alone.nodes):
+        return False
     apart = min(before.parallelism, alone.parallelism)
     if joined.parallelism <= 1:
         return False
@@ -96,11 +104,6 @@ def _reread(scop: Scop, group: Group) -> int:
     return total
 
 
-def parts(target: GpuTarget) -> int:
-    """Into how many parts reductions with few results are cut."""
-    return 2 * target.processors
-
-
 def power(n: int) -> int:
     """The least power of two that is not less than `n`."""
     return 1 << max(0, n - 1).bit_length()
@@ -108,15 +111,40 @@ def power(n: int) -> int:
 
 def choose(scop: Scop, group: Group, target: GpuTarget) -> MappingOptions:
     """The mapping of one group."""
-    shape = _shape(scop, group)
+    return _chosen(scop, _shape(scop, group), target)[0]
+
+
+def duration(scop: Scop, group: Group, target: GpuTarget) -> float:
+    """Cycles of a group under the mapping that is chosen for it, and no less than it takes to read its tensors."""
+    names = dict.fromkeys(a.tensor for node in group.nodes for a in node.reads)
+    moved = sum(t.size * t.dtype.size for t in map(scop.function.tensor, names))
+    return max(_chosen(scop, _shape(scop, group), target)[1], moved * target.clock / target.bandwidth)
+
+
+def _chosen(scop: Scop, shape: Shape, target: GpuTarget) -> tuple[MappingOptions, float]:
+    """The mapping of a group, and its cycles."""
     sides = _sides(shape) if shape.reduced > SHORT else None
     if sides is not None:
-        return _contraction(scop, shape, sides, target)
-    if _column_reduction(scop, shape):
-        return _columns(scop, shape, target)
-    if shape.inner > SHORT:
-        return _rows(scop, shape, target)
-    return _elements(scop, shape, target)
+        cycles, square = _fastest(scop, shape, sides, target)
+        if cycles <= _by_warps(scop, shape, target):
+            return _contraction(scop, shape, sides, square), cycles
+        options = _rows(scop, shape, target)
+    elif _column_reduction(scop, shape):
+        options = _columns(scop, shape, target)
+    elif shape.inner > SHORT:
+        options = _rows(scop, shape, target)
+    else:
+        options = _elements(scop, shape, target)
+    return options, _streaming(scop, shape, options, target)
+
+
+def _streaming(scop: Scop, shape: Shape, options: MappingOptions, target: GpuTarget) -> float:
+    """Cycles where threads read terms as they need them: as fast as those on one processor together ask for them."""
+    blocks = prod(-(-n // size) for n, size in zip(shape.rows, options.tile, strict=False) if size)
+    each, threads = -(-blocks // target.processors), prod(options.threads)
+    together = min(each, max(1, target.threads_per_processor // threads), target.blocks_per_processor)
+    rate = min(L2_BYTES, together * threads * IN_FLIGHT / ARRIVAL)
+    return 2 * ARRIVAL + each * _read(scop, shape, shape.inner) / blocks / rate
 
 
 def heaviest(scop: Scop, groups: tuple[Group, ...]) -> Group:
@@ -339,8 +367,8 @@ class Square:
         return ARRIVAL + steps * each * max(ARRIVAL / together, terms * self.cycles(target))
 
 
-def _contraction(scop: Scop, shape: Shape, sides: tuple[Dim, Dim], target: GpuTarget) -> MappingOptions:
-    """The tiles that are done first, unless a warp for each element is done before; square but for short sides."""
+def _fastest(scop: Scop, shape: Shape, sides: tuple[Dim, Dim], target: GpuTarget) -> tuple[float, Square]:
+    """The tiles that are done first, and when; square but for short sides."""
     extents = [d.extent for d in sides]
     others = prod(r for k, r in enumerate(shape.rows) if k not in [d.row for d in sides])
     first = next(d.extent for d in shape.leaf.dims if d.row is None)
@@ -353,19 +381,21 @@ def _contraction(scop: Scop, shape: Shape, sides: tuple[Dim, Dim], target: GpuTa
         square = _deepened(scop, shape, sides, square, blocks, target)
         cycles = square.duration(blocks, -(-first // square.depth), square.depth * rest, target)
         found.append((cycles, square))
-    cycles, best = min(reversed(found), key=lambda f: f[0])  # of equals the one with most blocks
-    if _by_warps(scop, shape, target) < cycles:
-        return _rows(scop, shape, target)
-    sizes = {d.row: size for d, size in zip(sides, best.tile, strict=True) if d.row is not None}
+    return min(reversed(found), key=lambda f: f[0])  # of equals the one with most blocks
+
+
+def _contraction(scop: Scop, shape: Shape, sides: tuple[Dim, Dim], square: Square) -> MappingOptions:
+    """Tiles in shared memory and registers, the next ones on their way meanwhile."""
+    sizes = {d.row: size for d, size in zip(sides, square.tile, strict=True) if d.row is not None}
     return MappingOptions(
-        tile=(*(sizes.get(k, 1) for k in range(len(shape.rows))), best.depth),
-        threads=best.threads,
+        tile=(*(sizes.get(k, 1) for k in range(len(shape.rows))), square.depth),
+        threads=square.threads,
         blocks=(UNLIMITED, 65535, 65535),
         unroll=8,
         shared_memory=True,
         unroll_copy_shared=True,
         private_memory=True,
-        vector=gcd(4, best.each[1]) if _reads_along(scop, shape.leaf, sides[1]) else 1,
+        vector=gcd(4, square.each[1]) if _reads_along(scop, shape.leaf, sides[1]) else 1,
         double_buffer=True,
     )
 
@@ -395,8 +425,13 @@ def _by_warps(scop: Scop, shape: Shape, target: GpuTarget) -> float:
     inner = [d for d in shape.leaf.dims if d.row is None]
     if lanes_along(scop, [(shape.leaf, inner[-1])]) == 1:
         return inf
-    size = max(scop.function.tensor(a.tensor).dtype.size for n in shape.leaf.nodes for a in n.reads)
-    return 2 * ARRIVAL + shape.points * shape.reduced * size * 5 / 4 / (L2_BYTES * target.processors)
+    return 2 * ARRIVAL + _read(scop, shape, shape.reduced) / (L2_BYTES * target.processors)
+
+
+def _read(scop: Scop, shape: Shape, terms: int) -> float:
+    """Bytes that threads read where each sums `terms` of elements of its own, the other factor from close by."""
+    sizes = (scop.function.tensor(a.tensor).dtype.size for n in shape.leaf.nodes for a in n.reads)
+    return shape.points * max(1, terms) * max(sizes, default=0) * 5 / 4
 
 
 def _staged_bytes(scop: Scop, shape: Shape, sizes: Mapping[int, int], depth: int) -> int:

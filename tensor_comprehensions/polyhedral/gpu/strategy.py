@@ -9,20 +9,17 @@ from ...options import MappingOptions, check_mapping
 from ...target import GpuTarget
 from ...tc_lang.function import BoundFunction, Role, Tensor
 from ..collapse import collapse
-from ..rfactor import rfactor
 from ..schedule import Group, beside, joined, partition
 from ..scop import LOCK, Node, Scop
 from ..storage import in_register, local_temporaries
 from ..strategy import split_initialisation
 from .checks import check_kernels
-from .defaults import choose, fits, heaviest, light, parts
+from .defaults import choose, fits, heaviest, light
 from .kernel import Emission, collective_names
 from .mapping import KernelPlan, plan_kernel, tree
+from .stages import in_parts
 from .sync import barriers
 from .tree import show
-
-# Reductions with so few results and at least so many terms are cut into parts, where options ask for it.
-FEW_RESULTS, MANY_TERMS = 64, 1 << 14
 
 
 def lower(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> Module:
@@ -71,12 +68,11 @@ def _times(sizes: tuple[int, ...]) -> str:
 def _scop(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> Scop:
     if options is None or options.collapse:
         function = collapse(function)
-    count = parts(target) if options is None else options.split_reductions
-    if count > 1:
-        function = rfactor(function, count, FEW_RESULTS, MANY_TERMS, None)
+    whole, function = function, in_parts(function, options, target)
     pieces = [p for s in function.statements for p in split_initialisation(function, s)]
     alive = [p for p in pieces if all(i.extent for i in p.free)]
-    return Scop(function, tuple(Node(f"S{k}", (p,)) for k, p in enumerate(alive)))
+    parts = frozenset(t.name for t in function.tensors) - frozenset(t.name for t in whole.tensors)
+    return Scop(function, tuple(Node(f"S{k}", (p,)) for k, p in enumerate(alive)), parts)
 
 
 def _groups(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tuple[Group, ...]:
