@@ -12,7 +12,7 @@ from .cost import FAR_ROWS, LINE, ROWS, RegisterTile, is_far, stream_cycles
 from .facts import Factor, Facts
 from .op import Iterator, loads
 from .plan import Level, Pack, Plan
-from .sweep import Sweep
+from .sweep import SHORT_RUN, Sweep
 from .tile import balanced, tiles
 
 PARALLEL_WORK = 1 << 18
@@ -29,8 +29,6 @@ PACKED_STEPS = 768
 """Reduction steps in a packed block that many panels meet."""
 TOGETHER = 4
 """Panels that half of the second cache should hold."""
-SHORT_RUN = 1536
-"""Bytes of contiguous memory below which prefetching does not get going."""
 SETS, WAYS = 64, 8
 """Sets of the first cache: lines a multiple of this many lines apart compete; lines of one set, at least."""
 FETCH = 2.0

@@ -24,6 +24,8 @@ FAR_BYTE = 1 / 5
 """Cycles per byte from a last cache that is a mesh away."""
 FAR_RUN, FETCHED_AHEAD = 35.0, 1024
 """Cycles until a run of memory beyond such a cache begins to come, and bytes from which on more of it is on its way."""
+STREAMS = 48
+"""Runs that are followed at once; where more are turned together, only what is turned at once is a run."""
 ROOM, FAR_ROOM = 0.75, 0.95
 """The part of a cache that stays for what is read again; where the last one is a mesh away and the second one large."""
 PAGE, PAGES, PAGE_VISIT = 4096, 2048, 45.0
@@ -141,6 +143,9 @@ class _Model:
     def starts(self, side: Side, region: Mapping[str, int]) -> float:
         """Short runs of a factor's tensor that a region reads."""
         run = self._run(side, region)
+        if self.factor(side).step(self.plan.vector) != 1 and self.plan.tile(self.plan.vector) > STREAMS:
+            name, step = self.factor(side).nearest[0]
+            run = min(run, step * region[name])
         short = run * self.factor(side).bytes < FETCHED_AHEAD
         return self.elements(side, region) * self._together(side) / run if short else 0.0
 

@@ -12,6 +12,9 @@ from .op import Iterator
 from .plan import Level
 from .tile import balanced
 
+SHORT_RUN = 1536
+"""Bytes of contiguous memory below which prefetching does not get going."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
@@ -26,17 +29,24 @@ class Sweep:
         """The iterator along which a factor is contiguous, where that is neither summed nor in the register tile.
 
         A panel of all its values is turned across like one of a contiguous sum. Where such panels are small, the
-        iterators along which memory goes on come along.
+        iterators along which memory goes on come along. They do so after a short sum, too, where memory is far.
         """
         if factor.step(self.facts.vector) == 1:
             return ()
-        room, run = self._room(), 1
+        room, run, panels = self._room(), self._summed(factor), 1
         chosen: list[Iterator] = []
         for i in sorted(self.facts.only(factor), key=lambda i: abs(factor.step(i.name) or 0)):
-            if self.tile.size(i.name) == 1 and factor.step(i.name) == run and (not chosen or room >= 2 * run):
+            if self.tile.size(i.name) == 1 and factor.step(i.name) == run and (not chosen or room >= 2 * panels):
                 chosen.append(i)
-                run *= i.extent
+                run, panels = run * i.extent, panels * i.extent
         return tuple(reversed(chosen))
+
+    def _summed(self, factor: Factor) -> int:
+        """Elements of the sums along which a far factor is contiguous, where all of them are in a panel and few."""
+        run = 1
+        for name in sorted(self.facts.reductions, key=lambda name: abs(factor.step(name) or 0)):
+            run *= self.facts.extent(name) if factor.step(name) == run else 1
+        return run if self._is_far() and self.steps == self.facts.steps and run * factor.bytes < SHORT_RUN else 1
 
     def blocks(self, swept: tuple[Iterator, ...]) -> list[Level]:
         """A part of the swept iterators whose panels fit the second cache together."""

@@ -353,6 +353,17 @@ def test_panels_hold_pairs_of_lines_of_what_comes_from_afar(ops: Any) -> None:
     assert block * plan.tile("a") * 384 * 4 <= MESHED.cache[1]
 
 
+def test_rows_that_follow_short_sums_come_from_afar_with_them(ops: Any) -> None:
+    sizes = {"a": 96, "b": 84, "c": 24, "d": 84, "e": 96}
+    op = ops.op("C:d,c,b,a = A:d,a,b,e x B:e,c", sizes)
+    plan = choose(op, MESHED, parallel=True)
+    assert [level.iterator for level in plan.levels[:3]] == ["d", "a", "b"]
+    assert plan.levels[2].size * sizes["e"] * 4 >= 4096  # bytes of a run
+    assert plan.tile("a") <= 48  # runs that are copied side by side
+    assert plan.packs[0].depth == 3
+    assert [level.size for level in choose(op, AVX512, parallel=True).levels if level.iterator == "b"] == [1]
+
+
 def test_runs_that_follow_one_another_are_copied_one_after_the_other(ops: Any) -> None:
     sizes = {"a": 96, "b": 84, "c": 24, "d": 96, "e": 96}
     plan = choose(ops.op("C:d,c,b,a = A:a,e,b,d x B:c,e", sizes), MESHED, parallel=True)
