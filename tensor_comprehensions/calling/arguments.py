@@ -49,6 +49,11 @@ class Expected:
             suggestion=suggestion,
         )
 
+    def kind_error(self, kind: str, value: str = "") -> ArgumentError:
+        """The error for an argument of a type, called `kind`, that is none of tensors, arrays and numbers."""
+        way_out = "pass a torch tensor or a NumPy array" + ("" if self.dims else " or a number")
+        return self.error(f"is {article(kind)}", found=value, suggestion=way_out)
+
 
 def to_tensor(expected: Expected, value: object) -> Tensor:
     """`value` as a plain tensor of the expected dtype and rank.
@@ -65,11 +70,7 @@ def to_tensor(expected: Expected, value: object) -> Tensor:
     elif hasattr(value, "__dlpack__"):
         tensor = _from_torch(expected, _from_dlpack(expected, value))
     else:
-        raise expected.error(
-            f"is {article(type(value).__name__)}",
-            found=short_repr(value),
-            suggestion="pass a torch tensor or a NumPy array" + ("" if expected.dims else " or a number"),
-        )
+        raise expected.kind_error(type(value).__name__, short_repr(value))
     _check_rank(expected, tensor)
     return tensor
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
-from ..api import Op, define
-from ..calling.arguments import article
-from ..dtypes import DTYPES
-from ..errors import ArgumentError
-from ..guard import guarded
+from ..api import Op
 from ..once import OncePerKey
-from .definition import NAME, definition
-from .equation import parse
+from .operators import LIMIT, check_kinds, kinds_of, operator_for
+from .traced import traced
 
-LIMIT = 1024
+_is_traced = torch.compiler.is_dynamo_compiling
 _by_shapes: OncePerKey[tuple[Any, ...], Op] = OncePerKey(LIMIT)
-_by_text: OncePerKey[str, Op] = OncePerKey(LIMIT)
 
 
 def einsum(equation: str, *operands: Any, out: Any = None) -> Any:
@@ -37,31 +31,12 @@ def einsum(equation: str, *operands: Any, out: Any = None) -> Any:
     Raises:
         ArgumentError: the equation is malformed or does not fit the operands.
     """
-    if not isinstance(equation, str):
-        raise ArgumentError(
-            f"einsum: the equation is {article(type(equation).__name__)}", expected='such as "ij,jk->ik"'
-        )
+    if _is_traced():
+        return traced(equation, operands, out)
     try:
         key = (equation, *[(x.shape, x.dtype) for x in operands])
-    except AttributeError:
-        raise _unfit(operands) from None
-    operator = _by_shapes.get(key, lambda: operator_for(equation, *operands))
+        operator = _by_shapes.get(key, lambda: operator_for(equation, *operands))
+    except (AttributeError, RuntimeError, TypeError):  # not of tensors, or of sizes that are symbols and have no hash
+        check_kinds(type(equation).__name__, kinds_of(operands))
+        operator = operator_for(equation, *operands)
     return operator(*operands) if out is None else operator(*operands, out=out)
-
-
-@guarded
-def operator_for(equation: str, *operands: Any) -> Op:
-    """The operator for an equation and operands like these."""
-    if any(not isinstance(x, (torch.Tensor, np.ndarray, np.generic)) for x in operands):
-        raise _unfit(operands)
-    types = [str(x.dtype).removeprefix("torch.") for x in operands]
-    if odd := [(n, name) for n, name in enumerate(types) if name not in DTYPES]:
-        n, name = odd[0]
-        raise ArgumentError(f"einsum: operand {n} has elements of type {name}", expected=", ".join(DTYPES))
-    text = definition(parse(equation, [tuple(x.shape) for x in operands]), types)
-    return _by_text.get(text, lambda: define(text)[NAME])
-
-
-def _unfit(operands: tuple[Any, ...]) -> ArgumentError:
-    n, wrong = next((n, x) for n, x in enumerate(operands) if not isinstance(x, (torch.Tensor, np.ndarray)))
-    return ArgumentError(f"einsum: operand {n} is {article(type(wrong).__name__)}, not a tensor")

@@ -15,7 +15,7 @@ from torch.compiler import config
 from ..cache.key import versions
 from ..cache.source import Unreadable, digest
 from ..cache.store import current
-from ..calling.arguments import PLAIN, Expected, to_tensor
+from ..calling.arguments import PLAIN, TORCH_TYPES, Expected, to_tensor
 from ..calling.calls import check_names
 from ..calling.kernels import Kernels, Machine
 from ..calling.lanes import MISS, Lanes
@@ -49,6 +49,7 @@ class Operator:
         schema: its name and how it is called.
         names, count: the initial values, and how many inputs come before them.
         kinds: of each argument the type, whether its value is in the kernel, and whether it has dimensions.
+        returned: of each result the number of dimensions and the type.
         batched: its batched forms, by the names of what is batched.
     """
 
@@ -64,6 +65,8 @@ class Operator:
         self.count = len(self.interface.parameters)
         taken = (*self.function.parameters, *self.function.initial)
         self.kinds = tuple((t.dtype, t.specialised, bool(t.rank)) for t in taken)
+        given = (self.function.tensor(r) for r in self.function.returns)
+        self.returned = tuple((t.rank, TORCH_TYPES[t.dtype]) for t in given)
         self.cell: Cell | None = None
         self.adopt(kernels, gradients, machine)
         _register(self)

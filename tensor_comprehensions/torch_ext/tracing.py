@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..calling.arguments import PLAIN, TORCH_TYPES, article, conversion
+from ..calling.arguments import PLAIN, TORCH_TYPES, Expected, article, conversion
 from ..calling.calls import check_names
+from ..calling.describe import sizes_of_returns
+from ..dtypes import DType
 from ..errors import ArgumentError
 from .operators import Operator
+from .refusals import Words, constant, refused, words_of
 
 _dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
 
@@ -42,42 +46,95 @@ def through(op: Operator, tensors: Sequence[Any], out: Any, initial: Mapping[str
     values = op.by_position(tensors, initial)
     if out is None:
         return op.overload(*values)
+    _check_destinations(op, [kind_of(x) for x in _several(out)])
     op.out(*values, **_destinations(op, out))
     return out
 
 
 def traced(op: Operator, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
     """A call that Dynamo traces: this function is what it sees, and an operator what it puts into the graph."""
-    check_names(op.interface, tensors, initial)
-    given = [*tensors, *[initial[name] for name in op.names]]
-    values = [_value(op, n, x) for n, x in enumerate(given)]
-    if out is None:
-        return op.overload(*values)
-    op.out(*values, **_destinations(op, out))
-    return out
+    given, want_arrays = without_arrays((*tensors, *initial.values()))
+    wanted = () if out is None else _several(out)
+    kinds, outs = tuple([kind_of(x) for x in given]), tuple([kind_of(x) for x in wanted])
+    mistake = _mistake(op, tuple(initial), kinds, out is not None, outs)
+    if mistake is not None:
+        results = refused(mistake, (*given, *wanted), op.returned)
+        return results[0] if len(results) == 1 else tuple(results)
+    by_name = dict(zip(initial, given[len(tensors) :], strict=True))
+    ordered = (*given[: len(tensors)], *[by_name[name] for name in op.names])
+    values = [_value(op, n, x) for n, x in enumerate(ordered)]
+    if out is not None:
+        op.out(*values, **_destinations(op, out))
+        return out
+    found = op.overload(*values)
+    if not want_arrays:
+        return found
+    return found.numpy() if isinstance(found, Tensor) else tuple([x.numpy() for x in found])
+
+
+def without_arrays(values: Sequence[Any]) -> tuple[list[Any], bool]:
+    """Values with tensors for NumPy's arrays, and whether arrays are to come back. Dynamo traces this."""
+    arrays, plain = [isinstance(x, np.ndarray) for x in values], [isinstance(x, Tensor) for x in values]
+    tensors = [torch.as_tensor(x) if isinstance(x, np.ndarray) else x for x in values]
+    return tensors, True in arrays and True not in plain
+
+
+def kind_of(x: Any) -> str:
+    """What a value is, as a name that Dynamo takes for a constant."""
+    return "tensor" if isinstance(x, Tensor) else type(x).__name__
+
+
+@constant
+def _mistake(
+    op: Operator, names: tuple[str, ...], kinds: tuple[str, ...], with_out: bool, outs: tuple[str, ...]
+) -> Words | None:
+    """What is wrong with a call, as far as the kinds of what it passes tell; the last of them are those of `names`."""
+    try:
+        count = len(kinds) - len(names)
+        by_name = dict(zip(names, kinds[count:], strict=True))
+        check_names(op.interface, kinds[:count], by_name)
+        ordered = (*kinds[:count], *(by_name[name] for name in op.names))
+        expected = (*op.interface.parameters, *op.interface.initial)
+        for e, kind, (dtype, special, dims) in zip(expected, ordered, op.kinds, strict=True):
+            if kind != "tensor" and (dims or kind not in _numbers(dtype, special)):
+                raise e.kind_error(kind)
+        if with_out:
+            _check_destinations(op, outs)
+    except ArgumentError as error:
+        return words_of(error)
+    return None
+
+
+def _numbers(dtype: DType, special: bool) -> tuple[str, ...]:
+    """The kinds of numbers that stand for a number of the def."""
+    return ("bool",) if dtype.is_bool else ("bool", "int") if dtype.is_integer or special else ("bool", "int", "float")
+
+
+def _check_destinations(op: Operator, kinds: Sequence[str]) -> None:
+    """Is there a tensor for each output? Raises ArgumentError."""
+    returns = op.function.returns
+    if len(kinds) != len(returns):
+        raise ArgumentError(
+            f"'out' of {op.function.name} has {len(kinds)} tensors", expected=f"{len(returns)}: {', '.join(returns)}"
+        )
+    sizes = sizes_of_returns(op.function)
+    for name, kind in zip(returns, kinds, strict=True):
+        if kind != "tensor":
+            e = Expected(op.function.name, f"out ({name})", op.function.tensor(name).dtype, sizes[name])
+            raise e.error(f"is {article(kind)}", suggestion="pass a torch tensor of the output's shape")
 
 
 def _value(op: Operator, n: int, x: Any) -> Any:
-    dtype, special, dims = op.kinds[n]
+    """An argument as the operator takes it."""
+    dtype, special, _ = op.kinds[n]
     if isinstance(x, Tensor):
         return x.item() if special else x
-    if special and isinstance(x, (int, torch.SymInt)):
-        return x
-    accepted = bool if dtype.is_bool else int if dtype.is_integer else (int, float)
-    if dims or special or not isinstance(x, accepted):
-        name = (*op.function.parameters, *op.function.initial)[n].name
-        raise ArgumentError(
-            f"argument '{name}' of {op.function.name} is {article(type(x).__name__)}",
-            expected=f"{dtype} {'tensor' if dims else 'number'} {name}",
-        )
-    return torch.scalar_tensor(x, dtype=TORCH_TYPES[dtype])
+    return x if special else torch.scalar_tensor(x, dtype=TORCH_TYPES[dtype])
 
 
 def _destinations(op: Operator, out: Any) -> dict[str, Any]:
-    wanted = out if isinstance(out, tuple | list) else (out,)
-    if len(wanted) != len(op.schema.destinations):
-        raise ArgumentError(
-            f"'out' of {op.function.name} has {len(wanted)} tensors",
-            expected=f"{len(op.schema.destinations)}: {', '.join(op.function.returns)}",
-        )
-    return dict(zip(op.schema.destinations, wanted, strict=True))
+    return dict(zip(op.schema.destinations, _several(out), strict=True))
+
+
+def _several(out: Any) -> tuple[Any, ...]:
+    return tuple(out) if isinstance(out, tuple | list) else (out,)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.einstein.call import operator_for
+from tensor_comprehensions.einstein.operators import operator_for
 
 SIZES = {"a": 3, "b": 4, "c": 5, "d": 2, "e": 6, "i": 3, "j": 4, "k": 5, "l": 2, "N": 7}
 
@@ -115,6 +115,8 @@ def test_mistakes_are_told_in_the_words_of_einsum(equation: str, shapes: list[tu
 def test_operands_that_are_no_tensors() -> None:
     with pytest.raises(tc.ArgumentError, match="operand 1 is a list, not a tensor"):
         tc.einsum("i,i", torch.ones(1), [1.0])
+    with pytest.raises(tc.ArgumentError, match="operand 0 is a nested tensor"):
+        tc.einsum("ijk->ij", torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(2, 2)], layout=torch.jagged))
     with pytest.raises(tc.ArgumentError, match="the equation is an int"):
         tc.einsum(3, torch.ones(1))  # type: ignore[arg-type]
     with pytest.raises(tc.ArgumentError, match="the equation is a list"):

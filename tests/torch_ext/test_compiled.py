@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch._inductor import codecache
 from torch.compiler import config
 
@@ -126,6 +127,81 @@ def test_mistakes_in_compiled_graphs(backend: str) -> None:
             compiled(*arguments)
         assert (type(caught.value), str(caught.value)) == (type(eager.value), str(eager.value))
     torch.testing.assert_close(gather(A, torch.tensor([3, 1])), A[[3, 1]])
+
+
+WRONG_CALLS: dict[str, Callable[..., Any]] = {
+    "too few": lambda a, b: OPS.matmul(a),
+    "too many": lambda a, b: OPS.matmul(a, b, b),
+    "no tensor": lambda a, b: OPS.matmul(a, None),
+    "unknown keyword": lambda a, b: OPS.matmul(a, b, z=a),
+    "no initial value": lambda a, b: OPS.gemm(a, b, 1.0, 2.0),
+    "a number for a tensor": lambda a, b: OPS.matmul(a, 2.0),
+    "too many destinations": lambda a, b: OPS.matmul(a, b, out=(a, b)),
+    "too few, whose result nobody wants": lambda a, b: (OPS.matmul(a, out=b), a)[1],
+    "einsum": lambda a, b: tc.einsum("ij,jk->ik", a, a) + b.sum(),
+    "no equation": lambda a, b: tc.einsum(3, a),  # type: ignore[arg-type]
+    "no operand": lambda a, b: tc.einsum("ij,jk->ik", a, [b]),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("call", WRONG_CALLS.values(), ids=WRONG_CALLS)
+def test_wrong_calls_in_one_graph_are_told_as_in_eager(call: Callable[..., Any], backend: str) -> None:
+    with pytest.raises(tc.ArgumentError) as eager:
+        call(A, B)
+    with pytest.raises(tc.ArgumentError) as caught:
+        torch.compile(call, fullgraph=True, backend=backend)(A, B)
+    assert (caught.value.message, caught.value.span) == (eager.value.message, eager.value.span)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_arrays_in_compiled_graphs(fullgraph: bool) -> None:
+    """Dynamo takes arrays of NumPy for tensors: they come back as arrays where no argument is a tensor."""
+    both = lambda a, b: (OPS.matmul(a, b), tc.einsum("ij,jk", a, b))  # noqa: E731
+    for found in torch.compile(both, fullgraph=fullgraph, backend="eager")(A.numpy(), B.numpy()):
+        assert isinstance(found, np.ndarray)
+        np.testing.assert_allclose(found, (A @ B).numpy(), rtol=1e-4, atol=1e-5)
+    torch.compiler.reset()  # its guards do not tell arrays from tensors
+    for mixed in torch.compile(both, fullgraph=fullgraph, backend="eager")(A.numpy(), B):
+        torch.testing.assert_close(mixed, A @ B)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_einsum_in_one_graph(backend: str) -> None:
+    counter = CompileCounterWithBackend(backend)
+
+    @torch.compile(fullgraph=True, backend=counter)
+    def call(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+        tc.einsum("mk,kn->mn", a.detach(), b, out=out)
+        return tc.einsum("mk,kn,nj->mj", a, b, b.t()).sin()
+
+    for n in (4, 6, 9):
+        a, out = torch.randn(n, 5, requires_grad=True), torch.empty(n, 3)
+        y = call(a, B, out)
+        torch.testing.assert_close(y, (a @ B @ B.t()).sin(), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(out, a.detach() @ B)
+        found, wanted = (torch.autograd.grad(x.sum(), a) for x in (y, (a @ B @ B.t()).sin()))
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    assert counter.frame_count <= 2
+
+
+def test_einsum_under_transforms_in_one_graph() -> None:
+    one = lambda a: tc.einsum("i,ij->j", a, B)  # noqa: E731
+    compiled = torch.compile(torch.func.vmap(one), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(A), A @ B)
+    slope = torch.compile(torch.func.grad(lambda a: one(a).sum()), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(slope(A[0]), B.sum(1))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_einsum_keeps_a_symbolic_batch(strict: bool) -> None:
+    class Product(torch.nn.Module):
+        def forward(self, a: Tensor) -> Any:
+            return tc.einsum("...mk,kn->...mn", a, B)
+
+    program = torch.export.export(Product(), (A,), dynamic_shapes=({0: torch.export.Dim("batch")},), strict=strict)
+    x = torch.randn(9, 5)
+    torch.testing.assert_close(program.module()(x), x @ B)
 
 
 def test_a_number_of_another_kind_in_a_compiled_graph() -> None:

@@ -1,0 +1,66 @@
+"""From an equation and operands to the operator of the def."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..api import Op, define
+from ..calling.arguments import article
+from ..dtypes import DTYPES
+from ..errors import ArgumentError
+from ..guard import guarded
+from ..once import OncePerKey
+from .definition import NAME, definition
+from .equation import parse
+
+LIMIT = 1024
+UNKNOWN = 64
+"""What is taken for a size that depends on data, to find an order of contractions."""
+_by_text: OncePerKey[str, Op] = OncePerKey(LIMIT)
+
+
+@guarded
+def operator_for(equation: str, *operands: Any) -> Op:
+    """The operator for an equation and operands like these."""
+    check_kinds(type(equation).__name__, kinds_of(operands))
+    types = [str(x.dtype).removeprefix("torch.") for x in operands]
+    if odd := [(n, name) for n, name in enumerate(types) if name not in DTYPES]:
+        n, name = odd[0]
+        raise ArgumentError(f"einsum: operand {n} has elements of type {name}", expected=", ".join(DTYPES))
+    text = definition(parse(equation, [tuple(map(_number, x.shape)) for x in operands]), types)
+    return _by_text.get(text, lambda: define(text)[NAME])
+
+
+def _number(size: Any) -> int:
+    """A size; of a symbol what it was in the example: the def is the same for all numbers but 1."""
+    if isinstance(size, torch.SymInt):
+        from torch.fx.experimental.symbolic_shapes import optimization_hint
+
+        return int(optimization_hint(size, fallback=UNKNOWN))
+    return int(size)
+
+
+def kinds_of(operands: Sequence[Any]) -> list[str]:
+    """What each operand is, in one or two words."""
+    return [_kind(x) for x in operands]
+
+
+def _kind(x: Any) -> str:
+    if isinstance(x, torch.Tensor):
+        return "nested tensor" if x.is_nested else "tensor"
+    return "tensor" if isinstance(x, (np.ndarray, np.generic)) else type(x).__name__
+
+
+def check_kinds(equation: str, operands: Sequence[str]) -> None:
+    """Are there an equation and tensors, by these names of their kinds? Raises ArgumentError."""
+    if equation != "str":
+        raise ArgumentError(f"einsum: the equation is {article(equation)}", expected='such as "ij,jk->ik"')
+    for n, kind in enumerate(operands):
+        if kind != "tensor":
+            raise ArgumentError(
+                f"einsum: operand {n} is {article(kind)}, not a tensor", expected="a dense tensor, or an array"
+            )

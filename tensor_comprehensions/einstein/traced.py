@@ -1,0 +1,85 @@
+"""Equations that torch traces: an operator that becomes the one of the def as soon as torch knows the sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..api import Op
+from ..calling.arguments import article
+from ..errors import ArgumentError
+from ..once import OncePerKey
+from ..torch_ext.refusals import Words, constant, refused, words_of
+from ..torch_ext.schema import NAMESPACE
+from ..torch_ext.tracing import kind_of, without_arrays
+from .operators import check_kinds, operator_for
+
+_registered: OncePerKey[str, Any] = OncePerKey(1)
+
+
+def traced(equation: Any, operands: Sequence[Any], out: Any) -> Any:
+    """The result of an equation in the graph that Dynamo makes of this function."""
+    tensors, want_array = without_arrays(operands)
+    mistake = _mistake(kind_of(equation), tuple([kind_of(x) for x in tensors]), kind_of(out))
+    if mistake is not None:
+        return refused(mistake, tensors, _UNKNOWN)[0]
+    if out is not None:
+        torch.ops.tc.einsum.out(equation, tensors, out=out)
+        return out
+    result = torch.ops.tc.einsum.default(equation, tensors)
+    return result.numpy() if want_array else result
+
+
+_UNKNOWN = ((0, torch.float32),)
+"""What stands for a result that has no shape."""
+
+
+@constant
+def _mistake(equation: str, operands: tuple[str, ...], out: str) -> Words | None:
+    """What the kinds of the arguments show to be wrong; the operators are there from now on."""
+    _registered.get("", _register)
+    try:
+        check_kinds(equation, operands)
+    except ArgumentError as error:
+        return words_of(error)
+    if out not in ("tensor", "NoneType"):
+        return words_of(ArgumentError(f"einsum: 'out' is {article(out)}", suggestion="pass a torch tensor"))
+    return None
+
+
+def _register() -> Any:
+    new: Callable[..., Any] = torch.library.Library
+    library = new(NAMESPACE, "FRAGMENT")
+    library.define("einsum(str equation, Tensor[] operands) -> Tensor")
+    library.define("einsum.out(str equation, Tensor[] operands, *, Tensor(a!) out) -> ()")
+    for key in ("CompositeImplicitAutograd", "FuncTorchBatchedDecomposition"):
+        library.impl("einsum", _run, key)
+        library.impl("einsum.out", _run_out, key)
+    return library
+
+
+def _run(equation: str, operands: list[Tensor]) -> Any:
+    """The call of the operator; within a graph that is made, mistakes wait until it runs."""
+    found = _found(equation, operands)
+    return found(*operands) if isinstance(found, Op) else refused(found, operands, _UNKNOWN)[0]
+
+
+def _run_out(equation: str, operands: list[Tensor], *, out: Tensor) -> None:
+    found = _found(equation, operands)
+    if isinstance(found, Op):
+        found(*operands, out=out)
+    else:
+        refused(found, operands, ())
+
+
+def _found(equation: str, operands: list[Tensor]) -> Op | Words:
+    """The operator, or what is wrong with the equation."""
+    try:
+        return operator_for(equation, *operands)
+    except ArgumentError as error:
+        if torch._guards.TracingContext.try_get() is None:
+            raise
+        return words_of(error)
