@@ -37,6 +37,9 @@ ACROSS_USES, FEW_CHUNKS = 1024, 4
 """Uses that pay for turning across what register tiles read; iterations that the parallel loop needs for balance."""
 SPREAD = 16
 """Sets of the first cache that rows have to fall into to be brought near in time."""
+HIDDEN, OVERFLOW = 60.0, 1.5
+"""Cycles of multiply-adds for each line of the output beside which it is written to a far cache for nothing; times the
+second cache from which on results that are not had better go past it, be they read soon or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +303,9 @@ class Chooser:
     def _comes_ahead(self) -> bool:
         """Whether rows of the moving factor are read in place, and the next panel's are brought from a far cache."""
         known, moving = self.facts, self.facts.moving
-        if self.target.near == self.target.cache or not self._large(moving) or len(known.reductions) != 1:
+        if self.target.near == self.target.cache or len(known.reductions) != 1:
+            return False
+        if not self._large(moving) and not self._streams():  # what is written would take its place
             return False
         if not moving.plain or moving.step(known.vector) != 1 or not self._jumps(moving, ROWS, self._panel_width()):
             return False
@@ -447,7 +452,7 @@ class Chooser:
         op = self.facts.op
         return op.epilogue is not None and any(a.buffer.name == op.output.buffer.name for a in loads(op.epilogue))
 
-    def _streams(self, levels: list[Level]) -> bool:
+    def _streams(self, levels: Sequence[Level] = ()) -> bool:
         """Whether the output had better go past the caches: by whole lines, complete, and so much that none stays."""
         known, op = self.facts, self.facts.op
         if known.turned or any(level.iterator in self.facts.reductions for level in levels):
@@ -456,7 +461,14 @@ class Chooser:
             return False
         touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
         points = {i.name: min(self.tile.size(i.name), i.extent) for i in known.parallel}
-        return touched > self.target.kept and cost.fills_memory(known, self.target, points)
+        passes = touched > self.target.kept or self._overflows()
+        return passes and cost.fills_memory(known, self.target, points)
+
+    def _overflows(self) -> bool:
+        """Whether results that a far cache would take are more than the sums before them hide."""
+        known, target = self.facts, self.target
+        line = LINE // known.output_bytes / self.tile.lanes * cost.multiply_cost(self.tile.lanes, known, target)
+        return known.output_size > OVERFLOW * target.far and known.steps * line < HIDDEN
 
     # --- threads ---
 

@@ -240,6 +240,26 @@ def test_an_output_that_is_read_goes_through_the_caches(ops: Any) -> None:
     assert not choose(replace(plain, initial=plain.output), target, parallel=False).streaming
 
 
+@pytest.mark.parametrize(
+    ("target", "filters", "channels", "streams"),
+    [
+        (MESHED, 256, 64, True),  # half as much again as the second cache holds
+        (MESHED, 128, 64, False),  # it holds nearly all of it
+        (MESHED, 256, 256, False),  # the sums hide what is written
+        (AVX512, 256, 64, False),  # the last cache is near
+    ],
+)
+def test_short_sums_leave_the_second_cache_to_what_they_read(
+    ops: Any, target: Target, filters: int, channels: int, streams: bool
+) -> None:
+    sizes = {"x": 3136, "f": filters, "c": channels}
+    plan = choose(ops.op("C:f,x = A:f,c x B:c,x", sizes), target, parallel=True)
+    assert plan.streaming is streams
+    if streams:  # rows far apart stay where they are, for nothing takes their place
+        assert packed(plan) == set()
+        assert [step.side for step in plan.ahead] == [Side.RIGHT]
+
+
 def test_panels_that_are_turned_hold_long_runs_of_memory(ops: Any) -> None:
     sizes = dict(zip("abcdef", (48, 36, 36, 24, 48, 48), strict=True))
     plan = choose(ops.op("C:e,d,c,b,a = A:a,f,b,c,e x B:d,f", sizes), AVX512, parallel=True)
