@@ -74,7 +74,8 @@ STRATEGIES = (Strategy("polyhedral", _lower_polyhedral),)
 class Pass:
     """One step: what it does to the value that travels, how its result reads, and the log topic it belongs to.
 
-    show: None where the result is not for reading.
+    show: None where the result is not for reading. again: the earlier pass that this one repeats: nothing is left to do
+    where all passes since have changed nothing.
     """
 
     name: str
@@ -82,6 +83,11 @@ class Pass:
     show: Callable[[Any], str] | None = show
     suffix: str = "txt"
     topic: str = ""
+    again: str = ""
+
+    def of(self, value: Any, job: Any, results: Mapping[str, Any]) -> Any:
+        """What it makes of `value`, the last of `results` of the passes before it."""
+        return value if self.again and value is results[self.again] else self.run(value, job)
 
 
 def _lower(bound: BoundFunction, job: Job) -> Module:
@@ -99,10 +105,14 @@ def _lower(bound: BoundFunction, job: Job) -> Module:
 
 
 def _bodies(transform: Callable[[Stmt], Stmt]) -> Callable[[Module, Job], Module]:
-    """`transform` on the body of every kernel of a module."""
+    """`transform` on the body of every kernel of a module, which comes back where that changes none."""
 
     def run(module: Module, _: Job) -> Module:
-        return replace(module, kernels=tuple(replace(k, body=transform(k.body)) for k in module.kernels))
+        bodies = [transform(k.body) for k in module.kernels]
+        if all(new is k.body for new, k in zip(bodies, module.kernels, strict=True)):
+            return module
+        kernels = (replace(k, body=new) for new, k in zip(bodies, module.kernels, strict=True))
+        return replace(module, kernels=tuple(kernels))
 
     return run
 
@@ -114,7 +124,7 @@ PASSES = (
     Pass("vectorize", _bodies(vectorize)),
     Pass("unroll", _bodies(unroll)),
     Pass("hoist", _bodies(hoist_accumulators)),
-    Pass("simplify_again", _bodies(simplify)),
+    Pass("simplify_again", _bodies(simplify), again="simplify"),
     Pass("emit", lambda module, job: llvm.emit(module, job.target, process.mathematics()), str, "ll", "code"),
     Pass("assemble", lambda text, job: cpu.assemble(text, job.target), None),
     Pass("load", lambda code, job: cpu.load_object(code), None),
@@ -159,8 +169,9 @@ class Compilation(ABC):
     def stage(self, name: str) -> Any:
         """The result of the pass `name`, made again: nothing that only people read is kept."""
         value: Any = self.bound
+        results: dict[str, Any] = {}
         for step in self.passes():
-            value = step.run(value, self.job)
+            value = results[step.name] = step.of(value, self.job, results)
             if step.name == name:
                 return value
         raise InternalError(f"there is no pass {name!r}")
@@ -267,7 +278,7 @@ def run_passes(
     seconds: list[tuple[str, float]] = []
     for number, step in enumerate(passes, 2):
         start, before = perf_counter(), value
-        value = results[step.name] = step.run(value, job)
+        value = results[step.name] = step.of(value, job, results)
         seconds.append((step.name, perf_counter() - start))
         _observe(bound.name, step, value, number, dump)
         if isinstance(value, Module) and value is not before and knobs.current().verify:

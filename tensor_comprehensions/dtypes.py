@@ -27,6 +27,9 @@ class DType:
         """Quick, for every expression has types: the name says it all."""
         return hash(self.name)
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, DType) and self.name == other.name)
+
     @property
     def size(self) -> int:
         """Bytes in memory."""

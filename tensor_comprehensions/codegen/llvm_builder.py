@@ -58,7 +58,10 @@ class Builder:
         An operation that `reads` a buffer stays in the loops that write it, and where it is certain to be reached;
         `version` tells apart what the buffer holds before and after a write.
         """
-        level = max((self._levels.get(o, 0) for o in operands), default=0)
+        level, levels = 0, self._levels
+        for o in operands:
+            if (depth := levels.get(o, 0)) > level:
+                level = depth
         if reads:
             level = max(level, self._reading_level(reads))
         here = len(self._regions) - 1

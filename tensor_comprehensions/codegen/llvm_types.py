@@ -5,23 +5,23 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from ..dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, DType
+from ..dtypes import BFLOAT16, BOOL, DTYPES, FLOAT16, FLOAT32, FLOAT64, DType
 from ..errors import InternalError
 from ..loop_ir.nodes import Type
 
-_FLOATS = {FLOAT16: "half", FLOAT32: "float", FLOAT64: "double"}
+_SCALARS = {t.name: f"i{t.bits}" for t in DTYPES.values()} | {
+    BOOL.name: "i1", FLOAT16.name: "half", FLOAT32.name: "float", FLOAT64.name: "double",
+}  # fmt: skip
 
 
 def scalar(dtype: DType) -> str:
     """The type of one value in a register: bool is one bit; bfloat16 its bits, as LLVM's own type calls a library."""
-    if dtype == BOOL:
-        return "i1"
-    return _FLOATS.get(dtype) or f"i{dtype.bits}"
+    return _SCALARS[dtype.name]
 
 
 def stored(dtype: DType) -> str:
     """The type of one element in memory."""
-    return "i8" if dtype == BOOL else scalar(dtype)
+    return "i8" if dtype.is_bool else scalar(dtype)
 
 
 def vector(element: str, lanes: int) -> str:

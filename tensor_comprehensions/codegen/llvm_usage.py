@@ -32,7 +32,7 @@ def usage(s: Stmt, known: dict[int, Usage]) -> Usage:
     """Everything `s` mentions; `known` keeps what was found of parallel loops, by their `id`."""
     if id(s) in known:
         return known[id(s)]
-    used, stack, own = Usage(), [s], set[str]()
+    used, stack, own, seen = Usage(), [s], set[str](), set[int]()
     while stack:
         top = stack.pop()
         if isinstance(top, Loop) and top.kind is LoopKind.PARALLEL and top is not s:
@@ -48,7 +48,7 @@ def usage(s: Stmt, known: dict[int, Usage]) -> Usage:
             used.buffers.update(buffer.name for buffer, _ in top.operands)
             used.written.update(_written(top))
         for e in expressions(top):
-            _expression(used, e)
+            _expression(used, e, seen)
         stack.extend(substatements(top))
     used.buffers -= own  # a statement before may have had others of these names
     if isinstance(s, Loop):
@@ -56,15 +56,20 @@ def usage(s: Stmt, known: dict[int, Usage]) -> Usage:
     return used
 
 
-def _expression(used: Usage, e: Expr) -> None:
+def _expression(used: Usage, e: Expr, seen: set[int]) -> None:
+    """Add what `e` uses. `seen`: the expressions that were looked at, by their `id`, for statements share some."""
     stack = [e]
     while stack:
         top = stack.pop()
-        if isinstance(top, Load):
-            _access(used, top)
-        elif isinstance(top, Var):
+        if type(top) is Const:
+            continue
+        if type(top) is Var:
             used.variables.add(top.name)
-        stack.extend(children(top))
+        elif id(top) not in seen:
+            seen.add(id(top))
+            if type(top) is Load:
+                _access(used, top)
+            stack.extend(children(top))
 
 
 def _access(used: Usage, e: Load | Store) -> None:
@@ -86,15 +91,22 @@ def _is_constant(e: Expr) -> bool:
 def writes(s: Stmt) -> dict[int, frozenset[str]]:
     """The buffers that each loop in `s` writes, by the `id` of the loop."""
     found: dict[int, frozenset[str]] = {}
-    _collect_writes(s, found)
+    _collect_writes(s, found, set())
     return found
 
 
-def _collect_writes(s: Stmt, found: dict[int, frozenset[str]]) -> frozenset[str]:
-    if isinstance(s, Loop) and id(s) in found:
-        return found[id(s)]
-    own = {s.buffer.name} if isinstance(s, Store) else set(_written(s)) if isinstance(s, Invoke) else set()
-    all_writes = frozenset(own.union(*(_collect_writes(c, found) for c in substatements(s))))
-    if isinstance(s, Loop):
-        found[id(s)] = all_writes
-    return all_writes
+def _collect_writes(s: Stmt, found: dict[int, frozenset[str]], around: set[str]) -> None:
+    """Add what `s` writes to `around`, and what the loops in it write to `found`."""
+    if type(s) is Store:
+        around.add(s.buffer.name)
+    elif type(s) is Invoke:
+        around.update(_written(s))
+    elif type(s) is Loop:
+        if id(s) not in found:
+            inside: set[str] = set()
+            _collect_writes(s.body, found, inside)
+            found[id(s)] = frozenset(inside)
+        around |= found[id(s)]
+    else:
+        for c in substatements(s):
+            _collect_writes(c, found, around)

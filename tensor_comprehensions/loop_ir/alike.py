@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from . import build
 from .intrinsics import is_hint
-from .nodes import Allocate, Block, Buffer, Check, Invoke, Let, Load, Loop, Space, Stmt, Store, Var
-from .rewrite import walk, walk_all
+from .nodes import Allocate, Block, Buffer, Check, Invoke, Let, Loop, Space, Stmt, Store, Var
+from .rewrite import uses, walk
 
 Filled = tuple[Buffer, Stmt]
 """Scratch memory and what fills it."""
@@ -19,9 +19,18 @@ def alike(loop: Loop) -> tuple[tuple[Filled, ...], Loop]:
 
     A thread that does this before its share of the iterations does the same as all of them would one after another.
     """
+    if not _allocates(loop.body):
+        return (), loop
     written = {b.name for b in _written((loop.body,))}
     found, body = _alike(loop.body, frozenset((loop.var,)), written)
     return found, replace(loop, body=body) if found else loop
+
+
+def _allocates(s: Stmt) -> bool:
+    """Whether the statement is scratch memory, but for names that it binds first."""
+    while type(s) is Let:
+        s = s.body
+    return type(s) is Allocate and s.buffer.space is Space.SCRATCH
 
 
 def _alike(s: Stmt, bound: frozenset[str], written: set[str]) -> tuple[tuple[Filled, ...], Stmt]:
@@ -44,10 +53,9 @@ def _fills(s: Stmt, buffer: Buffer, bound: frozenset[str], written: set[str]) ->
     """Whether `s` writes nothing but `buffer`, the same in every iteration."""
     if any(b.name != buffer.name for b in _written((s,))) or any(isinstance(c, Check | Allocate) for c in walk(s)):
         return False
-    if any(x.buffer.name in written for x in walk_all(s) if isinstance(x, Load)):
-        return False
-    own = {c.var for c in walk(s) if isinstance(c, Loop)} | {c.name for c in walk(s) if isinstance(c, Let)}
-    return not any(isinstance(x, Var) and x.name in bound - own for x in walk_all(s))
+    own = {c.var if isinstance(c, Loop) else c.name for c in walk(s) if isinstance(c, Loop | Let)}
+    others = bound - own
+    return not any(x.name in others if isinstance(x, Var) else x.buffer.name in written for x in uses(s))
 
 
 def _written(parts: Iterable[Stmt]) -> list[Buffer]:

@@ -46,6 +46,8 @@ TRUE = Const(True, Type(BOOL))
 FALSE = Const(False, Type(BOOL))
 NOTHING = Block(())
 
+_SMALL: dict[float, Const] = {n: Const(n, INDEX) for n in range(-8, 1025)}
+"""Indices that are needed again and again."""
 _COMBINERS = {"+": "add", "*": "mul", "min": "min", "max": "max", "and": "and", "or": "or"}
 _BOOL_REDUCTIONS = {"+": "or", "max": "or", "or": "or", "*": "and", "min": "and", "and": "and"}
 
@@ -55,11 +57,14 @@ _BOOL_REDUCTIONS = {"+": "or", "max": "or", "or": "or", "*": "and", "min": "and"
 
 def const(value: int | float | bool, dtype: DType = INT64, lanes: int = 1) -> Const:
     """The constant `value` of type `dtype`, wrapped into its range when an integer."""
+    if dtype is INT64 and lanes == 1:
+        known = _SMALL.get(value)
+        return Const(wrap(int(value), dtype), INDEX) if known is None else known
     if dtype.is_bool:
         return Const(bool(value), Type(BOOL, lanes))
     if dtype.is_float:
         return Const(float(value), Type(dtype, lanes))
-    return Const(wrap(int(value), dtype), INDEX if dtype is INT64 and lanes == 1 else Type(dtype, lanes))
+    return Const(wrap(int(value), dtype), Type(dtype, lanes))
 
 
 def var(name: str, dtype: DType = INT64, lanes: int = 1) -> Var:
@@ -191,6 +196,8 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
         folded = _fold_bool(op, left, right)
     if folded is not None:
         return folded
+    if t.lanes == lanes:
+        return Binary(op, left, right)
     lanes = max(t.lanes, lanes)
     return Binary(op, broadcast(left, lanes), broadcast(right, lanes))
 
@@ -323,7 +330,10 @@ def cast(e: Expr, dtype: DType) -> Expr:
 
 def call(function: str, *arguments: Expr) -> Expr:
     """A mathematical function on arguments of one type, scalars broadcast where one is a vector."""
-    lanes = max(a.type.lanes for a in arguments)
+    widths = [a.type.lanes for a in arguments]
+    lanes = max(widths)
+    if min(widths) == lanes:
+        return Call(function, arguments)
     return Call(function, tuple(broadcast(a, lanes) for a in arguments))
 
 
@@ -340,12 +350,13 @@ def reduce_lanes(op: str, e: Expr) -> Expr:
 def load(buffer: Buffer, *indices: Operand, mask: Expr | None = None) -> Load:
     """`buffer[indices]` where `mask`."""
     where = _indices(indices)
-    lanes = max((i.type.lanes for i in where), default=1)
-    return Load(buffer, where, None if is_true(mask) else broadcast(mask, lanes) if mask is not None else None)
+    if mask is None or is_true(mask):
+        return Load(buffer, where)
+    return Load(buffer, where, broadcast(mask, max((i.type.lanes for i in where), default=1)))
 
 
 def _indices(indices: tuple[Operand, ...]) -> tuple[Expr, ...]:
-    return tuple(const(i) if isinstance(i, (int, float)) else i for i in indices)
+    return tuple([const(i) if isinstance(i, (int, float)) else i for i in indices])
 
 
 # --- statements --------------------------------------------------------------------------------------------------
@@ -356,7 +367,7 @@ def store(
 ) -> Store:
     """`buffer[indices] = value` (or `op=`) where `mask`, the value broadcast to the lanes of the indices."""
     where = _indices(indices)
-    lanes = max(buffer.type.lanes, max((i.type.lanes for i in where), default=1))
+    lanes = max([buffer.type.lanes, *[i.type.lanes for i in where]])
     if isinstance(value, (int, float)):
         value = const(value, buffer.type.dtype)
     return Store(buffer, where, broadcast(value, lanes), op, None if is_true(mask) else mask)

@@ -93,8 +93,9 @@ class Load:
 
     @property
     def type(self) -> Type:
-        lanes = max((i.type.lanes for i in self.indices), default=1)
-        return Type(self.buffer.type.dtype, max(lanes, self.buffer.type.lanes))
+        element = self.buffer.type
+        lanes = max([element.lanes, *[i.type.lanes for i in self.indices]])
+        return element if lanes == element.lanes else Type(element.dtype, lanes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ def map_expr(e: Expr, f: OnExpr) -> Expr:
         case Load(buffer, indices, mask):
             where, guard = map_tuple(indices, f), f(mask) if mask is not None else None
             return e if where is indices and guard is mask else Load(buffer, where, guard)
+        case Call(function, arguments):
+            return e if (new := map_tuple(arguments, f)) is arguments else Call(function, new)
         case Ramp(base, stride, lanes):
             return e if (a := f(base)) is base else Ramp(a, stride, lanes)
         case Broadcast(operand, lanes):
@@ -66,8 +68,6 @@ def map_expr(e: Expr, f: OnExpr) -> Expr:
             return e if c is condition and a is then and b is otherwise else Select(c, a, b)
         case Cast(operand, dtype):
             return e if (a := f(operand)) is operand else Cast(a, dtype)
-        case Call(function, arguments):
-            return e if (new := map_tuple(arguments, f)) is arguments else Call(function, new)
         case ReduceLanes(op, operand):
             return e if (a := f(operand)) is operand else ReduceLanes(op, a)
         case Shuffle(left, right, order):
@@ -190,6 +190,8 @@ def expressions(s: Stmt) -> tuple[Expr, ...]:
 
 def substatements(s: Stmt) -> tuple[Stmt, ...]:
     """The direct sub-statements of `s`."""
+    if type(s) is Store:  # most statements: asked first, without the cost of a pattern
+        return ()
     match s:
         case Block(body):
             return body
@@ -197,7 +199,7 @@ def substatements(s: Stmt) -> tuple[Stmt, ...]:
             return (body,)
         case If(_, then, otherwise):
             return (then,) if otherwise is None else (then, otherwise)
-        case Store() | Check() | Invoke():
+        case Check() | Invoke() | Store():
             return ()
         case _:
             assert_never(s)
@@ -213,12 +215,12 @@ def children(e: Expr) -> tuple[Expr, ...]:
             return (left, right)
         case Load(_, indices, mask):
             return indices if mask is None else (*indices, mask)
+        case Call(_, arguments):
+            return arguments
         case Ramp() | Broadcast() | Unary() | Cast() | ReduceLanes():
             return (e.base,) if isinstance(e, Ramp) else (e.operand,)
         case Select(condition, then, otherwise):
             return (condition, then, otherwise)
-        case Call(_, arguments):
-            return arguments
         case Const() | Var():
             return ()
         case _:
@@ -248,6 +250,24 @@ def walk_all(s: Stmt) -> Iterator[Expr]:
     for c in walk(s):
         for e in expressions(c):
             yield from walk_expr(e)
+
+
+def uses(s: Stmt) -> Iterator[Var | Load]:
+    """The variables and the loads in `s`; those of an expression that occurs again (the same object) only once."""
+    seen: set[int] = set()
+    for c in walk(s):
+        stack = list(expressions(c))
+        while stack:
+            top = stack.pop()
+            if type(top) is Const:
+                continue
+            if type(top) is Var:
+                yield top
+            elif id(top) not in seen:
+                seen.add(id(top))
+                if type(top) is Load:
+                    yield top
+                stack += children(top)
 
 
 def mentions(e: Expr, names: frozenset[str] | set[str]) -> bool:

@@ -29,7 +29,7 @@ from .nodes import (
     Unary,
     Var,
 )
-from .rewrite import children, expressions, map_expr, map_stmt, walk
+from .rewrite import map_expr, map_stmt, uses, walk
 from .rules import RULES
 
 _ROUNDS = 4
@@ -61,26 +61,9 @@ def simplify(program: Stmt | Expr, ranges: Mapping[str, Interval] | None = None)
 
 def _used(s: Stmt) -> frozenset[str]:
     """Names of the variables and of the buffers that `s` reads (or hands to an intrinsic)."""
-    names: set[str] = set()
-    seen: set[int] = set()
-    for c in walk(s):
-        if isinstance(c, Invoke):
-            names.update(b.name for b, _ in c.operands)
-        for e in expressions(c):
-            _gather(e, names, seen)
+    names = {e.buffer.name if isinstance(e, Load) else e.name for e in uses(s)}
+    names.update(b.name for c in walk(s) if type(c) is Invoke for b, _ in c.operands)
     return frozenset(names)
-
-
-def _gather(e: Expr, names: set[str], seen: set[int]) -> None:
-    """Add the names in `e`; what is shared between expressions is looked at once."""
-    if type(e) is Var:
-        names.add(e.name)
-    elif type(e) is not Const and id(e) not in seen:
-        seen.add(id(e))
-        if type(e) is Load:
-            names.add(e.buffer.name)
-        for c in children(e):
-            _gather(c, names, seen)
 
 
 @dataclass(frozen=True, slots=True)

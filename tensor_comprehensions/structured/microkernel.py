@@ -62,7 +62,9 @@ def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence
 
     def exact(make: Callable[[Region, Sequence[Cell]], Stmt]) -> Stmt:
         """What touches memory that has no padding, for each extent that the region may have."""
-        return each_extent(region, lambda part: make(part, _among(cells_of(op, plan, part), cells)))
+        return each_extent(
+            region, lambda part: make(part, cells if part is region else _among(cells_of(op, plan, part), cells))
+        )
 
     body = build.block(
         exact(lambda part, own: _start(op, part, own, cells, registers)),
@@ -84,20 +86,25 @@ def cells_of(op: StructuredOp, plan: Plan, region: Region) -> list[Cell]:
     """The accumulators, vectors of one row next to each other."""
     rows = _row_order(op, plan)
     lane_range = region[plan.vector]
-    vectors = -(-lane_range.size // plan.lanes)
+    vectors = [
+        (
+            build.ramp(build.add(lane_range.origin, first), 1, plan.lanes),
+            build.ramp(first, 1, plan.lanes),
+            first_lanes(lane_range.size - first, plan.lanes),
+        )
+        for first in range(0, lane_range.size, plan.lanes)
+    ]
+    start = point(region)
     cells: list[Cell] = []
     for offsets in product(*(range(region[name].size) for name in rows)):
-        at = point(region)
+        at = dict(start)
         for name, offset in zip(rows, offsets, strict=True):
             at[name] = build.add(region[name].origin, offset)
             at[local(name)] = build.const(offset)
-        for v in range(vectors):
-            first = v * plan.lanes
-            here = dict(at)
-            here[plan.vector] = build.ramp(build.add(lane_range.origin, first), 1, plan.lanes)
-            here[local(plan.vector)] = build.ramp(first, 1, plan.lanes)
-            tile = dict(zip(rows, offsets, strict=True)) | {plan.vector: v}
-            cells.append(Cell(here, tile, first_lanes(lane_range.size - first, plan.lanes), len(cells)))
+        row = dict(zip(rows, offsets, strict=True))
+        for v, (where, within, mask) in enumerate(vectors):
+            here = at | {plan.vector: where, local(plan.vector): within}
+            cells.append(Cell(here, row | {plan.vector: v}, mask, len(cells)))
     return cells
 
 

@@ -39,9 +39,11 @@ def evaluate(e: Expr, at: Point, mask: Expr | None = None) -> Expr:
         case Var(name):
             return at.get(name, e)
         case Load(buffer, indices, guard):
-            where = tuple(evaluate(i, at, mask) for i in indices)
-            lanes = max((i.type.lanes for i in where), default=1)
+            where = tuple([evaluate(i, at, mask) for i in indices])
             condition = None if guard is None else evaluate(guard, at, mask)
+            if mask is None and condition is None:
+                return Load(buffer, where)
+            lanes = max((i.type.lanes for i in where), default=1)
             if mask is not None and lanes > 1:
                 condition = build.both(condition, mask)
             if condition is not None:

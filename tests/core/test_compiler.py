@@ -14,6 +14,7 @@ from tensor_comprehensions import compiler, knobs
 from tensor_comprehensions.compiler import PASSES, Compiled, Job, Pass, Strategy, compile_function, digest
 from tensor_comprehensions.errors import CannotLower, InternalError
 from tensor_comprehensions.loop_ir.nodes import Const, Kernel, Module, Store, Var
+from tensor_comprehensions.loop_ir.simplify import simplify
 from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.runtime.host import host
 from tensor_comprehensions.target import AVX2, AVX512
@@ -71,6 +72,18 @@ def test_every_pass_is_named_once_and_timed() -> None:
     assert len(set(names)) == len(names)
     assert [name for name, _ in kernel.seconds] == names
     assert kernel.compile_seconds == pytest.approx(sum(seconds for _, seconds in kernel.seconds))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_what_is_simple_is_not_simplified_again(name: str) -> None:
+    kernel = compiled(name, AVX512)
+    simple = kernel.stage("simplify")
+    assert all(simplify(k.body) is k.body for k in simple.kernels)
+    again = next(step for step in PASSES if step.again)
+    assert again.of(simple, kernel.job, {again.again: simple}) is simple
+    other = kernel.stage("hoist")
+    repeated = again.of(other, kernel.job, {again.again: simple})
+    assert repeated == again.run(other, kernel.job) == kernel.stage(again.name)
 
 
 def test_the_digest_depends_on_sizes_strides_options_and_target() -> None:
