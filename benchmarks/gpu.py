@@ -33,7 +33,7 @@ WARM = 0.3
 
 
 def large() -> tuple[Benchmark, ...]:
-    """Kernels of the list at sizes that fill a graphics processor."""
+    """Kernels of the list at sizes that fill a graphics processor, some only by the length of their sums."""
     known = {b.name: b for b in BENCHMARKS}
 
     def sized(name: str, like: str, *shapes: tuple[int, ...]) -> Benchmark:
@@ -41,6 +41,8 @@ def large() -> tuple[Benchmark, ...]:
 
     return (
         *(sized(f"matmul_{n}", "matmul_1024", (n, n), (n, n)) for n in (2048, 4096)),
+        *(sized(f"matmul_{m}x{m}x{k}", "matmul_1024", (m, k), (k, m)) for m, k in ((32, 65536), (128, 16384))),
+        sized("tmm_64x64x65536", "tmm_128x1024x1024", (64, 65536), (64, 65536)),
         *(sized(f"softmax_{n}x{d}", "softmax_4096x1024", (n, d)) for n, d in ((65536, 1024), (16384, 8192))),
         sized("layernorm_65536x1024", "layernorm_4096x1024", (65536, 1024), (1024,), (1024,)),
         sized("rmsnorm_swiglu_65536x1024", "rmsnorm_swiglu_4096x1024", (65536, 1024), (65536, 1024), (1024,)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ...loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
 from ...options import MappingOptions, check_mapping
@@ -58,7 +59,8 @@ def default_options(function: BoundFunction, target: GpuTarget) -> MappingOption
     """The mapping that is chosen for the kernel of `function` (legalised) with most work: where a search starts."""
     with LOCK:
         scop = _scop(function, None, target)
-        return choose(scop, heaviest(scop, _groups(scop, None, target)), target)
+        parts = max((scop.function.tensor(name).shape[0] for name in scop.parts), default=1)
+        return replace(choose(scop, heaviest(scop, _groups(scop, None, target)), target), split_reductions=parts)
 
 
 def _times(sizes: tuple[int, ...]) -> str:

@@ -14,7 +14,7 @@ from tensor_comprehensions.loop_ir.interpret import interpret
 from tensor_comprehensions.loop_ir.nodes import Buffer, Load, Module, Space, Store
 from tensor_comprehensions.loop_ir.rewrite import walk, walk_all
 from tensor_comprehensions.options import MappingOptions
-from tensor_comprehensions.polyhedral.gpu import lower
+from tensor_comprehensions.polyhedral.gpu import default_options, lower
 from tensor_comprehensions.runtime import emulator, nvrtc, opencl
 from tensor_comprehensions.target import target
 from tensor_comprehensions.tc_lang import bind, compile_source
@@ -189,6 +189,16 @@ def test_options_cut_where_threads_would_idle() -> None:
     assert len(module(MM, options, M=64, N=64, K=4096).kernels) == 2
     assert len(module(MM, options, M=64, N=64, K=100).kernels) == 1, "parts of a few terms"
     assert len(module(MM, options, M=1024, N=1024, K=1024).kernels) == 1, "as many results as threads"
+
+
+@pytest.mark.parametrize(
+    ("source", "sizes"),
+    [(MM, {"M": 32, "N": 32, "K": 65536}), (MTV, {"M": 256, "K": 100_000}), (MM, {"M": 512, "N": 512, "K": 512})],
+)
+def test_a_search_starts_with_as_many_parts(source: str, sizes: dict[str, int]) -> None:
+    (function,) = compile_source(source)
+    options = default_options(legalise(bind(function, sizes)), H200)
+    assert blocks(module(source, options, **sizes))[0] == blocks(module(source, None, **sizes))[0]
 
 
 def test_what_begins_and_what_follows_a_product_is_with_the_second_stage() -> None:
