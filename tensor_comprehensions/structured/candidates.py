@@ -9,7 +9,7 @@ from itertools import islice
 from ..errors import CannotLower
 from ..target import Target
 from .apply import plan_of
-from .cost import Ranking, RegisterTile
+from .cost import RegisterTile
 from .describe import pipeline_of
 from .estimate import expected
 from .expert import TILES, prefer, rankings
@@ -18,6 +18,7 @@ from .normalise import normalise
 from .op import StructuredOp
 from .pipeline import Pipeline
 from .plan import Plan
+from .ranking import Ranking
 
 
 @dataclass(frozen=True, slots=True)

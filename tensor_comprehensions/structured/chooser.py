@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 
+import numpy as np
+
 from ..target import Target
 from . import cost, unrolling
 from .cost import FAR_ROWS, LINE, ROWS, RegisterTile, is_far, stream_cycles
@@ -297,7 +299,7 @@ class Chooser:
         if not moving.plain:
             return row_tiles >= 4
         width = self._panel_width()
-        bound = cost.row_bound(known, self._footprint(moving), width, self.target)
+        bound = int(cost.row_bound(known, self._footprint(moving), np.array(width), self.target))
         return row_tiles >= 12 and self._jumps(moving, bound, width) and not self._comes_ahead()
 
     def _comes_ahead(self) -> bool:
@@ -460,9 +462,9 @@ class Chooser:
         if (op.initial is not None and loads(op.initial)) or self._reads_output():
             return False
         touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
-        points = {i.name: min(self.tile.size(i.name), i.extent) for i in known.parallel}
+        points = {i.name: np.array(float(min(self.tile.size(i.name), i.extent))) for i in known.parallel}
         passes = touched > self.target.kept or self._overflows()
-        return passes and cost.fills_memory(known, self.target, points)
+        return passes and bool(cost.fills_memory(known, self.target, points))
 
     def _overflows(self) -> bool:
         """Whether results that a far cache would take are more than the sums before them hide."""

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
 
+import numpy as np
+
 from ..target import Target
 from . import fragments
-from .cost import LINE, RegisterTile, compute_cycles, is_far
+from .cost import LINE, compute_cycles, is_far
 from .facts import Factor, Facts, facts, shared
 from .op import StructuredOp
 from .plan import Pack, Plan, Side
@@ -68,9 +70,10 @@ def busy(op: StructuredOp, plan: Plan, target: Target) -> float:
 def _register_tiles(known: Facts, plan: Plan, target: Target) -> float:
     if plan.instruction:
         return fragments.compute_cycles(known, plan)
-    sizes = ((i.name, plan.tile(i.name)) for i in known.parallel)
-    padded = tuple((name, tiles(n, plan.lanes) * plan.lanes if name == plan.vector else n) for name, n in sizes)
-    return compute_cycles(known, target, RegisterTile(plan.lanes, padded))
+    sizes = {i.name: plan.tile(i.name) for i in known.parallel}
+    sizes[plan.vector] = tiles(sizes[plan.vector], plan.lanes) * plan.lanes
+    each = {name: np.array([float(n)]) for name, n in sizes.items()}
+    return float(compute_cycles(known, target, plan.lanes, each)[0])
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from ..errors import CannotLower
 from ..target import Target
 from . import fragments, sliding
 from .chooser import PACKED_STEPS, PARALLEL_WORK, Chooser
-from .cost import SHORT_SUM, Ranking, is_far
+from .cost import is_far
 from .estimate import busy, expected
 from .facts import Facts, facts
 from .insistent import all_ways
 from .op import StructuredOp, loads
 from .plan import Plan
+from .ranking import SHORT_SUM, Ranking
 
 MIN_ROWS_TO_TURN = 8
 """Uses of an element below which turning it across costs more than it saves."""

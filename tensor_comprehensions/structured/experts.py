@@ -14,7 +14,7 @@ from ..errors import CannotLower
 from ..target import Target
 from . import sliding
 from .affine import coefficients
-from .cost import Ranking, RegisterTile
+from .cost import RegisterTile
 from .describe import pipeline_of
 from .expert import choose
 from .facts import facts
@@ -23,6 +23,7 @@ from .nest import NOWHERE, TileLoop, start
 from .normalise import normalise
 from .op import Iterator, StructuredOp, loads
 from .pipeline import Pipeline, pack, parallel, peel, tile, unroll, vectorize
+from .ranking import Ranking
 
 Sizes = Mapping[str, int]
 TILES = 4

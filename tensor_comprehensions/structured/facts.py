@@ -6,12 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from ..errors import CannotLower
 from ..loop_ir.nodes import Expr, Load
 from .affine import common_steps, steps
 from .op import Iterator, StructuredOp, loads, names
 from .plan import Pack, Plan, Side
+
+Numbers: TypeAlias = npt.NDArray[np.float64]
+Conditions: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class Facts:
     def extent(self, name: str) -> int:
         return self.extents[name]
 
-    @property
+    @cached_property
     def output_bytes(self) -> int:
         """Of one element of the output."""
         return self.op.output.buffer.type.dtype.size
@@ -89,25 +96,25 @@ class Facts:
         """Bytes of the output that the op writes."""
         return self.output_bytes * prod(self.extent(name) for name, _ in self.output_steps)
 
-    def run(self, points: Mapping[str, int]) -> int:
-        """How many neighbouring elements of the output a box of `points` covers at once, 1 along those left out."""
-        run = 1
+    def run(self, points: Mapping[str, Numbers]) -> Numbers:
+        """How many neighbouring elements of the output boxes of `points` cover at once, 1 along those left out."""
+        run, goes_on = np.ones_like(points[self.vector]), np.bool_(True)
         for name, step in self.output_steps:
-            if step != run:
-                break
-            run *= points.get(name, 1)
+            goes_on = goes_on & (run == step)
+            run = np.where(goes_on, run * points.get(name, 1.0), run)
         return run
 
-    def fills_lines(self, run: int, line: int) -> bool:
+    def fills_lines(self, run: Numbers, line: int) -> Conditions:
         """Whether boxes with runs of so many elements of the output begin and end with whole lines of bytes.
 
         As far as multiples of their sizes are concerned; `op.output` itself had better be aligned, too.
         """
         size = self.output_bytes
-        steps = (step for _, step in self.output_steps)
-        return run * size % line == 0 and all(step < run or step * size % line == 0 for step in steps)
+        uneven = max((step for _, step in self.output_steps if step * size % line), default=0)
+        filled: Conditions = (run * size % line == 0) & (run > uneven)
+        return filled
 
-    @property
+    @cached_property
     def turned(self) -> bool:
         """Whether the lanes run across the output's contiguous runs."""
         return self.vector != self.unit

@@ -14,11 +14,11 @@ from tensor_comprehensions.loop_ir.alike import alike
 from tensor_comprehensions.loop_ir.nodes import Load, Loop, LoopKind, Var
 from tensor_comprehensions.structured.chooser import Chooser
 from tensor_comprehensions.structured.contraction import generate, lower
-from tensor_comprehensions.structured.cost import Ranking
 from tensor_comprehensions.structured.expert import choose, objection
 from tensor_comprehensions.structured.facts import facts
 from tensor_comprehensions.structured.op import accumulator
 from tensor_comprehensions.structured.plan import Level, Pack, Plan, Side
+from tensor_comprehensions.structured.ranking import Ranking
 from tensor_comprehensions.target import AVX2, AVX512
 
 MATMULS = {

@@ -1,0 +1,202 @@
+"""The register tiles worth a thought for an op, and their order by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator as Generator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import repeat
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..target import Target
+from .cost import LINE, RegisterTile, compute_cycles, multiply_cost, registers
+from .facts import Conditions, Facts, Numbers
+from .op import Iterator
+
+NEARLY = 1.15
+"""Times the cycles of the best register tile: that is nearly as good."""
+SHORT_SUM, SLOWEST = 32, 2.0
+"""Terms of sums that take no longer than to write them beyond the second cache; for these, times the cycles of
+multiply-adds along the lanes that vectors of another width may take to be thought of."""
+SHORT_RUN = 48
+"""Points along the lanes below which tiles that go on where the output's runs end are tried."""
+MOST_VECTORS = 8
+"""Vectors along the lanes of a register tile, at most."""
+ROW_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28)
+
+Rows: TypeAlias = tuple[tuple[str, int], ...]
+"""Points of a register tile along the iterators beside that of the lanes."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The register tiles worth a thought, those with the fewest cycles first."""
+
+    facts: Facts
+    target: Target
+
+    @cached_property
+    def cycles(self) -> list[tuple[float, int, int, Rows]]:
+        """Cycles, lanes, columns and rows, of those that fill a good part of the registers where any do."""
+        known, target = self.facts, self.target
+        ways = list(dict.fromkeys(_turned_rows(known) if known.turned else _rows(known, target)))
+        fitting = [_fitting(known, target, lanes, ways) for lanes in _lanes(known, target)]
+        most = max(tiles.cells.max() for tiles in fitting)
+        found: list[tuple[float, int, int, Rows]] = []
+        for tiles in (t.only(2 * t.cells >= most) for t in fitting):
+            cycles = compute_cycles(known, target, tiles.lanes, tiles.points).tolist()
+            columns = tiles.points[known.vector].astype(int).tolist()
+            found += zip(cycles, repeat(tiles.lanes), columns, (ways[way] for way in tiles.ways), strict=False)
+        return sorted(found, key=lambda tile: tile[0])
+
+    @property
+    def best(self) -> RegisterTile:
+        return self._tile(self.cycles[0])
+
+    def several(self, count: int) -> list[RegisterTile]:
+        """The best one and then others with few cycles, no two of one width and number of lanes.
+
+        The second is the narrowest that is nearly as good and fills cache lines: panels of it hold long runs of memory.
+        """
+        chosen: dict[tuple[int, int], tuple[float, int, int, Rows]] = {}
+        for tile in self.cycles:
+            chosen.setdefault(tile[1:3], tile)
+        tiles, line = list(chosen.values()), LINE // self.facts.output_bytes
+        good = [t for t in tiles if t[2] >= line and t[0] <= NEARLY * tiles[0][0]]
+        narrow = min(good, key=lambda t: (t[2], -t[1]), default=tiles[0])
+        return list(map(self._tile, dict.fromkeys([tiles[0], narrow, *tiles])))[:count]
+
+    def shapes(self, count: int) -> list[RegisterTile]:
+        """The best one and then others with few cycles, no two of one width and with rows along the same iterators."""
+        chosen: dict[object, tuple[float, int, int, Rows]] = {}
+        for tile in self.cycles:
+            _, lanes, columns, rows = tile
+            chosen.setdefault((lanes, columns, tuple(name for name, _ in rows)), tile)
+        return list(map(self._tile, chosen.values()))[:count]
+
+    def _tile(self, ranked: tuple[float, int, int, Rows]) -> RegisterTile:
+        _, lanes, columns, rows = ranked
+        return RegisterTile(lanes, ((self.facts.vector, columns), *rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """Register tiles of so many lanes: the points of each along the iterators, and which way it has its rows."""
+
+    lanes: int
+    points: Mapping[str, Numbers]
+    ways: npt.NDArray[np.int64]
+
+    @property
+    def cells(self) -> Numbers:
+        """Accumulators of each."""
+        cells: Numbers = np.prod([*self.points.values()], axis=0) / self.lanes
+        return cells
+
+    def only(self, these: Conditions) -> _Tiles:
+        kept = np.flatnonzero(these)
+        return _Tiles(self.lanes, {name: n[kept] for name, n in self.points.items()}, self.ways[kept])
+
+
+def _fitting(facts: Facts, target: Target, lanes: int, ways: Sequence[Rows]) -> _Tiles:
+    """The register tiles, with up to so many vectors along the lanes, that leave registers for the factors."""
+    most = min(MOST_VECTORS, -(-facts.extent(facts.vector) // lanes))
+    way = np.tile(np.arange(len(ways)), most)
+    points: dict[str, Numbers] = {facts.vector: np.repeat(lanes * np.arange(1.0, most + 1), len(ways))}
+    sizes = [dict(rows) for rows in ways]
+    for name in dict.fromkeys(name for rows in ways for name, _ in rows):
+        points[name] = np.array([float(rows.get(name, 1)) for rows in sizes])[way]
+    tiles = _Tiles(lanes, points, way)
+    return tiles.only(registers(facts, lanes, points) < target.vector_registers)
+
+
+def _lanes(facts: Facts, target: Target) -> list[int]:
+    """How many lanes vectors may have: up to three numbers, the largest first."""
+    widest, extent = target.lanes(facts.bits), facts.extent(facts.vector)
+    useful = [lanes for lanes in _halves(widest) if lanes < 2 * extent] or [_halves(widest)[-1]]
+    if facts.steps <= SHORT_SUM:  # many ways around these are compared
+        slots = {lanes: -(-extent // lanes) * multiply_cost(lanes, facts, target) for lanes in useful}
+        useful = [lanes for lanes in useful if slots[lanes] <= SLOWEST * min(slots.values())]
+    return useful[:3]
+
+
+def _halves(lanes: int) -> list[int]:
+    """`lanes`, half of it, and so on, down to 4."""
+    return [lanes, *_halves(lanes // 2)] if lanes > 4 else [lanes]
+
+
+def _rows(facts: Facts, target: Target) -> Generator[Rows]:
+    """Ways to give rows to a register tile: one iterator, or two where one alone is short."""
+    names = [i.name for i in facts.row_candidates]
+    contiguous = [n for n in names if facts.still.step(n) == 1 and facts.extent(n) >= 4]
+    names = contiguous or names
+    yield ()
+    for name in names:
+        for size in _sizes(facts.extent(name)):
+            yield ((name, size),)
+    if facts.continuing is not None and facts.extent(facts.vector) < SHORT_RUN:
+        for row in facts.row_candidates:
+            for size in _sizes(min(8, facts.continuing.extent)):
+                if row is not facts.continuing and facts.continuing.extent % size == 0:
+                    yield from (((facts.continuing.name, size), (row.name, n)) for n in _sizes(min(14, row.extent)))
+    short = [name for name in names if facts.extent(name) < 8][:3]
+    for name in short:
+        for other in names:
+            if other != name:
+                for size in _sizes(facts.extent(other)):
+                    yield ((name, facts.extent(name)), (other, size))
+    if facts.extent(facts.vector) < 32:
+        yield from _columns(facts, target)
+
+
+def _turned_rows(facts: Facts) -> Generator[Rows]:
+    """Rows of tiles that are stored across: along the output's runs, by one more iterator where those are short."""
+    extent = facts.extent(facts.unit)
+    sizes = [n for n in sorted({-(-extent // parts) for parts in range(1, extent)}) if 4 <= n <= ROW_SIZES[-1]]
+    rows = [i for i in facts.row_candidates if i.name != facts.unit]
+    for size in sizes:
+        if extent <= ROW_SIZES[-1]:
+            for row in sorted(rows, key=lambda i: abs(facts.still.step(i.name) or 0)):
+                for other in _sizes(min(row.extent, ROW_SIZES[-1] // size)):
+                    yield ((facts.unit, size), (row.name, other))
+        yield ((facts.unit, size),)
+    if extent < 4:
+        yield ((facts.unit, extent),)
+
+
+def _columns(facts: Facts, target: Target) -> Generator[Rows]:
+    """Rows together with another iterator of the moving factor, where its runs along the lanes are short.
+
+    Where the output goes past a far cache, rows along which its runs go on come first.
+    """
+    rows, far = facts.only(facts.still), facts.output_size > target.far
+    for row in sorted(rows, key=lambda i: not far or i is not facts.continuing)[:2]:
+        for column in _column_candidates(facts):
+            for across in _sizes(min(column.extent, 8)):
+                if across >= 4 or facts.moving.step(column.name) != 1:  # smaller copies cannot be turned
+                    for size in _sizes(min(row.extent, 14)):
+                        yield ((row.name, size), (column.name, across))
+
+
+def _column_candidates(facts: Facts) -> list[Iterator]:
+    """The iterators of the moving factor for columns: the one it is contiguous along if a sum goes on where that ends.
+
+    Otherwise not that one: all of its values had better be copied at once. In any case the one along which the
+    output's runs go on.
+    """
+    moving, end = facts.moving, facts.extent(facts.vector)
+    candidates = [i for i in facts.only(moving) if i.name != facts.vector]
+    contiguous = [i for i in candidates if moving.step(i.name) == 1]
+    continued = [i for i in contiguous if any(moving.step(name) == i.extent for name in facts.reductions)]
+    written = [i for i in candidates if i not in contiguous and (i.name, end) in facts.output_steps]
+    return [*continued, *written] if continued else [i for i in candidates if i not in contiguous]
+
+
+def _sizes(extent: int) -> Generator[int]:
+    for size in ROW_SIZES:
+        if 1 < size <= extent:
+            yield size
