@@ -21,7 +21,8 @@ def einsum(equation: str, *operands: Any, out: Any = None) -> Any:
     Every subscript is a letter and names a dimension; those missing from the output are summed over. Without `->`, the
     output has the subscripts that occur once, in alphabetical order. A subscript that is repeated in one operand takes
     the diagonal. `...` stands for dimensions that are matched from the right; dimensions of size 1 are repeated as
-    needed. Several operands are contracted in pairs, in the order with the fewest multiplications.
+    needed. Several operands are contracted in pairs, in the order with the fewest multiplications. The result has the
+    type that the operands have or, where they differ, the one that holds both; integers wrap.
 
     Args:
         equation: `"ij,jk->ik"`; spaces mean nothing.

@@ -31,7 +31,10 @@ def operator_for(equation: str, *operands: Any) -> Op:
     if odd := [(n, name) for n, name in enumerate(types) if name not in DTYPES]:
         n, name = odd[0]
         raise ArgumentError(f"einsum: operand {n} has elements of type {name}", expected=", ".join(DTYPES))
-    text = definition(parse(equation, [tuple(map(_number, x.shape)) for x in operands]), types)
+    equated = parse(equation, [tuple(map(_number, x.shape)) for x in operands])
+    if set(types) == {"bool"} and (len(types) > 1 or set(equated.operands[0]) - set(equated.output) - {None}):
+        raise ArgumentError("einsum: the operands are bool, which have no sums and products", suggestion="pass x.int()")
+    text = definition(equated, types)
     return _by_text.get(text, lambda: define(text)[NAME])
 
 

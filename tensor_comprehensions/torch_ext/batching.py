@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..tc_lang.batched import batched as with_batch
-from ..tc_lang.function import Function
+from ..tc_lang.function import Function, Symbol
 
 if TYPE_CHECKING:
     from .operators import Operator
@@ -44,11 +44,28 @@ def _rule(op: Operator, size: int, dimensions: Dimensions, values: Sequence[Any]
     values = [x if d is None else x.movedim(d, 0) for x, d in zip(values, dimensions, strict=True)]
     if op.gradients.given is not None:  # how to batch that, nobody has said
         return _one_by_one(op, size, dimensions, values)
-    names = tuple(name for (_, name), d in zip(op.gradients.keys, dimensions, strict=True) if d is not None)
-    made, function, over = op.batched.get(names, lambda: _made(op, names))
-    results = made(*values[: op.count], **dict(zip(op.names, values[op.count :], strict=True)))
-    places = tuple(0 if r in over else None for r in function.returns)
+    over = {name for (_, name), d in zip(op.gradients.keys, dimensions, strict=True) if d is not None}
+    taken = [op.function.tensor(name) for _, name in op.gradients.keys]
+    if not any(t.name in over for t in taken if _has_sizes(t)):  # none whose sizes tell how large the batch is
+        place = next((n for n, t in enumerate(taken) if _has_sizes(t)), None)
+        if place is None:
+            return _one_by_one(op, size, dimensions, values)
+        values[place] = values[place].expand(size, *values[place].shape)
+        over.add(taken[place].name)
+    names = tuple(name for _, name in op.gradients.keys if name in over)
+    made, function, outputs = op.batched.get(names, lambda: _made(op, names))
+    initial = {
+        name: x.expand(size, *x.shape) if name in outputs and name not in over else x
+        for name, x in zip(op.names, values[op.count :], strict=True)
+    }
+    results = made(*values[: op.count], **initial)
+    places = tuple(0 if r in outputs else None for r in function.returns)
     return results, places if len(places) != 1 else places[0]
+
+
+def _has_sizes(t: Symbol) -> bool:
+    """Would a batched form of `t` name the size of the batch? Not that of an in/out output with inferred sizes."""
+    return not t.specialised and (t.extents is not None or not t.rank)
 
 
 def _made(op: Operator, names: tuple[str, ...]) -> Batched:

@@ -125,6 +125,14 @@ def test_operands_that_are_no_tensors() -> None:
         tc.einsum("ij,j->i", torch.ones(1, 1, dtype=torch.complex64), torch.ones(1))
 
 
+def test_bools_are_moved_but_neither_added_nor_multiplied() -> None:
+    x = torch.tensor([[True, False, True]])
+    assert torch.equal(tc.einsum("ij->ji", x), x.t())
+    for equation, operands in (("ij->i", [x]), ("ij,ij->ij", [x, x]), ("ii", [x[:, :1]])):
+        with pytest.raises(tc.ArgumentError, match="einsum: the operands are bool"):
+            tc.einsum(equation, *operands)
+
+
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[str, list[Tensor]]:
     """A random equation with operands: repeated subscripts, sizes of 1, an ellipsis, implicit outputs."""

@@ -77,6 +77,18 @@ def test_an_output_that_does_not_depend_on_the_batch() -> None:
     close(func.vmap(op, (None, 0), (None, 0))(x, y), (2 * x, x * y))
 
 
+@pytest.mark.parametrize("over", ["initial", "inputs", "both"])
+def test_vmap_of_in_out_outputs(over: str) -> None:
+    """Of the initial value alone, whose sizes are inferred, or of what is added to it, or of both."""
+    op = tc.define("def add(float(N) x, float a) -> (y) { y(i) += a * x(i) }").add
+    rows, one = torch.randn(3, 5), torch.randn(5)
+    call = lambda x, y: op(x, 2.0, y=y)  # noqa: E731
+    x, y = (one if over == "initial" else rows), (one if over == "inputs" else rows)
+    dimensions = (None if x is one else 0, None if y is one else 0)
+    close(func.vmap(call, dimensions)(x, y), y + 2 * x)
+    close(func.grad(lambda y: func.vmap(call, dimensions)(x, y).sum())(y), torch.full_like(y, 3 if y is one else 1))
+
+
 def test_vmap_and_forward_mode_with_a_given_gradient() -> None:
     square = "def square(float(N) x) -> (y) { y(i) = x(i) * x(i) }"
     text = "def backward(float(N) x, float(N) d_y) -> (d_x) { d_x(i) = 3 * d_y(i) * x(i) }"
