@@ -13,7 +13,6 @@ from .nodes import (
     Binary,
     Block,
     Broadcast,
-    Buffer,
     Call,
     Cast,
     Check,
@@ -146,25 +145,6 @@ def substitute(e: Expr, values: Mapping[str, Expr]) -> Expr:
 def substitute_stmt(s: Stmt, values: Mapping[str, Expr]) -> Stmt:
     """`s` with variables replaced in all its expressions; names bound inside `s` must not be among `values`."""
     return map_stmt(s, lambda e: substitute(e, values), lambda c: substitute_stmt(c, values))
-
-
-def replace_buffer(s: Stmt, old: Buffer, new: Buffer) -> Stmt:
-    """`s` with every access of `old` (by name) made on `new` at the same indices."""
-
-    def on_expr(e: Expr) -> Expr:
-        e = map_expr(e, on_expr)
-        return Load(new, e.indices, e.mask) if type(e) is Load and e.buffer.name == old.name else e
-
-    def on_stmt(c: Stmt) -> Stmt:
-        c = map_stmt(c, on_expr, on_stmt)
-        match c:
-            case Store(b, indices, value, op, mask) if b.name == old.name:
-                return Store(new, indices, value, op, mask, c.streaming, c.atomic)
-            case Invoke(name, operands, attributes):
-                return Invoke(name, tuple((new if b.name == old.name else b, w) for b, w in operands), attributes)
-        return c
-
-    return on_stmt(s)
 
 
 def expressions(s: Stmt) -> tuple[Expr, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from tensor_comprehensions.codegen.llvm import emit
 from tensor_comprehensions.dtypes import BFLOAT16, BOOL, DType
 from tensor_comprehensions.loop_ir.interpret import interpret
-from tensor_comprehensions.loop_ir.nodes import Block, Buffer, Invoke, Kernel, Module, Space, Stmt, Store
+from tensor_comprehensions.loop_ir.nodes import Buffer, Invoke, Kernel, Module, Space, Stmt, Store
 from tensor_comprehensions.loop_ir.numbers import rounded, storage
 from tensor_comprehensions.loop_ir.rewrite import walk, walk_all
 from tensor_comprehensions.runtime import cpu, process
@@ -93,6 +93,3 @@ def _widen(flat: np.ndarray, dtype: DType) -> np.ndarray:
     if dtype == BFLOAT16:
         return (flat.astype(np.uint32) << 16).view(storage(dtype))
     return flat
-
-
-EMPTY = Block(())

@@ -12,12 +12,13 @@ from tensor_comprehensions.codegen.cuda import emit
 from tensor_comprehensions.errors import InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
-from tensor_comprehensions.loop_ir.rewrite import map_stmt, replace_buffer, substitute_stmt, walk
+from tensor_comprehensions.loop_ir.rewrite import map_stmt, substitute_stmt, walk
 from tensor_comprehensions.options import MappingOptions
 from tensor_comprehensions.runtime import emulator
 from tensor_comprehensions.target import target
 
 from ..gpu_suite import Case, case_of, mapped, memory_of
+from ..planted import resized
 
 pytestmark = pytest.mark.skipif(not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler")
 MATMUL = "def matmul(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }"
@@ -80,18 +81,12 @@ def test_no_box_can_be_smaller() -> None:
 
     def change(s: ir.Stmt) -> ir.Stmt:
         if isinstance(s, ir.Allocate) and s.buffer.space is ir.Space.SHARED:
-            return replace_shared(s)
+            return resized(s, (s.buffer.shape[0] - 1, *s.buffer.shape[1:]), s.buffer.strides)
         return s
 
     m = changed(module, change)
     with pytest.raises(InternalError, match="out of bounds: "):
         emulator.emulate(emit(m), m, memory_of(case, m))
-
-
-def replace_shared(s: ir.Allocate) -> ir.Stmt:
-    rows = s.buffer.shape[0] - 1
-    smaller = replace(s.buffer, shape=(rows, *s.buffer.shape[1:]))
-    return ir.Allocate(smaller, replace_buffer(s.body, s.buffer, smaller))
 
 
 def test_swapped_threads_are_found() -> None:

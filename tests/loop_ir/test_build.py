@@ -18,7 +18,6 @@ from tensor_comprehensions.loop_ir.nodes import Binary, Const, Expr, Loop, LoopK
 from tensor_comprehensions.loop_ir.rewrite import (
     map_expr,
     map_stmt,
-    replace_buffer,
     substitute,
     substitute_stmt,
     walk,
@@ -26,6 +25,7 @@ from tensor_comprehensions.loop_ir.rewrite import (
     walk_expr,
 )
 from tensor_comprehensions.loop_ir.unroll import unroll
+from tests.planted import replace_buffer
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 ROW, COLUMN = b.var("i"), b.var("j")

@@ -17,10 +17,11 @@ from tensor_comprehensions.errors import ArgumentError, InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
 from tensor_comprehensions.loop_ir.interpret import interpret
-from tensor_comprehensions.loop_ir.rewrite import map_stmt, replace_buffer
+from tensor_comprehensions.loop_ir.rewrite import map_stmt
 from tensor_comprehensions.loop_ir.verify import verify
 from tensor_comprehensions.runtime import emulator
 
+from .. import planted
 from ..gpu_programs import (
     BARRIER,
     BX,
@@ -130,8 +131,7 @@ def resized(p: Program, name: str, shape: tuple[int, ...], strides: tuple[int, .
 
     def change(s: ir.Stmt) -> ir.Stmt:
         if isinstance(s, ir.Allocate) and s.buffer.name == name:
-            smaller = replace(s.buffer, shape=shape, strides=strides)
-            return ir.Allocate(smaller, replace_buffer(s.body, s.buffer, smaller))
+            return planted.resized(s, shape, strides)
         return s
 
     return replace_body(p.module, change)
