@@ -8,10 +8,11 @@ from itertools import islice
 
 from ..errors import CannotLower
 from ..target import Target
+from . import crossed
 from .apply import plan_of
 from .cost import RegisterTile
 from .describe import pipeline_of
-from .estimate import expected
+from .estimate import estimate, expected
 from .expert import TILES, prefer, rankings
 from .insistent import all_ways
 from .normalise import normalise
@@ -37,12 +38,14 @@ def candidates(op: StructuredOp, target: Target, count: int, *, parallel: bool =
     op = normalise(op)
     views = rankings(op, target)
     default = prefer(views, target, parallel=parallel)
-    known = next(view.facts for view in views if view.facts.vector == default.vector)
-    cycles: dict[Plan, float] = {default: expected(known, default, target)}
+    cycles = {default: estimate(op, default, target)}
     tiles: dict[Plan, RegisterTile] = {}
     for view, tile, plan in _variants(views, target, parallel):
         if plan not in cycles:
             cycles[plan], tiles[plan] = expected(view.facts, plan, target), tile
+    for plan in crossed.plans(views[0].facts, target, parallel=parallel):
+        if plan != default:
+            cycles[plan], tiles[plan] = estimate(op, plan, target), RegisterTile(plan.lanes, ())
     ranked = sorted(tiles, key=cycles.__getitem__)
     possible = (plan for plan in _varied(ranked, tiles) if _possible(op, plan, target))
     chosen = [default, *islice(possible, count - 1)]

@@ -19,6 +19,7 @@ from .facts import Factor, Facts, facts, shared
 from .op import StructuredOp
 from .plan import Pack, Plan, Side
 from .tile import tiles
+from .unpack import kept
 
 TRANSFER = (1 / 64, 1 / 14, 1 / 6)
 """Cycles per byte that comes into the first, the second and the third cache from the next one or from memory."""
@@ -26,6 +27,8 @@ FAR_BYTE = 1 / 5
 """Cycles per byte from a last cache that is a mesh away."""
 FAR_RUN, FETCHED_AHEAD = 35.0, 1024
 """Cycles until a run of memory beyond such a cache begins to come, and bytes from which on more of it is on its way."""
+WAITED_RUN, STORED_RUN = 200.0, 17.0
+"""The same where multiply-adds read it, for which they wait; and of one that is written past the caches."""
 STREAMS = 48
 """Runs that are followed at once; where more are turned together, only what is turned at once is a run."""
 ROOM, FAR_ROOM = 0.75, 0.95
@@ -48,7 +51,21 @@ COPY, TURN, ELEMENT = 0.6, 1.2, 2.5
 
 def estimate(op: StructuredOp, plan: Plan, target: Target) -> float:
     """Cycles of one core for a normalised op. Raises CannotLower for an op that has no facts."""
+    if plan.unpacked is not None:
+        return _unpacked(op, plan, plan.unpacked, target)
     return expected(facts(op, plan.vector), plan, target)
+
+
+def _unpacked(op: StructuredOp, plan: Plan, depth: int, target: Target) -> float:
+    """The same where results are kept in a panel that is turned afterwards."""
+    known, written = facts(kept(op, plan.vector), plan.vector), facts(op)
+    model, moving = _Model(known, plan, target), known.moving
+    region = model.regions[depth]
+    run = written.run(region) * written.output_bytes
+    cycles = (TURN * op.dtype.size / 4 + STORED_RUN * written.output_bytes / run) * prod(i.extent for i in op.parallel)
+    if moving.side not in model.packed and is_far(moving.stored * moving.bytes, target):
+        cycles += WAITED_RUN * moving.stored / model._run(moving.side, region)
+    return expected(known, plan, target) + cycles
 
 
 def expected(known: Facts, plan: Plan, target: Target) -> float:
@@ -58,6 +75,12 @@ def expected(known: Facts, plan: Plan, target: Target) -> float:
     compute += model.scattering()
     moving = model.moving()
     return max(compute + EXPOSED * moving, moving) + model.copying()
+
+
+def in_short_runs(known: Facts, plan: Plan, target: Target) -> bool:
+    """Whether panels of the moving factor are filled from runs of memory that are too short to be on their way."""
+    model, side = _Model(known, plan, target), known.moving.side
+    return side in model.packed and model.starts(side, model.regions[model.packed[side]]) > 0
 
 
 def busy(op: StructuredOp, plan: Plan, target: Target) -> float:

@@ -7,10 +7,10 @@ from math import inf, prod
 
 from ..errors import CannotLower
 from ..target import Target
-from . import fragments, sliding
+from . import crossed, fragments, sliding
 from .chooser import PACKED_STEPS, PARALLEL_WORK, Chooser
 from .cost import is_far
-from .estimate import busy, expected
+from .estimate import busy, estimate, expected, in_short_runs
 from .facts import Facts, facts
 from .insistent import all_ways
 from .op import StructuredOp, loads
@@ -63,6 +63,11 @@ def prefer(views: tuple[Ranking, ...], target: Target, *, parallel: bool) -> Pla
     for view in views:
         for plan in _considered(view, target, parallel):
             cycles = expected(view.facts, plan, target)
+            if cycles < least * CLEARLY:
+                chosen, least = plan, cycles
+    if chosen.vector == default.facts.vector and in_short_runs(default.facts, chosen, target):
+        for plan in crossed.plans(default.facts, target, parallel=parallel):
+            cycles = estimate(default.facts.op, plan, target)
             if cycles < least * CLEARLY:
                 chosen, least = plan, cycles
     for plan in fragments.plans(default.facts, target, parallel=parallel):

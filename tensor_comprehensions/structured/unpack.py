@@ -27,6 +27,13 @@ class Results:
     store: Stmt
 
 
+def kept(op: StructuredOp, vector: str) -> StructuredOp:
+    """`op` with its results in a panel that is contiguous along `vector`, for the cost model."""
+    order = (*(i for i in op.parallel if i.name != vector), op.iterator(vector))
+    panel = build.buffer(f"{op.name}_results", op.dtype, tuple(i.extent for i in order))
+    return replace(op, output=Load(panel, tuple(Var(i.name) for i in order)), epilogue=None)
+
+
 def unpack(op: StructuredOp, plan: Plan, region: Region, name: str) -> Results:
     """The panel `name` for what `plan.levels[plan.unpacked:]` compute in `region`."""
     moved = steps(op.output, [i.name for i in op.parallel]) or {}

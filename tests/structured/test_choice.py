@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from tensor_comprehensions.dtypes import FLOAT32, FLOAT64
+from tensor_comprehensions.structured import crossed
+from tensor_comprehensions.structured.candidates import candidates
 from tensor_comprehensions.structured.contraction import lower
+from tensor_comprehensions.structured.describe import pipeline_of
 from tensor_comprehensions.structured.expert import choose
 from tensor_comprehensions.structured.facts import facts
 from tensor_comprehensions.structured.plan import Plan, Side
@@ -365,12 +368,53 @@ def test_scalars_of_short_sums_are_packed_where_tiles_would_fetch_their_lines_ag
 
 def test_panels_hold_pairs_of_lines_of_what_comes_from_afar(ops: Any) -> None:
     sizes = {"a": 384, "b": 384, "c": 24, "d": 384}
-    plan = choose(ops.op("C:c,b,a = A:a,d,b x B:c,d", sizes), MESHED, parallel=True)
+    op = ops.op("C:c,b,a = A:a,d,b x B:c,d", sizes)
+    plan = choose(replace(op, initial=op.output), MESHED, parallel=True)
     (pack,) = plan.packs
     (block,) = (level.size for level in plan.levels[: pack.depth] if level.iterator == "b")
     assert (plan.vector, plan.tile("b")) == ("a", 1)
     assert block * 4 % MESHED.fetched == 0
     assert block * plan.tile("a") * 384 * 4 <= MESHED.cache[1]
+
+
+CROSSED = [
+    ("C:c,b,a = A:a,d,b x B:c,d", {"a": 384, "b": 384, "c": 24, "d": 384}, "b"),
+    ("C:d,c,b,a = A:a,e,b,d x B:c,e", {"a": 96, "b": 84, "c": 24, "d": 96, "e": 96}, "d"),
+]
+
+
+@pytest.mark.parametrize(("text", "sizes", "vector"), CROSSED)
+def test_results_are_turned_where_the_larger_factor_would_come_in_short_runs(
+    ops: Any, text: str, sizes: dict[str, int], vector: str
+) -> None:
+    op = ops.op(text, sizes)
+    plan = choose(op, MESHED, parallel=True)
+    assert (plan.vector, packed(plan), plan.streaming) == (vector, set(), True)
+    assert plan.unpacked == plan.collapsed
+    assert bool(plan.ahead) == (plan.tile(vector) < sizes[vector])
+    kept = {level.iterator: level.size for level in plan.levels[: plan.unpacked]}
+    assert prod(sizes[n] for n in "cbad" if n == vector or n == "c") * prod(kept.values()) * 4 <= MESHED.cache[1]
+    assert any(c.pipeline == pipeline_of(plan, op) for c in candidates(op, MESHED, 4))
+    assert choose(op, AVX512, parallel=True).unpacked is None
+    assert choose(replace(op, initial=op.output), MESHED, parallel=True).unpacked is None
+
+
+def test_long_runs_of_the_larger_factor_are_turned_as_they_come(ops: Any) -> None:
+    sizes = {"a": 96, "b": 24, "c": 84, "d": 96, "e": 84}
+    op = ops.op("C:d,c,b,a = A:a,c,e,d x B:e,b", sizes)
+    assert choose(op, MESHED, parallel=True).unpacked is None
+    assert any("unpack" in str(c.pipeline) for c in candidates(op, MESHED, 16))
+
+
+@pytest.mark.parametrize("sizes", [{"a": 24, "b": 20, "c": 6, "d": 28}, {"a": 19, "b": 33, "c": 5, "d": 27}], ids=str)
+def test_results_that_are_turned_are_right(ops: Any, sizes: dict[str, int]) -> None:
+    op = ops.op("C:c,b,a = A:a,d,b x B:c,d", sizes)
+    small = replace(MESHED, vector_bits=128, vector_registers=16, cache=(1024, 1 << 15, 1 << 20))
+    plans = list(crossed.plans(facts(op), small, parallel=False))
+    assert {packed(plan) == set() for plan in plans} == {True, False}
+    for plan in plans:
+        arrays = ops.run(op, lower(op, small, parallel=False, plan=plan))
+        assert np.array_equal(arrays["result"], np.einsum("adb,cd->cba", arrays["A"], arrays["B"]))
 
 
 def test_rows_that_follow_short_sums_come_from_afar_with_them(ops: Any) -> None:
@@ -386,7 +430,8 @@ def test_rows_that_follow_short_sums_come_from_afar_with_them(ops: Any) -> None:
 
 def test_runs_that_follow_one_another_are_copied_one_after_the_other(ops: Any) -> None:
     sizes = {"a": 96, "b": 84, "c": 24, "d": 96, "e": 96}
-    plan = choose(ops.op("C:d,c,b,a = A:a,e,b,d x B:c,e", sizes), MESHED, parallel=True)
+    op = ops.op("C:d,c,b,a = A:a,e,b,d x B:c,e", sizes)
+    plan = choose(replace(op, initial=op.output), MESHED, parallel=True)
     (pack,) = plan.packs
     around = [level.iterator for level in plan.levels[: pack.depth]]
     assert around.index("a") < around.index("b")

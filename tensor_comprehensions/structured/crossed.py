@@ -1,0 +1,119 @@
+"""Plans for a large factor whose runs cross those of the output: lanes along the factor, results turned afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator as Generator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from ..target import Target
+from . import unrolling
+from .cost import LINE, RegisterTile, fills_memory, is_far
+from .estimate import estimate
+from .facts import Facts, facts
+from .finish import usual_grain
+from .op import Iterator, loads
+from .plan import Level, Pack, Plan
+from .tile import balanced, tiles
+from .unpack import kept
+
+WIDE, NARROW = 6, 4
+"""Vectors of a register tile along runs of the factor: of whole runs at most, or of a part where they are longer."""
+
+
+def plans(known: Facts, target: Target, *, parallel: bool) -> Generator[Plan]:
+    """The plan with results in a panel that the model likes best, and the one that packs the factor, too.
+
+    known: with the lanes along the output. None where memory is near, or the results are not smaller than the factor.
+    """
+    moving = known.moving
+    run = next((i for i in known.only(moving) if moving.step(i.name) == 1 and i.name != known.unit), None)
+    uses = prod(i.extent for i in known.only(known.still))
+    if run is None or known.turned or known.vector in known.still.used or uses < 2 or uses >= known.steps:
+        return
+    far = is_far(moving.stored * moving.bytes, target)
+    lanes = target.lanes(known.bits)
+    if not (far and moving.plain) or min(run.extent, known.extent(known.unit)) < lanes or known.op.pairs:
+        return
+    if known.op.initial is not None and loads(known.op.initial):
+        return
+    crossed = _Crossed(known, facts(kept(known.op, run.name), run.name), target, run, parallel)
+    for packed in (False, True):
+        found = [crossed.plan(blocks, packed) for blocks in crossed.blocks()]
+        if found:
+            yield min(found, key=lambda plan: estimate(known.op, plan, target))
+
+
+@dataclass(frozen=True, slots=True)
+class _Crossed:
+    """known: with the lanes along the output; inner: with the panel as the output, and the lanes along `run`."""
+
+    known: Facts
+    inner: Facts
+    target: Target
+    run: Iterator
+    parallel: bool
+
+    @property
+    def tile(self) -> RegisterTile:
+        """Whole runs of the factor where they are short, and as many rows as there are registers for."""
+        lanes = self.target.lanes(self.known.bits)
+        vectors = tiles(self.run.extent, lanes)
+        vectors = vectors if vectors <= WIDE else NARROW
+        row = max(self.known.only(self.known.still), key=lambda i: i.extent)
+        most = max(1, (self.target.vector_registers - 2) // vectors - 1)
+        return RegisterTile(lanes, ((self.run.name, vectors * lanes), (row.name, balanced(row.extent, most))))
+
+    def blocks(self) -> Generator[dict[str, int]]:
+        """Parts of the iterators of the factor alone whose results fit half of the second cache, or nearly so."""
+        others = [i for i in self.known.only(self.known.moving) if i.name != self.run.name]
+        line = LINE // self.known.output_bytes
+        rows = prod(i.extent for i in self.known.only(self.known.still)) * self.run.extent
+        room = self.target.cache[1] * 5 // 8 // (rows * self.known.bits // 8)
+        for sizes in product(*(_parts(i.extent, line if i.name == self.known.unit else 1) for i in others)):
+            if prod(sizes) <= room:
+                yield {i.name: size for i, size in zip(others, sizes, strict=True)}
+
+    def plan(self, blocks: dict[str, int], packed: bool) -> Plan:
+        known, tile, side = self.known, self.tile, self.known.moving.side
+        by_step = sorted(blocks, key=lambda name: -abs(known.moving.step(name) or 0))
+        outer = [Level(i.name) for i in known.shared] + [Level(name, blocks[name]) for name in by_step]
+        points = [Level(name) for name in by_step if blocks[name] > 1]
+        width = tile.size(self.run.name)
+        inner = [*points, Level(self.run.name, width), *(Level(i.name, tile.size(i.name)) for i in self.rows)]
+        count = prod(tiles(known.extent(level.iterator), level.size) for level in outer)
+        collapsed = len(outer) if self.parallel and count > 1 else 0
+        ahead: tuple[Pack, ...] = ()
+        if not packed and width < self.run.extent and len(known.reductions) == 1:
+            ahead = (Pack(side, len(outer) + len(points) + 1),)
+        touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
+        return Plan(
+            self.run.name,
+            tile.lanes,
+            (*outer, *inner),
+            self.inner.reductions,
+            packs=(Pack(side, len(outer) + min(1, len(points))),) if packed else (),
+            collapsed=collapsed,
+            grain=usual_grain(known.op, count) if collapsed else 1,
+            steps=self._steps if ahead else 1,
+            streaming=touched > self.target.kept and fills_memory(known, self.target, blocks),
+            ahead=ahead,
+            unpacked=len(outer),
+        )
+
+    @property
+    def _steps(self) -> int:
+        """Steps of the sum per iteration, each of which asks for a row: as many as tiles meet what is read."""
+        count = prod(tiles(i.extent, self.tile.size(i.name)) for i in self.rows)
+        return min(unrolling.STEPS, 1 << (count.bit_length() - 1))
+
+    @property
+    def rows(self) -> list[Iterator]:
+        """The loops over the other factor, the register tile's innermost."""
+        return sorted(self.known.only(self.known.still), key=lambda i: self.tile.size(i.name))
+
+
+def _parts(extent: int, unit: int) -> list[int]:
+    """Blocks of whole `unit` points that cut `extent` into equal parts, and all of it."""
+    return [*(n for n in range(unit, extent, unit) if extent % n == 0), extent]
