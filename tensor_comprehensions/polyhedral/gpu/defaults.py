@@ -337,13 +337,14 @@ def _reads_still(node: Node, dim: Dim) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Square:
-    """A tile of a contraction. each: elements of a thread along its sides. depth: terms of the first reduced
-    dimension that are staged at once, with all of the others.
+    """A tile of a contraction. each: elements of a thread along its sides. depth: terms of a reduced dimension
+    that are staged at once, with all of those after it; outer: so many before it are taken a term at a time.
     """
 
     tile: tuple[int, int]
     each: tuple[int, int]
     depth: int
+    outer: int = 0
 
     @property
     def threads(self) -> tuple[int, int]:
@@ -371,15 +372,15 @@ def _fastest(scop: Scop, shape: Shape, sides: tuple[Dim, Dim], target: GpuTarget
     """The tiles that are done first, and when; square but for short sides."""
     extents = [d.extent for d in sides]
     others = prod(r for k, r in enumerate(shape.rows) if k not in [d.row for d in sides])
-    first = next(d.extent for d in shape.leaf.dims if d.row is None)
-    rest = shape.reduced // first
+    terms = [d.extent for d in shape.leaf.dims if d.row is None]
     found: list[tuple[float, Square]] = []
     for side, depth in SQUARES:
         tile = (min(side, power(extents[0])), min(side, power(extents[1])))
-        square = Square(tile, (max(1, tile[0] // BLOCK_SIDE), max(1, tile[1] // BLOCK_SIDE)), min(depth, first))
+        square = Square(tile, (max(1, tile[0] // BLOCK_SIDE), max(1, tile[1] // BLOCK_SIDE)), depth)
         blocks = others * prod(-(-n // size) for n, size in zip(extents, tile, strict=True))
         square = _deepened(scop, shape, sides, square, blocks, target)
-        cycles = square.duration(blocks, -(-first // square.depth), square.depth * rest, target)
+        steps = prod(terms[: square.outer]) * -(-terms[square.outer] // square.depth)
+        cycles = square.duration(blocks, steps, square.depth * prod(terms[square.outer + 1 :]), target)
         found.append((cycles, square))
     return min(reversed(found), key=lambda f: f[0])  # of equals the one with most blocks
 
@@ -388,7 +389,7 @@ def _contraction(scop: Scop, shape: Shape, sides: tuple[Dim, Dim], square: Squar
     """Tiles in shared memory and registers, the next ones on their way meanwhile."""
     sizes = {d.row: size for d, size in zip(sides, square.tile, strict=True) if d.row is not None}
     return MappingOptions(
-        tile=(*(sizes.get(k, 1) for k in range(len(shape.rows))), square.depth),
+        tile=(*(sizes.get(k, 1) for k in range(len(shape.rows))), *(1 for _ in range(square.outer)), square.depth),
         threads=square.threads,
         blocks=(UNLIMITED, 65535, 65535),
         unroll=8,
@@ -405,19 +406,22 @@ def _deepened(
 ) -> Square:
     """With as many terms staged at once as there is room for, or more where few blocks would wait for the next."""
     sizes = {d.row: size for d, size in zip(sides, square.tile, strict=True) if d.row is not None}
-    first = next(d.extent for d in shape.leaf.dims if d.row is None)
-    together = min(-(-blocks // target.processors), square.resident(target))
-    each = square.cycles(target) * (shape.reduced // first) * together
+    terms = [d.extent for d in shape.leaf.dims if d.row is None]
 
     def fits(depth: int) -> bool:
-        return 2 * _staged_bytes(scop, shape, sizes, depth) <= target.shared
+        return 2 * _staged_bytes(scop, shape, sizes, [*(1 for _ in range(outer)), depth]) <= target.shared
 
-    depth = square.depth
+    outer = 0
+    while outer + 1 < len(terms) and not fits(min(FEW_TERMS, terms[outer])):
+        outer += 1
+    depth = min(square.depth, terms[outer])
     while depth > FEW_TERMS and not fits(depth):
         depth //= 2
-    while depth * each < ARRIVAL and 2 * depth <= first and fits(2 * depth):
+    together = min(-(-blocks // target.processors), square.resident(target))
+    each = square.cycles(target) * prod(terms[outer + 1 :]) * together
+    while depth * each < ARRIVAL and 2 * depth <= terms[outer] and fits(2 * depth):
         depth *= 2
-    return replace(square, depth=depth)
+    return replace(square, depth=depth, outer=outer)
 
 
 def _by_warps(scop: Scop, shape: Shape, target: GpuTarget) -> float:
@@ -434,14 +438,15 @@ def _read(scop: Scop, shape: Shape, terms: int) -> float:
     return shape.points * max(1, terms) * max(sizes, default=0) * 5 / 4
 
 
-def _staged_bytes(scop: Scop, shape: Shape, sizes: Mapping[int, int], depth: int) -> int:
-    """Of what the heaviest leaf reads in a tile of the rows and of the first reduced dimension, with all of the others.
+def _staged_bytes(scop: Scop, shape: Shape, sizes: Mapping[int, int], depths: Sequence[int]) -> int:
+    """Of what the heaviest leaf reads in a tile of the rows and of the first reduced dimensions, with all of the rest.
 
     Two of those must fit into shared memory, for the next one to be on its way.
     """
     inner = [d for d in shape.leaf.dims if d.row is None]
     extents = {d.name: min(d.extent, sizes.get(d.row, 1)) for d in shape.leaf.dims if d.row is not None}
-    extents |= {d.name: min(d.extent, depth) if d is inner[0] else d.extent for d in inner}
+    extents |= {d.name: d.extent for d in inner}
+    extents |= {d.name: min(d.extent, depth) for d, depth in zip(inner, depths, strict=False)}
     total = 0
     for node in shape.leaf.nodes:
         values = {d.index(node): extents[d.name] for d in shape.leaf.dims}

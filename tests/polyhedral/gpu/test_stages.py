@@ -11,7 +11,7 @@ import pytest
 from tensor_comprehensions.codegen import cuda
 from tensor_comprehensions.codegen import opencl as opencl_text
 from tensor_comprehensions.loop_ir.interpret import interpret
-from tensor_comprehensions.loop_ir.nodes import Buffer, Load, Module, Space, Store
+from tensor_comprehensions.loop_ir.nodes import Allocate, Buffer, Load, Module, Space, Store
 from tensor_comprehensions.loop_ir.rewrite import walk, walk_all
 from tensor_comprehensions.options import MappingOptions
 from tensor_comprehensions.polyhedral.gpu import default_options, lower
@@ -121,6 +121,18 @@ def test_by_options() -> None:
     for (_, fusion), m in zip(pairs, modules, strict=True):
         assert fusion == "max" or [b.shape[0] for b in parts_of(m)] == [4]
     right_everywhere([c for c, _ in pairs], modules)
+
+
+@pytest.mark.skipif(not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler")
+def test_windows_are_staged_a_row_at_a_time() -> None:
+    """As much of an image as there is room for, where not all of it fits."""
+    c = case("weights")
+    modules = [mapped(c, None, replace(H200, shared=shared)) for shared in (2048, 1024)]
+    for m, shared in zip(modules, (2048, 1024), strict=True):
+        staged = [s.buffer for k in m.kernels for s in walk(k.body) if isinstance(s, Allocate)]
+        used = sum(4 * prod(b.shape) for b in staged if b.space is Space.SHARED)
+        assert 0 < used <= shared
+    right_everywhere([c, c], modules)
 
 
 def test_by_the_loop_program() -> None:
