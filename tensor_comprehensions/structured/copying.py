@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Let, Loop, Stmt, Var
@@ -19,6 +18,8 @@ TRANSPOSE_BITS = 256
 """Width of the vectors that are transposed in registers: square tiles of them fit any register file."""
 TRANSPOSE_RUN = 256
 """Elements of a line that are turned before the next lines' turn."""
+LINE_BITS = 512
+"""Of a cache line."""
 SHORT_LINE = 16
 """Elements of a line below which the lines after it in memory are turned with it."""
 LONG_ROW = 16
@@ -216,23 +217,24 @@ def _run(copy: Copy, along: str) -> list[str]:
 
 
 def _short_lines(copy: Copy, along: str, run: Sequence[str], offsets: Offsets) -> Stmt:
-    """The same where `along` is short, as the windows of a convolution are, and `run` follows it in the factor."""
-    outer, *inner = run
+    """The same where `along` is short, as the windows of a convolution are, and `run` follows it in the factor.
+
+    Tiles that fill lines of the panel together come one after another, or these would be lost in between.
+    """
+    (outer, *inner), dtype = run, copy.factor.type.dtype
     size = copy.region[along].size
-    lanes = 4 if size <= 4 else max(4, min(copy.lanes, TRANSPOSE_BITS // copy.factor.type.dtype.bits))
-    count = max(1, TRANSPOSE_RUN // (size * prod(copy.region[n].size for n in inner)))
-    total = copy.region[outer].size
-    block, one = Var(f"{copy.buffer.name}_{outer}_run"), copy.variable(outer)
+    lanes = 4 if size <= 4 else max(4, min(copy.lanes, TRANSPOSE_BITS // dtype.bits))
+    whole = (build.const(0), size)
+
+    def group(there: Offsets, columns: Columns) -> Stmt:
+        return copy.over(inner, lambda within: _tiles(copy, lanes, along, {**there, **within}, whole, columns))
 
     def lines(columns: Columns) -> Stmt:
-        there = {**offsets, outer: one}
-        whole = (build.const(0), size)
-        body = copy.over(inner, lambda within: _tiles(copy, lanes, along, {**there, **within}, whole, columns))
-        first = build.mul(block, count)
-        stop = build.add(first, count) if total % count == 0 else build.minimum(build.add(first, count), total)
-        return Loop(one.name, first, stop, body)
+        start, count, width = columns
+        parts = [(build.add(start, s), max(0, count - s), width - s) for s in range(0, width, lanes)]
+        return copy.over([outer], lambda at: build.block(*(group({**offsets, **at}, part) for part in parts)))
 
-    return Loop(block.name, build.const(0), build.const(-(-total // count)), _all_columns(copy, lanes, lines))
+    return _all_columns(copy, max(lanes, LINE_BITS // dtype.bits), lines)
 
 
 def _all_columns(copy: Copy, lanes: int, body: Callable[[Columns], Stmt]) -> Stmt:

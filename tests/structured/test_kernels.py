@@ -136,19 +136,23 @@ def test_products_over_single_points(n: int, f: int, h: int, w: int, c: int, bia
     agrees(source.replace("N,C,H,W", "N,C,P,Q"), whole(n, c, h, w), whole(f, c, 1, 1), whole(f))
 
 
+@pytest.mark.parametrize(("filters", "tiled"), [(35, 32), (43, 24)])
 @pytest.mark.parametrize("window", [(2,), (3,), (5,), (3, 3), (2, 5), (3, 1, 3)])
-def test_weights_of_small_windows(window: tuple[int, ...]) -> None:
-    """Windows are shorter than vectors: weights are turned across window by window, many channels to a stretch."""
+def test_weights_of_small_windows(window: tuple[int, ...], filters: int, tiled: int) -> None:
+    """Windows are shorter than vectors: weights are turned across window by window, a line of the panel at a time."""
     rank = len(window)
     axes, taps = "hwd"[:rank], [f"k{a}" for a in "hwd"[:rank]]
     places = ", ".join(f"{a} + {k}" for a, k in zip(axes, taps, strict=True))
-    image, weights = whole(2, 37, *(13 + k for k in window)), whole(35, 37, *window)
+    image, weights = whole(2, 37, *(13 + k for k in window)), whole(filters, 37, *window)
     source = (
         f"def conv({floats('A', rank + 2)} I, {floats('B', rank + 2)} W) -> (O) "
         f"{{ O(n,f,{', '.join(axes)}) +=! I(n,c,{places}) * W(f,c,{', '.join(taps)}) }}"
     )
     op = tc.define(source).conv
-    tiled = tile(**{"n": 1, **dict.fromkeys(axes, 1), "f": 32}) >> pack("W") >> vectorize("f")
-    kernel = op.compile(image, weights, strategy=tiled)
-    assert "shuffle" in kernel.source("loops").split("_acc", 1)[0], "weights are copied one by one"
+    pipeline = tile(**{"n": 1, **dict.fromkeys(axes, 1), "f": tiled}) >> pack("W") >> vectorize("f")
+    kernel = op.compile(image, weights, strategy=pipeline)
+    copied = kernel.source("loops").split("_acc", 1)[0]
+    assert "shuffle" in copied, "weights are copied one by one"
+    stores = copied.split("_c_c in ")[1].count("] = S0_right_x")  # in the first loop over channels
+    assert stores == 16 // (4 if window[-1] <= 4 else 8) * window[-1], "a line of the panel is written in parts"
     torch.testing.assert_close(kernel(image, weights), op.reference(image, weights), rtol=0, atol=0)
