@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -40,9 +40,13 @@ def candidates(op: StructuredOp, target: Target, count: int, *, parallel: bool =
     default = prefer(views, target, parallel=parallel)
     cycles = {default: estimate(op, default, target)}
     tiles: dict[Plan, RegisterTile] = {}
-    for view, tile, plan in _variants(views, target, parallel):
-        if plan not in cycles:
-            cycles[plan], tiles[plan] = expected(view.facts, plan, target), tile
+    for view in views:
+        found: dict[Plan, RegisterTile] = {}
+        for tile, plan in _variants(view, target, parallel):
+            if plan not in cycles:
+                found.setdefault(plan, tile)
+        tiles |= found
+        cycles |= zip(found, expected(view.facts, [*found], target), strict=True)
     for plan in crossed.plans(views[0].facts, target, parallel=parallel):
         if plan != default:
             cycles[plan], tiles[plan] = estimate(op, plan, target), RegisterTile(plan.lanes, ())
@@ -70,9 +74,8 @@ def _possible(op: StructuredOp, plan: Plan, target: Target) -> bool:
         return False
 
 
-def _variants(views: Sequence[Ranking], target: Target, parallel: bool) -> Iterator[tuple[Ranking, RegisterTile, Plan]]:
+def _variants(view: Ranking, target: Target, parallel: bool) -> Iterator[tuple[RegisterTile, Plan]]:
     """Plans that differ in the register tile, in what is packed, and in which factor's panel stands still."""
-    for view in views:
-        for tile in view.several(TILES):
-            for plan in all_ways(view.facts, target, tile, parallel):
-                yield view, tile, plan
+    for tile in view.several(TILES):
+        for plan in all_ways(view.facts, target, tile, parallel):
+            yield tile, plan

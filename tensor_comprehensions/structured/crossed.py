@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator as Generator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+import numpy as np
+
 from ..target import Target
 from . import unrolling
 from .cost import LINE, RegisterTile, fills_memory, is_far
-from .estimate import estimate
+from .estimate import FAR_RUN, FETCHED_AHEAD, STORED_RUN, WAITED_RUN
 from .facts import Facts, facts
 from .finish import usual_grain
 from .op import Iterator, loads
@@ -23,7 +26,7 @@ WIDE, NARROW = 6, 4
 
 
 def plans(known: Facts, target: Target, *, parallel: bool) -> Generator[Plan]:
-    """The plan with results in a panel that the model likes best, and the one that packs the factor, too.
+    """A plan that keeps results in a panel, and one that packs the factor, too, each with the longest runs.
 
     known: with the lanes along the output. None where memory is near, or the results are not smaller than the factor.
     """
@@ -40,9 +43,9 @@ def plans(known: Facts, target: Target, *, parallel: bool) -> Generator[Plan]:
         return
     crossed = _Crossed(known, facts(kept(known.op, run.name), run.name), target, run, parallel)
     for packed in (False, True):
-        found = [crossed.plan(blocks, packed) for blocks in crossed.blocks()]
-        if found:
-            yield min(found, key=lambda plan: estimate(known.op, plan, target))
+        blocks = min(crossed.blocks(), key=lambda blocks: crossed.begun(blocks, packed), default=None)
+        if blocks is not None:
+            yield crossed.plan(blocks, packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,13 @@ class _Crossed:
             if prod(sizes) <= room:
                 yield {i.name: size for i, size in zip(others, sizes, strict=True)}
 
+    def begun(self, blocks: Mapping[str, int], packed: bool) -> float:
+        """Cycles for the runs of memory that are read and written with such blocks."""
+        known, moving, points = self.known, self.known.moving, {**self.known.extents, **blocks}
+        read, written = _run(moving.nearest, points), _run(known.output_steps, points)
+        wait = WAITED_RUN if not packed else FAR_RUN if read * moving.bytes < FETCHED_AHEAD else 0.0
+        return wait * moving.stored / read + STORED_RUN * prod(i.extent for i in known.parallel) / written
+
     def plan(self, blocks: dict[str, int], packed: bool) -> Plan:
         known, tile, side = self.known, self.tile, self.known.moving.side
         by_step = sorted(blocks, key=lambda name: -abs(known.moving.step(name) or 0))
@@ -87,6 +97,7 @@ class _Crossed:
         ahead: tuple[Pack, ...] = ()
         if not packed and width < self.run.extent and len(known.reductions) == 1:
             ahead = (Pack(side, len(outer) + len(points) + 1),)
+        stored = {name: np.array(float(size)) for name, size in blocks.items()}
         touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
         return Plan(
             self.run.name,
@@ -97,7 +108,7 @@ class _Crossed:
             collapsed=collapsed,
             grain=usual_grain(known.op, count) if collapsed else 1,
             steps=self._steps if ahead else 1,
-            streaming=touched > self.target.kept and fills_memory(known, self.target, blocks),
+            streaming=touched > self.target.kept and bool(fills_memory(known, self.target, stored)),
             ahead=ahead,
             unpacked=len(outer),
         )
@@ -112,6 +123,14 @@ class _Crossed:
     def rows(self) -> list[Iterator]:
         """The loops over the other factor, the register tile's innermost."""
         return sorted(self.known.only(self.known.still), key=lambda i: self.tile.size(i.name))
+
+
+def _run(steps: Sequence[tuple[str, int]], points: Mapping[str, int]) -> int:
+    """Neighbouring elements of memory that a box of `points` covers."""
+    run = 1
+    for name, step in steps:
+        run *= points[name] if step == run else 1
+    return run
 
 
 def _parts(extent: int, unit: int) -> list[int]:

@@ -53,7 +53,7 @@ def estimate(op: StructuredOp, plan: Plan, target: Target) -> float:
     """Cycles of one core for a normalised op. Raises CannotLower for an op that has no facts."""
     if plan.unpacked is not None:
         return _unpacked(op, plan, plan.unpacked, target)
-    return expected(facts(op, plan.vector), plan, target)
+    return expected(facts(op, plan.vector), [plan], target)[0]
 
 
 def _unpacked(op: StructuredOp, plan: Plan, depth: int, target: Target) -> float:
@@ -61,17 +61,21 @@ def _unpacked(op: StructuredOp, plan: Plan, depth: int, target: Target) -> float
     known, written = facts(kept(op, plan.vector), plan.vector), facts(op)
     model, moving = _Model(known, plan, target), known.moving
     region = model.regions[depth]
-    run = written.run(region) * written.output_bytes
+    run = float(written.run({name: np.array(float(n)) for name, n in region.items()})) * written.output_bytes
     cycles = (TURN * op.dtype.size / 4 + STORED_RUN * written.output_bytes / run) * prod(i.extent for i in op.parallel)
     if moving.side not in model.packed and is_far(moving.stored * moving.bytes, target):
         cycles += WAITED_RUN * moving.stored / model._run(moving.side, region)
-    return expected(known, plan, target) + cycles
+    return expected(known, [plan], target)[0] + cycles
 
 
-def expected(known: Facts, plan: Plan, target: Target) -> float:
-    """The same where the facts for the plan's lanes are there already."""
-    model = _Model(known, plan, target)
-    compute = _register_tiles(known, plan, target) + model.gathering() + model.splitting()
+def expected(known: Facts, plans: Sequence[Plan], target: Target) -> list[float]:
+    """The same for several plans with lanes along one iterator, where the facts for these are there already."""
+    computing = _register_tiles(known, plans, target)
+    return [_expected(_Model(known, plan, target), cycles) for plan, cycles in zip(plans, computing, strict=True)]
+
+
+def _expected(model: _Model, computing: float) -> float:
+    compute = computing + model.gathering() + model.splitting()
     compute += model.scattering()
     moving = model.moving()
     return max(compute + EXPOSED * moving, moving) + model.copying()
@@ -87,16 +91,27 @@ def busy(op: StructuredOp, plan: Plan, target: Target) -> float:
     """Cycles of multiply-adds and copies: what tells plans apart that move the same bytes from memory."""
     known = facts(op, plan.vector)
     model = _Model(known, plan, target)
-    return _register_tiles(known, plan, target) + model.gathering() + model.splitting() + model.copying()
+    computing = _register_tiles(known, [plan], target)[0]
+    return computing + model.gathering() + model.splitting() + model.copying()
 
 
-def _register_tiles(known: Facts, plan: Plan, target: Target) -> float:
-    if plan.instruction:
-        return fragments.compute_cycles(known, plan)
-    sizes = {i.name: plan.tile(i.name) for i in known.parallel}
-    sizes[plan.vector] = tiles(sizes[plan.vector], plan.lanes) * plan.lanes
-    each = {name: np.array([float(n)]) for name, n in sizes.items()}
-    return float(compute_cycles(known, target, plan.lanes, each)[0])
+def _register_tiles(known: Facts, plans: Sequence[Plan], target: Target) -> list[float]:
+    """Cycles of the register tiles of each plan; those with vectors of one length are looked at together."""
+    names = [i.name for i in known.parallel]
+    found = {plan: fragments.compute_cycles(known, plan) for plan in plans if plan.instruction}
+    rest = [plan for plan in plans if not plan.instruction]
+    for lanes in {plan.lanes for plan in rest}:
+        same = [plan for plan in rest if plan.lanes == lanes]
+        sizes = np.array([[_points(plan, name) for plan in same] for name in names], float)
+        cycles = compute_cycles(known, target, lanes, dict(zip(names, sizes, strict=True)))
+        found.update(zip(same, cycles.tolist(), strict=True))
+    return [found[plan] for plan in plans]
+
+
+def _points(plan: Plan, name: str) -> int:
+    """Points of a register tile along an iterator, in whole vectors."""
+    size = plan.tile(name)
+    return tiles(size, plan.lanes) * plan.lanes if name == plan.vector else size
 
 
 @dataclass(frozen=True)

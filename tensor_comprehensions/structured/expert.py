@@ -61,8 +61,8 @@ def prefer(views: tuple[Ranking, ...], target: Target, *, parallel: bool) -> Pla
     views = views if turned and _worth_turning(default.facts, target) else (default,)
     chosen, least = Plan("", 0, (), ()), inf
     for view in views:
-        for plan in _considered(view, target, parallel):
-            cycles = expected(view.facts, plan, target)
+        plans = list(dict.fromkeys(_considered(view, target, parallel)))
+        for plan, cycles in zip(plans, expected(view.facts, plans, target), strict=True):
             if cycles < least * CLEARLY:
                 chosen, least = plan, cycles
     if chosen.vector == default.facts.vector and in_short_runs(default.facts, chosen, target):
