@@ -154,6 +154,8 @@ class Op(Caller):
         backward: str | PythonGradient | None = None,
         options: CpuOptions | Literal["tuned"] | None = None,
     ) -> None:
+        if isinstance(options, str) and options != "tuned":
+            raise ArgumentError(f"options is {options!r}", expected='CpuOptions(...) or "tuned"')
         kernels = Kernels(function, _choose_tuned if options == "tuned" else None)
         machine = Machine(CpuOptions() if options is None or options == "tuned" else options, host())
         check_machine(machine.options, machine.target)
@@ -321,6 +323,7 @@ class Op(Caller):
         from .autotuner.device import is_gpu
 
         trying = call.effort(budget, generations, population, seed, search)
+        devices = (devices,) if isinstance(devices, str) else devices
         if any(map(is_gpu, devices)):
             from .autotuner import call_gpu
 

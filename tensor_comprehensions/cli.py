@@ -173,7 +173,7 @@ def _difference(ours: Tensor | tuple[Tensor, ...], reference: Tensor | tuple[Ten
 
 def _op(options: argparse.Namespace) -> Op:
     try:
-        text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text()
+        text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"cannot read {options.file}: {error}") from error
     library = define(text)

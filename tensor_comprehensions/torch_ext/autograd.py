@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from ..calling.arguments import PLAIN
+from ..calling.arguments import PLAIN, article
 from ..calling.calls import Interface, check_names
 from ..errors import ArgumentError, CheckError
 from ..guard import guarded
@@ -72,7 +72,7 @@ class Gradients:
     ) -> None:
         if not (given is None or isinstance(given, str) or callable(given)):
             raise ArgumentError(
-                f"the gradient of '{function.name}' is a {type(given).__name__}",
+                f"the gradient of '{function.name}' is {article(type(given).__name__)}",
                 expected="the text of a def, or a Python function",
             )
         self.function, self.given = function, given
@@ -400,4 +400,19 @@ def _python(gradients: Gradients, known: Mapping[int, Any], upstream: Sequence[T
             f"the gradient of '{gradients.function.name}' gives {len(found)} values",
             expected=f"{len(keys)}, a tensor or None for each of {', '.join(name for _, name in keys)}",
         )
+    for (_, name), x, value in zip(keys, found, everything, strict=False):
+        asked = isinstance(value, Tensor) and value.is_floating_point()
+        if asked and x is not None and not _is_gradient(x, value):
+            kind = f"of shape {tuple(x.shape)}" if isinstance(x, Tensor) else article(type(x).__name__)
+            raise ArgumentError(
+                f"the gradient of '{gradients.function.name}' by '{name}' is {kind}",
+                expected=f"a tensor of shape {tuple(value.shape)}, or None",
+            )
     return found
+
+
+def _is_gradient(x: object, value: Tensor) -> bool:
+    """Can `x` be a gradient by `value`? torch sums over dimensions along which `value` would be repeated."""
+    if not isinstance(x, Tensor) or value.ndim > x.ndim:
+        return False
+    return all(n in (1, m) for n, m in zip(reversed(value.shape), reversed(x.shape), strict=False))

@@ -355,6 +355,13 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "function of the wrong length": (
         lambda: gradient(tc.define(SQUARE, backward={"square": lambda *_: (None, None)}).square, [1.0]), "2 values",
     ),
+    "function of the wrong shape": (
+        lambda: gradient(tc.define(SQUARE, backward={"square": lambda *_: torch.ones(4)}).square, [1.0, 2.0]),
+        "by 'x' is of shape",
+    ),
+    "function of the wrong kind": (
+        lambda: gradient(tc.define(SQUARE, backward={"square": lambda *_: ["x"]}).square, [1.0]), "by 'x' is a str",
+    ),
     "out": (
         lambda: tc.define(SQUARE).square(torch.ones(2, requires_grad=True), out=torch.ones(2)), "'out'",
     ),

@@ -98,6 +98,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[tc.TCError], list[str]]] = 
         lambda: OPS.matmul.compile(A, B, target=tc.Target("cpu", "haswell", "", 128, 16, (32768,))),
         tc.ArgumentError, ["caches of (32768,)", "two levels"],
     ),
+    "options of no name": (
+        lambda: tc.define("def f(float(N) x) -> (y) { y(i) = x(i) }", options="fast"),  # type: ignore[arg-type]
+        tc.ArgumentError, ["options is 'fast'", '"tuned"'],
+    ),
     "backward is a text": (
         lambda: tc.define("def f(float(N) x) -> (y) { y(i) = x(i) }", "def b() -> () {}"),  # type: ignore[arg-type]
         tc.ArgumentError, ["backward is a str", "by the names of defs"],

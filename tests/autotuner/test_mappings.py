@@ -142,6 +142,7 @@ def test_devices_that_are_not_there() -> None:
         assert "emulated:sm_90" in str(caught.value)
     for devices, message in (
         (["cuda"], "the device is 'cuda'"),
+        ("cpu:none", "the device is 'cpu:none'"),  # a single one
         (["emulated:sm_10"], "no target"),
         (["cpu", MODEL], "expected: one graphics processor"),
     ):

@@ -77,6 +77,12 @@ def test_the_program_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) 
     assert cli.main(["run", "-", "--sizes", "N=3"]) == 0
 
 
+def test_the_mark_that_some_editors_put_in_front_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "marked.tc").write_bytes(b"\xef\xbb\xbf" + Path(MATMUL).read_bytes())
+    assert cli.main(["show", str(tmp_path / "marked.tc"), *SIZES, "--kind", "tc"]) == 0
+    assert "def matmul" in capsys.readouterr().out
+
+
 def test_doctor_tells_versions_and_that_a_def_compiles(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     text = capsys.readouterr().out
