@@ -1,7 +1,8 @@
 """Seconds from the text of a def to its first result in a warm process: `python -m benchmarks.compile_time`.
 
 Every repetition has sizes that the process has not seen, and the cache on disk is off. Beside it, what importing
-the package costs beyond importing torch.
+the package costs beyond importing torch. `--planning` tells the part of it in which the cost model chooses a plan, for
+the contractions of `contractions.json`: the least of so many repetitions, in the thread's own processor time.
 """
 
 from __future__ import annotations
@@ -13,13 +14,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Never
 
 import torch
 
 import tensor_comprehensions
 from tensor_comprehensions import knobs
+from tensor_comprehensions.runtime.host import host
+from tensor_comprehensions.structured.expert import choose
+from tensor_comprehensions.structured.normalise import normalise
+from tensor_comprehensions.structured.op import StructuredOp
+from tensor_comprehensions.target import AVX512, Target
 
 from . import sources as tc
+from .contractions import Contraction, contractions
 from .runner import def_name
 from .timing import Quartiles
 
@@ -37,6 +45,7 @@ class Case:
 
 
 QUICK, SLOW = 0.150, 0.400
+PLANNING = 0.020
 CASES = (
     Case("pointwise", tc.ADD, lambda n: ((64, 512 + n), (64, 512 + n)), QUICK),
     Case("pointwise", tc.GELU_TANH, lambda n: ((64, 512 + n),), QUICK),
@@ -102,12 +111,61 @@ def report(repeat: int) -> Iterator[str]:
         yield f"{statement}: {import_seconds(5, statement) * 1e3:.0f} ms beyond torch's import (goal 50 ms)"
 
 
+class _Recognised(BaseException):
+    """Carries an op out of the compiler, of which no more than the recognition is wanted."""
+
+    def __init__(self, op: StructuredOp) -> None:
+        super().__init__()
+        self.op = op
+
+
+def recognised(case: Contraction) -> StructuredOp:
+    """The structured op of a contraction."""
+
+    def stop(op: StructuredOp, _: Target) -> Never:
+        raise _Recognised(op)
+
+    _, left, right = case.tensors
+    contract = tensor_comprehensions.define(case.source).contract
+    try:
+        contract.compile(torch.empty(case.shape(left)), torch.empty(case.shape(right)), strategy=stop)
+    except _Recognised as found:
+        return found.op
+    raise AssertionError(f"{case.name} was compiled without a strategy")
+
+
+def planning_seconds(op: StructuredOp, target: Target, repeat: int) -> float:
+    """The least time in which the cost model chooses a plan for `op`, from nothing."""
+
+    def once() -> float:
+        start = time.thread_time()
+        choose(normalise(op), target, parallel=True)
+        return time.thread_time() - start
+
+    return min(once() for _ in range(repeat))
+
+
+def planning_report(repeat: int) -> Iterator[str]:
+    yield f"{'contractions':12} {'target':16} {'median':>9} {'worst':>9}   goal {PLANNING * 1e3:.0f} ms"
+    targets = {target.name: target for target in (host(), AVX512)}
+    for size in ("ci", "full"):
+        ops = {case.name: recognised(case) for case in contractions(size)}
+        for target in targets.values():
+            seconds = {name: planning_seconds(op, target, repeat) for name, op in ops.items()}
+            worst = max(seconds, key=seconds.__getitem__)
+            median = statistics.median(seconds.values())
+            verdict = "met" if seconds[worst] <= PLANNING else "missed"
+            times = f"{median * 1e3:6.1f} ms {seconds[worst] * 1e3:6.1f} ms"
+            yield f"{f'{len(ops)} {size}':12} {target.name:16} {times}   {verdict}, worst {worst}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_time", description=__doc__)
     parser.add_argument("--repeat", type=int, default=7, help="repetitions per def (default 7)")
-    repeat = parser.parse_args(arguments).repeat
+    parser.add_argument("--planning", action="store_true", help="time the choice of plans for contractions alone")
+    options = parser.parse_args(arguments)
     with knobs.override(cache="off"):
-        for text in report(repeat):
+        for text in (planning_report if options.planning else report)(options.repeat):
             print(text, flush=True)
     return 0
 
