@@ -183,11 +183,11 @@ class _FunctionWriter:
 
     def statement(self, s: Stmt) -> None:
         match s:
+            case Store():
+                self._store(s)
             case Block(body=body):
                 for child in body:
                     self.statement(child)
-            case Store():
-                self._store(s)
             case Loop(kind=LoopKind.SERIAL):
                 self._loop(s)
             case Loop(kind=LoopKind.PARALLEL):

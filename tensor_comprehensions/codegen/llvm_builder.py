@@ -160,19 +160,16 @@ class Builder:
             self.effect(f"br label %{after}")
         self.label(after)
 
-    def text(self) -> Iterator[str]:
+    def text(self) -> list[str]:
         """The lines of the body, the entry block first."""
-        yield "entry:"
-        yield from self.allocas
-        yield from self.prologue
-        yield "  br label %body"
-        yield "body:"
-        yield from _flatten(self._regions[0].lines)
+        lines = ["entry:", *self.allocas, *self.prologue, "  br label %body", "body:"]
+        _flatten(self._regions[0].lines, lines)
+        return lines
 
 
-def _flatten(lines: Lines) -> Iterator[str]:
+def _flatten(lines: Lines, into: list[str]) -> None:
     for line in lines:
         if isinstance(line, str):
-            yield line
+            into.append(line)
         else:
-            yield from _flatten(line)
+            _flatten(line, into)

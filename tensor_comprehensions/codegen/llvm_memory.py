@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ..dtypes import BOOL, INT64, UINT8
 from ..errors import InternalError
-from ..loop_ir.nodes import Binary, Broadcast, Buffer, Cast, Const, Expr, Load, Ramp, Space, Type, Unary
+from ..loop_ir.nodes import Binary, Broadcast, Buffer, Cast, Const, Expr, Load, Ramp, Space, Type, Unary, Var
 from .llvm_arithmetic import broadcast, shuffle
 from .llvm_builder import Builder
 from .llvm_types import elements, literal, mask_literal, register, splat, stored, vector
@@ -56,9 +56,13 @@ def flatten(values: Values, buffer: Buffer, indices: Sequence[Expr]) -> Place:
 def _accumulate(values: Values, place: Place, e: Expr, scale: int) -> None:
     if scale == 0:
         return
+    if type(e) is Const:
+        place.constant += scale * int(e.value)
+        return
+    if type(e) is Var:
+        _accumulate_value(values, place, e, scale)
+        return
     match e:
-        case Const(value=number):
-            place.constant += scale * int(number)
         case Binary(op="add", left=left, right=right):
             _accumulate(values, place, left, scale)
             _accumulate(values, place, right, scale)
@@ -113,9 +117,12 @@ def pointer(values: Values, buffer: Buffer, place: Place, extra: int = 0) -> str
     """The address of the first lane plus `extra` elements: outer terms first, so that loops share them."""
     b, element = values.b, memory_element(buffer)
     address = values.base(buffer)
-    live = {value: scale for value, scale in place.terms.items() if scale}
-    for level in sorted({b.level(value) for value in live}):
-        terms = {v: s for v, s in live.items() if b.level(v) == level}
+    levels: dict[int, dict[str, int]] = {}
+    for value, scale in place.terms.items():
+        if scale:
+            levels.setdefault(b.level(value), {})[value] = scale
+    for level in sorted(levels):
+        terms = levels[level]
         offset = _linear(b, terms, "i64", 1)
         address = b.define(f"getelementptr {element}, ptr {address}, i64 {offset}", (address, offset))
         if not all(map(b.counts, terms)):
@@ -188,13 +195,20 @@ class _Access:
         self.mask, self.bits = mask, bits
         self.element = memory_element(buffer)
         self.size = buffer.type.dtype.size
-        plain = lanes == 1 and buffer.type.lanes == 1
-        self.zero = (
-            literal(0, UINT8 if buffer.type.dtype == BOOL else buffer.type.dtype) if plain else "zeroinitializer"
-        )
         self.vector = vector(self.element, lanes)
+
+    @property
+    def zero(self) -> str:
+        """The value of lanes that are not read."""
+        dtype = self.buffer.type.dtype
+        plain = self.lanes == 1 and self.buffer.type.lanes == 1
+        return literal(0, UINT8 if dtype == BOOL else dtype) if plain else "zeroinitializer"
+
+    @property
+    def suffix(self) -> str:
+        """Of intrinsics on such vectors."""
         kind = {"half": "f16", "float": "f32", "double": "f64"}.get(self.element, self.element)
-        self.suffix = f"v{lanes}{kind}"
+        return f"v{self.lanes}{kind}"
 
     def _pointer(self, extra: int = 0) -> str:
         return pointer(self.values, self.buffer, self.place, extra)
@@ -465,6 +479,7 @@ def _step(index: Expr, lane: int) -> Expr | None:
 
 def register_key(buffer: Buffer, indices: Sequence[Expr]) -> tuple[int, ...]:
     """The constant subscripts of an element kept in a register."""
-    if not all(isinstance(i, Const) for i in indices):
+    key = tuple([int(i.value) for i in indices if type(i) is Const])
+    if len(key) != len(indices):
         raise InternalError(f"{buffer.name} is in registers but its subscripts are not constants")
-    return tuple(int(i.value) for i in indices if isinstance(i, Const))
+    return key

@@ -29,7 +29,15 @@ def vector(element: str, lanes: int) -> str:
 
 
 def register(type: Type) -> str:
-    return vector(scalar(type.dtype), type.lanes)
+    key = (type.dtype.name, type.lanes)
+    known = _REGISTERS.get(key)
+    if known is None:
+        known = _REGISTERS[key] = vector(scalar(type.dtype), type.lanes)
+    return known
+
+
+_REGISTERS: dict[tuple[str, int], str] = {}
+"""What `register` has given: it is asked for each instruction."""
 
 
 def literal(value: int | float | bool, dtype: DType) -> str:
