@@ -39,3 +39,16 @@ def test_double_buffers_whose_copies_are_too_narrow_to_be_started_early(dtype: s
         assert nvrtc.compile_text(kernel.source("cuda"), "sm_90").binary
     if emulator.is_available():
         torch.testing.assert_close(kernel.emulate(argument), reduce.reference(argument))
+
+
+def test_a_condition_that_keeps_threads_from_memory_leaves_subscripts_of_registers_literal() -> None:
+    f = tc.define("""
+    def f(float(N) A, float(M) B) -> (R) {
+        R max= A(j) + (-j >= M && -j < N ? A(-j) : 0) where j in M:N
+    }""").f
+    arguments, initial = (torch.randn(2), torch.randn(0)), torch.randn(())
+    options = MappingOptions(tile=(0,), threads=(4,), private_memory=True, private_depth=0, cooperative_reductions=True)
+    kernel = f.compile(*arguments, target="cuda:sm_90", options=options, R=initial)
+    assert "A_own[0]" in kernel.source("cuda") and "A_own[tx" not in kernel.source("cuda")
+    if emulator.is_available():
+        torch.testing.assert_close(kernel.emulate(*arguments, R=initial), f.reference(*arguments, R=initial))

@@ -49,12 +49,19 @@ class Promoted:
         return all(d.stride == 1 for d in self.box.digits) and self.buffer.space is Space.SHARED
 
     def subscripts(self) -> tuple[isl.PwAff, ...]:
-        """The indices in the buffer as functions of `S[i]`."""
+        """The indices in the buffer as functions of `S[i]`, right wherever the reference touches memory.
+
+        A dimension of one element needs no function: an instance that touches memory touches that element.
+        """
         distance: dict[int, isl.PwAff] = {}
         for d, side in enumerate(self.box.sides):
             first = isl.PwAff.from_aff(side.first).pullback_multi_pw_aff(self.prefix)
             distance[d] = self.element.get_at(d).sub(first)
-        return places(self.box.digits, distance, _quotient, _remainder)
+        found = places(self.box.digits, distance, _quotient, _remainder)
+        return tuple(
+            f.scale_val(isl.Val(0, f.get_ctx())) if d.extent == 1 else f
+            for f, d in zip(found, self.box.digits, strict=True)
+        )
 
     def relation(self) -> isl.Map:
         """`S[i] -> buffer[p]`."""

@@ -135,14 +135,18 @@ def _private(tensor: str, references: Sequence[Reference], scope: isl.UnionMap, 
 def _literal(
     reference: Reference, group: Group, scope: isl.UnionMap, prefix: isl.MultiUnionPwAff, unrolled: isl.UnionMap
 ) -> bool:
-    """Do the loops that are written out decide the place in the buffer?"""
-    mine = unrolled.intersect_domain(isl.UnionSet.from_set(reference.relation.domain()))
+    """Do the loops that are written out decide the place in the buffer?
+
+    Also at instances that a condition keeps from touching memory, since code for the place stands there as well.
+    """
+    every = isl.UnionSet.from_set(isl.Set.universe(reference.relation.domain().get_space()))
+    mine = unrolled.intersect_domain(every)
     if group.box.size == 1:
         return True
     if mine.is_empty():
         return False
     place = Promoted(_PLACE, reference.element(), prefix_of(prefix, reference), group.box).relation()
-    here = scope.intersect_domain(isl.UnionSet.from_set(reference.relation.domain())).domain()
+    here = scope.intersect_domain(every).domain()
     places = place.intersect_domain(isl.Set.from_union_set(here)).project_out_all_params()
     loops = isl.Map.from_union_map(mine).project_out_all_params()
     return bool(loops.reverse().apply_range(places).is_single_valued())
