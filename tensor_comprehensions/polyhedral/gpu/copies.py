@@ -108,8 +108,7 @@ class Copy:
 
     def _condition(self, outer: Sequence[Expr], element: Sequence[Expr], launch: Launch) -> Expr:
         around = self.box.relation
-        inside = within(around.get_space(), self.tensor.shape)
-        wanted = inside if self.only is None else self.only
+        wanted = within(around.get_space(), self.tensor.shape) if self.only is None else self.only
         missing = wanted.gist(around.intersect_domain(self.points))
         return Values((*outer, *element), identifiers(launch)).holds(missing.wrap().flatten())
 
