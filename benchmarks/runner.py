@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import tensor_comprehensions
-from tensor_comprehensions.compiler import Compiled
+from tensor_comprehensions.compiled import Compiled
 
 from . import limits
 from .kernels import Benchmark, outputs

@@ -10,12 +10,11 @@ Importing the package loads neither torch nor a compiler; the first use of a nam
 
 from __future__ import annotations
 
-import gc
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import inspection, knobs
 from .errors import ArgumentError, CacheError, CheckError, DeviceError, InternalError, ParseError, RangeError, TCError
+from .later import load
 
 if TYPE_CHECKING:
     from .api import Library, Op, define
@@ -67,16 +66,7 @@ inspection.start_logging(knobs.current().logs)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    collecting = gc.isenabled()
-    gc.disable()  # what modules make stays, and a collection among torch's objects takes a quarter of this import
-    try:
-        value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    finally:
-        if collecting:
-            if not gc.get_freeze_count():  # nobody keeps objects apart, which would come back
-                gc.freeze()
-                gc.unfreeze()  # all there are count as old: the next look at young ones is no look at torch's
-            gc.enable()
+    value = globals()[name] = getattr(load(f"{__name__}.{_HOMES[name]}"), name)
     return value
 
 

@@ -16,7 +16,7 @@ from torch.autograd import profiler
 from .calling.describe import signature
 from .calling.kernels import Kernels, Machine
 from .calling.lanes import MISS, Lanes
-from .compiler import Compiled
+from .compiled import Compiled
 from .errors import ArgumentError, InternalError, TCError
 from .guard import guarded, told
 from .inspection import Picture

@@ -14,7 +14,8 @@ from typing import Any
 
 from .codegen import cuda, opencl
 from .codegen.gpu import GpuCode, shared_bytes
-from .compiler import Compilation, Pass, explain_compilation, run_passes
+from .compiled import Compilation
+from .compiler import Pass, explain_compilation, run_passes
 from .errors import ArgumentError, CannotLower
 from .loop_ir.affine import Interval
 from .loop_ir.build import const

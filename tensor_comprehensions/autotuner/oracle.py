@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ..calling.arguments import TORCH_TYPES
-from ..compiler import Compiled, compile_function
+from ..compiled import Compiled
+from ..compiler import compile_function
 from ..errors import CannotLower, InternalError, RangeError, TCError
 from ..options import CpuOptions
 from ..runtime.host import host

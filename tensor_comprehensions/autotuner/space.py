@@ -26,7 +26,8 @@ from ..structured.normalise import normalise
 from ..structured.op import StructuredOp
 from ..structured.pipeline import Pipeline
 from ..structured.plan import Plan
-from ..structured.strategy import check, meant_for, plan_for
+from ..structured.settle import check, plan_for
+from ..structured.strategy import meant_for
 from ..target import Target
 from ..tc_lang.function import BoundFunction, Role
 from .edits import Edit, edit, edits

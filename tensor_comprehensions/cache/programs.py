@@ -10,27 +10,32 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DTYPES, DType
 from ..errors import Span
 from ..inspection import logger
-from ..tc_lang import compile_source
+from ..later import later
 from ..tc_lang import function as language
 from ..tc_lang.function import Function
 from . import source as package
 from .store import PROGRAM, current
+
+if TYPE_CHECKING:
+    from ..tc_lang import check
+else:
+    check = later("tc_lang.check")
 
 
 def functions(source: str | bytes) -> tuple[Function, ...]:
     """As `tc_lang.compile_source`, out of the cache where the text is known."""
     store = current()
     if store.mode == "off" or not isinstance(source, str):
-        return compile_source(source)
+        return check.compile_source(source)
     try:
         text = f"{package.digest(store)}\n{source}".encode()
     except (package.Unreadable, UnicodeEncodeError):
-        return compile_source(source)
+        return check.compile_source(source)
     digest = sha256(text).hexdigest()
     name = (PROGRAM, digest[:2], digest)
     payload = store.read(name)
@@ -38,7 +43,7 @@ def functions(source: str | bytes) -> tuple[Function, ...]:
     if found is not None and all(f.source == source for f in found):
         logger("cache").debug("%s: found the checked def", ", ".join(f.name for f in found))
         return found
-    made = compile_source(source)
+    made = check.compile_source(source)
     try:
         package.check_unchanged()
         store.write(name, to_bytes(made))

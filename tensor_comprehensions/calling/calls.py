@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,13 +16,12 @@ from torch import Tensor
 
 from ..dtypes import BFLOAT16, DType
 from ..errors import ArgumentError, InternalError, RangeError
-from ..loop_ir.nodes import CheckSite
+from ..later import later
 from ..options import CpuOptions, check_fields
 from ..runtime.host import host
 from ..runtime.pages import prefer_huge
 from ..strides import contiguous_strides
 from ..target import Target
-from ..tc_lang import reference
 from ..tc_lang.arguments import TensorType
 from ..tc_lang.arguments import match as match_arguments
 from ..tc_lang.bind import bind
@@ -39,6 +38,12 @@ from .arguments import (
     to_tensor,
 )
 from .describe import dims, signature, sizes_of_returns
+
+if TYPE_CHECKING:
+    from ..loop_ir.nodes import CheckSite
+    from ..tc_lang import reference
+else:
+    reference = later("tc_lang.reference")
 
 Shape = tuple[int, ...]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from .. import knobs
-from ..compiler import Compiled
+from ..compiled import Compiled
 from ..inspection import logger
 from ..once import OncePerKey
 from ..options import CpuOptions

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad as _forward_mode
 
 from .. import knobs
-from ..compiler import Compiled
+from ..compiled import Compiled
 from ..dtypes import FLOAT32, FLOAT64, DType
 from ..runtime import cells, process
 from ..runtime.cells import RECORDED, Cell, Facts, Fresh, Lane, Written

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import DEBUG
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .. import knobs
 from ..cache import code as cache
@@ -18,16 +18,23 @@ from ..cache import source
 from ..cache.code import Code
 from ..cache.key import Key, NotAKey, make_key
 from ..cache.store import Store, current
-from ..compiler import Compilation, Compiled, compile_function, settle
+from ..compiled import Compilation, Compiled
 from ..errors import CannotLower
 from ..inspection import logger
-from ..loop_ir.nodes import CheckSite
+from ..later import later
 from ..options import CpuOptions
 from ..runtime import cpu
 from ..runtime.cpu import ObjectCode
-from ..structured.pipeline import parse
 from ..target import Target
 from ..tc_lang.function import BoundFunction, Function
+
+if TYPE_CHECKING:
+    from .. import compiler
+    from ..loop_ir import nodes
+    from ..loop_ir.nodes import CheckSite
+    from ..structured import pipeline
+else:
+    compiler, nodes, pipeline = later("compiler"), later("loop_ir.nodes"), later("structured.pipeline")
 
 C = TypeVar("C", bound=Compilation)
 
@@ -65,11 +72,11 @@ def kernel(function: Function, bound: BoundFunction, options: CpuOptions, target
     store = current()
     key = None if store.mode == "off" else key_of(function, bound, options, target)
     if key is None and store.mode != "off":  # there is a function among the options: what it returns can be a key
-        options = settle(bound, options, target)
+        options = compiler.settle(bound, options, target)
         key = key_of(function, bound, options, target)
     recipe = Recipe(
         bound.name,
-        lambda: compile_function(bound, function.source, settle(bound, options, target), target),
+        lambda: compiler.compile_function(bound, function.source, compiler.settle(bound, options, target), target),
         lambda made: (facts_of(made), made.code.data),
         lambda code: restored(code, function, bound, options, target),
     )
@@ -153,7 +160,7 @@ def restored(code: Code, function: Function, bound: BoundFunction, options: CpuO
     machine_code = ObjectCode(code.data, tuple(map(str, facts["symbols"])))
     strategy = facts["strategy"]
     if strategy is not None:
-        options = replace(options, strategy=tuple((str(name), parse(text)) for name, text in strategy))
+        options = replace(options, strategy=tuple((str(name), pipeline.parse(text)) for name, text in strategy))
     return Compiled(
         bound, function.source, options, target, (), machine_code, cpu.load_object(machine_code),
         tuple(map(int, facts["temporaries"])), read_sites(facts["sites"], bound), int(facts["kernels"]),
@@ -169,7 +176,7 @@ def written_sites(sites: Sequence[CheckSite], bound: BoundFunction) -> list[tupl
 def read_sites(facts: Any, bound: BoundFunction) -> tuple[CheckSite, ...]:
     """What `written_sites` wrote."""
     return tuple(
-        CheckSite(bound.tensors[place].name, int(dimension), int(extent), int(origin))
+        nodes.CheckSite(bound.tensors[place].name, int(dimension), int(extent), int(origin))
         for place, dimension, extent, origin in facts
     )
 

@@ -14,7 +14,8 @@ from ..structured.op import StructuredOp
 from ..structured.pairs import paired
 from ..structured.plan import Plan
 from ..structured.recognise import Cluster
-from ..structured.strategy import meant_for, plan_for
+from ..structured.settle import plan_for
+from ..structured.strategy import meant_for
 from ..target import Target
 from .schedule import Group
 from .scop import Node

@@ -13,18 +13,24 @@ from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import llvmlite
 import llvmlite.binding as llvm
 import torch
 
 from ..cache.store import RUNTIME, current
-from ..codegen.llvm_math import key
 from ..dtypes import FLOAT32, FLOAT64
 from ..errors import CannotLower
-from ..loop_ir.nodes import Type
+from ..later import later
 from ..math_functions import FUNCTIONS
 from ..once import OncePerKey
+
+if TYPE_CHECKING:
+    from ..codegen import llvm_math
+    from ..loop_ir import nodes
+else:
+    llvm_math, nodes = later("codegen.llvm_math"), later("loop_ir.nodes")
 
 _REJECTED = ("acosh", "asinh", "cosh", "sinh", "fmod", "lgamma", "tgamma")  # wrong for large or special arguments
 _SUFFIXES = ("u10", "u05", "u15", "")  # SLEEF's error bounds in tenths of an ulp; exact functions have none
@@ -149,7 +155,7 @@ def mathematics() -> Mapping[str, str]:
             for lanes in widths:
                 symbol = _sleef(name, letter, lanes)
                 if symbol is not None:
-                    found[key(function.name, Type(dtype, lanes))] = symbol
+                    found[llvm_math.key(function.name, nodes.Type(dtype, lanes))] = symbol
     return MappingProxyType(found)
 
 

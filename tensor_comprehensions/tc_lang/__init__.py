@@ -5,8 +5,19 @@ Always holds: nothing here knows of targets, schedules or torch kernels; every m
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from ..later import later
 from .bind import bind
-from .check import compile_source
 from .function import BoundFunction, Function
 
+if TYPE_CHECKING:
+    from .check import compile_source
+
 __all__ = ["BoundFunction", "Function", "bind", "compile_source"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "compile_source":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return later("tc_lang.check").compile_source

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import CheckError
-from . import syntax as s
+from ..later import later
 from .function import Function
-from .parse import parse
+
+if TYPE_CHECKING:
+    from . import parse
+    from . import syntax as s
+else:
+    parse, s = later("tc_lang.parse"), later("tc_lang.syntax")
 
 _QUOTIENT = re.compile(r"\d\s*\)*\s*/\s*\(*\s*[-+]?\d")
 
@@ -18,7 +24,7 @@ def notes(source: str | bytes, functions: Sequence[Function]) -> Iterator[CheckE
     text = source.decode() if isinstance(source, bytes) else source
     if not _QUOTIENT.search(text):
         return
-    for d, function in zip(parse(text).defs, functions, strict=True):
+    for d, function in zip(parse.parse(text).defs, functions, strict=True):
         floats = {t.name for t in function.tensors if t.dtype.is_float}
         everything = {t.name for t in function.tensors}
         for statement in d.body:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -15,11 +15,15 @@ from ..calling.arguments import PLAIN, article
 from ..calling.calls import Interface, check_names
 from ..errors import ArgumentError, CheckError
 from ..guard import guarded
+from ..later import later
 from ..once import OncePerKey
 from ..tc_lang.function import Function
-from ..tc_lang.gradients.differentiate import differentiable, differentiate
-from ..tc_lang.gradients.gradient import Gradient, Key, given_gradient
-from ..tc_lang.gradients.keep import keeping
+
+if TYPE_CHECKING:
+    from ..tc_lang import gradients as calculus
+    from ..tc_lang.gradients import Gradient, Key
+else:
+    calculus = later("tc_lang.gradients")
 
 Run = Callable[..., Any]
 PythonGradient = Callable[[tuple[Any, ...], tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor | None]]
@@ -76,7 +80,7 @@ class Gradients:
                 expected="the text of a def, or a Python function",
             )
         self.function, self.given = function, given
-        self.written = given_gradient(function, given) if isinstance(given, str) else None
+        self.written = calculus.given_gradient(function, given) if isinstance(given, str) else None
         self.make, self.keep = make, keep and given is None
         self.keys: tuple[Key, ...] = (
             *(("input", p.name) for p in function.parameters),
@@ -99,7 +103,7 @@ class Gradients:
             return self.given
         if self.given is not None:
             raise ArgumentError(f"the gradient of '{self.function.name}' is a Python function, which has no TC text")
-        return differentiate(self.function, keep=self.keep).source
+        return calculus.differentiate(self.function, keep=self.keep).source
 
     @property
     def alone(self) -> Gradients:
@@ -128,11 +132,11 @@ class Gradients:
         return replace(fast, saved=saved, held=held, forward=forward, again=plan)
 
     def _made_keeping(self, wanted: tuple[Key, ...]) -> tuple[Gradient, Run, Run] | None:
-        gradient = differentiate(self.function, wanted, keep=True)
+        gradient = calculus.differentiate(self.function, wanted, keep=True)
         kept = gradient.kept
         if not kept:
             return None
-        forward = self._forwards.get(kept, lambda: self.make(keeping(self.function, kept)))
+        forward = self._forwards.get(kept, lambda: self.make(calculus.keeping(self.function, kept)))
         return gradient, self.make(gradient.function), forward
 
     def plan(self, required: tuple[bool, ...]) -> Plan:
@@ -158,7 +162,7 @@ class Gradients:
         return plan
 
     def _wanted(self, required: tuple[bool, ...]) -> tuple[Key, ...]:
-        possible = differentiable(self.function)
+        possible = calculus.differentiable(self.function)
         return tuple(k for k, needed in zip(self.keys, required, strict=True) if needed and k in possible)
 
     def _planned(self, gradient: Gradient, op: Run, wanted: Sequence[Key]) -> Plan:
@@ -183,7 +187,7 @@ class Gradients:
         return -1 - self.function.returns.index(key[1]) if key[0] == "gradient" else positions[key]
 
     def _made(self, wanted: tuple[Key, ...]) -> tuple[Gradient, Run]:
-        gradient = self.written or differentiate(self.function, wanted)
+        gradient = self.written or calculus.differentiate(self.function, wanted)
         return gradient, self.make(gradient.function)
 
     def called(self, op: Run, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -231,7 +235,7 @@ class Gradients:
     def _transposed(self, gradient: Gradient) -> tuple[Gradient, Run]:
         passed = zip(gradient.function.parameters, gradient.takes, strict=True)
         wanted = [("input", p.name) for p, key in passed if key[0] == "gradient"]
-        transposed = differentiate(gradient.function, wanted)
+        transposed = calculus.differentiate(gradient.function, wanted)
         return transposed, self.make(transposed.function)
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import knobs
+from tensor_comprehensions import compiler, knobs
 from tensor_comprehensions.cache import code, programs, source
 from tensor_comprehensions.cache.code import Code
 from tensor_comprehensions.cache.entry import HEADER
@@ -26,7 +26,7 @@ from tensor_comprehensions.errors import CannotLower
 from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.runtime import cpu, process
 from tensor_comprehensions.strategies import tile, vectorize
-from tensor_comprehensions.tc_lang import compile_source
+from tensor_comprehensions.tc_lang import check, compile_source
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MATMUL = "def mm(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }"
@@ -50,13 +50,13 @@ def root(tmp_path: Path) -> Iterator[Path]:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the defs that are compiled from now on."""
     names: list[str] = []
-    original = recall.compile_function
+    original = compiler.compile_function
 
     def noted(bound: Any, *rest: Any) -> Any:
         names.append(bound.name)
         return original(bound, *rest)
 
-    monkeypatch.setattr(recall, "compile_function", noted)
+    monkeypatch.setattr(compiler, "compile_function", noted)
     return names
 
 
@@ -84,13 +84,17 @@ x = torch.arange(60.0).reshape(6, 10)
 ops = tc.define({SOFTMAX + MATMUL + LOOKUP!r})
 y = ops.softmax(x)
 z = ops.mm(x, x.t().contiguous())
+COMPILER = "polyhedral codegen structured loop_ir compiler tc_lang.parse tc_lang.check tc_lang.gradients".split()
+parts = tuple(f"tensor_comprehensions.{{part}}." for part in COMPILER)
+light = ("tensor_comprehensions.structured.", "tensor_comprehensions.structured.strategy.")
+made = [name for name in sys.modules if f"{{name}}.".startswith(parts) and f"{{name}}." not in light]
 w = ops.lookup(x, torch.tensor([5, 0]))
-heavy = [name for name in ("islpy", "lark", "google.protobuf", "sympy") if name in sys.modules]
+heavy = [name for name in ("islpy", "lark", "google.protobuf", "sympy") if name in sys.modules] + made
 print(y.double().sum().item(), z.double().sum().item(), w.double().sum().item(), *heavy)
 """
 
 
-def test_a_new_process_needs_neither_isl_nor_lark_nor_protobuf(tmp_path: Path) -> None:
+def test_a_new_process_needs_no_compiler_and_neither_isl_nor_lark_nor_protobuf(tmp_path: Path) -> None:
     environment = os.environ | {"TC_CACHE": "write", "TC_CACHE_DIR": str(tmp_path / "cache"), "TC_VERIFY": "0"}
     outputs = [
         subprocess.run(
@@ -156,7 +160,7 @@ def test_pipelines_are_found_without_being_settled(
     op, a, b = mm()
     strategy = tile(m=3, n=4) | tile(m=2, n=8)
     made = op.compile(a, b, strategy=strategy >> vectorize("n"))
-    monkeypatch.setattr(recall, "settle", None)
+    monkeypatch.setattr(compiler, "settle", None)
     found = mm()[0].compile(a, b, strategy=strategy >> vectorize("n"))
     assert compiled == ["mm"]
     assert found.compiled.options == made.compiled.options
@@ -439,7 +443,7 @@ def test_a_text_is_kept_once() -> None:
 
 def test_checked_programs_are_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = programs.functions(MATMUL)
-    monkeypatch.setattr(programs, "compile_source", None)
+    monkeypatch.setattr(check, "compile_source", None)
     assert programs.functions(MATMUL) == first
 
 

@@ -11,7 +11,8 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions import compiler, knobs
-from tensor_comprehensions.compiler import PASSES, Compiled, Job, Pass, Strategy, compile_function, digest
+from tensor_comprehensions.compiled import Compiled, Job
+from tensor_comprehensions.compiler import PASSES, Pass, Strategy, compile_function, digest
 from tensor_comprehensions.errors import CannotLower, InternalError
 from tensor_comprehensions.loop_ir.nodes import Const, Kernel, Module, Store, Var
 from tensor_comprehensions.loop_ir.simplify import simplify

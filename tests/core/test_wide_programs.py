@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 import tensor_comprehensions as tc
 from tensor_comprehensions.calling.calls import gather, normal_strides, sizes_of, with_strides
 from tensor_comprehensions.codegen import llvm
-from tensor_comprehensions.compiler import PASSES, Job
+from tensor_comprehensions.compiled import Job
+from tensor_comprehensions.compiler import PASSES
 from tensor_comprehensions.dtypes import BFLOAT16, DType
 from tensor_comprehensions.loop_ir.interpret import interpret
 from tensor_comprehensions.loop_ir.nodes import Module

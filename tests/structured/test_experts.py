@@ -19,7 +19,8 @@ from tensor_comprehensions.structured.estimate import estimate
 from tensor_comprehensions.structured.expert import choose
 from tensor_comprehensions.structured.normalise import normalise
 from tensor_comprehensions.structured.pipeline import Pipeline, pack, tile, unroll
-from tensor_comprehensions.structured.strategy import frozen, settled
+from tensor_comprehensions.structured.settle import settled
+from tensor_comprehensions.structured.strategy import frozen
 from tensor_comprehensions.target import AVX2, AVX512
 
 OPS = {

@@ -2,3 +2,11 @@
 
 Always holds: only terms that algebra proves to be zero are left out.
 """
+
+from __future__ import annotations
+
+from .differentiate import differentiable, differentiate
+from .gradient import Gradient, Key, given_gradient
+from .keep import keeping
+
+__all__ = ["Gradient", "Key", "differentiable", "differentiate", "given_gradient", "keeping"]
