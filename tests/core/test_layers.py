@@ -12,7 +12,7 @@ import tensor_comprehensions
 
 PACKAGE = Path(tensor_comprehensions.__file__).parent
 LAYERS = (
-    ("errors", "dtypes", "fluent", "guard", "once", "strides"),
+    ("errors", "dtypes", "fluent", "guard", "later", "once", "strides"),
     ("math_functions", "target", "knobs"),
     ("inspection",),
     ("tc_lang",),
@@ -24,7 +24,7 @@ LAYERS = (
     ("polyhedral",),
     ("codegen",),
     ("runtime",),
-    ("compiler",),
+    ("compiled", "compiler"),
     ("compiler_gpu",),
     ("calling",),
     ("torch_ext",),
