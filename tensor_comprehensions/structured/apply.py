@@ -196,7 +196,9 @@ def _vectorize(piece: written.Vectorize, nest: Nest) -> Nest:
     if all(lane_iterator.name not in names(factor) for factor in nest.op.factors):
         raise CannotLower(f"{piece}: no factor depends on {shown}")
     across = "; sums are turned to be stored" if nest.op.is_product and lane_iterator not in contiguous else ""
-    return replace(nest, vector=lane_iterator.name, lanes=piece.lanes).say(f"lanes along {shown}{across}")
+    beside = f", {piece.joined} vectors of a panel to a register" if piece.joined > 1 else ""
+    nest = replace(nest, vector=lane_iterator.name, lanes=piece.lanes, joined=piece.joined)
+    return nest.say(f"lanes along {shown}{beside}{across}")
 
 
 def _unroll(piece: written.Unroll, nest: Nest) -> Nest:

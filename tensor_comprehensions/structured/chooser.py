@@ -103,6 +103,7 @@ class Chooser:
             steps=self._at_once(nest, reductions),
             streaming=self._streams(nest.levels),
             ahead=nest.ahead,
+            joined=self.tile.joined,
         )
 
     def _standing_panel(self, reductions: tuple[str, ...], rows_outside: bool, packed: bool) -> _Nest:
@@ -293,7 +294,7 @@ class Chooser:
         known, moving = self.facts, self.facts.moving
         if known.vector in known.still.used:
             return False
-        if moving.step(known.vector) != 1:
+        if moving.step(known.vector) != 1 or self.tile.joined > 1:
             return True
         row_tiles = self._row_tiles()
         if not moving.plain:
@@ -361,13 +362,13 @@ class Chooser:
             return False
         lines = prod(sizes[name] for name in steps)
         room = WAYS * SETS // gcd(SETS, *(step // LINE for step in steps.values()))
-        multiply_adds = known.steps * self.tile.cells * cost.multiply_cost(self.tile.lanes, known, self.target)
+        multiply_adds = known.steps * self.tile.cells * cost.multiply_cost(self.tile.width, known, self.target)
         return 2 * lines > room and FETCH * lines >= multiply_adds
 
     def _vectors(self) -> int:
         """Vectors of a register tile that one row meets."""
         columns = prod(self.tile.size(i.name) for i in self.facts.only(self.facts.moving))
-        return max(1, columns // self.tile.lanes)
+        return max(1, columns // self.tile.width)
 
     def _scattered(self, factor: Factor) -> bool:
         """Whether a register tile reads a large factor in runs too short for memory, again for every panel."""
@@ -469,7 +470,7 @@ class Chooser:
     def _overflows(self) -> bool:
         """Whether results that a far cache would take are more than the sums before them hide."""
         known, target = self.facts, self.target
-        line = LINE // known.output_bytes / self.tile.lanes * cost.multiply_cost(self.tile.lanes, known, target)
+        line = LINE // known.output_bytes / self.tile.width * cost.multiply_cost(self.tile.width, known, target)
         return known.output_size > OVERFLOW * target.far and known.steps * line < HIDDEN
 
     # --- threads ---

@@ -52,10 +52,14 @@ LONG_RUN = 256
 
 @dataclass(frozen=True, slots=True)
 class RegisterTile:
-    """Points of each tiled parallel iterator; others have one. `lanes` scalars per vector along the lane iterator."""
+    """Points of each tiled parallel iterator; others have one. `lanes` scalars per vector along the lane iterator.
+
+    joined: vectors that share a register.
+    """
 
     lanes: int
     sizes: tuple[tuple[str, int], ...]
+    joined: int = 1
 
     def size(self, iterator: str) -> int:
         return dict(self.sizes).get(iterator, 1)
@@ -63,7 +67,12 @@ class RegisterTile:
     @property
     def cells(self) -> int:
         """Accumulators."""
-        return prod(n for _, n in self.sizes) // self.lanes
+        return prod(n for _, n in self.sizes) // self.width
+
+    @property
+    def width(self) -> int:
+        """Scalars in a register."""
+        return self.lanes * self.joined
 
 
 def vector_cost(lanes: int, bits: int, target: Target) -> float:
@@ -77,18 +86,18 @@ def multiply_cost(lanes: int, facts: Facts, target: Target) -> float:
     return max(cost, lanes * facts.bits / 512) if facts.op.pairs else cost
 
 
-def step_cycles(facts: Facts, target: Target, lanes: int, points: Mapping[str, Numbers]) -> Numbers:
-    """Cycles of one step of the innermost reduction on register tiles."""
-    cost, vector = vector_cost(lanes, facts.bits, target), facts.vector
-    columns = points[vector]
-    vectors = np.ceil(columns / lanes)
+def step_cycles(facts: Facts, target: Target, lanes: int, points: Mapping[str, Numbers], joined: int = 1) -> Numbers:
+    """Cycles of one step of the innermost reduction on register tiles. joined: vectors to a register."""
+    width, vector = lanes * joined, facts.vector
+    cost, columns = vector_cost(width, facts.bits, target), points[vector]
+    vectors = np.ceil(columns / lanes) / joined
     cells = vectors * prod(n for name, n in points.items() if name != vector)
     count, loads = np.zeros_like(columns), np.zeros_like(columns)
     for factor in facts.factors:
         rows = prod((n for name, n in points.items() if name != vector and name in factor.used), start=1.0)
         count += rows * (vectors if vector in factor.used else 1)
         loads += rows * (vectors * cost if vector in factor.used else 0.5)
-    products = cells * multiply_cost(lanes, facts, target)
+    products = cells * multiply_cost(width, facts, target)
     started = (cells + count) / STARTED
     busy = np.maximum(np.maximum(products, loads), np.maximum(started, LATENCY)) + 0.05 * loads
     waiting = _in_place_cycles(facts, target, columns, vectors) + _split_cycles(facts, target, columns, vectors)
@@ -168,9 +177,12 @@ def _lines(facts: Facts, points: Mapping[str, Numbers]) -> Numbers:
     return lines
 
 
-def registers(facts: Facts, lanes: int, points: Mapping[str, Numbers]) -> Numbers:
+def registers(facts: Facts, lanes: int, points: Mapping[str, Numbers], joined: int = 1) -> Numbers:
     """Vector registers that register tiles keep alive."""
-    vectors, rows = np.ceil(points[facts.vector] / lanes), {n: p for n, p in points.items() if n != facts.vector}
+    vectors, rows = (
+        np.ceil(points[facts.vector] / lanes) / joined,
+        {n: p for n, p in points.items() if n != facts.vector},
+    )
     count = prod(rows.values(), start=1.0)
     total = vectors * count
     for factor in facts.factors:
@@ -179,10 +191,10 @@ def registers(facts: Facts, lanes: int, points: Mapping[str, Numbers]) -> Number
     return total
 
 
-def compute_cycles(facts: Facts, target: Target, lanes: int, sizes: Mapping[str, Numbers]) -> Numbers:
+def compute_cycles(facts: Facts, target: Target, lanes: int, sizes: Mapping[str, Numbers], joined: int = 1) -> Numbers:
     """Cycles of all register tiles of the op, full and partial, were memory free, for each of several tilings.
 
-    sizes: points of the tiled parallel iterators; others have one.
+    sizes: points of the tiled parallel iterators; others have one. joined: vectors to a register.
     """
     count = len(sizes[facts.vector])
     points, tiling = np.array(list(sizes.values())), np.arange(count)
@@ -195,18 +207,19 @@ def compute_cycles(facts: Facts, target: Target, lanes: int, sizes: Mapping[str,
         points, tiling = points[:, kept], tiling[kept]
         points[row, len(whole) :] = rest[short]
     total = np.zeros(count)
-    np.add.at(total, tiling, times * tile_cycles(facts, target, lanes, dict(zip(sizes, points, strict=True))))
+    np.add.at(total, tiling, times * tile_cycles(facts, target, lanes, dict(zip(sizes, points, strict=True)), joined))
     return total
 
 
-def tile_cycles(facts: Facts, target: Target, lanes: int, points: Mapping[str, Numbers]) -> Numbers:
+def tile_cycles(facts: Facts, target: Target, lanes: int, points: Mapping[str, Numbers], joined: int = 1) -> Numbers:
     """Cycles of single register tiles of so many points, over all reductions."""
-    cells = np.ceil(points[facts.vector] / lanes) * prod(n for name, n in points.items() if name != facts.vector)
-    steps = facts.steps * step_cycles(facts, target, lanes, points)
+    vectors = np.ceil(points[facts.vector] / lanes) / joined
+    cells = vectors * prod(n for name, n in points.items() if name != facts.vector)
+    steps = facts.steps * step_cycles(facts, target, lanes, points, joined)
     written = _output_cycles(facts, target, points, steps)
     if facts.turned:
         written += TURN_OVERHEAD + TURN * cells * lanes
-    return steps + TILE_OVERHEAD + 2 * cells * vector_cost(lanes, facts.bits, target) + written
+    return steps + TILE_OVERHEAD + 2 * cells * vector_cost(lanes * joined, facts.bits, target) + written
 
 
 def _output_cycles(facts: Facts, target: Target, points: Mapping[str, Numbers], steps: Numbers) -> Numbers:

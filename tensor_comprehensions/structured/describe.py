@@ -29,7 +29,7 @@ def pipeline_of(plan: Plan, op: StructuredOp) -> Pipeline:
         count = prod(tiles(op.extent(level.iterator), level.size) for level in plan.levels[: plan.collapsed])
         grain = 0 if plan.grain == usual_grain(op, count) else plan.grain
         pieces.append(written.Parallel(tuple(map(nest.name, nest.loops[: plan.collapsed])), grain))
-    pieces.append(written.Vectorize(nest.shown(plan.vector), plan.lanes))
+    pieces.append(written.Vectorize(nest.shown(plan.vector), plan.lanes, plan.joined))
     if unrolled := _unrolled(nest, plan):
         pieces.append(written.Unroll(unrolled))
     if plan.streaming:

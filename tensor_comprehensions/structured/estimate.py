@@ -100,10 +100,10 @@ def _register_tiles(known: Facts, plans: Sequence[Plan], target: Target) -> list
     names = [i.name for i in known.parallel]
     found = {plan: fragments.compute_cycles(known, plan) for plan in plans if plan.instruction}
     rest = [plan for plan in plans if not plan.instruction]
-    for lanes in {plan.lanes for plan in rest}:
-        same = [plan for plan in rest if plan.lanes == lanes]
+    for lanes, joined in {(plan.lanes, plan.joined) for plan in rest}:
+        same = [plan for plan in rest if (plan.lanes, plan.joined) == (lanes, joined)]
         sizes = np.array([[_points(plan, name) for plan in same] for name in names], float)
-        cycles = compute_cycles(known, target, lanes, dict(zip(names, sizes, strict=True)))
+        cycles = compute_cycles(known, target, lanes, dict(zip(names, sizes, strict=True)), joined)
         found.update(zip(same, cycles.tolist(), strict=True))
     return [found[plan] for plan in plans]
 

@@ -54,6 +54,7 @@ def finish(nest: Nest) -> Plan:
         nest.instruction,
         ahead=tuple(Pack(side, _depth(nest, kept, loop)) for side, loop in nest.ahead),
         unpacked=None if nest.unpacked is None else _depth(nest, kept, nest.unpacked),
+        joined=nest.joined,
     )
     _check(nest, plan)
     return plan
@@ -147,7 +148,8 @@ def usual_grain(op: StructuredOp, iterations: int) -> int:
 
 def cells(op: StructuredOp, plan: Plan) -> int:
     """Accumulators of a register tile."""
-    return plan.vectors * prod(plan.tile(i.name) for i in normalise(op).parallel if i.name != plan.vector)
+    vectors = plan.vectors * prod(plan.tile(i.name) for i in normalise(op).parallel if i.name != plan.vector)
+    return tiles(vectors, plan.joined)
 
 
 def _check(nest: Nest, plan: Plan) -> None:
@@ -178,6 +180,8 @@ def _check(nest: Nest, plan: Plan) -> None:
         layout(normalise(op), plan)
         if plan.unrolled or plan.steps > 1:
             raise CannotLower("unroll: a step of fragments is many steps of the sum already")
+    if plan.joined > 1:
+        _check_joined(nest, plan)
     for step in plan.packs:
         _check_pack(nest, plan, step)
     for step in plan.ahead:
@@ -186,6 +190,16 @@ def _check(nest: Nest, plan: Plan) -> None:
     for side in nest.padded:
         if all(step.side is not side for step in plan.packs):
             raise CannotLower(f"pad: the {side.name.lower()} factor is not packed, and only panels are padded")
+
+
+def _check_joined(nest: Nest, plan: Plan) -> None:
+    if plan.instruction:
+        raise CannotLower("vectorize: fragments have registers of their own, which nothing shares")
+    packed = {step.side for step in plan.packs}
+    if any(plan.vector in names(nest.op.factors[side.value]) and side not in packed for side in Side):
+        raise CannotLower(f"vectorize: joined={plan.joined} vectors are side by side in a panel only; pack the factor")
+    if plan.lanes * plan.joined > nest.target.lanes(nest.op.dtype.bits):
+        raise CannotLower(f"vectorize: {plan.joined} vectors of {plan.lanes} are more than a register")
 
 
 def _check_unpacked(nest: Nest, plan: Plan, depth: int) -> None:

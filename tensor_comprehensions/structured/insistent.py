@@ -38,7 +38,7 @@ def all_ways(
 ) -> Iterator[Plan]:
     """Plans that differ in what is packed, the moving factor as told, and in which factor's panel stands still."""
     for moving, still, outside in product(packs_moving, (True, False), (True, False)):
-        if moving and outside:
+        if (moving and outside) or (tile.joined > 1 and not moving):
             continue
         try:
             yield Insistent(facts, target, tile, parallel, moving, still, outside).plan()

@@ -13,6 +13,7 @@ from .affine import steps
 from .ahead import hints
 from .op import ACCUMULATOR, StructuredOp, names
 from .plan import Plan
+from .registers import Cell, get, join, side_by_side, together, whole_runs
 from .tile import Region, each_extent, local, number, point
 from .turned import along, store_turned
 from .vector import evaluate, first_lanes, multiply_add
@@ -31,23 +32,6 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One accumulator.
-
-    Attributes:
-        at: where it stands in the iteration domain.
-        offsets: the same, counted from the tile's first point; whole vectors along the lanes.
-        mask: its lanes that exist.
-        register: its number.
-    """
-
-    at: dict[str, Expr]
-    offsets: dict[str, int]
-    mask: Expr | None
-    register: int
-
-
-@dataclass(frozen=True, slots=True)
 class Windows:
     """Vectors of the factor `side`, each with the accumulators and the steps of the innermost reduction that use it."""
 
@@ -58,7 +42,8 @@ class Windows:
 def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence[Operand]) -> Stmt:
     """`op` on the register tile `region`, reading the factors as `operands` say."""
     cells = cells_of(op, plan, region)
-    registers = Buffer(f"{op.name}_{ACCUMULATOR}", Type(op.dtype, plan.lanes), (len(cells),), (1,), Space.REGISTER)
+    width = Type(op.dtype, plan.lanes * plan.joined)
+    registers = Buffer(f"{op.name}_{ACCUMULATOR}", width, (len(together(cells)),), (1,), Space.REGISTER)
 
     def exact(make: Callable[[Region, Sequence[Cell]], Stmt]) -> Stmt:
         """What touches memory that has no padding, for each extent that the region may have."""
@@ -78,8 +63,9 @@ def _among(own: Sequence[Cell], cells: Sequence[Cell]) -> list[Cell]:
     """`own` in the registers of those of `cells` that stand at the same places."""
     if len(own) == len(cells):
         return list(own)
-    registers = {tuple(c.offsets.items()): c.register for c in cells}
-    return [replace(c, register=registers[tuple(c.offsets.items())]) for c in own]
+    places = {tuple(c.offsets.items()): (c.register, c.part) for c in cells}
+    found = ((c, places[tuple(c.offsets.items())]) for c in own)
+    return [replace(c, register=register, part=part) for c, (register, part) in found]
 
 
 def cells_of(op: StructuredOp, plan: Plan, region: Region) -> list[Cell]:
@@ -105,14 +91,19 @@ def cells_of(op: StructuredOp, plan: Plan, region: Region) -> list[Cell]:
         for v, (where, within, mask) in enumerate(vectors):
             here = at | {plan.vector: where, local(plan.vector): within}
             cells.append(Cell(here, row | {plan.vector: v}, mask, len(cells)))
-    return cells
+    return cells if plan.joined == 1 else join(cells, plan, _beside(op, plan))
 
 
 def _row_order(op: StructuredOp, plan: Plan) -> list[str]:
     """The iterators other than the lanes': those that leave the vectors alone first, so that scalars live shortly."""
+    beside = _beside(op, plan)
+    return sorted((i.name for i in op.parallel if i.name != plan.vector), key=lambda name: name not in beside)
+
+
+def _beside(op: StructuredOp, plan: Plan) -> frozenset[str]:
+    """The parallel iterators that leave the vectors alone."""
     vectors = {name for f in op.factors if plan.vector in names(f) for name in names(f)}
-    rows = [i.name for i in op.parallel if i.name != plan.vector]
-    return sorted(rows, key=lambda name: name in vectors)
+    return frozenset(i.name for i in op.parallel if i.name not in vectors)
 
 
 # --- before the sum ----------------------------------------------------------------------------------------------
@@ -126,14 +117,29 @@ def _start(
     Of `everything` in the register tile only `cells` stand for points that exist; the others start from zero.
     """
     first = _conjunction([region[i.name].first for i in op.reductions])
-    existing = {c.register for c in cells}
+    existing = {(c.register, c.part): c for c in cells}
+    used = {c.register for c in cells}
     zero = build.const(0, op.dtype)
-    padding = _each([c for c in everything if c.register not in existing], lambda c: _set(registers, c, zero))
-    fresh = _each(cells, lambda c: _set(registers, c, evaluate(op.start, c.at, c.mask)))
+
+    def started(cell: Cell, value: Expr) -> Expr:
+        point = existing.get((cell.register, cell.part))
+        return zero if point is None else evaluate(value, point.at, point.mask)
+
+    def fill(groups: Sequence[Sequence[Cell]], value: Expr) -> Stmt:
+        return Block(tuple(_set(registers, group, [started(c, value) for c in group]) for group in groups))
+
+    groups = together(everything)
+    padding = fill([g for g in groups if g[0].register not in used], zero)
+    groups = [g for g in groups if g[0].register in used]
+    fresh = fill(groups, op.start)
     if not build.is_true(first):
-        partial = _each(cells, lambda c: _set(registers, c, evaluate(op.output, c.at, c.mask)))
-        fresh = build.when(first, fresh, partial)
+        fresh = build.when(first, fresh, fill(groups, op.output))
     return build.block(padding, fresh)
+
+
+def _set(registers: Buffer, group: Sequence[Cell], values: Sequence[Expr]) -> Stmt:
+    """Give the cells of a register these values."""
+    return build.store(registers, (group[0].register,), side_by_side(group, values, registers.type.lanes))
 
 
 def _conjunction(conditions: Sequence[Expr]) -> Expr:
@@ -147,14 +153,6 @@ def _each(cells: Sequence[Cell], make: Callable[[Cell], Stmt]) -> Stmt:
     return Block(tuple(make(c) for c in cells))
 
 
-def _set(registers: Buffer, cell: Cell, value: Expr) -> Stmt:
-    return build.store(registers, (cell.register,), value)
-
-
-def _get(registers: Buffer, cell: Cell) -> Load:
-    return Load(registers, (build.const(cell.register),))
-
-
 # --- the sum -----------------------------------------------------------------------------------------------------
 
 
@@ -164,7 +162,8 @@ def _reduce(
     """The reduction loops around one step of multiply-adds."""
     loops = plan.reductions[: len(plan.reductions) - plan.unrolled]
     unrolled = plan.reductions[len(loops) :]
-    windows = _windows(op, plan, region, operands, cells, unrolled[-1]) if unrolled else None
+    slides = unrolled and plan.joined == 1
+    windows = _windows(op, plan, region, operands, cells, unrolled[-1]) if slides else None
     apart = unrolled[:-1] if windows else unrolled
 
     def unrolled_steps(values: dict[str, Expr]) -> Stmt:
@@ -222,18 +221,21 @@ def _step(
     read: dict[tuple[int, ...], Var] = {}
     sequence: list[tuple[Var, Expr] | Store] = []
     moves = [_moves(operand, cells[0]) for operand in operands]
-    for cell in cells:
+    for group in together(cells):
         factors: list[Expr] = []
         for side, operand in enumerate(operands):
-            key = (side, *(cell.offsets[name] for name in moves[side]))
+            places = [tuple(c.offsets[name] for name in moves[side]) for c in group]
+            own = group[:1] if len(set(places)) == 1 else group
+            key = (side, *(n for place in places[: len(own)] for n in place))
             if key not in read:
-                value = evaluate(operand.value, cell.at | at, None if operand.padded else cell.mask)
-                value = build.broadcast(value, registers.type.lanes)
+                values = [evaluate(operand.value, c.at | at, None if operand.padded else c.mask) for c in own]
+                value = build.broadcast(side_by_side(group, values, registers.type.lanes), registers.type.lanes)
                 read[key] = Var(f"{prefix}_v{len(read)}", value.type)
                 sequence.append((read[key], value))
             factors.append(read[key])
-        total = multiply_add(factors[0], factors[1], _get(registers, cell))
-        sequence.append(build.store(registers, (cell.register,), total))
+        whole = Load(registers, (build.const(group[0].register),))
+        total = multiply_add(factors[0], factors[1], whole)
+        sequence.append(build.store(registers, (group[0].register,), total))
     return _scoped(sequence)
 
 
@@ -280,7 +282,7 @@ def _slide(
                     read[key] = Var(f"{prefix}_v{len(read)}", value.type)
                     sequence.append((read[key], value))
                 factors.append(read[key])
-            total = multiply_add(factors[0], factors[1], _get(registers, cell))
+            total = multiply_add(factors[0], factors[1], get(registers, cell))
             sequence.append(build.store(registers, (cell.register,), total))
     return _scoped(sequence)
 
@@ -312,19 +314,20 @@ def _finish(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell],
     if op.epilogue is None:
         last = build.TRUE
     if along(op, plan, region):
-        sums = [_get(registers, c) for c in cells]
+        sums = [get(registers, c) for c in cells]
         complete = store_turned(op, plan, region, _row_order(op, plan), sums, point(region))
     else:
         complete = (_staged if _calls(op.stored) else _direct)(op, plan, region, cells, registers)
     if build.is_true(last):
         return complete
-    partial = _each(cells, lambda c: _put(op, c, _get(registers, c)))
+    partial = _each(cells, lambda c: _put(op, c, get(registers, c)))
     return build.when(last, complete, partial)
 
 
 def _direct(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell], registers: Buffer) -> Stmt:
+    cells = whole_runs(cells, plan)
     ordered = _by_address(op, plan, cells) if plan.streaming else cells
-    return _each(ordered, lambda c: _put(op, c, _stored(op, c, _get(registers, c)), streaming=plan.streaming))
+    return _each(ordered, lambda c: _put(op, c, _stored(op, c, get(registers, c)), streaming=plan.streaming))
 
 
 def _by_address(op: StructuredOp, plan: Plan, cells: Sequence[Cell]) -> Sequence[Cell]:
@@ -374,7 +377,7 @@ def rows_from(buffer: Buffer, op: StructuredOp, plan: Plan, region: Region, colu
 
 def _spill(buffer: Buffer, place: int, cell: Cell, vectors: int, lanes: int, registers: Buffer) -> Stmt:
     row, v = divmod(place, vectors)
-    return build.store(buffer, (row, build.ramp(v * lanes, 1, lanes)), _get(registers, cell))
+    return build.store(buffer, (row, build.ramp(v * lanes, 1, lanes)), get(registers, cell))
 
 
 def _epilogue(

@@ -48,6 +48,7 @@ class Nest:
     sums: tuple[str, ...]
     vector: str | None = None
     lanes: int = 0
+    joined: int = 1
     packs: tuple[tuple[Side, TileLoop | None], ...] = ()
     padded: tuple[Side, ...] = ()
     peeled: tuple[TileLoop, ...] = ()

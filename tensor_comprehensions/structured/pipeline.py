@@ -77,14 +77,18 @@ class Vectorize:
     """An iterator runs along the lanes of vectors; the points of the innermost tiles are registers.
 
     iterator: None chooses the longest along which the output is contiguous. lanes: 0 chooses from the target.
+    joined: so many vectors that are neighbours in a panel share a register.
     """
 
     iterator: str | None = None
     lanes: int = 0
+    joined: int = 1
 
     def __str__(self) -> str:
         parts = [repr(self.iterator)] if self.iterator is not None else []
-        return f"vectorize({', '.join([*parts, *([f'lanes={self.lanes}'] if self.lanes else [])])})"
+        parts += [f"lanes={self.lanes}"] if self.lanes else []
+        parts += [f"joined={self.joined}"] if self.joined > 1 else []
+        return f"vectorize({', '.join(parts)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,12 +292,18 @@ def peel(*loops: str) -> Pipeline:
     return Pipeline((Peel(loops),))
 
 
-def vectorize(iterator: str | None = None, *, lanes: int = 0) -> Pipeline:
-    """Keep the points of the innermost tiles in registers, those of `iterator` along the lanes of vectors."""
+def vectorize(iterator: str | None = None, *, lanes: int = 0, joined: int = 1) -> Pipeline:
+    """Keep the points of the innermost tiles in registers, those of `iterator` along the lanes of vectors.
+
+    joined: so many vectors of a packed factor, of several rows of it where one has few, share a register: rows of 24
+    points leave no lanes of 16 idle as `lanes=8, joined=2`.
+    """
     _check_numbers("vectorize", {"lanes": lanes}, least=0)
-    if lanes & (lanes - 1):
-        raise ArgumentError(f"vectorize has lanes={lanes}", expected="a power of two")
-    return Pipeline((Vectorize(iterator, lanes),))
+    _check_numbers("vectorize", {"joined": joined}, least=1)
+    for name, count in (("lanes", lanes), ("joined", joined)):
+        if count & (count - 1):
+            raise ArgumentError(f"vectorize has {name}={count}", expected="a power of two")
+    return Pipeline((Vectorize(iterator, lanes, joined),))
 
 
 def unroll(*whole: str, **factors: int) -> Pipeline:

@@ -59,6 +59,7 @@ class Plan:
         streaming: whether the output is written past the caches.
         instruction: of `fragments.INSTRUCTIONS`, by which the register tile is computed; "" for plain vectors.
         ahead: the factors of which the lines for the next iteration around `levels[depth:]` are brought near.
+        joined: neighbouring vectors of a panel that share a register, those of several rows of it where one has few.
         unpacked: the results of `levels[unpacked:]` are kept in a panel until they are complete; None: stored at once.
     """
 
@@ -75,6 +76,7 @@ class Plan:
     instruction: str = ""
     ahead: tuple[Pack, ...] = ()
     unpacked: int | None = None
+    joined: int = 1
 
     def tile(self, iterator: str) -> int:
         """Points of a parallel iterator in one register tile."""

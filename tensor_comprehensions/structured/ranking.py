@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator as Generator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ..target import Target
-from .cost import LINE, RegisterTile, compute_cycles, multiply_cost, registers
+from .cost import LINE, RegisterTile, compute_cycles, multiply_cost, registers, vector_cost
 from .facts import Conditions, Facts, Numbers
 from .op import Iterator
 
@@ -30,6 +31,8 @@ ROW_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28)
 
 Rows: TypeAlias = tuple[tuple[str, int], ...]
 """Points of a register tile along the iterators beside that of the lanes."""
+Shape: TypeAlias = tuple[int, int]
+"""The lanes of a vector, and how many vectors share a register."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,19 @@ class Ranking:
     target: Target
 
     @cached_property
-    def cycles(self) -> list[tuple[float, int, int, Rows]]:
+    def cycles(self) -> list[tuple[float, Shape, int, Rows]]:
         """Cycles, lanes, columns and rows, of those that fill a good part of the registers where any do."""
         known, target = self.facts, self.target
         ways = list(dict.fromkeys(_turned_rows(known) if known.turned else _rows(known, target)))
         fitting = [_fitting(known, target, lanes, ways) for lanes in _lanes(known, target)]
+        fitting += _joined(known, target)
         most = max(tiles.cells.max() for tiles in fitting)
-        found: list[tuple[float, int, int, Rows]] = []
+        found: list[tuple[float, Shape, int, Rows]] = []
         for tiles in (t.only(2 * t.cells >= most) for t in fitting):
-            cycles = compute_cycles(known, target, tiles.lanes, tiles.points).tolist()
+            cycles = compute_cycles(known, target, tiles.lanes, tiles.points, tiles.joined).tolist()
             columns = tiles.points[known.vector].astype(int).tolist()
-            found += zip(cycles, repeat(tiles.lanes), columns, (ways[way] for way in tiles.ways), strict=False)
+            shape = (tiles.lanes, tiles.joined)
+            found += zip(cycles, repeat(shape), columns, (tiles.ways[way] for way in tiles.way), strict=False)
         return sorted(found, key=lambda tile: tile[0])
 
     @property
@@ -62,56 +67,83 @@ class Ranking:
 
         The second is the narrowest that is nearly as good and fills cache lines: panels of it hold long runs of memory.
         """
-        chosen: dict[tuple[int, int], tuple[float, int, int, Rows]] = {}
+        chosen: dict[tuple[Shape, int], tuple[float, Shape, int, Rows]] = {}
         for tile in self.cycles:
             chosen.setdefault(tile[1:3], tile)
         tiles, line = list(chosen.values()), LINE // self.facts.output_bytes
         good = [t for t in tiles if t[2] >= line and t[0] <= NEARLY * tiles[0][0]]
-        narrow = min(good, key=lambda t: (t[2], -t[1]), default=tiles[0])
+        narrow = min(good, key=lambda t: (t[2], -t[1][0]), default=tiles[0])
         return list(map(self._tile, dict.fromkeys([tiles[0], narrow, *tiles])))[:count]
 
     def shapes(self, count: int) -> list[RegisterTile]:
         """The best one and then others with few cycles, no two of one width and with rows along the same iterators."""
-        chosen: dict[object, tuple[float, int, int, Rows]] = {}
+        chosen: dict[object, tuple[float, Shape, int, Rows]] = {}
         for tile in self.cycles:
             _, lanes, columns, rows = tile
             chosen.setdefault((lanes, columns, tuple(name for name, _ in rows)), tile)
         return list(map(self._tile, chosen.values()))[:count]
 
-    def _tile(self, ranked: tuple[float, int, int, Rows]) -> RegisterTile:
-        _, lanes, columns, rows = ranked
-        return RegisterTile(lanes, ((self.facts.vector, columns), *rows))
+    def _tile(self, ranked: tuple[float, Shape, int, Rows]) -> RegisterTile:
+        _, (lanes, joined), columns, rows = ranked
+        return RegisterTile(lanes, ((self.facts.vector, columns), *rows), joined)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """Register tiles of so many lanes: the points of each along the iterators, and which way it has its rows."""
+    """Register tiles of so many lanes: the points of each along the iterators, and which of `ways` it has its rows."""
 
     lanes: int
     points: Mapping[str, Numbers]
-    ways: npt.NDArray[np.int64]
+    ways: Sequence[Rows]
+    way: npt.NDArray[np.int64]
+    joined: int = 1
 
     @property
     def cells(self) -> Numbers:
         """Accumulators of each."""
-        cells: Numbers = np.prod([*self.points.values()], axis=0) / self.lanes
+        cells: Numbers = np.prod([*self.points.values()], axis=0) / (self.lanes * self.joined)
         return cells
 
     def only(self, these: Conditions) -> _Tiles:
         kept = np.flatnonzero(these)
-        return _Tiles(self.lanes, {name: n[kept] for name, n in self.points.items()}, self.ways[kept])
+        return replace(self, points={name: n[kept] for name, n in self.points.items()}, way=self.way[kept])
 
 
-def _fitting(facts: Facts, target: Target, lanes: int, ways: Sequence[Rows]) -> _Tiles:
+def _fitting(facts: Facts, target: Target, lanes: int, ways: Sequence[Rows], joined: int = 1) -> _Tiles:
     """The register tiles, with up to so many vectors along the lanes, that leave registers for the factors."""
     most = min(MOST_VECTORS, -(-facts.extent(facts.vector) // lanes))
-    way = np.tile(np.arange(len(ways)), most)
-    points: dict[str, Numbers] = {facts.vector: np.repeat(lanes * np.arange(1.0, most + 1), len(ways))}
+    counts = np.arange(1.0 if joined == 1 else float(most), most + 1)
+    way = np.tile(np.arange(len(ways)), len(counts))
+    points: dict[str, Numbers] = {facts.vector: np.repeat(lanes * counts, len(ways))}
     sizes = [dict(rows) for rows in ways]
     for name in dict.fromkeys(name for rows in ways for name, _ in rows):
         points[name] = np.array([float(rows.get(name, 1)) for rows in sizes])[way]
-    tiles = _Tiles(lanes, points, way)
-    return tiles.only(registers(facts, lanes, points) < target.vector_registers)
+    tiles = _Tiles(lanes, points, ways, way, joined)
+    return tiles.only(registers(facts, lanes, points, joined) < target.vector_registers)
+
+
+def _joined(facts: Facts, target: Target) -> Generator[_Tiles]:
+    """Register tiles in which rows of half vectors share registers, where whole vectors would leave many lanes idle.
+
+    They read a panel that holds several rows of the moving factor side by side, not windows, which such a panel would
+    hold many times.
+    """
+    widest, extent = target.lanes(facts.bits), facts.extent(facts.vector)
+    lanes = widest // 2
+    halves = -(-extent // lanes)
+    pays = vector_cost(widest, facts.bits, target) < 2 * vector_cost(lanes, facts.bits, target)
+    windows = prod(facts.extent(name) for name in facts.moving.used) > facts.moving.stored
+    suits = halves in (1, 3) and not (windows or facts.turned or facts.op.pairs or facts.vector in facts.still.used)
+    if not (pays and suits):
+        return
+    ways: list[Rows] = []
+    apart = dict(facts.output_steps)
+    for row in facts.only(facts.still):
+        for column in sorted(facts.only(facts.moving), key=lambda i: apart.get(i.name, 0)):
+            across = [n for n in _sizes(min(column.extent, 8)) if n % 2 == 0 and column.name != facts.vector]
+            ways += [((row.name, size), (column.name, n)) for n in across for size in _sizes(min(row.extent, 14))]
+    if ways:
+        yield _fitting(facts, target, lanes, ways, 2)
 
 
 def _lanes(facts: Facts, target: Target) -> list[int]:

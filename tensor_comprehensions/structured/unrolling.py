@@ -35,7 +35,7 @@ def _shares_scalars(known: Facts, target: Target, tile: RegisterTile, window: st
     for at in product(range(known.extent(window)), *(range(size) for _, size in rows)):
         taps[sum((step or 0) * n for step, n in zip(steps, at, strict=True))] += 1
     kept = sum(count > 1 for count in taps.values())
-    vectors = max(1, prod(tile.size(i.name) for i in known.only(known.moving)) // tile.lanes)
+    vectors = max(1, prod(tile.size(i.name) for i in known.only(known.moving)) // tile.width)
     return None not in steps and kept > 0 and tile.cells + vectors + kept < target.vector_registers
 
 

@@ -24,6 +24,7 @@ from tensor_comprehensions.structured.expert import choose
 from tensor_comprehensions.structured.normalise import normalise
 from tensor_comprehensions.structured.op import accumulator
 from tensor_comprehensions.structured.pipeline import (
+    Pack,
     Pipeline,
     interchange,
     pack,
@@ -201,6 +202,9 @@ def test_random_pipelines_keep_the_result(ops: Any, data: Any) -> None:
         p = p >> pack(**{name: loop})
         p = p >> pad(name) if data.draw(st.booleans()) else p
     p = p >> peel("b", *data.draw(st.sampled_from(["", "m", "n", "nm"]))) if data.draw(st.booleans()) else p
+    if any(isinstance(piece, Pack) and piece.factors[0][0] == "B" for piece in p.pieces):
+        lanes, joined = data.draw(st.sampled_from([(0, 1), (4, 2), (4, 4), (8, 2)]))
+        p = p >> vectorize("n", lanes=lanes, joined=joined)
     if data.draw(st.booleans()):
         p = p >> unroll(k=data.draw(st.integers(1, 5)))
     try:
@@ -312,6 +316,56 @@ def test_results_are_kept_and_then_stored(ops: Any, p: Pipeline, sizes: dict[str
     assert ("# streaming" in text) == plan.streaming
 
 
+ROWS = "C:e,d,c,b,a = A:d,a,b,f,e x B:f,c"
+JOINED = {
+    "pairs of rows": tile(e=1, d=2, c=3, a=24) >> pack(A="d1") >> vectorize("a", lanes=8, joined=2),
+    "three of a row": tile(e=1, d=4, b=2, c=3, a=24) >> pack(A="d1") >> vectorize("a", lanes=4, joined=4),
+    "whole runs": tile(e=1, d=2, c=3, a=32) >> pack(A="d1") >> vectorize("a", lanes=8, joined=2) >> stream(),
+    "an odd number": tile(e=1, d=3, c=3, a=24) >> pack(A="d1") >> vectorize("a", lanes=8, joined=2),
+    "both packed": tile(d=4, c=4) >> tile(d=2, c=2) >> pack(A="d2", B="c1") >> vectorize("a", lanes=8, joined=2),
+    "padded": tile(e=1, d=2, c=3, a=24) >> pack(A="d1", B="c1") >> pad("A", "B") >> vectorize("a", lanes=8, joined=2),
+    "blocks of the sum": tile(f=4, d=2, c=3) >> pack(A="d1") >> vectorize("a", lanes=8, joined=2) >> unroll(f=2),
+    "past the caches": tile(e=1, d=2, c=3, a=24) >> pack(A="d1") >> vectorize("a", lanes=8, joined=2) >> stream(),
+    "across": tile(c=3, d=24, e=2) >> pack(A="c1") >> vectorize("d", lanes=8, joined=2),
+}
+
+
+@pytest.mark.parametrize("p", JOINED.values(), ids=JOINED)
+@pytest.mark.parametrize("sizes", [(24, 3, 7, 6, 2, 9), (21, 2, 8, 5, 3, 8), (24, 2, 6, 24, 2, 5)], ids=str)
+def test_vectors_of_several_rows_share_registers(ops: Any, p: Pipeline, sizes: tuple[int, ...]) -> None:
+    extents = dict(zip("abcdef", sizes, strict=True))
+    assert computes(ops, p, ROWS, extents)
+    op = normalise(ops.op(ROWS, extents))
+    plan = plan_of(p, op, AVX512)
+    assert plan_of(pipeline_of(plan, op), op, AVX512) == plan
+    assert eval(repr(p), vars(pipeline)) == p
+
+
+def test_registers_that_rows_share_have_no_idle_lanes(ops: Any) -> None:
+    op = normalise(ops.op(ROWS, dict(zip("abcdef", (24, 2, 6, 4, 2, 9), strict=True))))
+    plan = plan_of(JOINED["pairs of rows"], op, AVX512)
+    assert "6 x b 1 x c 3" not in explain(JOINED["pairs of rows"], op, AVX512)
+    assert "float32x16 c_acc[9]" in show(generate(op, plan))
+
+
+def test_joined_sums_go_on_from_the_old_output_and_through_the_epilogue(ops: Any) -> None:
+    extents = dict(zip("abcdef", (21, 3, 7, 5, 2, 9), strict=True))
+    plain = ops.op(ROWS, extents)
+    doubled = build.mul(accumulator(FLOAT32), 2.0)
+    op = ops.op(ROWS, extents, initial=plain.output, epilogue=doubled)
+    arrays = ops.run(op, generate(normalise(op), plan_of(JOINED["an odd number"], op, AVX512)))
+    expected = 2 * (np.einsum("dabfe,fc->edcba", arrays["A"], arrays["B"]) + arrays["C"])
+    assert np.array_equal(arrays["result"], expected)
+
+
+def test_vectors_that_cannot_be_joined(ops: Any) -> None:
+    op = ops.op(ROWS, dict(zip("abcdef", (24, 2, 6, 4, 2, 9), strict=True)))
+    with pytest.raises(CannotLower, match="pack the factor"):
+        plan_of(tile(d=2, a=24) >> vectorize("a", lanes=8, joined=2), op, AVX512)
+    with pytest.raises(CannotLower, match="more than a register"):
+        plan_of(tile(d=2, a=24) >> pack(A="d1") >> vectorize("a", lanes=8, joined=4), op, AVX512)
+
+
 def test_what_is_kept_is_stored_through_the_epilogue(ops: Any) -> None:
     sizes = {"a": 21, "b": 37, "c": 5, "d": 9}
     plain = ops.op(CROSSED, sizes)
@@ -384,6 +438,7 @@ def test_names_that_are_words_of_python() -> None:
         lambda: pack(),
         lambda: pack("A", A="m1"),
         lambda: vectorize("n", lanes=12),
+        lambda: vectorize("n", lanes=4, joined=3),
         lambda: unroll(k=0),
         lambda: parallel("m", grain=-1),
     ],
