@@ -216,6 +216,12 @@ def sums_in_parts(bound: BoundFunction, options: CpuOptions, target: Target) -> 
     return found
 
 
+def staged(bound: BoundFunction, options: CpuOptions, target: Target) -> BoundFunction:
+    """The def with as many stages for its reductions as it is lowered with."""
+    found: BoundFunction = _polyhedral().staged(legalise(bound), options, target)
+    return found
+
+
 def settle(bound: BoundFunction, options: CpuOptions, target: Target) -> CpuOptions:
     """`options` whose strategy is a pipeline without choices for every contraction that it is meant for.
 

@@ -26,6 +26,8 @@ class CpuOptions:
         grain: least number of scalar operations worth a thread; 0 never runs in parallel.
         structured: hand contractions to the register-tiled micro-kernels of `structured`.
         contract: keep temporaries that fusion makes local in small thread-private buffers.
+        split_reductions: cut sums, and other reductions, that have no more results than terms into about so many parts
+            of at least 16 terms, which threads share and which are added up in a fixed order. 1 does not; 0 chooses.
         strategy: how contractions are lowered, instead of as the cost model says: a pipeline, an expert (a function
             of an op and a target that returns one), or pairs of the tensor that a contraction defines and one of these.
     """
@@ -36,6 +38,7 @@ class CpuOptions:
     grain: int = field(default=32768, metadata={"choices": (0, 8192, 32768, 131072)})
     structured: bool = field(default=True, metadata={"choices": (False, True)})
     contract: bool = field(default=True, metadata={"choices": (False, True)})
+    split_reductions: int = field(default=0, metadata={"choices": (0, 1, 2, 4, 8, 16, 64)})
     strategy: Strategies = None
 
 

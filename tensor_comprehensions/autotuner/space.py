@@ -14,7 +14,7 @@ from functools import cached_property
 from random import Random
 from typing import Any
 
-from ..compiler import contractions, only_contractions, settle, sums_in_parts
+from ..compiler import contractions, only_contractions, settle, staged, sums_in_parts
 from ..errors import ArgumentError, CannotLower, TCError
 from ..options import CpuOptions
 from ..structured.apply import plan_of
@@ -104,7 +104,9 @@ class Space:
             if f.name in values:
                 value = values[f.name]
                 changes[f.name] = self._tuple(f.name, values) if value is _GIVEN else value
-        if self.ops and changes.get("structured", self.start.structured):
+        if changes.get("split_reductions", self.start.split_reductions) != self.start.split_reductions:
+            changes["strategy"] = None  # pipelines are for the ops that there are with the parts of `start`
+        elif self.ops and changes.get("structured", self.start.structured):
             changes["strategy"] = self._strategy(values)
         elif self.ops:
             changes["strategy"] = None
@@ -112,7 +114,7 @@ class Space:
 
     def _relevant(self, options: CpuOptions) -> CpuOptions:
         """With the values to start from where others change nothing."""
-        if not (self.alone and options.structured):
+        if not (self.alone and options.structured and options.split_reductions == self.start.split_reductions):
             return options
         told = isinstance(options.strategy, tuple) and len(options.strategy) == len(self.ops)  # also what is shared
         shares = bool(self.start.grain) and (told or bool(options.grain))
@@ -277,7 +279,7 @@ def space(
     ops = contractions(bound, replace(start, strategy=None), target) if start.structured else ()
     ops = tuple(found for found in ops if found[2].is_product)
     alone = bool(ops) and only_contractions(bound, replace(start, strategy=None), target)
-    genes = [*_field_genes(bound, every, bool(ops), alone and len(ops) == 1)]
+    genes = [*_field_genes(bound, every, bool(ops), alone and len(ops) == 1), *_parts_gene(bound, every, target)]
     for name, tensor, op in ops:
         genes += _op_genes(name, tensor, op, every, target)
     base = replace(start, strategy=start.strategy if not ops else None)
@@ -332,6 +334,7 @@ def _field_genes(bound: BoundFunction, every: Sequence[CpuOptions], contracts: b
         "fusion": len(bound.statements) < 2,
         "contract": not any(t.role is Role.TEMPORARY for t in bound.tensors),
         "structured": not contracts,
+        "split_reductions": True,  # a gene of its own
     }
     for f in fields(every[0]):
         choices = f.metadata.get("choices")
@@ -342,6 +345,16 @@ def _field_genes(bound: BoundFunction, every: Sequence[CpuOptions], contracts: b
             yield from _tuple_genes(f.name, bound, values, BESIDE if contracts else FIELDS)
         else:
             yield Gene(f.name, tuple(dict.fromkeys((*values, *choices))), keep=BESIDE if contracts else FIELDS)
+
+
+def _parts_gene(bound: BoundFunction, every: Sequence[CpuOptions], target: Target) -> Iterable[Gene]:
+    """Numbers of parts of reductions that do not come to the same as an earlier one."""
+    name = "split_reductions"
+    choices = next(f.metadata["choices"] for f in fields(every[0]) if f.name == name)
+    different: dict[BoundFunction, int] = {}
+    for parts in dict.fromkeys((*(getattr(options, name) for options in every), *choices)):
+        different.setdefault(staged(bound, replace(every[0], split_reductions=parts, strategy=None), target), parts)
+    yield Gene(name, tuple(different.values()), keep=BESIDE)
 
 
 def _tuple_genes(name: str, bound: BoundFunction, values: Sequence[tuple[int, ...]], keep: float) -> Iterable[Gene]:

@@ -26,6 +26,9 @@ PARTS = 64
 LARGE_MATRIX, FAR_MATRIX, ELEMENT = 1 << 21, 2, 4
 ROW_PARTS, LEAST_ROWS = 8, 16
 
+SHORT = 16
+"""Terms that a part has at least where somebody asks for parts."""
+
 Cut = tuple[BoundIndex, int]
 """The reduced index to cut, and into how many parts."""
 
@@ -60,6 +63,15 @@ def in_stages(function: BoundFunction, cut: Callable[[BoundStatement], Cut | Non
         statements.insert(_place(statements, s), first)
         statements += others
     return replace(function, tensors=tuple(tensors), statements=tuple(statements))
+
+
+def asked(s: BoundStatement, parts: int) -> Cut | None:
+    """The outermost index that is long enough for so many parts, where these are small beside what they sum."""
+    terms, results = prod(i.extent for i in s.reduced), prod(i.extent for i in s.free)
+    if not divisible(s) or s.staged or not 0 < results <= terms or terms < SHORT * parts:
+        return None
+    index = next((i for i in s.reduced if i.extent >= parts), None)
+    return None if index is None else (index, _parts(index.extent, parts))
 
 
 def _place(before: Sequence[BoundStatement], s: BoundStatement) -> int:

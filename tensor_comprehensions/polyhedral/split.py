@@ -14,13 +14,28 @@ from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, walk
 from .locality import stride
-from .rfactor import FEW_RESULTS, Cut, in_stages
+from .rfactor import FEW_RESULTS, Cut, asked, in_stages, large_matrix, rfactor
 
 LEAST_STEPS = 2048
 """Products that an element of a part sums at least: storing it and adding it up cost as much as a few dozen."""
 LEAST_PARTS, MOST_PARTS = 4, 16
 LEAST_SIDE = 4
 """Rows and columns that a matrix product has at least."""
+
+
+def in_parts(function: BoundFunction, options: CpuOptions, target: Target, *, products: bool = True) -> BoundFunction:
+    """`function` with reductions in two stages: as `options` ask for, or else where that is expected to pay.
+
+    products: also matrix products, unless a strategy says how they are lowered.
+    """
+    match options.split_reductions:
+        case 0:
+            function = split_products(function, options, target) if products else function
+            return rfactor(function, matrix=large_matrix(target))
+        case 1:
+            return function
+        case parts:
+            return in_stages(function, lambda s: asked(s, parts))
 
 
 def split_products(function: BoundFunction, options: CpuOptions, target: Target) -> BoundFunction:

@@ -26,11 +26,10 @@ from .collapse import collapse
 from .emit import emit, pipeline
 from .leaf import leaves
 from .legality import Scheduled, check
-from .rfactor import large_matrix, rfactor
 from .schedule import schedule
 from .scop import LOCK, Node, Scop
 from .show import show
-from .split import split_products
+from .split import in_parts
 from .storage import local_temporaries
 from .tiling import row_tiles
 
@@ -64,19 +63,15 @@ def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R
             return run(replace(options, structured=False))
 
 
-def _in_stages(function: BoundFunction, target: Target) -> BoundFunction:
-    return rfactor(function, matrix=large_matrix(target))
-
-
 def _explain(function: BoundFunction, options: CpuOptions, target: Target) -> str:
-    function = _in_stages(split_products(collapse(function), options, target), target)
+    function = in_parts(collapse(function), options, target)
     plan = plan_schedule(_scop(function, nodes(function, options, target)), options, target)
     buffers = {t.name: _buffer(t) for t in function.tensors}
     return "\n".join(show(plan, lambda s, node: pipeline(function, s, node, buffers, options, target)))
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
-    function = _in_stages(split_products(collapse(function), options, target), target)
+    function = in_parts(collapse(function), options, target)
     scop = _scop(function, nodes(function, options, target))
     plan = plan_schedule(scop, options, target)
     if current().verify:
@@ -179,7 +174,7 @@ def contractions(
     They are what `structured` lowers, or what the only statement does where that is no contraction.
     """
     given = collapse(function)
-    function = _in_stages(given, target)
+    function = in_parts(given, options, target, products=False)
     buffers = {t.name: _buffer(t) for t in function.tensors}
     found = nodes(function, options, target)
     ops = tuple(
@@ -194,12 +189,19 @@ def contractions(
 def sums_in_parts(function: BoundFunction, options: CpuOptions, target: Target) -> bool:
     """Does `function` (legalised), where no strategy says how, sum products in parts? No pipeline says that."""
     whole = collapse(function)
-    return split_products(whole, replace(options, strategy=None), target) != whole
+    untold = replace(options, strategy=None)
+    return in_parts(whole, untold, target) != in_parts(whole, untold, target, products=False)
+
+
+def staged(function: BoundFunction, options: CpuOptions, target: Target) -> BoundFunction:
+    """`function` (legalised) with its reductions in as many parts as it is lowered with."""
+    return in_parts(collapse(function), options, target)
 
 
 def only_contractions(function: BoundFunction, options: CpuOptions, target: Target) -> bool:
     """Are there but contractions in `function` (legalised), and what `structured` does with their results?"""
-    return all(n.cluster is not None for n in nodes(_in_stages(collapse(function), target), options, target))
+    function = in_parts(collapse(function), options, target, products=False)
+    return all(n.cluster is not None for n in nodes(function, options, target))
 
 
 def split_initialisation(function: BoundFunction, s: BoundStatement) -> tuple[BoundStatement, ...]:

@@ -97,6 +97,7 @@ def options(r: Random) -> CpuOptions:
         grain=r.choice((32768, 0, 1, 64)),
         structured=r.random() < 0.6,
         contract=r.random() < 0.6,
+        split_reductions=r.choice((0, 0, 1, 2, 5)),
     )
 
 

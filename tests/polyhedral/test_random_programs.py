@@ -20,6 +20,7 @@ OPTIONS = st.builds(
     grain=st.sampled_from((0, 1, 64, 32768)),
     structured=st.booleans(),
     contract=st.booleans(),
+    split_reductions=st.sampled_from((0, 1, 2, 4)),
 )
 
 

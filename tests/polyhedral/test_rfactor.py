@@ -107,3 +107,44 @@ def test_parts_run_in_parallel_and_do_not_depend_on_the_threads() -> None:
     finally:
         torch.set_num_threads(threads)
     assert results[0] == results[1]
+
+
+PARTS = """def f(float(M,N) X, float(M,K) Y, float(N) b) -> (g, top, c) {
+    g(n,k) = b(n) where k in 0:K
+    g(n,k) += X(m,n) * Y(m,k)
+    top(n) max=! X(m,n) where m in 3:M
+    c(n,k) +=! X(m + j,n) * Y(m,k) where m in 0:M-4, j in 0:4
+}"""
+
+
+@pytest.mark.parametrize("fusion", ["max", "min"])
+@pytest.mark.parametrize("structured", [True, False])
+@pytest.mark.parametrize("parts", [1, 2, 5, 16])
+def test_as_many_parts_as_are_asked_for(parts: int, structured: bool, fusion: str) -> None:
+    op = tc.define(PARTS).f
+    tensors = torch.randn(333, 9), torch.randn(333, 5), torch.randn(9)
+    options = CpuOptions(split_reductions=parts, structured=structured, fusion=fusion, grain=64)
+    kernel = op.compile(*tensors, options=options)
+    for found, expected in zip(kernel(*tensors), op.reference(*tensors), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    schedule = kernel.source("schedule")
+    assert all((name in schedule) == (parts > 1) for name in ("g_part", "top_part", "c_part"))
+
+
+@pytest.mark.parametrize(
+    "source", ["def f(float(N) X) -> (s) { s +=! X(n) }", "def f(float(N) X) -> (s) { s max=! X(n) }"]
+)
+def test_never_in_parts(source: str) -> None:
+    op, x = tc.define(source).f, torch.randn(1 << 18)
+    assert "s_part" in op.compile(x).source("schedule")
+    assert "s_part" not in op.compile(x, options=CpuOptions(split_reductions=1)).source("schedule")
+
+
+def test_parts_stay_small_beside_what_they_sum() -> None:
+    """Neither of fewer than 16 terms, nor where there are more results than terms."""
+    op = tc.define("def f(float(M,N) X, float(M,K) Y) -> (g) { g(n,k) +=! X(m,n) * Y(m,k) }").f
+    for m, n, k, parts in ((64, 4, 4, 5), (64, 9, 8, 2)):
+        kernel = op.compile(torch.randn(m, n), torch.randn(m, k), options=CpuOptions(split_reductions=parts))
+        assert "g_part" not in kernel.source("schedule")
+    with pytest.raises(tc.ArgumentError, match="split_reductions is -1"):
+        op.compile(torch.randn(64, 4), torch.randn(64, 4), options=CpuOptions(split_reductions=-1))
