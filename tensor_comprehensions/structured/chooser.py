@@ -16,6 +16,7 @@ from .op import Iterator, loads
 from .plan import Level, Pack, Plan
 from .sweep import SHORT_RUN, Sweep
 from .tile import balanced, tiles
+from .windows import UNROLL
 
 PARALLEL_WORK = 1 << 18
 """Multiply-adds worth a thread."""
@@ -384,7 +385,7 @@ class Chooser:
 
     def _jumps(self, factor: Factor, distance: int, width: int) -> bool:
         """Whether one step of the innermost long reduction moves the factor at least `distance` bytes."""
-        long = [n for n in self.facts.reductions if self.facts.extent(n) > unrolling.UNROLL and n in factor.used]
+        long = [n for n in self.facts.reductions if self.facts.extent(n) > UNROLL and n in factor.used]
         if not long or self.facts.steps < 64:
             return False
         step = abs(factor.step(long[-1]) or 0) * factor.bytes

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..target import Target
 from .facts import Conditions, Facts, Numbers
+from .windows import UNROLL, shares, taps
 
 LATENCY = 4.0
 """Cycles until the result of a multiply-add can be added to."""
@@ -93,8 +94,10 @@ def step_cycles(facts: Facts, target: Target, lanes: int, points: Mapping[str, N
     vectors = np.ceil(columns / lanes) / joined
     cells = vectors * prod(n for name, n in points.items() if name != vector)
     count, loads = np.zeros_like(columns), np.zeros_like(columns)
+    anew = _read_anew(facts, target, width, points)
     for factor in facts.factors:
         rows = prod((n for name, n in points.items() if name != vector and name in factor.used), start=1.0)
+        rows = rows * anew if factor is facts.still else rows
         count += rows * (vectors if vector in factor.used else 1)
         loads += rows * (vectors * cost if vector in factor.used else 0.5)
     products = cells * multiply_cost(width, facts, target)
@@ -103,6 +106,20 @@ def step_cycles(facts: Facts, target: Target, lanes: int, points: Mapping[str, N
     waiting = _in_place_cycles(facts, target, columns, vectors) + _split_cycles(facts, target, columns, vectors)
     waiting += PANEL_VECTOR * vectors if facts.turned else _row_cycles(facts, target, points, vectors)
     return busy + 0.1 * _lines(facts, points) + waiting
+
+
+def _read_anew(facts: Facts, target: Target, width: int, points: Mapping[str, Numbers]) -> Numbers:
+    """The part of the scalars of a step that registers do not hold from other steps of a window.
+
+    That matters where as many of the widest multiply-adds as of loads start in a cycle.
+    """
+    window, still = facts.reductions[-1] if facts.reductions else None, facts.still
+    hidden = target.issue_bits <= target.vector_bits
+    if window is None or facts.extent(window) > UNROLL or hidden or facts.vector in still.used:
+        return np.ones_like(points[facts.vector])
+    every = prod((n for name, n in points.items() if name in still.used), start=float(facts.extent(window)))
+    different, _ = taps(facts, window, points)
+    return np.where(shares(facts, target, window, width, points), different / every, 1.0)
 
 
 def _in_place_cycles(facts: Facts, target: Target, columns: Numbers, vectors: Numbers) -> Numbers:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from itertools import product
-from math import gcd, prod
+from math import gcd
+
+import numpy as np
 
 from ..target import Target
 from .cost import RegisterTile
 from .facts import Facts
 from .plan import Level, Pack
+from .windows import UNROLL, shares
 
-UNROLL = 4
-"""Innermost reductions up to this long are unrolled."""
 STEPS, STEPS_OF_PANELS, MANY_STEPS = 8, 4, 64
 """Most steps of a sum per iteration, and beside packed panels, where more gain little and take long to compile; steps
 of a sum from which on several pay."""
@@ -23,20 +22,8 @@ def complete(known: Facts, target: Target, tile: RegisterTile, reductions: Seque
     """How many of the innermost `reductions` are unrolled completely."""
     if not reductions or known.extent(reductions[-1]) > UNROLL:
         return 0
-    return int(not known.turned or _shares_scalars(known, target, tile, reductions[-1]))
-
-
-def _shares_scalars(known: Facts, target: Target, tile: RegisterTile, window: str) -> bool:
-    """Whether rows at neighbouring taps share scalars, and the register tile leaves registers to keep them in."""
-    still = known.still
-    rows = [(name, size) for name, size in tile.sizes if name in still.used and size > 1]
-    steps = [still.step(name) for name in (window, *(name for name, _ in rows))]
-    taps: Counter[int] = Counter()
-    for at in product(range(known.extent(window)), *(range(size) for _, size in rows)):
-        taps[sum((step or 0) * n for step, n in zip(steps, at, strict=True))] += 1
-    kept = sum(count > 1 for count in taps.values())
-    vectors = max(1, prod(tile.size(i.name) for i in known.only(known.moving)) // tile.width)
-    return None not in steps and kept > 0 and tile.cells + vectors + kept < target.vector_registers
+    points = {name: np.array([float(size)]) for name, size in tile.sizes}
+    return int(not known.turned or bool(shares(known, target, reductions[-1], tile.width, points)[0]))
 
 
 def at_once(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from tensor_comprehensions.structured.cost import RegisterTile
 from tensor_comprehensions.structured.expert import choose
 from tensor_comprehensions.structured.facts import facts
 from tensor_comprehensions.structured.unrolling import STEPS, STEPS_OF_PANELS, complete
+from tensor_comprehensions.structured.windows import taps
 from tensor_comprehensions.target import AVX512
 
 MESHED = replace(AVX512, name="sapphirerapids", cache=(49152, 2097152, 110100480))
@@ -36,6 +39,26 @@ def test_windows_are_unrolled_where_registers_hold_the_scalars_that_taps_share(
     known = facts(ops.op(f"O:f,h,w = I:c,h+kh,{window} x W:f,c,kh,kw", IMAGE), "f")
     tile = RegisterTile(16, (("f", filters), ("w", row)))
     assert complete(known, AVX512, tile, ("c", "kh", "kw")) == unrolled
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 5])
+@pytest.mark.parametrize("dilation", [1, 2, 4])
+@pytest.mark.parametrize("row", [1, 2, 3, 7])
+def test_scalars_of_windows_are_counted_once(ops: Any, stride: int, dilation: int, row: int) -> None:
+    known = facts(ops.op(f"O:f,h,w = I:c,h+kh,{stride}*w+{dilation}*kw x W:f,c,kh,kw", IMAGE), "f")
+    found = Counter((h, stride * w + dilation * kw) for h, w, kw in product(range(2), range(row), range(3)))
+    (read,), (shared,) = taps(known, "kw", {"f": np.array([32.0]), "w": np.array([float(row)]), "h": np.array([2.0])})
+    if stride % dilation and dilation % stride:
+        assert (read, shared) == (2 * row * 3, 0)  # taken as apart
+    else:
+        assert (read, shared) == (len(found), sum(n > 1 for n in found.values()))
+
+
+def test_lanes_run_along_the_channels_of_a_group_where_taps_share_scalars(ops: Any) -> None:
+    sizes = {"n": 4, "g": 32, "f": 16, "c": 16, "h": 14, "w": 14, "kh": 3, "kw": 3}
+    op = ops.op("O:n,g,f,h,w = I:n,g,c,h+kh,w+kw x W:g,f,c,kh,kw", sizes)
+    plan = choose(op, MESHED, parallel=False)
+    assert (plan.vector, plan.unrolled, plan.tile("w")) == ("f", 1, 14)
 
 
 @pytest.mark.parametrize(
