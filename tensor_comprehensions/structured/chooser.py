@@ -16,7 +16,6 @@ from .op import Iterator, loads
 from .plan import Level, Pack, Plan
 from .sweep import SHORT_RUN, Sweep
 from .tile import balanced, tiles
-from .windows import UNROLL
 
 PARALLEL_WORK = 1 << 18
 """Multiply-adds worth a thread."""
@@ -39,7 +38,7 @@ FETCH = 2.0
 ACROSS_USES, FEW_CHUNKS = 1024, 4
 """Uses that pay for turning across what register tiles read; iterations that the parallel loop needs for balance."""
 SPREAD = 16
-"""Sets of the first cache that rows have to fall into to be brought near in time."""
+"""Sets of the first cache that rows have to fall into to be brought near in time, unless it has room for all of them."""
 HIDDEN, OVERFLOW = 60.0, 1.5
 """Cycles of multiply-adds for each line of the output beside which it is written to a far cache for nothing; times the
 second cache from which on results that are not had better go past it, be they read soon or not."""
@@ -317,7 +316,8 @@ class Chooser:
             return False
         apart = abs(moving.step(known.reductions[-1]) or 0) * moving.bytes // LINE
         uses = prod(i.extent for i in known.only(known.still))
-        return uses <= cost.USES_IN_PLACE and SETS // gcd(apart, SETS) >= SPREAD
+        sets, ways = SETS // gcd(apart, SETS), self.target.cache[0] // (SETS * LINE)
+        return uses <= cost.USES_IN_PLACE and (sets >= SPREAD or sets * ways >= known.steps)
 
     def packs_still(self, stands: bool) -> bool:
         """Whether scalars come from a panel: where each is converted, or memory would be slow to bring them.
@@ -372,11 +372,15 @@ class Chooser:
         return max(1, columns // self.tile.width)
 
     def _scattered(self, factor: Factor) -> bool:
-        """Whether a register tile reads a large factor in runs too short for memory, again for every panel."""
+        """Whether register tiles read a large factor in runs too short for memory, again for every panel.
+
+        Rows that follow one another are one run.
+        """
         if not self._large(factor):
             return False
         run = 0
-        for name in reversed(self.facts.reductions):
+        rows = sorted((i.name for i in self.facts.only(factor)), key=lambda name: abs(factor.step(name) or 0))
+        for name in (*reversed(self.facts.reductions), *rows):
             step = abs(factor.step(name) or 0) * factor.bytes
             if step != run and (run or not 0 < step <= LINE):
                 break
@@ -385,7 +389,7 @@ class Chooser:
 
     def _jumps(self, factor: Factor, distance: int, width: int) -> bool:
         """Whether one step of the innermost long reduction moves the factor at least `distance` bytes."""
-        long = [n for n in self.facts.reductions if self.facts.extent(n) > UNROLL and n in factor.used]
+        long = [n for n in self.facts.reductions if self.facts.extent(n) > unrolling.UNROLL and n in factor.used]
         if not long or self.facts.steps < 64:
             return False
         step = abs(factor.step(long[-1]) or 0) * factor.bytes

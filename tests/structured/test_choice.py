@@ -300,6 +300,20 @@ def test_rows_far_apart_are_read_in_place_where_they_can_come_ahead(
     assert Side.RIGHT not in packed(plan) or not ahead
 
 
+def test_rows_of_few_sets_come_ahead_where_the_first_cache_has_room_for_all(ops: Any) -> None:
+    """96 rows, 8 sets of 12 lines apart from one another."""
+    op = "C:d,c,b = A:c,e x B:d,e,b"
+    assert choose(ops.op(op, {"d": 84, "c": 84, "b": 8064, "e": 96}), MESHED, parallel=True).ahead
+    assert not choose(ops.op(op, {"d": 84, "c": 84, "b": 8064, "e": 128}), MESHED, parallel=True).ahead
+
+
+def test_short_rows_that_follow_one_another_are_one_run(ops: Any) -> None:
+    follow = choose(ops.op("C:r,a = A:a,e x B:r,e", {"r": 592704, "a": 96, "e": 96}), MESHED, parallel=True)
+    assert packed(follow) == {Side.LEFT}
+    apart = choose(ops.op("C:r,a = A:a,e x B:e,r", {"r": 592704, "a": 96, "e": 96}), MESHED, parallel=True)
+    assert packed(apart) == {Side.LEFT, Side.RIGHT}
+
+
 def test_as_many_steps_as_tiles_share_the_rows_that_come_ahead(ops: Any) -> None:
     for rows, steps in ((16, 2), (64, 8)):
         op = ops.op("O:f,p = W:f,c x I:c,p", {"f": rows, "p": 3136, "c": 256})
