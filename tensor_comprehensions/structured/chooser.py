@@ -16,6 +16,7 @@ from .op import Iterator, loads
 from .plan import Level, Pack, Plan
 from .sweep import SHORT_RUN, Sweep
 from .tile import balanced, tiles
+from .windows import UNROLL
 
 PARALLEL_WORK = 1 << 18
 """Multiply-adds worth a thread."""
@@ -38,7 +39,7 @@ FETCH = 2.0
 ACROSS_USES, FEW_CHUNKS = 1024, 4
 """Uses that pay for turning across what register tiles read; iterations that the parallel loop needs for balance."""
 SPREAD = 16
-"""Sets of the first cache that rows have to fall into to be brought near in time, unless it has room for all of them."""
+"""Sets of the first cache that rows have to fall into to be brought near in time, unless it has room for them all."""
 HIDDEN, OVERFLOW = 60.0, 1.5
 """Cycles of multiply-adds for each line of the output beside which it is written to a far cache for nothing; times the
 second cache from which on results that are not had better go past it, be they read soon or not."""
@@ -389,7 +390,7 @@ class Chooser:
 
     def _jumps(self, factor: Factor, distance: int, width: int) -> bool:
         """Whether one step of the innermost long reduction moves the factor at least `distance` bytes."""
-        long = [n for n in self.facts.reductions if self.facts.extent(n) > unrolling.UNROLL and n in factor.used]
+        long = [n for n in self.facts.reductions if self.facts.extent(n) > UNROLL and n in factor.used]
         if not long or self.facts.steps < 64:
             return False
         step = abs(factor.step(long[-1]) or 0) * factor.bytes
