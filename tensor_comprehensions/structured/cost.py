@@ -17,7 +17,7 @@ import numpy as np
 
 from ..target import Target
 from .facts import Conditions, Facts, Numbers
-from .windows import UNROLL, shares, taps
+from .windows import UNROLL, held, taps
 
 LATENCY = 4.0
 """Cycles until the result of a multiply-add can be added to."""
@@ -119,7 +119,7 @@ def _read_anew(facts: Facts, target: Target, width: int, points: Mapping[str, Nu
         return np.ones_like(points[facts.vector])
     every = prod((n for name, n in points.items() if name in still.used), start=float(facts.extent(window)))
     different, _ = taps(facts, window, points)
-    return np.where(shares(facts, target, window, width, points), different / every, 1.0)
+    return np.where(held(facts, target, window, width, points) > 0, different / every, 1.0)
 
 
 def _in_place_cycles(facts: Facts, target: Target, columns: Numbers, vectors: Numbers) -> Numbers:

@@ -17,6 +17,7 @@ from ..target import Target
 from .cost import LINE, RegisterTile, compute_cycles, multiply_cost, registers, vector_cost
 from .facts import Conditions, Facts, Numbers
 from .op import Iterator
+from .windows import UNROLL, held
 
 NEARLY = 1.15
 """Times the cycles of the best register tile: that is nearly as good."""
@@ -49,14 +50,22 @@ class Ranking:
         ways = list(dict.fromkeys(_turned_rows(known) if known.turned else _rows(known, target)))
         fitting = [_fitting(known, target, lanes, ways) for lanes in _lanes(known, target)]
         fitting += _joined(known, target)
+        filled = [tiles.cells + self._held(tiles) for tiles in fitting]
         most = max(tiles.cells.max() for tiles in fitting)
         found: list[tuple[float, Shape, int, Rows]] = []
-        for tiles in (t.only(2 * t.cells >= most) for t in fitting):
+        for tiles in (t.only(2 * count >= most) for t, count in zip(fitting, filled, strict=True)):
             cycles = compute_cycles(known, target, tiles.lanes, tiles.points, tiles.joined).tolist()
             columns = tiles.points[known.vector].astype(int).tolist()
             shape = (tiles.lanes, tiles.joined)
             found += zip(cycles, repeat(shape), columns, (tiles.ways[way] for way in tiles.way), strict=False)
         return sorted(found, key=lambda tile: tile[0])
+
+    def _held(self, tiles: _Tiles) -> Numbers | float:
+        """Registers that hold scalars of a window."""
+        known, window = self.facts, self.facts.reductions[-1] if self.facts.reductions else None
+        if window is None or known.extent(window) > UNROLL or not known.turned:
+            return 0.0
+        return held(known, self.target, window, tiles.lanes, tiles.points)
 
     @property
     def best(self) -> RegisterTile:

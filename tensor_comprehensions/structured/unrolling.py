@@ -11,7 +11,7 @@ from ..target import Target
 from .cost import RegisterTile
 from .facts import Facts
 from .plan import Level, Pack
-from .windows import UNROLL, shares
+from .windows import UNROLL, held
 
 STEPS, STEPS_OF_PANELS, MANY_STEPS = 8, 4, 64
 """Most steps of a sum per iteration, and beside packed panels, where more gain little and take long to compile; steps
@@ -23,7 +23,7 @@ def complete(known: Facts, target: Target, tile: RegisterTile, reductions: Seque
     if not reductions or known.extent(reductions[-1]) > UNROLL:
         return 0
     points = {name: np.array([float(size)]) for name, size in tile.sizes}
-    return int(not known.turned or bool(shares(known, target, reductions[-1], tile.width, points)[0]))
+    return int(not known.turned or held(known, target, reductions[-1], tile.width, points)[0] > 0)
 
 
 def at_once(

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from ..target import Target
-from .facts import Conditions, Facts, Numbers
+from .facts import Facts, Numbers
 
 UNROLL = 4
 """Innermost reductions up to this long are unrolled."""
@@ -17,7 +17,7 @@ UNROLL = 4
 def taps(facts: Facts, window: str, points: Mapping[str, Numbers]) -> tuple[Numbers, Numbers]:
     """Scalars that register tiles read over all of `window`, and how many of them several taps read.
 
-    points: as for `shares`.
+    points: as for `held`.
     """
     still, count = facts.still, np.full_like(points[facts.vector], facts.extent(window))
     read, part, apart = count, np.zeros_like(count), abs(still.step(window) or 0)
@@ -42,12 +42,12 @@ def _overlapping(length: Numbers, runs: Numbers, apart: int) -> tuple[Numbers, N
     return different, np.where(overlap, different - once, 0.0)
 
 
-def shares(facts: Facts, target: Target, window: str, width: int, points: Mapping[str, Numbers]) -> Conditions:
-    """Whether taps of `window` share scalars, and register tiles leave registers, of `width` numbers, to keep them in.
+def held(facts: Facts, target: Target, window: str, width: int, points: Mapping[str, Numbers]) -> Numbers:
+    """Scalars that taps of `window` share and register tiles leave registers for, of `width` numbers; 0 if not for all.
 
     points: of register tiles along the parallel iterators, the lanes' among them; others have one.
     """
     _, kept = taps(facts, window, points)
     moving = [n for name, n in points.items() if name in facts.moving.used and name not in facts.still.used]
     cells, vectors = (np.ceil(prod(sizes) / width) for sizes in (points.values(), moving))
-    return (kept > 0) & (cells + vectors + kept < target.vector_registers)
+    return np.where(cells + vectors + kept < target.vector_registers, kept, 0.0)
