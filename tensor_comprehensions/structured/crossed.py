@@ -91,12 +91,15 @@ class _Crossed:
         outer = [Level(i.name) for i in known.shared] + [Level(name, blocks[name]) for name in by_step]
         points = [Level(name) for name in by_step if blocks[name] > 1]
         width = tile.size(self.run.name)
-        inner = [*points, Level(self.run.name, width), *(Level(i.name, tile.size(i.name)) for i in self.rows)]
+        # What comes ahead is the next part of a run or, where tiles have whole ones, the next run.
+        runs = [Level(self.run.name, width)]
+        around = [*points, *runs] if packed or width < self.run.extent else [*runs, *points]
+        inner = [*around, *(Level(i.name, tile.size(i.name)) for i in self.rows)]
         count = prod(tiles(known.extent(level.iterator), level.size) for level in outer)
         collapsed = len(outer) if self.parallel and count > 1 else 0
         ahead: tuple[Pack, ...] = ()
-        if not packed and width < self.run.extent and len(known.reductions) == 1:
-            ahead = (Pack(side, len(outer) + len(points) + 1),)
+        if not packed and (points or width < self.run.extent) and len(known.reductions) == 1:
+            ahead = (Pack(side, len(outer) + len(around)),)
         stored = {name: np.array(float(size)) for name, size in blocks.items()}
         touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
         return Plan(

@@ -401,20 +401,20 @@ def test_panels_hold_pairs_of_lines_of_what_comes_from_afar(ops: Any) -> None:
 
 
 CROSSED = [
-    ("C:c,b,a = A:a,d,b x B:c,d", {"a": 384, "b": 384, "c": 24, "d": 384}, "b"),
-    ("C:d,c,b,a = A:a,e,b,d x B:c,e", {"a": 96, "b": 84, "c": 24, "d": 96, "e": 96}, "d"),
+    ("C:c,b,a = A:a,d,b x B:c,d", {"a": 384, "b": 384, "c": 24, "d": 384}, "b", "b"),  # the next part of a run
+    ("C:d,c,b,a = A:a,e,b,d x B:c,e", {"a": 96, "b": 84, "c": 24, "d": 96, "e": 96}, "d", "b"),  # the next run
 ]
 
 
-@pytest.mark.parametrize(("text", "sizes", "vector"), CROSSED)
+@pytest.mark.parametrize(("text", "sizes", "vector", "following"), CROSSED)
 def test_results_are_turned_where_the_larger_factor_would_come_in_short_runs(
-    ops: Any, text: str, sizes: dict[str, int], vector: str
+    ops: Any, text: str, sizes: dict[str, int], vector: str, following: str
 ) -> None:
     op = ops.op(text, sizes)
     plan = choose(op, MESHED, parallel=True)
     assert (plan.vector, packed(plan), plan.streaming) == (vector, set(), True)
     assert plan.unpacked == plan.collapsed
-    assert bool(plan.ahead) == (plan.tile(vector) < sizes[vector])
+    assert [plan.levels[step.depth - 1].iterator for step in plan.ahead] == [following]
     kept = {level.iterator: level.size for level in plan.levels[: plan.unpacked]}
     assert prod(sizes[n] for n in "cbad" if n == vector or n == "c") * prod(kept.values()) * 4 <= MESHED.cache[1]
     assert any(c.pipeline == pipeline_of(plan, op) for c in candidates(op, MESHED, 4))
