@@ -259,19 +259,60 @@ def timed(launch: Launch, first: float, seconds: float, losing: float) -> Times:
 
     losing: when the lower quartile of some samples is more, the measurement ends; 0: nothing ends it.
     """
-    before = launch.memory.restored if launch.memory.accumulates else None
-    calls = 1 if before else calls_for(first)
+    return _timed([launch], [first], seconds, losing)[0]
+
+
+def in_turns(
+    launch: Launch, other: Launch, firsts: Sequence[float], seconds: float, losing: float
+) -> tuple[Times, Times]:
+    """Time a kernel as `timed` does, in turns with another: its samples, as they would be if the machine were in every
+    round as fast as in the other's median one, and the other's. How fast it is changes, and not only by other work.
+
+    losing: times the other's.
+    """
+    mine, others = _timed([launch, other], firsts, seconds, losing)
+    return mine, others
+
+
+def _timed(launches: Sequence[Launch], firsts: Sequence[float], seconds: float, losing: float) -> list[Times]:
+    """Time the first of one or two in rounds; the second one is what it is compared with."""
+    counts = [calls_for(first) for first in firsts]
+    found: list[list[tuple[float, float]]] = [[] for _ in launches]
     end = perf_counter() + seconds
-    found: list[tuple[float, float]] = []
     with Waiting() as waiting:
-        while len(found) < MOST:
-            found.append(waiting.of(partial(sample, launch, calls, before), calls))
-            if len(found) < LEAST and (len(found) < 3 or perf_counter() < end):
+        for number in range(MOST):
+            _round(launches, counts, number, waiting, found)
+            if number + 1 < LEAST and (number + 1 < 3 or perf_counter() < end):
                 continue
-            times = _times(found)
-            if perf_counter() >= end or (losing and times.quartiles[0] > losing) or _precise(times):
+            times, *others = _compared(found)
+            most = losing * others[0].median if others else losing
+            if perf_counter() >= end or (losing and times.quartiles[0] > most) or _precise(times):
                 break
-    return _times(found)
+    return _compared(found)
+
+
+def _compared(found: Sequence[Sequence[tuple[float, float]]]) -> list[Times]:
+    """The samples of one, or those of the first of two relative to the second's of the same rounds."""
+    mine, *others = map(_times, found)
+    for other in others:
+        usual = other.median
+        samples = tuple(a / b * usual for a, b in zip(mine.samples, other.samples, strict=True))
+        return [Times(samples, tuple(map(max, mine.waits, other.waits))), other]
+    return [mine]
+
+
+def _round(
+    launches: Sequence[Launch],
+    counts: Sequence[int],
+    number: int,
+    waiting: Waiting,
+    found: Sequence[list[tuple[float, float]]],
+) -> None:
+    """A sample of each, in turns from the front and from the back."""
+    for k in range(len(launches)) if number % 2 == 0 else reversed(range(len(launches))):
+        before = launches[k].memory.restored if launches[k].memory.accumulates else None
+        run = partial(sample, launches[k], counts[k], before)
+        found[k].append(waiting.of(run, 1 if before else counts[k]))
 
 
 def _times(found: Sequence[tuple[float, float]]) -> Times:
@@ -298,9 +339,6 @@ def race(launches: Sequence[Launch], firsts: Sequence[float], seconds: float) ->
             late = perf_counter() - end
             if number >= TELLING and late > (0 if calm >= TELLING else PATIENT * seconds):
                 break
-            for k in range(len(launches)) if number % 2 == 0 else reversed(range(len(launches))):
-                before = launches[k].memory.restored if launches[k].memory.accumulates else None
-                run = partial(sample, launches[k], counts[k], before)
-                found[k].append(waiting.of(run, 1 if before else counts[k]))
+            _round(launches, counts, number, waiting, found)
             calm += all(each[-1][1] <= CALM for each in found)
     return list(map(_times, found))

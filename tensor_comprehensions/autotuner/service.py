@@ -25,7 +25,7 @@ from . import tuner_pb2 as pb
 from .device import fingerprint
 from .oracle import Expected, Oracle
 from .problem import KINDS, MORE_KINDS, Problem, fill
-from .run import Launch, Loaded, Memory, Times, clock, gain, race, sample, timed
+from .run import LEAST, Launch, Loaded, Memory, Times, clock, gain, in_turns, race, sample, timed
 
 VERSION = 2
 """Of the messages."""
@@ -37,6 +37,8 @@ CHECK, COMPILE, RUN = "prepare", "compile", "run"
 """The phases of a request."""
 LONGEST = 600.0
 """Seconds that a phase may take which has no limit of its own."""
+PATIENT = 2.0
+"""Times what a timing should take, which is not too long for one in turns with other code."""
 AGAIN = 2
 """How often a candidate that seems hopeless may show that it is not."""
 FRESH = 0x5EED
@@ -189,12 +191,12 @@ def _measure(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
         made.expected(kind, 0)
     phase(RUN)
     start = perf_counter()
-    _run(made, request.codes[0], request, reply)
+    _run(made, request.codes, request, reply)
     reply.running = perf_counter() - start
 
 
-def _run(made: Bench, code: pb.Code, request: pb.Request, reply: pb.Reply) -> None:
-    kernel = loaded(code)
+def _run(made: Bench, codes: Sequence[pb.Code], request: pb.Request, reply: pb.Reply) -> None:
+    kernel = loaded(codes[0])
     first = 0.0
     for kind in KINDS:
         launch, first = checked(made, kernel, kind, 0)
@@ -205,11 +207,22 @@ def _run(made: Bench, code: pb.Code, request: pb.Request, reply: pb.Reply) -> No
             reply.timings.append(pb.Timing(median=first, low=first, high=first, runs=1))
             return
     before = tuple(x.clone() for x in launch.memory.outputs)
-    times = timed(launch, first, request.seconds, request.losing)
+    times = _times(launch, first, codes[1:], request)
     launch.poisoned()
     if not all(same_bytes(x, y) for x, y in zip(launch.memory.outputs, before, strict=True)):
         raise Rejected(pb.WRONG_RESULT, "two runs on the same inputs give different results")
-    reply.timings.append(timing(times))
+    reply.timings.extend(map(timing, times))
+
+
+def _times(launch: Launch, first: float, others: Sequence[pb.Code], request: pb.Request) -> Sequence[Times]:
+    """Of a launch, and of the code that it is timed in turns with, where there is one and enough runs of both fit."""
+    if not others:
+        return (timed(launch, first, request.seconds, request.losing),)
+    other = Launch(loaded(others[0]), launch.memory)
+    usual = sample(other, 1, launch.memory.restored)
+    if LEAST * (first + usual) > PATIENT * request.seconds:
+        return (timed(launch, first, request.seconds, request.losing * usual),)
+    return in_turns(launch, other, (first, usual), request.seconds, request.losing)
 
 
 def loaded(code: pb.Code) -> Loaded:

@@ -44,6 +44,8 @@ HOPELESS = 3.0
 """Times as many cycles as for the default, by the cost model, for which a pipeline is not tried."""
 WORDY, BRIEF = 4.0, 128
 """Times the code of the default that takes too long to compile for what it may be worth; never so few multiply-adds."""
+LONG = 1 << 15
+"""Terms in all of a sum that may be worth having in parts."""
 DEEPEST = 6
 """Loops that tiles may cut."""
 
@@ -350,6 +352,8 @@ def _field_genes(bound: BoundFunction, every: Sequence[CpuOptions], contracts: b
 def _parts_gene(bound: BoundFunction, every: Sequence[CpuOptions], target: Target) -> Iterable[Gene]:
     """Numbers of parts of reductions that do not come to the same as an earlier one."""
     name = "split_reductions"
+    if not any(s.reduced and math.prod(i.extent for i in s.indices) >= LONG for s in bound.statements):
+        return
     choices = next(f.metadata["choices"] for f in fields(every[0]) if f.name == name)
     different: dict[BoundFunction, int] = {}
     for parts in dict.fromkeys((*(getattr(options, name) for options in every), *choices)):

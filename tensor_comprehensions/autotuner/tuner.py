@@ -151,6 +151,7 @@ class Tuner:
         self._by_code: dict[str, Outcome] = {}
         self._codes: dict[str, tuple[pb.Code, ...]] = {}
         self._speeds: dict[str, float] = {}
+        self._usual = 1.0
         self._preparing = self._racing = 0.0
         self._complaints: list[str] = []
         self.best: Outcome | None = None
@@ -273,7 +274,7 @@ class Tuner:
         for number, reply in enumerate(compiled):
             if reply.status == pb.OK and reply.digest not in self._by_code and reply.digest not in first:
                 first.add(reply.digest)
-                measured[number] = self._request(pb.MEASURE, codes=reply.codes)
+                measured[number] = self._measuring(reply.codes)
         times = self._answers(list(measured.values()))
         for number, reply in enumerate(compiled):
             if reply.status != pb.OK:
@@ -283,16 +284,35 @@ class Tuner:
                 if found is None:  # stopped
                     return False
                 found.digest, found.compiling = reply.digest, reply.compiling
+                self._scale(found)
                 self._keep(found, reply.codes)
                 yield found
             else:
                 yield copied(self._by_code[reply.digest], reply)
         return True
 
+    def _measuring(self, codes: Sequence[pb.Code]) -> pb.Request:
+        """To time a code in turns with the default: what the machine does at one time or the other falls on both."""
+        usual = next(iter(self._codes.values()), ())
+        request = self._request(pb.MEASURE, codes=[*codes, *usual])
+        if usual:
+            request.losing /= self._usual
+        return request
+
+    def _scale(self, reply: pb.Reply) -> None:
+        """Tell a time that was taken in turns with the default's as if that had taken as long as it did at first."""
+        if len(reply.timings) > 1:
+            timing, usual = reply.timings
+            times = self._usual / usual.median if usual.median > 0 else math.nan  # which nobody believes
+            timing.median, timing.low, timing.high = (times * t for t in (timing.median, timing.low, timing.high))
+            del reply.timings[1:]
+
     def _keep(self, reply: pb.Reply, codes: Sequence[pb.Code]) -> None:
         """Keep the code of who may come to race: of the default, which is the first, and of the fastest."""
         if reply.status != pb.OK or not reply.timings:
             return
+        if not self._codes:
+            self._usual = reply.timings[0].median
         self._codes[reply.digest] = tuple(codes)
         self._speeds[reply.digest] = reply.timings[0].low
         first = next(iter(self._codes))

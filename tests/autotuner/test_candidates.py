@@ -19,7 +19,7 @@ from tensor_comprehensions.autotuner.evaluators import answer, suspect
 from tensor_comprehensions.autotuner.oracle import Expected
 from tensor_comprehensions.autotuner.problem import KINDS, PERIOD, Problem, describe, fill
 from tensor_comprehensions.autotuner.processes import Group, Settings, Zygote
-from tensor_comprehensions.autotuner.run import race
+from tensor_comprehensions.autotuner.run import LEAST, race
 from tensor_comprehensions.autotuner.service import VERSION, limits, same_bytes
 from tensor_comprehensions.cache.records import to_message
 from tensor_comprehensions.calling.calls import gather
@@ -312,3 +312,14 @@ def test_case_45_what_else_a_processor_does_for_half_of_the_time_changes_no_winn
         spinning.kill()
         spinning.wait()
     assert slow.quartiles[0] / quick.quartiles[0] == pytest.approx(6 / 5, rel=0.1)
+
+
+def test_a_candidate_is_timed_in_turns_with_other_code(group: Group) -> None:
+    request = pb.Request(version=VERSION, stage=pb.MEASURE, codes=[kernel(), kernel()], seconds=0.02, run_limit=5.0)
+    request.problem.CopyFrom(problem(TWICE, torch.zeros(N)))
+    reply = answer(group.submit(request.SerializeToString(), limits(request)), "")
+    assert reply.status == pb.OK
+    assert [t.runs for t in reply.timings] == [reply.timings[0].runs] * 2
+    request.losing = 1e-9
+    reply = answer(group.submit(request.SerializeToString(), limits(request)), "")
+    assert [t.runs for t in reply.timings] == [LEAST, LEAST]

@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import cast
 
-from tensor_comprehensions.autotuner.run import CALM, TELLING, Times, gain
+import pytest
+
+from tensor_comprehensions.autotuner import run
+from tensor_comprehensions.autotuner.run import (
+    CALM,
+    LEAST,
+    MOST,
+    TELLING,
+    Launch,
+    Times,
+    _compared,
+    gain,
+    in_turns,
+)
 
 # A product of two matrices on two threads of two processors that also had six other processes to run, twice in turns:
 # microseconds, and what part of them its threads waited for a processor; and the same when they had nothing else to do.
@@ -77,3 +92,27 @@ def test_a_few_rounds_tell_nothing() -> None:
     few, enough = (Times((2.0,) * n) for n in (TELLING - 1, TELLING))
     assert gain(few, Times((1.0,) * (TELLING - 1))) == 0.0
     assert gain(enough, Times((1.0,) * TELLING)) == 2.0
+
+
+def test_what_is_timed_in_turns_does_not_depend_on_how_fast_the_machine_is_at_the_time() -> None:
+    """Half as fast in every third round it takes three quarters of the time of the other all the same."""
+    slow = [2.0 if k % 3 == 0 else 1.0 for k in range(12)]
+    waits = [0.5 if k == 5 else 0.0 for k in range(12)]
+    mine = [(3e-6 * s, 0.0) for s in slow]
+    others = list(zip((4e-6 * s for s in slow), waits, strict=True))
+    (times, other) = _compared([mine, others])
+    assert times.quartiles == pytest.approx((3e-6,) * 3)
+    assert times.waits == tuple(waits)
+    assert other.median == pytest.approx(4e-6)
+    assert _compared([mine])[0].quartiles[2] == pytest.approx(6e-6)
+
+
+def test_a_timing_in_turns_ends_when_it_is_hopeless_beside_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"mine": 4e-3, "other": 1e-3}
+    monkeypatch.setattr(run, "sample", lambda launch, calls, before: seconds[launch.name])
+    mine, other = (
+        cast(Launch, SimpleNamespace(name=name, memory=SimpleNamespace(accumulates=False))) for name in seconds
+    )
+    monkeypatch.setattr(run, "_precise", lambda times: False)
+    assert len(in_turns(mine, other, (1e-3, 1e-3), 100.0, 3.9)[0].samples) == LEAST
+    assert len(in_turns(mine, other, (1e-3, 1e-3), 100.0, 4.1)[0].samples) == MOST

@@ -54,19 +54,19 @@ def test_a_space_has_genes_for_what_the_def_can_vary() -> None:
 def test_sums_with_few_results_may_be_had_in_parts() -> None:
     """One choice for each different program; pipelines are for the whole product and not for parts of it."""
     made, seeds = space_of(
-        subject("def f(float(M,K) A, float(N,K) B) -> (C) { C(m,n) +=! A(m,k) * B(n,k) }", (8, 90), (8, 90))
+        subject("def f(float(M,K) A, float(N,K) B) -> (C) { C(m,n) +=! A(m,k) * B(n,k) }", (8, 720), (8, 720))
     )
     (parts,) = [g.choices for g in made.genes if g.name == "split_reductions"]
-    assert parts == (0, 2, 4)  # 8 parts of 90 terms would have fewer than 16, and none is what the model chooses
+    assert parts == (0, 2, 4, 8, 16)  # 64 parts of 720 terms would have fewer than 16, and none is the model's choice
     options = [made.options(g) for g in seeds]
     assert CpuOptions(split_reductions=4) in options
     r = random.Random(1)
     drawn = [made.options(made.random(r)) for _ in range(200)]
-    assert {o.split_reductions for o in drawn} == {0, 2, 4}
+    assert {o.split_reductions for o in drawn} == {0, 2, 4, 8, 16}
     assert all(o.strategy is None for o in drawn if o.split_reductions)
     assert made.key(CpuOptions(split_reductions=2)) != made.key(CpuOptions(split_reductions=4))
     start = CpuOptions(split_reductions=4)
-    what = subject("def f(float(M,K) A, float(N,K) B) -> (C) { C(m,n) +=! A(m,k) * B(n,k) }", (8, 90), (8, 90))
+    what = subject("def f(float(M,K) A, float(N,K) B) -> (C) { C(m,n) +=! A(m,k) * B(n,k) }", (8, 720), (8, 720))
     in_parts, begin = space(what.bound, what.target, start)
     assert in_parts.options(begin[0]) == start
     assert any(o.split_reductions == 4 and o.strategy for o in map(in_parts.options, begin))

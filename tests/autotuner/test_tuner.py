@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from tensor_comprehensions.cache.store import Store
 from tensor_comprehensions.errors import ArgumentError
 from tensor_comprehensions.options import CpuOptions
 
-from .pretend import SOFTMAX, TMM, Pretend, landscape, space_of, subject
+from .pretend import SOFTMAX, TMM, Pretend, landscape, space_of, subject, timing
 
 EFFORT = Effort(seconds=1000.0, generations=4, population=12)
 HERE = (Device("cpu", (0,), 1),)
@@ -42,6 +43,34 @@ def test_the_fastest_wins_the_race_with_the_default(search: str) -> None:
     assert found.speedup == found.default_seconds / found.seconds
     assert len(found.outcomes) == len(evaluator.asked) > 20
     assert landscape(found.options) == found.seconds
+
+
+def test_times_taken_in_turns_with_the_default_are_told_as_if_the_machine_were_always_as_fast() -> None:
+    """The default comes along from the second one on; the machine is slower and slower."""
+    usual, moment = landscape(CpuOptions()), [1.0]
+
+    def change(options: CpuOptions, reply: pb.Reply) -> None:
+        if options != CpuOptions():
+            moment[0] *= 1.1
+            reply.timings[0].CopyFrom(timing(moment[0] * landscape(options)))
+            reply.timings.append(timing(moment[0] * usual))
+
+    evaluator = Recording(change=change)
+    found = tuned(evaluator)
+    assert all(o.seconds == pytest.approx(landscape(o.options)) for o in found.outcomes)
+    first, *others = (r for r in evaluator.requests if r.stage == pb.MEASURE)
+    assert len(first.codes) == 1
+    assert {len(r.codes) for r in others} == {2}
+    assert {r.codes[1].program for r in others} == {first.codes[0].program}
+
+
+def test_nobody_believes_a_time_beside_which_the_default_takes_none() -> None:
+    def change(options: CpuOptions, reply: pb.Reply) -> None:
+        if options != CpuOptions():
+            reply.timings.append(pb.Timing(median=0.0, runs=5))
+
+    found = tuned(Pretend(change=change))
+    assert {o.status for o in found.outcomes[1:]} == {pb.IMPOSSIBLE}
 
 
 def test_a_tie_goes_to_the_default() -> None:
@@ -136,8 +165,8 @@ def test_a_budget_ends_the_search() -> None:
 class Recording(Pretend):
     """An evaluator that keeps what it is sent, in order."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
         self.requests: list[pb.Request] = []
 
     def submit(self, request: pb.Request) -> Future[bytes]:
@@ -152,7 +181,8 @@ def test_others_are_compiled_with_the_default_and_its_time_limits_them() -> None
     assert stages[: stages.index(pb.MEASURE)] == [pb.RACE, *[pb.COMPILE] * (evaluator.width // 2)]
     default, other, *_ = (r for r in evaluator.requests if r.stage == pb.MEASURE)
     assert (default.hopeless, default.losing) == (0.0, 0.0)
-    assert other.losing == pytest.approx(1.25 * landscape(CpuOptions()))
+    assert other.losing == pytest.approx(1.25)  # of the default's, which runs in turns with it
+    assert [c.program for c in other.codes[1:]] == [default.codes[0].program]
     assert [o.options for o in found.outcomes] == evaluator.asked
     assert found.outcomes[0].options == CpuOptions()
 
