@@ -395,7 +395,7 @@ class _Access:
     def _store_contiguous(self, address: str, value: str, mask: str | None, streaming: bool) -> None:
         lanes = self.lanes if mask is None else self._leading
         if streaming and lanes * self.size in STREAMED:
-            self._store_streaming(address, self._part(value, self.lanes, 0, lanes), lanes)
+            self._store_streaming(self._part(value, self.lanes, 0, lanes), lanes)
         elif mask is None:
             self._write(self.vector, value, address)
         else:
@@ -417,30 +417,36 @@ class _Access:
             return value
         return shuffle(self.b, value, "poison", range(first, first + lanes), self.element, width)
 
-    def _store_streaming(self, address: str, value: str, lanes: int) -> None:
+    def _store_streaming(self, value: str, lanes: int) -> None:
         """Past the caches where the address is aligned for it, if need be by halves, which the processor joins."""
-        whole, half = lanes * self.size, lanes // 2
-        number = self.b.define(f"ptrtoint ptr {address} to i64", (address,))
+        whole, half, constant = lanes * self.size, lanes // 2, self.place.constant
+        # Addresses that are a constant apart share a test. Strength reduction would else follow each into its branches.
+        start = self._pointer(-constant)
+        start = self.b.define(f"freeze ptr {start}", (start,))
+        number = self.b.define(f"ptrtoint ptr {start} to i64", (start,))
         rest = self.b.define(f"and i64 {number}, {whole - 1}", (number,))
 
-        def past(start: str, part: str, count: int) -> None:
-            self._write(vector(self.element, count), part, start, ", !nontemporal !0", count * self.size)
+        def element(further: int) -> str:
+            text = f"getelementptr {self.element}, ptr {start}, i64 {constant + further}"
+            return self.b.define(text, (start,)) if constant + further else start
+
+        def past(further: int, part: str, count: int) -> None:
+            self._write(vector(self.element, count), part, element(further), ", !nontemporal !0", count * self.size)
 
         def halves() -> None:
             for first in (0, half):
-                start = f"getelementptr {self.element}, ptr {address}, i64 {first}"
-                past(self.b.define(start, (address,)), self._part(value, lanes, first, half), half)
+                past(first, self._part(value, lanes, first, half), half)
 
         def through() -> None:
-            self._write(vector(self.element, lanes), value, address)
+            self._write(vector(self.element, lanes), value, element(0))
 
         def at(distance: int) -> str:
-            return self.b.define(f"icmp eq i64 {rest}, {distance}", (rest,))
+            return self.b.define(f"icmp eq i64 {rest}, {(distance - constant * self.size) % whole}", (rest,))
 
         def apart() -> None:
             self.b.branch(at(whole // 2), halves, through)
 
-        self.b.branch(at(0), lambda: past(address, value, lanes), apart if whole == STREAMED[-1] else through)
+        self.b.branch(at(0), lambda: past(0, value, lanes), apart if whole == STREAMED[-1] else through)
 
     def _scatter(self, value: str) -> None:
         """Lane after lane, so that of two lanes at one place the later wins."""

@@ -416,6 +416,18 @@ def test_streaming_stores_of_some_lanes_and_at_any_address(first: int, count: in
         assert "{%k" not in text.split("movnt")[-1]
 
 
+@on_targets
+@pytest.mark.parametrize("apart", [64, 24, 5])
+def test_streaming_stores_a_constant_apart_share_a_test(apart: int, target: Target) -> None:
+    a, b = ir.buffer("A", d.FLOAT32, (300,)), ir.buffer("B", d.FLOAT32, (300,))
+    lanes = target.lanes(32)
+    rows = [ir.ramp(ir.add(ir.mul(I, lanes), first), 1, lanes) for first in (0, apart, 64 + 2 * apart)]
+    stores = ir.block(*[Store(b, (row,), Load(a, (row,)), streaming=True) for row in rows])
+    m = module(loop("i", 3, stores))
+    compare(m, {"A": random_array(d.FLOAT32, (300,), 1), "B": np.zeros(300, "f4")}, target)
+    assert emit(m, target, {}).count("ptrtoint") == 1
+
+
 def test_same_text_under_every_hash_seed() -> None:
     program = (
         "import sys; sys.path.insert(0, 'tests/codegen'); import test_llvm as t; from llvm_harness import *\n"
