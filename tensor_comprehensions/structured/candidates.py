@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -14,6 +14,7 @@ from .cost import RegisterTile
 from .describe import pipeline_of
 from .estimate import estimate, expected
 from .expert import TILES, prefer, rankings
+from .experts import log, ttgt
 from .insistent import all_ways
 from .normalise import normalise
 from .op import StructuredOp
@@ -39,31 +40,41 @@ def candidates(op: StructuredOp, target: Target, count: int, *, parallel: bool =
     views = rankings(op, target)
     default = prefer(views, target, parallel=parallel)
     cycles = {default: estimate(op, default, target)}
-    tiles: dict[Plan, RegisterTile] = {}
+    kinds: dict[Plan, Hashable] = {}
     for view in views:
         found: dict[Plan, RegisterTile] = {}
         for tile, plan in _variants(view, target, parallel):
             if plan not in cycles:
                 found.setdefault(plan, tile)
-        tiles |= found
+        kinds |= found
         cycles |= zip(found, expected(view.facts, [*found], target), strict=True)
-    for plan in crossed.plans(views[0].facts, target, parallel=parallel):
-        if plan != default:
-            cycles[plan], tiles[plan] = estimate(op, plan, target), RegisterTile(plan.lanes, ())
-    ranked = sorted(tiles, key=cycles.__getitem__)
-    possible = (plan for plan in _varied(ranked, tiles) if _possible(op, plan, target))
+    for kind, plan in _others(op, views[0], target, parallel):
+        if plan not in cycles:
+            cycles[plan], kinds[plan] = estimate(op, plan, target), kind
+    ranked = sorted(kinds, key=cycles.__getitem__)
+    possible = (plan for plan in _varied(ranked, kinds) if _possible(op, plan, target))
     chosen = [default, *islice(possible, count - 1)]
     return tuple(Candidate(pipeline_of(plan, op), cycles[plan]) for plan in chosen)
 
 
-def _varied(ranked: list[Plan], tiles: dict[Plan, RegisterTile]) -> list[Plan]:
-    """`ranked` in rounds: the best plan of each register tile, then the second best of each, and so on."""
-    seen: dict[RegisterTile, int] = {}
+def _others(op: StructuredOp, view: Ranking, target: Target, parallel: bool) -> Iterator[tuple[Hashable, Plan]]:
+    """Plans of other kinds than panels around a register tile, with a name for the kind."""
+    yield from (("crossed", plan) for plan in crossed.plans(view.facts, target, parallel=parallel))
+    for expert in (ttgt, log):
+        try:
+            yield from ((expert, plan_of(p, op, target, parallel=parallel)) for p in expert(op, target).alternatives())
+        except CannotLower:
+            continue
+
+
+def _varied(ranked: list[Plan], kinds: dict[Plan, Hashable]) -> list[Plan]:
+    """`ranked` in rounds: the two best plans of each register tile and of each other kind, then the next two."""
+    seen: dict[Hashable, int] = {}
     rounds: list[tuple[int, Plan]] = []
     for plan in ranked:
-        tile = tiles[plan]
-        rounds.append((seen.get(tile, 0) // 2, plan))
-        seen[tile] = seen.get(tile, 0) + 1
+        kind = kinds[plan]
+        rounds.append((seen.get(kind, 0) // 2, plan))
+        seen[kind] = seen.get(kind, 0) + 1
     return [plan for _, plan in sorted(rounds, key=lambda r: r[0])]
 
 

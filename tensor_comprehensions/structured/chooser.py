@@ -102,7 +102,7 @@ class Chooser:
             collapsed,
             grain,
             steps=self._at_once(nest, reductions),
-            streaming=self._streams(nest.levels),
+            streaming=self.streams(nest.levels),
             ahead=nest.ahead,
             joined=self.tile.joined,
         )
@@ -309,7 +309,7 @@ class Chooser:
         known, moving = self.facts, self.facts.moving
         if self.target.near == self.target.cache or len(known.reductions) != 1:
             return False
-        if not self._large(moving) and not self._streams():  # what is written would take its place
+        if not self._large(moving) and not self.streams():  # what is written would take its place
             return False
         if not moving.plain or moving.step(known.vector) != 1 or not self._jumps(moving, ROWS, self._panel_width()):
             return False
@@ -461,7 +461,7 @@ class Chooser:
         op = self.facts.op
         return op.epilogue is not None and any(a.buffer.name == op.output.buffer.name for a in loads(op.epilogue))
 
-    def _streams(self, levels: Sequence[Level] = ()) -> bool:
+    def streams(self, levels: Sequence[Level] = ()) -> bool:
         """Whether the output had better go past the caches: by whole lines, complete, and so much that none stays."""
         known, op = self.facts, self.facts.op
         if known.turned or any(level.iterator in self.facts.reductions for level in levels):

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from math import prod
 from operator import or_
 
 from ..errors import CannotLower
 from ..target import Target
 from . import sliding
 from .affine import coefficients
+from .chooser import Chooser
 from .cost import RegisterTile
 from .describe import pipeline_of
 from .expert import choose
-from .facts import facts
+from .facts import Facts, facts
 from .insistent import Insistent
 from .nest import NOWHERE, TileLoop, start
 from .normalise import normalise
 from .op import Iterator, StructuredOp, loads
-from .pipeline import Pipeline, pack, parallel, peel, tile, unroll, vectorize
+from .pipeline import Pipeline, pack, parallel, peel, stream, tile, unroll, vectorize
 from .ranking import Ranking
 
 Sizes = Mapping[str, int]
@@ -31,6 +33,8 @@ TILES = 4
 CONVOLUTION_ROWS = (4, 6, 8, 12, 14)
 """Output positions in a register tile of a convolution."""
 CONVOLUTION_VECTORS = (1, 2, 3)
+WORKSPACE = 1 << 30
+"""Bytes that copies of whole factors may take."""
 
 
 # --- for given sizes ---------------------------------------------------------------------------------------------
@@ -85,13 +89,16 @@ def gett(op: StructuredOp, target: Target) -> Pipeline:
 
 
 def ttgt(op: StructuredOp, target: Target) -> Pipeline:
-    """Both factors are copied as a whole into the order of a matrix product first, and then multiplied."""
+    """Both factors are copied as a whole into the order of a matrix product first, and then multiplied.
+
+    Raises CannotLower where the copies would take more than `WORKSPACE` bytes.
+    """
     op = normalise(op)
     known = facts(op)
-    outside = (*known.shared, *known.only(known.moving))
-    order = (*outside, *known.only(known.still))
-    plans = [_nest(op, order, t, len(outside)) for t in Ranking(known, target).several(TILES)]
-    return pack("left", "right") >> reduce(or_, plans)
+    copied = sum(prod(known.extent(name) for name in f.used) for f in known.factors) * op.dtype.size
+    if copied > WORKSPACE:
+        raise CannotLower(f"ttgt: the copies of both factors would take {copied >> 20} MiB")
+    return pack("left", "right") >> _products(op, known, target)
 
 
 def log(op: StructuredOp, target: Target) -> Pipeline:
@@ -100,9 +107,18 @@ def log(op: StructuredOp, target: Target) -> Pipeline:
     known = facts(op)
     if known.moving.step(known.vector) != 1:
         raise CannotLower("log: no factor is contiguous along the index along which the output is")
+    return _products(op, known, target)
+
+
+def _products(op: StructuredOp, known: Facts, target: Target) -> Pipeline:
+    """Loops around register tiles, a few of them to choose from, the rows innermost."""
     outside = (*known.shared, *known.only(known.moving))
     order = (*outside, *known.only(known.still))
-    return reduce(or_, (_nest(op, order, t, len(outside)) for t in Ranking(known, target).several(TILES)))
+    found: list[Pipeline] = []
+    for registers in Ranking(known, target).several(TILES):
+        one = _nest(op, order, registers, len(outside))
+        found.append(one >> stream() if Chooser(known, target, registers, True).streams() else one)
+    return reduce(or_, found)
 
 
 def convolution(op: StructuredOp, target: Target) -> Pipeline:
@@ -167,4 +183,4 @@ def _nest(op: StructuredOp, order: Sequence[Iterator], registers: RegisterTile, 
         found = found >> peel(*uneven)
     if loops:
         found = found >> parallel(*loops)
-    return found >> vectorize(names.shown(facts(op).vector), lanes=registers.lanes)
+    return found >> vectorize(names.shown(facts(op).vector), lanes=registers.lanes, joined=registers.joined)

@@ -119,6 +119,19 @@ def test_the_first_candidate_is_what_an_untuned_call_runs(ops: Any, name: str, t
         assert candidate.cycles == estimate(normalise(op), plan, target) > 0
 
 
+def test_copies_of_whole_factors_and_none_at_all_are_among_the_candidates(ops: Any) -> None:
+    op = normalise(ops.op("C:m,n = A:m,k x B:k,n", {"m": 400, "n": 400, "k": 400}))
+    depths = [{s.depth for s in plan_of(c.pipeline, op, AVX512).packs} for c in candidates(op, AVX512, 16)]
+    assert {0} in depths
+    assert set() in depths
+
+
+def test_copies_of_whole_factors_have_a_limit(ops: Any) -> None:
+    op = ops.op("C:m,n = A:m,k x B:k,n", {"m": 16384, "n": 64, "k": 16385})
+    with pytest.raises(CannotLower, match="1028 MiB"):
+        experts.ttgt(op, AVX512)
+
+
 @pytest.mark.parametrize("name", ["matmul", "turned"])
 def test_candidates_keep_the_result(ops: Any, name: str) -> None:
     op = ops.op(*OPS[name])
