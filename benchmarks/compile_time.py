@@ -1,8 +1,9 @@
 """Seconds from the text of a def to its first result in a warm process: `python -m benchmarks.compile_time`.
 
 Every repetition has sizes that the process has not seen, and the cache on disk is off. Beside it, what importing
-the package costs beyond importing torch. `--planning` tells the part of it in which the cost model chooses a plan, for
-the contractions of `contractions.json`: the least of so many repetitions, in the thread's own processor time.
+the package costs beyond importing torch. Of the contractions of `contractions.json`, `--contractions` tells what
+compiling a kernel takes, by pass, and `--planning` the part of it in which the cost model chooses a plan: the least of
+so many repetitions, in the thread's own processor time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Never
 
@@ -45,7 +46,7 @@ class Case:
 
 
 QUICK, SLOW = 0.150, 0.400
-PLANNING = 0.020
+PLANNING, CONTRACTION = 0.020, 0.120
 CASES = (
     Case("pointwise", tc.ADD, lambda n: ((64, 512 + n), (64, 512 + n)), QUICK),
     Case("pointwise", tc.GELU_TANH, lambda n: ((64, 512 + n),), QUICK),
@@ -159,13 +160,58 @@ def planning_report(repeat: int) -> Iterator[str]:
             yield f"{f'{len(ops)} {size}':12} {target.name:16} {times}   {verdict}, worst {worst}"
 
 
+@dataclass(frozen=True, slots=True)
+class Compiling:
+    """What it took to compile a kernel: the thread's processor time, the clock's, and that of each pass."""
+
+    processor: float
+    clock: float
+    passes: Mapping[str, float]
+
+
+def compiling(case: Contraction, repeat: int) -> Compiling:
+    """The repetition with the least processor time, each from the text of the def, without a cache."""
+    _, left, right = case.tensors
+    arguments = [torch.empty(case.shape(t), dtype=case.dtype) for t in (left, right)]
+
+    def once() -> Compiling:
+        contract = tensor_comprehensions.define(case.source).contract
+        clock, processor = time.perf_counter(), time.thread_time()
+        kernel = contract.compile(*arguments)
+        processor, clock = time.thread_time() - processor, time.perf_counter() - clock
+        return Compiling(processor, clock, dict(kernel.compiled.seconds))
+
+    return min((once() for _ in range(repeat)), key=lambda c: c.processor)
+
+
+def contraction_report(repeat: int) -> Iterator[str]:
+    """Medians over the contractions, and the worst of them."""
+    compiling(contractions("ci")[0], 1)  # warms the process up
+    for size in ("ci", "full"):
+        took = {case.name: compiling(case, repeat) for case in contractions(size)}
+        worst = max(took, key=lambda name: took[name].processor)
+        processor = statistics.median(c.processor for c in took.values())
+        clock = statistics.median(c.clock for c in took.values())
+        yield (
+            f"{len(took)} contractions, {size}: processor {processor * 1e3:.0f} ms, clock {clock * 1e3:.0f} ms "
+            f"(goal {CONTRACTION * 1e3:.0f} ms {'met' if clock <= CONTRACTION else 'missed'}), "
+            f"worst {took[worst].processor * 1e3:.0f} ms of processor time for {worst}"
+        )
+        for name in took[worst].passes:
+            seconds = [c.passes[name] for c in took.values()]
+            yield f"    {name:16} {statistics.median(seconds) * 1e3:6.1f} ms, worst {max(seconds) * 1e3:6.1f} ms"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_time", description=__doc__)
     parser.add_argument("--repeat", type=int, default=7, help="repetitions per def (default 7)")
-    parser.add_argument("--planning", action="store_true", help="time the choice of plans for contractions alone")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--contractions", action="store_true", help="time kernels of the contractions, by pass")
+    what.add_argument("--planning", action="store_true", help="time the choice of plans for contractions alone")
     options = parser.parse_args(arguments)
+    told = contraction_report if options.contractions else planning_report if options.planning else report
     with knobs.override(cache="off"):
-        for text in (planning_report if options.planning else report)(options.repeat):
+        for text in told(options.repeat):
             print(text, flush=True)
     return 0
 

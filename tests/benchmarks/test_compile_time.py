@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
-from benchmarks.compile_time import planning_seconds, recognised
+from benchmarks.compile_time import compiling, planning_seconds, recognised
 from benchmarks.contractions import contractions
+from tensor_comprehensions import knobs
+from tensor_comprehensions.compiler import PASSES
 from tensor_comprehensions.target import AVX512
 
 
@@ -14,3 +16,11 @@ def test_the_contraction_that_is_planned_is_that_of_the_benchmark() -> None:
     op = recognised(case)
     assert op.multiplications == prod(case.sizes.values())
     assert planning_seconds(op, AVX512, 2) > 0
+
+
+def test_compiling_tells_the_time_of_every_pass() -> None:
+    """Of a contraction, compiled from its text."""
+    with knobs.override(cache="off"):
+        took = compiling(contractions("odd")[0], 1)
+    assert tuple(took.passes) == tuple(step.name for step in PASSES)
+    assert took.processor > 0 and took.clock > 0
