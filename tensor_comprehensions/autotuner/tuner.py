@@ -31,8 +31,8 @@ FINALISTS = 5
 """Candidates that race with the default in the end: the best of many noisy times is seldom the best."""
 TIE = 0.01
 """By how much a candidate must beat the default."""
-RESERVE = 0.1
-"""Of the budget, for the race, at least."""
+RESERVE, RACE = 0.05, (0.2, 5.0)
+"""Of the budget, for the race, and the least and most seconds of it."""
 HOPELESS, LOSING = 4.0, 1.25
 """Times the best so far: a first run that ends the measurement, and a lower quartile that does."""
 BATCH, MOST_AT_ONCE = 0.03, 4
@@ -152,7 +152,7 @@ class Tuner:
         self._codes: dict[str, tuple[pb.Code, ...]] = {}
         self._speeds: dict[str, float] = {}
         self._usual = 1.0
-        self._preparing = self._racing = 0.0
+        self._preparing = self._racing = self._last = 0.0
         self._complaints: list[str] = []
         self.best: Outcome | None = None
 
@@ -173,12 +173,13 @@ class Tuner:
 
     def _prepare(self) -> None:
         """Have inputs and right results made while the first candidate is compiled: a race of none needs only these."""
-        start = self.elapsed()
+        made = self._evaluator.submit(self._request(pb.RACE))
+        start = self.elapsed()  # workers are there by now, and need not start again before the race
 
         def ready(future: Future[bytes]) -> None:
             self._preparing = self.elapsed() - start
 
-        self._evaluator.submit(self._request(pb.RACE)).add_done_callback(ready)
+        made.add_done_callback(ready)
 
     def _generation(self, search: Search, generation: int, first: Sequence[Candidate]) -> bool:
         """Evaluate `first` and one generation; False where there is nothing left to try, or no time."""
@@ -190,7 +191,9 @@ class Tuner:
             fresh = [*{c.options: c for c in batch if c.options not in self._by_options}.values()]
             if self.outcomes and self._over() and all(self._remembered(c.options) is None for c in fresh):
                 return False
+            begun = self.elapsed()
             self._evaluate(fresh, generation)
+            self._last = self.elapsed() - begun
             for c in batch:
                 if c in asked and c.options in self._by_options:
                     search.tell(c, self._by_options[c.options].seconds)
@@ -215,9 +218,11 @@ class Tuner:
         return self._clock.elapsed()
 
     def _over(self) -> bool:
-        """Is it time to decide? The race makes inputs ready as the start did, and of one kind more."""
+        """Is it time to decide? There must be for a batch like the last one, and for the race, which makes inputs ready
+        as the start did, and of one kind more.
+        """
         whole = self.effort.seconds
-        reserve = max(RESERVE * whole, min(_racing(whole) + DECIDING * self._preparing, whole / 3))
+        reserve = min(self._last + _racing(whole) + DECIDING * self._preparing, whole / 3)
         return self._stop.wanted or self.elapsed() >= whole - reserve
 
     # --- evaluating ---
@@ -452,7 +457,8 @@ class Tuner:
 
 def _racing(seconds: float) -> float:
     """Seconds that the race of a search takes, beside what prepares it."""
-    return min(5.0, max(0.2, seconds * RESERVE / 2))
+    least, most = RACE
+    return min(most, max(least, seconds * RESERVE))
 
 
 def _winner(timings: Sequence[pb.Timing]) -> int | None:

@@ -8,10 +8,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tensor_comprehensions.autotuner import tune as tuning_calls
+from tensor_comprehensions.autotuner import tuner
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
 from tensor_comprehensions.autotuner.device import Device
 from tensor_comprehensions.autotuner.journal import Journal
@@ -398,3 +401,18 @@ def test_effort_that_means_nothing() -> None:
     made, seeds = space_of(what)
     with pytest.raises(ArgumentError, match="no search"):
         Tuner(Problem(what.message), made, seeds, Effort(search="annealing"), Pretend())
+
+
+def test_a_search_uses_its_budget_but_for_a_last_batch_and_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only moves while something is compiled, a second at a time, and while workers start."""
+    now = [0.0]
+
+    class Slow(Pretend):
+        def submit(self, request: pb.Request) -> Future[bytes]:
+            now[0] += 10.0 if request.stage == pb.RACE and not request.codes else float(request.stage == pb.COMPILE)
+            return super().submit(request)
+
+    for module in (tuner, tuning_calls):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    found = tuned(Slow(), replace(EFFORT, seconds=300.0, generations=1000, population=24))
+    assert 300.0 - 5.0 - 2 * Slow.width <= found.outcomes[-1].elapsed <= 300.0
