@@ -23,4 +23,4 @@ def test_compiling_tells_the_time_of_every_pass() -> None:
     with knobs.override(cache="off"):
         took = compiling(contractions("odd")[0], 1)
     assert tuple(took.passes) == tuple(step.name for step in PASSES)
-    assert took.processor > 0 and took.clock > 0
+    assert min(took.processor, took.clock) > 0
