@@ -191,6 +191,8 @@ def _vectorize(piece: written.Vectorize, nest: Nest) -> Nest:
         if not lane_iterator.is_parallel and nest.op.is_product:
             raise CannotLower(f"{piece}: {piece.iterator} is summed")
     shown = nest.shown(lane_iterator.name)
+    if piece.joined > 1 and not nest.op.is_product:
+        raise CannotLower(f"{piece}: there are no sums of products to share registers")
     if lane_iterator.extent < 2:
         raise CannotLower(f"{piece}: {shown} has one value")
     if all(lane_iterator.name not in names(factor) for factor in nest.op.factors):

@@ -32,6 +32,7 @@ class Nest:
         op: as given; iterators of extent 1 are there and get no loop in the end.
         loops: around the register tile, outermost first.
         sums: the reduction loops inside it, outermost first.
+        joined: vectors of a panel that share a register.
         packs: factors and the loop inside which they are copied; None: outside of all.
         padded: factors along which the last tiles are whole. peeled: loops whose last tile is code of its own.
         shared: how many of the outermost loops the threads share. alone: whether they may.

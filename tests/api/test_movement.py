@@ -131,6 +131,7 @@ def test_searches_run_the_alternatives() -> None:
         ("copy", tile(m=4, n=16) >> parallel("m"), ["all of the loops"]),
         ("rows", tile(k=4), ["long sums"]),
         ("rows", tile(m=4) >> vectorize("k") >> unroll(m=4), ["only vectors along k"]),
+        ("rows", vectorize("k", lanes=8, joined=2), ["no sums of products"]),
         ("columns", pack("x"), ["independent"]),
         ("rows", experts.transposition, ["depend on one another"]),
         ("copy", experts.column_reduction, ["nothing is summed"]),
