@@ -26,7 +26,7 @@ from .legality import Scheduled
 from .lines import past_caches
 from .locality import crossing, is_pointwise, loop_order, stride, sums_columns, vector_dim
 from .prefetch import prefetches
-from .promote import lookahead, promotable, side, staged
+from .promote import in_pieces, lookahead, promotable, side, staged
 from .schedule import Group, reads_memory
 from .scop import Node
 from .storage import in_register
@@ -227,7 +227,7 @@ class Emitter:
         if not reads:
             return None
         extents = [self._extent(d) for d in (row, lanes)]
-        block = side(stores, reads, extents, self.target)
+        block = side(stores, reads, extents, self.target, pointwise=is_pointwise(leaf))
         if self.movement is not None:
             block = min(self.movement.lanes, max(2, 1 << (min(extents) - 1).bit_length()))
         down, along = (Axis(d.name, *self._range(leaf, d)) for d in (row, lanes))
@@ -235,7 +235,9 @@ class Emitter:
         if self.staged and any(s.streaming for s in stores):
             body = past_caches(stores, reads, down, along, (lanes.lower, lanes.upper), (block, factor[1]))
         elif is_pointwise(leaf) and not self.staged:
-            body = transposed(stores, reads, down, along, block, ahead=lookahead(reads, self.target))
+            near = in_pieces(stores, reads, down, along, block, self.target)
+            ahead = lookahead(reads, self.target)
+            body = transposed(stores, reads, down, along, block, ahead=ahead, near=near)
         else:
             body = staged(stores, emitter._initialisations(leaf), reads, down, along, block, factor)
         for dim in reversed(loop_order(self.function, leaf, lanes)):

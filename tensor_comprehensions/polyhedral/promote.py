@@ -13,7 +13,7 @@ from ..loop_ir.nodes import Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Sto
 from ..loop_ir.promotion import Digit, held
 from ..loop_ir.rewrite import map_expr, map_stmt, mentions, walk_expr
 from ..structured.estimate import INTERLEAVED
-from ..structured.transpose import CACHE_LINE, Axis, begin_lines, transposed, with_registers
+from ..structured.transpose import CACHE_LINE, PIECE, Axis, begin_lines, transposed, with_registers
 from ..target import Target
 
 # Lanes beyond these need more registers for a square block than there are.
@@ -41,23 +41,58 @@ def promotable(stores: Sequence[Store], row: str, lane: str) -> tuple[Load, ...]
     return tuple(dict.fromkeys(e for e in found if _is_turned(e, row, lane)))
 
 
-def side(stores: Sequence[Store], reads: Sequence[Load], extents: Sequence[int], target: Target) -> int:
+def side(
+    stores: Sequence[Store], reads: Sequence[Load], extents: Sequence[int], target: Target, *, pointwise: bool = True
+) -> int:
     """Rows and columns of the square blocks in which `reads` are transposed for `stores`."""
-    bits = max(b.type.dtype.bits for b in (*(s.buffer for s in stores), *(r.buffer for r in reads)))
-    lanes = target.lanes(max(bits, 8))
-    if not (any(s.streaming for s in stores) or _writes_lines(stores, reads, target)):
-        lanes = min(lanes, BLOCK_BITS // max(bits, 8))
+    bits = _bits(stores, reads)
+    lanes = target.lanes(bits)
+    whole = any(s.streaming for s in stores) or (pointwise and _is_near(stores, reads, target))
+    if not (whole or _writes_lines(stores, reads, target)):
+        lanes = min(lanes, BLOCK_BITS // bits)
     return max(2, min(lanes, LARGEST_SIDE, 1 << (min(extents) - 1).bit_length()))
 
 
-def _writes_lines(stores: Sequence[Store], reads: Sequence[Load], target: Target) -> bool:
-    """Are the widest vectors, where operations are as wide, lines of outputs that are not in the first cache?"""
-    is_line = target.vector_bits == 8 * CACHE_LINE and target.issue_bits > target.vector_bits
-    if not is_line or any(s.op is not None for s in stores):
+def in_pieces(
+    stores: Sequence[Store], reads: Sequence[Load], rows: Axis, lanes: Axis, block: int, target: Target
+) -> bool:
+    """Whether blocks of so many rows and lanes load rows in pieces: whole lines, from the first cache to it."""
+    is_line = block * _bits(stores, reads) == 8 * CACHE_LINE and _is_near(stores, reads, target)
+    if not is_line or rows.length is None or lanes.length is None:
         return False
-    written = [s.buffer for s in stores if s.buffer.space is not Space.REGISTER]
-    size = sum(prod(b.shape) * b.type.dtype.size for b in {*written, *(r.buffer for r in reads)})
-    return size > target.cache[0] and all(begin_lines(b.strides, b.type.dtype.size) for b in written)
+    return rows.length * min(r.type.dtype.size for r in reads) >= PIECE
+
+
+def _is_near(stores: Sequence[Store], reads: Sequence[Load], target: Target) -> bool:
+    """Are the widest vectors lines, and all of them in the first cache?"""
+    return _has_lines(target) and _touched(stores, reads) <= target.cache[0]
+
+
+def _bits(stores: Sequence[Store], reads: Sequence[Load]) -> int:
+    return max(8, *(b.type.dtype.bits for b in (*(s.buffer for s in stores), *(r.buffer for r in reads))))
+
+
+def _has_lines(target: Target) -> bool:
+    """Are the widest vectors as wide as lines, and operations as wide as vectors?"""
+    return target.vector_bits == 8 * CACHE_LINE and target.issue_bits > target.vector_bits
+
+
+def _touched(stores: Sequence[Store], reads: Sequence[Load]) -> int:
+    """Bytes of what is written, and read across."""
+    buffers = {*_written(stores), *(r.buffer for r in reads)}
+    return sum(prod(b.shape) * b.type.dtype.size for b in buffers)
+
+
+def _written(stores: Sequence[Store]) -> list[Buffer]:
+    return [s.buffer for s in stores if s.buffer.space is not Space.REGISTER]
+
+
+def _writes_lines(stores: Sequence[Store], reads: Sequence[Load], target: Target) -> bool:
+    """Are the widest vectors lines of outputs that are not in the first cache?"""
+    if not _has_lines(target) or any(s.op is not None for s in stores):
+        return False
+    whole = all(begin_lines(b.strides, b.type.dtype.size) for b in _written(stores))
+    return whole and _touched(stores, reads) > target.cache[0]
 
 
 def lookahead(reads: Sequence[Load], target: Target) -> int:

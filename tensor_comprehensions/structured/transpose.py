@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..dtypes import BOOL, UINT8
+from ..dtypes import BOOL, UINT8, DType
 from ..loop_ir import affine, build
 from ..loop_ir.intrinsics import PREFETCH
 from ..loop_ir.nodes import Const, Expr, If, Invoke, Let, Load, Loop, Space, Stmt, Store, Var
 from ..loop_ir.rewrite import map_expr
-from .vector import evaluate
+from .vector import evaluate, first_lanes
 
 # Shuffles work on pieces of this many bytes; across them there are only moves of whole pieces.
 PIECE = 16
@@ -29,6 +29,9 @@ def begin_lines(strides: Sequence[int], size: int) -> bool:
 
 Pair = Callable[[Expr, Expr, tuple[int, ...]], Expr]
 """How two vectors and the choice of lanes become one: `build.shuffle`, or that bound to a name."""
+
+Part = Callable[[int, int, int], Expr]
+"""The lanes of a row of a matrix: (row, first column, how many)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,37 @@ def transpose(vectors: Sequence[Expr], pair: Pair = build.shuffle) -> list[Expr]
     return [across[lane % piece][lane // piece] for lane in range(side)]
 
 
+def gathered(part: Part, shape: tuple[int, int], side: int, element: DType, pair: Pair = build.shuffle) -> list[Expr]:
+    """The columns of a matrix in memory, in vectors of `side` lanes.
+
+    Pieces of rows meet in the order of the columns as they are loaded, which most processors do outside of the unit
+    that shuffles; only the pieces are left to be transposed. Where the last ones would go past the end they begin
+    before it, at a negative column if need be.
+
+    Args:
+        part: what is in so many lanes of a row from a column on.
+        shape: rows, `side` at most, and columns of the matrix; what lanes beyond the rows hold is not defined.
+    """
+    rows, columns = shape
+    piece = min(side, PIECE // element.size)
+
+    def joined(first: int, apart: int, count: int, column: int) -> Expr:
+        if first >= rows:
+            return build.const(0, element, piece * count)
+        if count == 1:
+            return part(first, column, piece)
+        half = count // 2
+        left, right = (joined(k, apart, half, column) for k in (first, first + half * apart))
+        return pair(left, right, tuple(range(piece * count)))
+
+    found: list[Expr] = []
+    for start in range(0, columns, piece):
+        column = min(start, columns - piece)
+        lines = [joined(k, piece, side // piece, column) for k in range(piece)]
+        found += _interleave(lines, piece, pair)[start - column :]
+    return found
+
+
 def _interleave(rows: Sequence[Expr], piece: int, pair: Pair) -> list[Expr]:
     """Each piece of `rows` (as many as a piece has lanes) transposed on its own."""
     lanes = rows[0].type.lanes
@@ -113,6 +147,7 @@ def transposed(
     *,
     ahead: int = 0,
     along_reads: bool = False,
+    near: bool = False,
 ) -> Stmt:
     """The loops over `row` and `lane` around `stores`, which run one after another at each point.
 
@@ -127,9 +162,13 @@ def transposed(
             which cannot guess where the next line is where a page has few of them.
         along_reads: take all rows before the next lanes, a few long runs of what is read at a time. The stores fill a
             buffer, and may do so twice: blocks at the ends overlap.
+        near: lines are read in pieces, for the first cache has them. Both axes must have known lengths then, and `row`
+            a piece of every read.
     """
     if side == 1:
         return _point_by_point(stores, row, lane)
+    if near:
+        return _gathered(stores, reads, row, lane, side)
     partial = [a for a in (row, lane) if not a.splits(side)]
     if partial and row.length is not None and lane.length is not None:
         return _in_pieces(stores, reads, row, lane, side, ahead, along_reads)
@@ -170,6 +209,25 @@ def _in_pieces(
             if r.length and c.length
         )
     )
+
+
+def _gathered(stores: Sequence[Store], reads: Sequence[Load], row: Axis, lane: Axis, side: int) -> Stmt:
+    """The blocks whose rows are loaded in pieces; those at the ends have less than `side` rows or columns."""
+    parts: list[Stmt] = []
+    for rows in row.cut(side):
+        for lanes in lane.cut(side):
+            if rows.length and lanes.length:
+                width = min(side, lanes.length)
+                block = _Block(tuple(stores), tuple(dict.fromkeys(reads)), rows, lanes, _vector(width))
+                body = block.gathered(min(side, rows.length), width)
+                inner = Loop(lane.name, lanes.start, lanes.stop, body, step=side)
+                parts.append(Loop(row.name, rows.start, rows.stop, inner, step=side))
+    return build.block(*parts)
+
+
+def _vector(lanes: int) -> int:
+    """Lanes of the vector for so many."""
+    return max(2, 1 << (lanes - 1).bit_length())
 
 
 def with_registers(stores: Sequence[Store], body: Stmt) -> Stmt:
@@ -251,6 +309,33 @@ class _Block:
             part = self._statements(at, values, lane_mask, f"{names.prefix}{k}.")
             parts.append(part if build.is_true(row_mask) else build.when(build.lt(at, self.row.end), part))
         return names.around(build.block(*parts))
+
+    def gathered(self, rows: int, lanes: int) -> Stmt:
+        """The block of so many values of the axes, the reads loaded in pieces."""
+        names = _Names(f"{self.row.name}.{self.lane.name}.")
+        mask = first_lanes(lanes, self.side) or build.TRUE
+        columns = [self._pieces(read, rows, lanes, names) for read in self.reads]
+        parts = []
+        for k in range(rows):
+            values = {read: column[k] for read, column in zip(self.reads, columns, strict=True)}
+            at = build.add(build.var(self.row.name), k)
+            parts.append(self._statements(at, values, mask, f"{names.prefix}{k}."))
+        return names.around(build.block(*parts))
+
+    def _pieces(self, read: Load, rows: int, lanes: int, names: _Names) -> list[Expr]:
+        """What `read` gives along the lanes, for each row."""
+        dtype = UINT8 if read.type.dtype == BOOL else read.type.dtype
+
+        def part(lane: int, first: int, count: int) -> Expr:
+            along = build.ramp(build.add(build.var(self.row.name), first), 1, count)
+            at = {self.row.name: along, self.lane.name: build.add(build.var(self.lane.name), lane)}
+            return names.bind(build.cast(evaluate(read, at), dtype))
+
+        def pair(a: Expr, b: Expr, order: tuple[int, ...]) -> Expr:
+            return names.bind(build.shuffle(a, b, order))
+
+        columns = gathered(part, (lanes, rows), self.side, dtype, pair)
+        return [build.cast(c, read.type.dtype) for c in columns]
 
     def _columns(self, read: Load, row_mask: Expr, lane_mask: Expr, names: _Names) -> list[Expr]:
         """What `read` gives along the lanes, for each row; lanes beyond the end repeat the last."""

@@ -28,8 +28,9 @@ TYPES = {
     "long": torch.int64,
     "bool": torch.bool,
 }
+MESHED = replace(AVX512, name="sapphirerapids", cache=(49152, 2097152, 110100480))
 SSE2 = Target("cpu", "x86-64", "", 128, 16, (32768, 1048576))
-TARGETS = [t for t in (AVX512, AVX2, SSE2) if t.vector_bits <= host().vector_bits]
+TARGETS = [t for t in (AVX512, MESHED, AVX2, SSE2) if t.vector_bits <= host().vector_bits]
 FLIP = "def flip({0}(M,N) I) -> (O) {{ O(j,i) = I(i,j) }}"
 
 
@@ -55,6 +56,30 @@ def test_types(name: str, target: Target) -> None:
     kernel = flip(name).compile(x, target=target)
     torch.testing.assert_close(kernel(x), x.t().contiguous(), rtol=0, atol=0)
     assert "shuffle(" in kernel.source("loops")
+
+
+@pytest.mark.skipif(MESHED not in TARGETS, reason="no vectors of 512 bits")
+@pytest.mark.parametrize("shape", [(10, 128), (12, 50), (20, 33), (110, 16), (31, 5), (9, 4), (33, 65), (8, 96)])
+@pytest.mark.parametrize("name", ["float", "double"])
+def test_planes_in_the_first_cache(name: str, shape: tuple[int, int]) -> None:
+    x = matrix(*shape, TYPES[name])
+    kernel = flip(name).compile(x, target=MESHED)
+    torch.testing.assert_close(kernel(x), x.t().contiguous(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "target", "pieces"),
+    [
+        ((10, 128), MESHED, True),
+        ((8, 96), MESHED, False),  # half a line of the output
+        ((128, 3), MESHED, False),  # less than a piece
+        ((200, 160), MESHED, False),  # not in the first cache
+        ((10, 128), AVX512, False),  # wide operations are cut in two
+    ],
+)
+def test_which_blocks_load_rows_in_pieces(shape: tuple[int, int], target: Target, pieces: bool) -> None:
+    kernel = flip().compile(matrix(*shape), target=target)
+    assert ("float32x4 = I[0, ramp(" in kernel.source("loops")) == pieces
 
 
 def test_floats_keep_their_bits() -> None:
@@ -144,19 +169,20 @@ def test_side_of_blocks(target: Target) -> None:
 
 
 def test_wide_blocks_fill_whole_lines() -> None:
-    """Where wide operations are whole, rows begin lines, and the first cache does not hold all."""
+    """Where wide operations are whole, and rows begin lines or the first cache holds all for what is no sum."""
     i, j = build.var("i"), build.var("j")
     whole = replace(AVX512, name="skylake-avx512")
 
-    def chosen(rows: int, columns: int, target: Target) -> int:
+    def chosen(rows: int, columns: int, target: Target, *, pointwise: bool = True) -> int:
         x, out = build.buffer("x", FLOAT32, (columns, rows)), build.buffer("out", FLOAT32, (rows, columns))
         read = build.load(x, j, i)
-        return side([build.store(out, (i, j), read)], [read], (64, 64), target)
+        return side([build.store(out, (i, j), read)], [read], (64, 64), target, pointwise=pointwise)
 
     assert chosen(160, 240, whole) == 16
     assert chosen(160, 240, AVX512) == 8  # wide operations are cut in two
     assert chosen(160, 236, whole) == 8  # rows begin anywhere
-    assert chosen(32, 64, whole) == 8  # all in the first cache
+    assert chosen(32, 60, whole) == 16  # all in the first cache
+    assert chosen(32, 60, whole, pointwise=False) == chosen(32, 60, AVX512) == 8
 
 
 def test_what_promotion_refuses() -> None:

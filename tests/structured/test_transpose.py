@@ -11,7 +11,7 @@ from tensor_comprehensions.loop_ir.interpret import interpret
 from tensor_comprehensions.loop_ir.nodes import Buffer, Expr, Kernel, Module, Space, Stmt, Type
 from tensor_comprehensions.loop_ir.numbers import storage
 from tensor_comprehensions.loop_ir.verify import verify
-from tensor_comprehensions.structured.transpose import Axis, transpose, transposed
+from tensor_comprehensions.structured.transpose import Axis, gathered, transpose, transposed
 
 I, J = build.var("i"), build.var("j")  # noqa: E741
 
@@ -66,7 +66,39 @@ def test_blocks_and_their_edges(dtype: DType, shape: tuple[int, int]) -> None:
     np.testing.assert_array_equal(result, array.T)
 
 
-def test_several_reads_and_values_in_between() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float64", "uint8"])
+@pytest.mark.parametrize("shape", [(16, 16), (32, 48), (17, 33), (21, 10), (50, 12), (5, 31), (16, 1)])
+def test_rows_in_pieces(dtype: str, shape: tuple[int, int]) -> None:
+    """Whole blocks, and those of less columns, which read some anew, and of less rows, of which lanes are masked."""
+    type, (rows, lanes) = DTYPES[dtype], shape
+    side = 16 if rows >= 16 else 4
+    x, out = build.buffer("x", type, (lanes, rows)), build.buffer("out", type, shape)
+    axes = Axis("i", build.const(0), build.const(rows)), Axis("j", build.const(0), build.const(lanes))
+    read = build.load(x, J, I)
+    body = transposed([build.store(out, (I, J), read, op="+")], [read], *axes, side, near=True)
+    array, result = values(type, (lanes, rows)), np.ones(shape, storage(type))
+    interpret(module(body, x, out), {"x": array, "out": result})
+    np.testing.assert_array_equal(result, array.T + 1)
+
+
+def test_pieces_leave_half_of_the_shuffles() -> None:
+    x = build.buffer("x", FLOAT32, (16, 16))
+    made: list[tuple[int, ...]] = []
+
+    def pair(a: Expr, b: Expr, lanes: tuple[int, ...]) -> Expr:
+        made.append(lanes)
+        return build.shuffle(a, b, lanes)
+
+    def part(row: int, first: int, count: int) -> Expr:
+        return build.load(x, row, build.ramp(first, 1, count))
+
+    gathered(part, (16, 16), 16, FLOAT32, pair)
+    joined = [lanes for lanes in made if lanes == tuple(range(len(lanes)))]
+    assert (len(joined), len(made) - len(joined)) == (48, 32)
+
+
+@pytest.mark.parametrize("near", [False, True])
+def test_several_reads_and_values_in_between(near: bool) -> None:
     """A value kept in a register, a read along the lanes, one that all lanes share, and an update."""
     n, m = 11, 6
     x, y = build.buffer("x", FLOAT32, (m + 1, n)), build.buffer("y", FLOAT32, (m, n + 2))
@@ -79,7 +111,7 @@ def test_several_reads_and_values_in_between() -> None:
         build.store(out, (I, J), build.sub(build.load(held), build.load(b, I)), op="max"),
     ]
     axes = Axis("i", build.const(0), build.const(n)), Axis("j", build.const(0), build.const(m))
-    body = transposed(stores, reads, *axes, 4)
+    body = transposed(stores, reads, *axes, 4, near=near)
     arrays = {c.name: values(FLOAT32, c.shape) for c in (x, y, z, b, out)}
     product = (arrays["x"][1:] * arrays["y"][:, 2:]).T
     expected = np.maximum(arrays["out"] + product + arrays["z"], product - arrays["b"][:, None])
