@@ -46,7 +46,8 @@ def store_turned(
         build.store(buffer, (k // vectors, build.ramp(k % vectors * plan.lanes, 1, plan.lanes)), value)
         for k, value in enumerate(sums)
     ]
-    tile = _Tile(op, region, buffer, unit, plan.vector, dict(at), tuple(n for n in rows if region[n].size > 1))
+    side = min(BLOCK_BITS // op.dtype.bits, plan.lanes)
+    tile = _Tile(op, region, buffer, side, unit, plan.vector, dict(at), tuple(n for n in rows if region[n].size > 1))
     return Allocate(buffer, build.block(*spill, tile.rows_loop(tile.columns)))
 
 
@@ -55,20 +56,19 @@ Point = dict[str, Expr]
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """A register tile in `buffer`, a row per point of `rows`, to be stored in vectors along `unit`."""
+    """A register tile in `buffer`, a row per point of `rows`, to be stored in vectors along `unit`.
+
+    side: rows and columns that are turned at once, no more than a vector of the buffer has lanes.
+    """
 
     op: StructuredOp
     region: Region
     buffer: Buffer
+    side: int
     unit: str
     across: str
     at: Point
     rows: tuple[str, ...]
-
-    @property
-    def side(self) -> int:
-        """Rows and columns that are turned at once."""
-        return max(2, BLOCK_BITS // self.op.dtype.bits)
 
     def _row(self, offsets: Mapping[str, Expr]) -> Expr:
         """The row of the buffer for a point of the tile."""

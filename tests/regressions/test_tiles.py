@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
+from tensor_comprehensions import strategies
 from tensor_comprehensions.options import CpuOptions
 
 
@@ -16,3 +17,12 @@ def test_every_mix_of_whole_and_shorter_tiles(tile: tuple[int, ...]) -> None:
     x, y = torch.randn(4, 17, 4, dtype=torch.float64), torch.randn(4, 4, 17, dtype=torch.float64)
     kernel = op.compile(x, y, options=CpuOptions(tile=tile))
     torch.testing.assert_close(kernel(x, y), op.reference(x, y))
+
+
+@pytest.mark.parametrize("lanes", [2, 4, 8])
+def test_tiles_with_few_lanes_are_turned_in_blocks_as_wide_as_these(lanes: int) -> None:
+    """Blocks of eight floats once read past the end of the scratch buffer of a tile four lanes wide."""
+    f = tc.define("def f(float(N,A,D) x, float(N,D,B) y) -> (C) { C(n,a,b) +=! x(n,a,d) * y(n,d,b) }").f
+    x, y = torch.randint(-3, 4, (31, 2, 9)).float(), torch.randint(-3, 4, (31, 9, 17)).float()
+    kernel = f.compile(x, y, strategy=strategies.tile(a=2, b=5, n=lanes) >> strategies.vectorize("n", lanes=lanes))
+    torch.testing.assert_close(kernel(x, y), x @ y, rtol=0, atol=0)
