@@ -137,8 +137,11 @@ def _single(e: tc.Expr) -> str | None:
 
 def _compatible(earlier: Node, later: Node, alignment: Mapping[str, Dim], leaf: Leaf) -> bool:
     """Does every conflict between the two nodes stay within one iteration of the fused nest?"""
+    conflicts = _conflicts(earlier, later)
+    if not conflicts:  # most pairs of a long chain
+        return True
     renamed = {alignment[d.name].index(later): d.index(earlier) for d in leaf.dims}
-    for a, b in _conflicts(earlier, later):
+    for a, b in conflicts:
         if len(a.subscripts) != len(b.subscripts):
             return False
         seen = set()
