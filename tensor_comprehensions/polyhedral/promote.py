@@ -20,7 +20,7 @@ from ..target import Target
 LARGEST_SIDE = 16
 # Blocks of half the widest vectors take fewer shuffles, and fewer operations where a processor cuts wide ones in two.
 # Whole lines at once are worth more to memory that is written past the caches and, where wide operations are whole, to
-# the second one.
+# the second one; and to the first one, from which rows come in pieces.
 BLOCK_BITS = 256
 # Lines that are asked for before they are read, where the second-level cache has not got them.
 AHEAD = 16
