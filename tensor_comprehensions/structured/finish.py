@@ -198,6 +198,8 @@ def _check_joined(nest: Nest, plan: Plan) -> None:
     packed = {step.side for step in plan.packs}
     if any(plan.vector in names(nest.op.factors[side.value]) and side not in packed for side in Side):
         raise CannotLower(f"vectorize: joined={plan.joined} vectors are side by side in a panel only; pack the factor")
+    if plan.lanes == 1:
+        raise CannotLower(f"vectorize: lanes=1 are no vectors, and joined={plan.joined} of them share no register")
     if plan.lanes * plan.joined > nest.target.lanes(nest.op.dtype.bits):
         raise CannotLower(f"vectorize: {plan.joined} vectors of {plan.lanes} are more than a register")
 

@@ -364,6 +364,8 @@ def test_vectors_that_cannot_be_joined(ops: Any) -> None:
         plan_of(tile(d=2, a=24) >> vectorize("a", lanes=8, joined=2), op, AVX512)
     with pytest.raises(CannotLower, match="more than a register"):
         plan_of(tile(d=2, a=24) >> pack(A="d1") >> vectorize("a", lanes=8, joined=4), op, AVX512)
+    with pytest.raises(CannotLower, match="are no vectors"):
+        plan_of(tile(d=2, a=24) >> pack(A="d1") >> vectorize("a", lanes=1, joined=2), op, AVX512)
 
 
 def test_what_is_kept_is_stored_through_the_epilogue(ops: Any) -> None:
