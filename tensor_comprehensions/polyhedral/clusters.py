@@ -34,13 +34,23 @@ def cluster_op(
 
 
 def cluster_plan(
-    node: Node, cluster: Cluster, op: StructuredOp, group: Group, options: CpuOptions, target: Target
+    node: Node,
+    cluster: Cluster,
+    op: StructuredOp,
+    group: Group,
+    tiles: Sequence[Tile],
+    options: CpuOptions,
+    target: Target,
 ) -> Plan:
-    """How `op` is lowered. Raises ArgumentError where the strategy that is asked for does not apply."""
+    """How `op`, inside `tiles`, is lowered. Raises ArgumentError where the strategy asked for does not apply.
+
+    Its loops may be parallel only where nothing is around them: no other nodes, and no loop over tiles.
+    """
     strategy = meant_for(options.strategy, node.name, cluster.output.tensor)
     alone = len(group.nodes) == 1
+    whole = all(t.size >= t.row.extent for t in tiles)
     try:
-        return plan_for(strategy, op, target, parallel=alone and options.grain > 0)
+        return plan_for(strategy, op, target, parallel=alone and whole and options.grain > 0)
     except CannotLower as refusal:
         if strategy is None:
             raise

@@ -72,7 +72,7 @@ def pipeline(
         found = scheduled.movement or (emitter.decided(scheduled) if op is not None else None)
         return None if op is None or found is None else pipeline_of_movement(prefixed(found, node), op)
     op = cluster_op(node, node.cluster, buffers, tiles, target)
-    plan = cluster_plan(node, node.cluster, op, scheduled.group, options, target)
+    plan = cluster_plan(node, node.cluster, op, scheduled.group, tiles, options, target)
     return pipeline_of(plan, normalise(op))
 
 

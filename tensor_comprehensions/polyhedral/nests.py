@@ -110,7 +110,7 @@ class Emitter:
     def _contraction(self, node: Node, cluster: Cluster) -> ir.Stmt:
         """A cluster on the part of its domain that lies in the tiles."""
         op = cluster_op(node, cluster, self.buffers, self.tiles, self.target)
-        plan = cluster_plan(node, cluster, op, self.group, self.options, self.target)
+        plan = cluster_plan(node, cluster, op, self.group, self.tiles, self.options, self.target)
         return contraction.lower(op, self.target, plan=plan, parallel=False)
 
     def _nest(self, leaf: Leaf, lanes: Dim | None) -> ir.Stmt:
