@@ -6,8 +6,9 @@ Always holds: the same seed and the same answers give the same questions; no opt
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
 from typing import Any, Protocol
 
@@ -59,9 +60,9 @@ class Sampler:
         self._seen.add(key)
         return Candidate(genome, options)
 
-    def some(self, seeds: Sequence[Genome], count: int) -> list[Candidate]:
-        """The candidates of `seeds`, and random ones up to `count` in all."""
-        found = [c for g in seeds if (c := self.new(g)) is not None][:count]
+    def some(self, seeds: Iterable[Genome], seeded: int, count: int) -> list[Candidate]:
+        """The first `seeded` candidates of `seeds`, and random ones up to `count` in all."""
+        found = list(islice((c for g in seeds if (c := self.new(g)) is not None), seeded))
         tries = 0
         while len(found) < count and tries < TRIES:
             candidate = self.new(self.space.random(self.random))
@@ -79,7 +80,7 @@ class RandomSearch:
 
     def ask(self) -> list[Candidate]:
         seeds, self._seeds = self._seeds, ()
-        return self._sampler.some(seeds, self._population)
+        return self._sampler.some(seeds, len(seeds), self._population)
 
     def tell(self, candidate: Candidate, seconds: float | None) -> None:
         """Nothing is learnt."""
@@ -113,8 +114,8 @@ class GeneticSearch:
 
     def ask(self) -> list[Candidate]:
         if self._seeds is not None:
-            seeds, self._seeds = self._seeds[: round(self.SEEDED * self._population)], None
-            return self._sampler.some(seeds, self._population)
+            seeds, self._seeds = self._seeds, None
+            return self._sampler.some(seeds, round(self.SEEDED * self._population), self._population)
         elites = self._toolbox.elite(self._pool)
         children = self._children(self._population - len(elites))
         self._pool = elites
@@ -135,7 +136,7 @@ class GeneticSearch:
             tries = tries + 1 if child is None else 0
             if child is not None:
                 found.append(child)
-        return found or self._sampler.some((), count)
+        return found or self._sampler.some((), 0, count)
 
     def _roulette(self) -> list[Genome]:
         """Three parents, the faster the likelier."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import zip_longest
 from random import Random
 from typing import Any
 
@@ -386,18 +387,30 @@ def _op_genes(name: str, tensor: str, op: StructuredOp, every: Sequence[CpuOptio
 
 
 def _seeds(made: Space, every: Sequence[CpuOptions]) -> tuple[Genome, ...]:
-    """Genomes to start from, most promising first."""
-    found = [made.genome(_settled(o)) for o in every]
-    zero = next((g for g in found if g is not None), tuple(0 for _ in made.genes))
+    """Genomes to start from, most promising first: what is known, then presets and the ranking in turns, so that a
+    first generation has of both, however long the ranking is.
+    """
+    known = [genome for o in every if (genome := made.genome(_settled(o))) is not None]
+    zero = known[0] if known else tuple(0 for _ in made.genes)
     ranked = _ranked(made, zero)
-    found += ranked
+    shared: list[Genome] = []
     for k, g in enumerate(made.genes):  # the model's choice, but for what threads share
         if g.name.endswith(".threads"):
-            found += [(*ranked[0][:k], place, *ranked[0][k + 1 :]) for place in range(1, len(g.choices))]
-    for k, g in enumerate(made.genes):  # presets: one field changed
+            shared += [(*ranked[0][:k], place, *ranked[0][k + 1 :]) for place in range(1, len(g.choices))]
+    turns = zip_longest(_presets(made, zero), ranked)
+    dealt = (genome for turn in turns for genome in turn if genome is not None)
+    return tuple(dict.fromkeys((*known, *dealt, *shared)))
+
+
+def _presets(made: Space, zero: Genome) -> list[Genome]:
+    """`zero` with one field changed, where that means something else."""
+    found = {made.key(made.options(zero)): zero}
+    for k, g in enumerate(made.genes):
         if "." not in g.name:
-            found += [(*zero[:k], place, *zero[k + 1 :]) for place, c in enumerate(g.choices) if c is not _GIVEN]
-    return tuple(dict.fromkeys(g for g in found if g is not None))
+            for place in (n for n, choice in enumerate(g.choices) if choice is not _GIVEN):
+                preset = (*zero[:k], place, *zero[k + 1 :])
+                found.setdefault(made.key(made.options(preset)), preset)
+    return list(found.values())[1:]
 
 
 def _settled(options: CpuOptions) -> CpuOptions:

@@ -90,6 +90,22 @@ def test_seeds_begin_with_the_default_and_have_presets_and_the_ranking() -> None
     assert sum(map(made.valid, options)) >= 0.8 * len(options)
 
 
+def test_a_first_generation_has_presets_and_ranked_pipelines() -> None:
+    """However long the ranking is, and its places are not spent on what means the same as another."""
+    chain = """def two(float(M,K) A, float(N,K) B, float(P,N) C) -> (X, Y) {
+        X(m,n) +=! A(m,k) * B(n,k)
+        Y(m,p) +=! X(m,n) * C(p,n)
+    }"""
+    for what in (subject(TMM, (64, 96), (48, 96)), subject(chain, (64, 96), (48, 96), (32, 48))):
+        made, seeds = space_of(what)
+        first = [c.options for c in GeneticSearch(made, seeds, 24, 0).ask()]
+        assert first[0] == CpuOptions()
+        assert {CpuOptions(grain=0), CpuOptions(structured=False)} <= set(first)
+        assert sum(replace(o, strategy=None) == CpuOptions() for o in first[1:]) >= 6
+        seeded = {made.key(made.options(g)) for g in seeds}
+        assert sum(made.key(o) in seeded for o in first) >= 14
+
+
 def test_random_genomes_mean_options_that_differ_and_most_are_valid() -> None:
     made, _ = space_of(subject(TMM, (64, 96), (48, 96)))
     source = random.Random(1)
