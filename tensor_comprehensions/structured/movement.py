@@ -149,14 +149,14 @@ def _unrolled(nest: Nest, vector: str, tiles: Mapping[str, int]) -> tuple[int, i
 
 
 def _check_turned(nest: Nest, vector: str) -> None:
+    if nest.op.reductions:
+        raise CannotLower("pack: reads are turned where all iterations are independent")
     innermost = nest.loops[-1]
     if any(loop not in (None, innermost) for _, loop in nest.packs):
         raise CannotLower(
             "pack: what is read is turned in registers, block by block, or by way of a buffer: name the tensor alone, "
             f"or the innermost loop, {nest.name(innermost)}"
         )
-    if nest.op.reductions:
-        raise CannotLower("pack: reads are turned where all iterations are independent")
     if not across(nest.op, vector):
         raise CannotLower(f"pack: nothing that is read lies across lanes along {nest.shown(vector)}")
 

@@ -135,6 +135,7 @@ def test_searches_run_the_alternatives() -> None:
         ("columns", pack("x"), ["independent"]),
         ("rows", experts.transposition, ["depend on one another"]),
         ("copy", experts.column_reduction, ["nothing is summed"]),
+        ("total", vectorize("k") >> pack("x"), ["all iterations are independent"]),
         ("copy", experts.gett, ["does not apply"]),
     ],
 )
