@@ -11,11 +11,11 @@ from ..loop_ir.nodes import Allocate, Block, Buffer, Call, Expr, Let, Load, Loop
 from ..loop_ir.rewrite import walk_expr
 from .affine import steps
 from .ahead import hints
-from .op import ACCUMULATOR, StructuredOp, names
+from .op import ACCUMULATOR, StructuredOp, loads, names
 from .plan import Plan
 from .registers import Cell, get, join, side_by_side, together, whole_runs
 from .tile import Region, each_extent, local, number, point
-from .turned import along, store_turned
+from .turned import along, flattened, store_turned
 from .vector import evaluate, first_lanes, multiply_add
 
 Step = Callable[[dict[str, Expr]], Stmt]
@@ -313,11 +313,8 @@ def _finish(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell],
     last = _conjunction([region[i.name].last for i in op.reductions])
     if op.epilogue is None:
         last = build.TRUE
-    if along(op, plan, region):
-        sums = [get(registers, c) for c in cells]
-        complete = store_turned(op, plan, region, _row_order(op, plan), sums, point(region))
-    else:
-        complete = (_staged if _calls(op.stored) else _direct)(op, plan, region, cells, registers)
+    store = _turned if along(op, plan, region) else _staged if _calls(op.stored) else _direct
+    complete = store(op, plan, region, cells, registers)
     if build.is_true(last):
         return complete
     partial = _each(cells, lambda c: _put(op, c, get(registers, c)))
@@ -356,28 +353,63 @@ def _calls(e: Expr) -> bool:
 
 def _staged(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell], registers: Buffer) -> Stmt:
     """Spill the sums once and run the epilogue in a loop: a call would spill every live register at every call."""
-    vectors = -(-region[plan.vector].size // plan.lanes)
-    buffer = build.buffer(f"{op.name}_sums", op.dtype, (len(cells) // vectors, vectors * plan.lanes), Space.SCRATCH)
-    spill = Block(tuple(_spill(buffer, k, c, vectors, plan.lanes, registers) for k, c in enumerate(cells)))
-    return Allocate(buffer, build.block(spill, rows_from(buffer, op, plan, region, cells[:vectors])))
+    buffer, spill = _spill(op, plan, region, [get(registers, c) for c in cells])
+    return Allocate(buffer, build.block(spill, rows_from(buffer, op, plan, region, cells[: _vectors(plan, region)])))
+
+
+def _turned(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell], registers: Buffer) -> Stmt:
+    """Store the sums across, through the epilogue: on whole vectors of sums where what it reads suits their lanes."""
+    rows, at = _row_order(op, plan), point(region)
+    sums = [get(registers, c) for c in cells]
+    if not _suits_lanes(op, plan.vector):
+        buffer, spill = _spill(op, plan, region, sums)
+        return Allocate(buffer, build.block(spill, store_turned(op, plan, region, rows, buffer, at)))
+    done, ready = replace(op, epilogue=None), build.NOTHING
+    if _calls(op.stored):
+        buffer, spill = _spill(op, plan, region, sums)
+        here = Load(buffer, (flattened(rows, region, {n: Var(local(n)) for n in rows}), Var(local(plan.vector))))
+        ready = rows_from(buffer, replace(op, output=here), plan, region, cells[: _vectors(plan, region)])
+    else:
+        buffer, spill = _spill(op, plan, region, [_stored(op, c, s) for c, s in zip(cells, sums, strict=True)])
+    return Allocate(buffer, build.block(spill, ready, store_turned(done, plan, region, rows, buffer, at)))
+
+
+def _suits_lanes(op: StructuredOp, vector: str) -> bool:
+    """Whether the epilogue makes of sums what can stand in their place, and all it reads is contiguous along `vector`.
+
+    Or the same in all lanes.
+    """
+    if op.epilogue is None or op.stored.type.dtype != op.dtype:
+        return False
+    moved = [steps(load, [i.name for i in op.iterators]) for load in loads(op.epilogue)]
+    return all(m is not None and m.get(vector, 0) in (0, 1) for m in moved)
 
 
 def rows_from(buffer: Buffer, op: StructuredOp, plan: Plan, region: Region, columns: Sequence[Cell]) -> Stmt:
     """Store the sums in `buffer`, a row of it per row of the register tile; `columns` are the cells of the first."""
     rows = [name for name in _row_order(op, plan) if region[name].size > 1]
-    flat: Expr = build.const(0)
+    offsets: dict[str, Expr] = {name: Var(f"{name}_row") for name in rows}
     at = dict(columns[0].at)
-    for name in rows:
-        row = Var(f"{name}_row")
+    for name, row in offsets.items():
         at |= {name: build.add(region[name].origin, row), local(name): row}
-        flat = build.add(build.mul(flat, region[name].size), row)
+    flat = flattened(rows, region, offsets)
     body = build.block(*(_epilogue(op, buffer, flat, at, c, v, plan) for v, c in enumerate(columns)))
     return build.loops([(f"{name}_row", region[name].size) for name in rows], body)
 
 
-def _spill(buffer: Buffer, place: int, cell: Cell, vectors: int, lanes: int, registers: Buffer) -> Stmt:
-    row, v = divmod(place, vectors)
-    return build.store(buffer, (row, build.ramp(v * lanes, 1, lanes)), get(registers, cell))
+def _spill(op: StructuredOp, plan: Plan, region: Region, values: Sequence[Expr]) -> tuple[Buffer, Stmt]:
+    """A buffer with a row per row of the register tile, and what stores `values`, one of each cell, there."""
+    vectors = _vectors(plan, region)
+    shape = (len(values) // vectors, vectors * plan.lanes)
+    buffer = build.buffer(f"{op.name}_sums", op.dtype, shape, Space.SCRATCH)
+    places = (divmod(k, vectors) for k in range(len(values)))
+    at = ((row, build.ramp(v * plan.lanes, 1, plan.lanes)) for row, v in places)
+    return buffer, Block(tuple(build.store(buffer, i, value) for i, value in zip(at, values, strict=True)))
+
+
+def _vectors(plan: Plan, region: Region) -> int:
+    """Vectors in a row of the register tile."""
+    return -(-region[plan.vector].size // plan.lanes)
 
 
 def _epilogue(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..loop_ir import build
-from ..loop_ir.nodes import Allocate, Buffer, Expr, Let, Loop, Space, Stmt, Var
+from ..loop_ir.nodes import Buffer, Expr, Let, Loop, Stmt, Var
 from .affine import steps
 from .op import ACCUMULATOR, StructuredOp
 from .plan import Plan
@@ -31,24 +31,27 @@ def along(op: StructuredOp, plan: Plan, region: Region) -> str | None:
 
 
 def store_turned(
-    op: StructuredOp, plan: Plan, region: Region, rows: Sequence[str], sums: Sequence[Expr], at: Mapping[str, Expr]
+    op: StructuredOp, plan: Plan, region: Region, rows: Sequence[str], buffer: Buffer, at: Mapping[str, Expr]
 ) -> Stmt:
-    """Store a register tile through the epilogue, in vectors along `along(op, plan, region)`.
+    """Store the sums of a register tile in `buffer` through the epilogue, in vectors along `along(op, plan, region)`.
 
-    rows: the iterators other than the lanes', the last varying fastest from row to row. sums: the accumulators,
-    vectors of one row next to each other. at: the first point of the tile.
+    rows: the iterators other than the lanes', the last varying fastest from row to row of the buffer. at: the first
+    point of the tile.
     """
     unit = along(op, plan, region)
     assert unit is not None
-    vectors = -(-region[plan.vector].size // plan.lanes)
-    buffer = build.buffer(f"{op.name}_sums", op.dtype, (len(sums) // vectors, vectors * plan.lanes), Space.SCRATCH)
-    spill = [
-        build.store(buffer, (k // vectors, build.ramp(k % vectors * plan.lanes, 1, plan.lanes)), value)
-        for k, value in enumerate(sums)
-    ]
     side = min(BLOCK_BITS // op.dtype.bits, plan.lanes)
-    tile = _Tile(op, region, buffer, side, unit, plan.vector, dict(at), tuple(n for n in rows if region[n].size > 1))
-    return Allocate(buffer, build.block(*spill, tile.rows_loop(tile.columns)))
+    tile = _Tile(op, region, buffer, side, unit, plan.vector, dict(at), tuple(rows))
+    return tile.rows_loop(tile.columns)
+
+
+def flattened(rows: Sequence[str], region: Region, offsets: Mapping[str, Expr]) -> Expr:
+    """The row of a buffer with one for each point of `rows`, the last varying fastest."""
+    flat: Expr = build.const(0)
+    for name in rows:
+        if region[name].size > 1:
+            flat = build.add(build.mul(flat, region[name].size), offsets[name])
+    return flat
 
 
 Point = dict[str, Expr]
@@ -70,16 +73,9 @@ class _Tile:
     at: Point
     rows: tuple[str, ...]
 
-    def _row(self, offsets: Mapping[str, Expr]) -> Expr:
-        """The row of the buffer for a point of the tile."""
-        flat: Expr = build.const(0)
-        for name in self.rows:
-            flat = build.add(build.mul(flat, self.region[name].size), offsets[name])
-        return flat
-
     def rows_loop(self, body: Callable[[Point], Stmt]) -> Stmt:
         """Loops over the rows' iterators other than `unit`; `body` gets their offsets in the tile."""
-        others = [name for name in self.rows if name != self.unit]
+        others = [name for name in self.rows if name != self.unit and self.region[name].size > 1]
         loops = [(f"{name}_row", self.region[name].size) for name in others]
         return build.loops(loops, body({name: Var(f"{name}_row") for name in others}))
 
@@ -110,7 +106,7 @@ class _Tile:
 
         lines: list[Expr] = [build.const(0, self.op.dtype, self.side)] * self.side
         for k in range(rows):
-            row = self._row({**offsets, self.unit: build.const(start + k)})
+            row = flattened(self.rows, self.region, {**offsets, self.unit: build.const(start + k)})
             lines[k] = bind(build.load(self.buffer, row, build.ramp(first, 1, self.side)))
         turned = transpose(lines, lambda a, b, order: bind(build.shuffle(a, b, order)))
         body = build.block(*(self._put(offsets, start, build.add(first, k), turned[k]) for k in range(count)))

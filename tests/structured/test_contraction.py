@@ -12,11 +12,14 @@ from tensor_comprehensions.errors import CannotLower
 from tensor_comprehensions.loop_ir import build
 from tensor_comprehensions.loop_ir.alike import alike
 from tensor_comprehensions.loop_ir.nodes import Load, Loop, LoopKind, Var
+from tensor_comprehensions.loop_ir.rewrite import walk_all
+from tensor_comprehensions.structured.apply import plan_of
 from tensor_comprehensions.structured.chooser import Chooser
 from tensor_comprehensions.structured.contraction import generate, lower
 from tensor_comprehensions.structured.expert import choose, objection
 from tensor_comprehensions.structured.facts import facts
 from tensor_comprehensions.structured.op import accumulator
+from tensor_comprehensions.structured.pipeline import pack, tile, vectorize
 from tensor_comprehensions.structured.plan import Level, Pack, Plan, Side
 from tensor_comprehensions.structured.ranking import Ranking
 from tensor_comprehensions.target import AVX2, AVX512
@@ -202,6 +205,22 @@ def test_lanes_across_the_output(ops: Any, sizes: tuple[int, ...], stride: int, 
     for parallel in (False, True):
         arrays = ops.run(op, generate(op, Chooser(known, target, tile, parallel).plan()))
         assert np.array_equal(arrays["result"], _convolved(arrays, stride) + arrays["S"][None, :, None, None])
+
+
+@pytest.mark.parametrize("called", [True, False])
+@pytest.mark.parametrize("read", ["i", "j", "i,j", "j,i"])
+def test_epilogues_before_sums_are_turned(ops: Any, read: str, called: bool) -> None:
+    """On vectors of sums as they are, unless what is added to them lies in memory as the output does."""
+    sizes = {"i": 41, "j": 22, "k": 9}
+    value = build.add(accumulator(FLOAT32), ops.access(f"S:{read}", sizes, FLOAT32))
+    op = ops.op("C:i,j = A:i,k x B:j,k", sizes, epilogue=build.call("exp", value) if called else value)
+    body = generate(op, plan_of(tile(i=32, j=9) >> pack("A") >> vectorize("i"), op, AVX512))
+    found = {e.type.lanes for e in walk_all(body) if isinstance(e, Load) and e.buffer.name == "S"}
+    assert found == {"i": {16}, "j": {1}, "i,j": {8}, "j,i": {16}}[read]
+    arrays = ops.run(op, body)
+    added = np.einsum(f"{read.replace(',', '')},i,j->ij", arrays["S"], np.ones(41), np.ones(22))
+    expected = arrays["A"] @ arrays["B"].T + added
+    np.testing.assert_allclose(arrays["result"], np.exp(expected) if called else expected, rtol=1e-6)
 
 
 def _convolved(arrays: Any, stride: int) -> Any:
