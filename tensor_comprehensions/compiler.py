@@ -122,6 +122,8 @@ PASSES = (
     Pass("assemble", lambda text, job: cpu.assemble(text, job.target), None),
     Pass("load", lambda code, job: cpu.load_object(code), None),
 )
+LOWERING = PASSES[:2]
+"""Those that look at options."""
 
 
 KINDS: dict[str, Callable[[Compiled], str]] = {
@@ -150,29 +152,37 @@ def compile_function(bound: BoundFunction, text: str, options: CpuOptions, targe
     return compiled
 
 
+def lowered(bound: BoundFunction, text: str, job: Job) -> dict[str, Module]:
+    """What the passes make that options decide on: the last one's loops say all about the code."""
+    return run_passes(LOWERING, bound, text, job)[0]
+
+
 def machine_code(
-    bound: BoundFunction, text: str, options: CpuOptions, target: Target
+    bound: BoundFunction, text: str, job: Job, made: Mapping[str, Any]
 ) -> tuple[ObjectCode, tuple[int, ...]]:
-    """What `compile_function` makes, for another process to load, and the bytes of its temporaries."""
-    results, _, _ = run_passes(PASSES[:-1], bound, text, Job(options, target))
+    """What `compile_function` makes, for another process to load, and the bytes of its temporaries.
+
+    made: what is `lowered` already.
+    """
+    results, _, _ = run_passes(PASSES[len(LOWERING) : -1], bound, text, job, made)
     return results["assemble"], temporary_bytes(results["simplify_again"])
 
 
 def run_passes(
-    passes: Sequence[Pass], bound: BoundFunction, text: str, job: Any
+    passes: Sequence[Pass], bound: BoundFunction, text: str, job: Any, made: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], tuple[tuple[str, float], ...], Dump | None]:
     """What each pass makes of `bound`, by name, and the time that it takes; observed, as this module says.
 
-    job: has `options` and `target`.
+    job: has `options` and `target`. made: what the passes before these made, in order.
     """
     dump = Dump.of(f"{bound.name}_{digest(bound, job.options, job.target)}")
-    if dump is not None:
+    if dump is not None and not made:
         dump.write(0, "def", text, "tc")
         dump.write(1, "bound", repr(bound))
-    value: Any = bound
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = dict(made or {})
+    value: Any = next(reversed(results.values()), bound)
     seconds: list[tuple[str, float]] = []
-    for number, step in enumerate(passes, 2):
+    for number, step in enumerate(passes, 2 + len(results)):
         start, before = perf_counter(), value
         value = results[step.name] = step.of(value, job, results)
         seconds.append((step.name, perf_counter() - start))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +16,8 @@ from time import perf_counter
 import torch
 
 from ..cache.records import from_message
-from ..compiler import machine_code, settle
+from ..compiled import Job
+from ..compiler import lowered, machine_code, settle
 from ..errors import CannotLower, TCError
 from ..options import CpuOptions
 from ..runtime import cpu
@@ -33,6 +34,8 @@ ROOM = 1 << 31
 """Bytes of inputs that are kept, beside those in use."""
 PROBLEMS = 2
 """Whose inputs are kept."""
+CODES = 256
+"""Different loops whose code is kept."""
 CHECK, COMPILE, RUN = "prepare", "compile", "run"
 """The phases of a request."""
 LONGEST = 600.0
@@ -121,9 +124,42 @@ def compiled(problem: Problem, options: object) -> pb.Code:
     """The code that options give. Raises TCError or CannotLower where they do not apply."""
     if not isinstance(options, CpuOptions):
         raise Rejected(pb.INVALID, f"options for another device: {type(options).__name__}")
-    bound = _known(problem).bound
-    code, temporaries = machine_code(bound, problem.message.source, settle(bound, options, host()), host())
-    return pb.Code(program=code.data, temporaries=temporaries, symbols=code.symbols)
+    bound, text = _known(problem).bound, problem.message.source
+    job = Job(settle(bound, options, host()), host())
+    made = lowered(bound, text, job)
+
+    def code() -> pb.Code:
+        code, temporaries = machine_code(bound, text, job, made)
+        return pb.Code(program=code.data, temporaries=temporaries, symbols=code.symbols)
+
+    return _codes.of((made["lower"], job.target), code)
+
+
+class Codes:
+    """The code of loops: half of the candidates of a search come to the same loops as an earlier one.
+
+    limit: so many are kept, those used last. Loops have some thousand different nodes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._kept = limit, dict[int, tuple[Hashable, pb.Code]]()
+
+    def of(self, loops: Hashable, make: Callable[[], pb.Code]) -> pb.Code:
+        """The code of `loops`, made by `make()` where none is kept. Their hash, which takes long, is found out once."""
+        number = hash(loops)
+        known = self._kept.pop(number, None)
+        if known is None or known[0] != loops:
+            known = loops, make()
+        self._kept[number] = known
+        for oldest in list(self._kept)[: -self._limit]:
+            self._kept.pop(oldest, None)
+        return known[1]
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+_codes = Codes(CODES)
 
 
 # --- measuring ---------------------------------------------------------------------------------------------------
@@ -182,6 +218,7 @@ def forget() -> None:
     """Keep no problem any longer."""
     _benches.clear()
     _by_message.cache_clear()
+    _codes.clear()
 
 
 def _measure(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:

@@ -9,11 +9,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import tensor_comprehensions as tc
+from tensor_comprehensions.autotuner import service
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
 from tensor_comprehensions.autotuner.evaluators import answer, suspect
 from tensor_comprehensions.autotuner.oracle import Expected
@@ -23,6 +25,8 @@ from tensor_comprehensions.autotuner.run import LEAST, race
 from tensor_comprehensions.autotuner.service import VERSION, limits, same_bytes
 from tensor_comprehensions.cache.records import to_message
 from tensor_comprehensions.calling.calls import gather
+from tensor_comprehensions.compiler import machine_code
+from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.runtime import cpu
 from tensor_comprehensions.runtime.host import host
 
@@ -323,3 +327,42 @@ def test_a_candidate_is_timed_in_turns_with_other_code(group: Group) -> None:
     request.losing = 1e-9
     reply = answer(group.submit(request.SerializeToString(), limits(request)), "")
     assert [t.runs for t in reply.timings] == [LEAST, LEAST]
+
+
+def test_loops_that_are_the_same_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And others are not taken for them: code is as without anything kept."""
+    (op,) = tc.define("def f(float(N,D) x) -> (a, b) { a(n) +=! x(n,d)  b(n) = a(n) * 2.0 }")
+    what = Problem(problem(op, torch.zeros(20, 30)))
+    made: list[str] = []
+
+    def counting(*given: Any) -> Any:
+        made.append("")
+        return machine_code(*given)
+
+    monkeypatch.setattr(service, "machine_code", counting)
+    options = [CpuOptions(), CpuOptions(grain=1 << 20), CpuOptions(fusion="min"), CpuOptions(grain=1 << 21)]
+    service.forget()
+    codes = [service.compiled(what, o) for o in options]
+    assert len(made) == len({c.program for c in codes}) == 2
+    for o, code in zip(options, codes, strict=True):
+        service.forget()
+        assert service.compiled(what, o) == code
+    service.forget()
+
+
+def test_of_code_that_is_kept_what_was_used_longest_ago_is_forgotten() -> None:
+    kept, made = service.Codes(2), list[int]()
+
+    def code(loops: int) -> pb.Code:
+        def make() -> pb.Code:
+            made.append(loops)
+            return pb.Code(program=bytes([loops]))
+
+        return kept.of(loops, make)
+
+    for loops in (1, 2, 1, 3, 1, 2):
+        assert code(loops).program == bytes([loops])
+    assert made == [1, 2, 3, 2]
+    assert hash(-1) == hash(-2)
+    first = kept.of(-1, lambda: pb.Code(symbols=["-1"]))
+    assert first != kept.of(-2, lambda: pb.Code(symbols=["-2"]))
