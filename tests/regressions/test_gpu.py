@@ -63,3 +63,17 @@ def test_what_is_looked_up_may_have_fewer_coordinates_than_dimensions() -> None:
     assert "T_shared[tx] = T[(long long)I_shared[0]][tx]" in kernel.source("cuda")
     if emulator.is_available():
         torch.testing.assert_close(kernel.emulate(*arguments), f.reference(*arguments))
+
+
+@pytest.mark.skipif(not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler")
+@pytest.mark.parametrize(
+    "statements", ["s(i,k) +=! x(i,j,k)  t(k) +=! x(i,j,k)", "t(k) max=! x(i,j,k)  s(i,k) +=! x(i,j,k)"]
+)
+def test_what_one_statement_sums_over_may_be_free_in_another(statements: str) -> None:
+    """Threads that summed both in one nest had one register for all elements of `s`."""
+    sums = tc.define(f"def sums(float(N,M,K) x) -> (s, t) {{ {statements} }}").sums
+    x = torch.randint(-3, 4, (3, 17, 2)).float()
+    for options in (None, MappingOptions(threads=(4, 4), cooperative_reductions=True)):
+        kernel = sums.compile(x, target="cuda:sm_90", options=options)
+        assert "_parts" in kernel.source("cuda") or "__shfl" in kernel.source("cuda"), "no thread shares a sum"
+        torch.testing.assert_close(kernel.emulate(x), sums.reference(x))

@@ -87,6 +87,13 @@ class LeafPlan:
         """The thread identifiers along which terms of one element are."""
         return frozenset(a.identifier for a in self.inner if a.identifier is not None)
 
+    @property
+    def mixed(self) -> bool:
+        """Is what one statement sums over a way from element to element of another that threads sum together, too?"""
+        walked = [a.dim for a in self.inner if a.extent > 1]
+        summed = [(u.node, {i.name for i in u.node.reduced}) for u in self.part(Part.TERM)]
+        return any(d.index(node) not in names for node, names in summed for d in walked)
+
     def part(self, *parts: Part) -> tuple[Unit, ...]:
         return tuple(u for u in self.units if u.part in parts)
 
@@ -149,8 +156,13 @@ def plan_kernel(scop: Scop, group: Group, options: MappingOptions) -> KernelPlan
         min(limit, -(-row.extent // size)) for limit, row, size in zip(options.blocks, group.rows, sizes, strict=False)
     )
     points = [k for k, size in enumerate(sizes) if size > 1]
-    found = leaves(scop, group, points, fuse=options.intra_tile_fusion != "min")
-    plans = _written_out(tuple(_leaf_plan(scop.function, group, leaf, sizes, options) for leaf in found))
+
+    def planned(*, fuse: bool) -> tuple[LeafPlan, ...]:
+        found = leaves(scop, group, points, fuse=fuse)
+        return tuple(_leaf_plan(scop.function, group, leaf, sizes, options) for leaf in found)
+
+    plans = planned(fuse=options.intra_tile_fusion != "min")
+    plans = _written_out(planned(fuse=False) if any(p.mixed for p in plans) else plans)
     block = [1, 1, 1]
     for axis in (a for p in plans for a in p.axes):
         if axis.identifier is not None:
@@ -464,29 +476,18 @@ def _cooperative_tree(plan: KernelPlan, number: int, leaf: LeafPlan) -> Tree:
     units = leaf.units
     terms, finish = leaf.part(Part.TERM, Part.WHOLE), leaf.part(Part.FINISH)
     tiled = [a for a in leaf.parallel if a.tiles > 1]
-    tiles = tuple(
-        Member(
-            tuple((u.name, f"floor(({plan.value(a, u)})/{a.tile})") for u in units), True, f"{a.dim.name} / {a.tile}"
-        )
-        for a in tiled
-    )
     points = _loops(plan, units, leaf.parallel)
     counts = [a.tiles for a in tiled]
     for a in leaf.parallel:
         counts += [a.trips] if a.trips > 1 else []
         counts += [a.vector] if a.vector > 1 else []
     inner = [a for a in leaf.inner if a.tiles > 1]
-    inner_tiles = tuple(
-        Member(
-            tuple((u.name, f"floor(({plan.value(a, u)})/{a.tile})") for u in terms), False, f"{a.dim.name} / {a.tile}"
-        )
-        for a in inner
-    )
-    each = Band(inner_tiles, terms, _by_lanes(plan, terms, leaf.inner, _in_order(terms)))
+    each = Band(_tile_members(plan, terms, inner), terms, _by_lanes(plan, terms, leaf.inner, _in_order(terms)))
     children: tuple[Child | Collective, ...] = (
         Collective(f"clear{number}"),
         (terms, threads(plan, terms, leaf, each)),
         Collective(f"combine{number}"),
         (finish, threads(plan, finish, leaf, _in_order(finish))),
     )
+    tiles = _tile_members(plan, units, tiled)
     return Band((*tiles, *points), units, Sequence_(children, _domain(plan, counts)))
