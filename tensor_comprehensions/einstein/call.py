@@ -22,7 +22,8 @@ def einsum(equation: str, *operands: Any, out: Any = None) -> Any:
     output has the subscripts that occur once, in alphabetical order. A subscript that is repeated in one operand takes
     the diagonal. `...` stands for dimensions that are matched from the right; dimensions of size 1 are repeated as
     needed. Several operands are contracted in pairs, in the order with the fewest multiplications. The result has the
-    type that the operands have or, where they differ, the one that holds both; integers wrap.
+    type that the operands have or, where they differ, the one that holds both; integers wrap. A sum over a subscript
+    that a single operand has comes first, and is int64 for integers and bools, as `torch.sum` is.
 
     Args:
         equation: `"ij,jk->ik"`; spaces mean nothing.

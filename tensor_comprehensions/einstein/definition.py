@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from ..dtypes import DTYPES
 from .equation import Equation
 from .order import Labels, best_order
 
@@ -14,10 +15,14 @@ NAME = "einsum"
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A tensor of the def: an operand, or the result of a statement. None stands for a dimension read at 0."""
+    """A tensor of the def: an operand, or the result of a statement. None stands for a dimension read at 0.
+
+    counts: its elements are integers or bools; a sum of them alone is int64, as `torch.sum` has it.
+    """
 
     name: str
     subscripts: tuple[str | None, ...]
+    counts: bool = False
 
     @property
     def labels(self) -> Labels:
@@ -30,7 +35,10 @@ class Factor:
 
 def definition(equation: Equation, types: Sequence[str]) -> str:
     """The text of the def, whose parameters are operands of these types in order."""
-    factors = [Factor(f"X{n}", subscripts) for n, subscripts in enumerate(equation.operands)]
+    factors = [
+        Factor(f"X{n}", subscripts, not DTYPES[dtype].is_float)
+        for n, (subscripts, dtype) in enumerate(zip(equation.operands, types, strict=True))
+    ]
     parameters = ", ".join(_parameter(f, dtype) for f, dtype in zip(factors, types, strict=True))
     statements = "".join(f"  {s}\n" for s in _statements(equation, factors))
     return f"def {NAME}({parameters}) -> (out) {{\n{statements}}}\n"
@@ -84,7 +92,10 @@ def _result(name: str, factors: Sequence[Factor], equation: Equation, needed: La
 
 def _statement(target: Factor, factors: Sequence[Factor]) -> str:
     summed = frozenset().union(*(f.labels for f in factors)) - target.labels
-    return f"{target.text} {'+=!' if summed else '='} {' * '.join(f.text for f in factors)}"
+    value = " * ".join(f.text for f in factors)
+    if summed and len(factors) == 1 and factors[0].counts:
+        value = f"int64({value})"
+    return f"{target.text} {'+=!' if summed else '='} {value}"
 
 
 def _element(name: str, parts: Sequence[str], separator: str = ", ") -> str:

@@ -32,8 +32,8 @@ def operator_for(equation: str, *operands: Any) -> Op:
         n, name = odd[0]
         raise ArgumentError(f"einsum: operand {n} has elements of type {name}", expected=", ".join(DTYPES))
     equated = parse(equation, [tuple(map(_number, x.shape)) for x in operands])
-    if set(types) == {"bool"} and (len(types) > 1 or set(equated.operands[0]) - set(equated.output) - {None}):
-        raise ArgumentError("einsum: the operands are bool, which have no sums and products", suggestion="pass x.int()")
+    if set(types) == {"bool"} and len(types) > 1:
+        raise ArgumentError("einsum: the operands are bool, which have no products", suggestion="pass x.int()")
     text = definition(equated, types)
     return _by_text.get(text, lambda: define(text)[NAME])
 

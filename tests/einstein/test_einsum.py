@@ -125,12 +125,37 @@ def test_operands_that_are_no_tensors() -> None:
         tc.einsum("ij,j->i", torch.ones(1, 1, dtype=torch.complex64), torch.ones(1))
 
 
-def test_bools_are_moved_but_neither_added_nor_multiplied() -> None:
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16])
+@pytest.mark.parametrize("equation", ["ij->", "ij->i", "ii->", "ij->ji", "ii->i", "ij", "..."])
+def test_one_operand_has_the_type_of_torch(equation: str, dtype: torch.dtype) -> None:
+    x = torch.ones(300, 300).to(dtype) if "ii" in equation else torch.ones(3, 300).to(dtype)
+    expected = torch.einsum(equation, x)
+    found = tc.einsum(equation, x)
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32])
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "ij,jk->ijk", "ij,jl->", "ij,kl->", "ij,jk,kl->il", "ij,ij->i"])
+def test_products_of_integers_keep_their_type_and_sums_of_one_do_not(equation: str, dtype: torch.dtype) -> None:
+    sizes = {"i": 3, "j": 40, "k": 5, "l": 2}
+    operands = [
+        torch.full([sizes[label] for label in term], 5).to(dtype) for term in equation.partition("->")[0].split(",")
+    ]
+    try:
+        expected = torch.einsum(equation, *operands)
+    except RuntimeError:  # torch multiplies no int64 by other types
+        expected = torch.einsum(equation, *(x.long() for x in operands))
+    found = tc.einsum(equation, *operands)
+    assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
+
+
+def test_bools_are_moved_and_counted_but_not_multiplied() -> None:
     x = torch.tensor([[True, False, True]])
     assert torch.equal(tc.einsum("ij->ji", x), x.t())
-    for equation, operands in (("ij->i", [x]), ("ij,ij->ij", [x, x]), ("ii", [x[:, :1]])):
-        with pytest.raises(tc.ArgumentError, match="einsum: the operands are bool"):
-            tc.einsum(equation, *operands)
+    assert tc.einsum("ij->", x).item() == 2
+    with pytest.raises(tc.ArgumentError, match="einsum: the operands are bool"):
+        tc.einsum("ij,ij->ij", x, x)
 
 
 @st.composite
