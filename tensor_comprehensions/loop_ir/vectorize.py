@@ -6,6 +6,7 @@ one masked vector. There is no scalar remainder.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from operator import is_
 
@@ -91,12 +92,13 @@ def _vectorize(s: Stmt, names: Names, scope: Scope) -> _Result:
 
 
 def _vectorize_block(s: Block, body: tuple[Stmt, ...], names: Names, scope: Scope) -> _Result:
+    results = [_vectorize(c, names, scope) for c in body]
+    waits = any(pending for _, pending in results)
+    reached = Counter(name for c in body for name in _reached(c)) if waits else Counter[str]()
     done: list[Stmt] = []
     leaving: list[Accumulator] = []
-    for n, c in enumerate(body):
-        inner, pending = _vectorize(c, names, scope)
-        others = (*body[:n], *body[n + 1 :]) if pending else ()
-        stay = tuple(a for a in pending if any(_touches(o, a.buffer_name) for o in others))
+    for inner, pending in results:
+        stay = tuple(a for a in pending if reached[a.buffer_name] > 1)  # by more than its own loop
         done.append(_settle(inner, stay))
         leaving.extend(a for a in pending if a not in stay)
     return s if all(map(is_, done, body)) else build.block(*done), tuple(leaving)
@@ -115,14 +117,15 @@ def _outlives(a: Accumulator, outer: Stmt, bound: str) -> bool:
     return free and bound != a.buffer_name and all(x.buffer.name != a.buffer_name for x in read)
 
 
-def _touches(s: Stmt, name: str) -> bool:
-    """Whether `s` reaches the buffer `name` in any way."""
+def _reached(s: Stmt) -> set[str]:
+    """The buffers that `s` reaches in any way."""
+    found = {e.buffer.name for e in walk_all(s) if isinstance(e, Load)}
     for c in walk(s):
-        if isinstance(c, Store) and c.buffer.name == name:
-            return True
-        if isinstance(c, Invoke) and not is_hint(c) and any(b.name == name for b, _ in c.operands):
-            return True
-    return any(isinstance(e, Load) and e.buffer.name == name for e in walk_all(s))
+        if isinstance(c, Store):
+            found.add(c.buffer.name)
+        elif isinstance(c, Invoke) and not is_hint(c):
+            found.update(b.name for b, _ in c.operands)
+    return found
 
 
 def _settle(s: Stmt, accumulators: tuple[Accumulator, ...]) -> Stmt:

@@ -6,6 +6,7 @@ of that row; the others stay whole. One that a single leaf writes and reads at t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -73,8 +74,10 @@ def _position(node: Node, subscript: tc.Expr, group: Group) -> tuple[int, int] |
 
 def in_register(tensor: Tensor, group: Group, leaf: Leaf) -> bool:
     """Is `tensor` written and read at one point of every iteration of `leaf`, and nowhere else?"""
-    touching = [n for n in group.nodes if tensor.name in n.tensors]
-    if any(n not in leaf.nodes for n in touching) or any(d.kind is DimKind.SERIAL for d in leaf.dims):
+    touching = [n for n in leaf.nodes if tensor.name in n.tensors]
+    if not touching or any(tensor.name in n.tensors and n not in leaf.nodes for n in group.nodes):
+        return False
+    if any(d.kind is DimKind.SERIAL for d in leaf.dims):
         return False
     writers = [n for n in touching if any(w.tensor == tensor.name for w in n.writes)]
     return all(not n.reduced and n.statements[0].reduction is None for n in writers)
@@ -105,18 +108,11 @@ def _only_written(group: Group) -> frozenset[str]:
 
 
 def bytes_touched(function: BoundFunction, group: Group) -> int:
-    """Of all tensors, at most."""
-    touched = {t for n in group.nodes for t in n.tensors}
-    return sum(_touched(t, group) * t.dtype.size for t in function.tensors if t.name in touched)
-
-
-def _touched(tensor: Tensor, group: Group) -> int:
-    """At most so many elements of `tensor` does `group` touch: of a large table only the rows that data selects."""
-    points = 0
+    """Of all tensors, at most: of a large table only the rows that data selects."""
+    points = Counter[str]()
     for node in group.nodes:
         extents = {i.name: i.extent for i in (*node.free, *node.reduced)}
         for access in (*node.writes, *node.reads):
-            if access.tensor == tensor.name:
-                names = {x.name for e in access.subscripts for x in tc.walk(e) if isinstance(x, tc.Index)}
-                points += prod(extents[name] for name in names if name in extents)
-    return min(tensor.size, points)
+            names = {x.name for e in access.subscripts for x in tc.walk(e) if isinstance(x, tc.Index)}
+            points[access.tensor] += prod(extents[name] for name in names if name in extents)
+    return sum(min(t.size, points[t.name]) * t.dtype.size for t in function.tensors)
