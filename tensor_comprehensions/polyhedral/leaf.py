@@ -50,6 +50,16 @@ class Leaf:
     nodes: tuple[Node, ...]
     dims: tuple[Dim, ...]
 
+    @property
+    def mixed(self) -> bool:
+        """Does what one node sums over lead from element to element of another's sums?
+
+        Each element of those would be begun anew, and be finished, inside the loops of the sum.
+        """
+        summed = [d for d in self.dims if d.kind is DimKind.REDUCTION]
+        own = [(n, {i.name for i in n.reduced}) for n in self.nodes if n.reduced]
+        return any(d.index(n) not in names for n, names in own for d in summed)
+
 
 def leaves(scop: Scop, group: Group, point_rows: Sequence[int], *, fuse: bool) -> tuple[Leaf, ...]:
     """The nests of a group whose rows `point_rows` are loops of the nests (the others are fixed outside)."""
@@ -94,7 +104,8 @@ def _fused(first: Leaf, second: Leaf) -> Leaf | None:
         kinds = {dim.kind, other.kind}
         kind = DimKind.REDUCTION if DimKind.REDUCTION in kinds else DimKind.PARALLEL
         dims.append(Dim(dim.name, kind, dim.lower, dim.upper, dim.row, (*dim.indices, *other.indices)))
-    return Leaf((*first.nodes, node), tuple(dims))
+    fused = Leaf((*first.nodes, node), tuple(dims))
+    return None if fused.mixed else fused
 
 
 def _alignment(first: Leaf, second: Leaf) -> dict[str, Dim] | None:

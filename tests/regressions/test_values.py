@@ -113,3 +113,15 @@ def test_a_register_that_a_transposition_writes_more_than_once(shape: tuple[int,
     y = torch.randn(shape)
     with knobs.override(verify=True, cache="off"):
         torch.testing.assert_close(op(y), (y.t() + 1) ** 2 + y.t())
+
+
+@pytest.mark.parametrize("shape", [(3, 17, 2), (40, 50, 60), (5, 1, 7)])
+@pytest.mark.parametrize(
+    "second", ["t(k) +=! x(i,j,k)", "t(k) max=! x(i,j,k)", "t(i,j) +=! x(i,j,k)", "t(j,k) +=! x(i,j,k)"]
+)
+def test_what_one_statement_sums_over_may_be_free_in_another(second: str, shape: tuple[int, ...]) -> None:
+    """One nest for both began the elements of one of them outside of the loop that leads from each to the next."""
+    x = torch.randint(-3, 4, shape).float()
+    for first, last in (("s(i,k) +=! x(i,j,k)", second), (second, "s(i,k) +=! x(i,j,k)")):
+        sums = tc.define(f"def sums(float(N,M,K) x) -> (s, t) {{ {first} {last} }}").sums
+        torch.testing.assert_close(sums(x), sums.reference(x), rtol=0, atol=0)

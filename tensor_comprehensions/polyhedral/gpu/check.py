@@ -24,7 +24,7 @@ from .units import Part, Unit
 def check_kernel(scop: Scop, plan: KernelPlan, tree: Tree, levels: Sequence[Level]) -> None:
     """Raise InternalError unless `tree`, with barriers of `levels` before the leaves, runs `plan` rightly."""
     _structure(tree, plan, mapped=False)
-    if any(leaf.mixed for leaf in plan.leaves):
+    if any(leaf.cooperative and leaf.leaf.mixed for leaf in plan.leaves):
         raise InternalError("threads add terms of several elements to one register")
     found = references_of(plan.units, scop.function, CONTEXT)
     order = schedule(CONTEXT, plan.units, without_collectives(tree)).get_map().project_out_all_params()

@@ -87,13 +87,6 @@ class LeafPlan:
         """The thread identifiers along which terms of one element are."""
         return frozenset(a.identifier for a in self.inner if a.identifier is not None)
 
-    @property
-    def mixed(self) -> bool:
-        """Is what one statement sums over a way from element to element of another that threads sum together, too?"""
-        walked = [a.dim for a in self.inner if a.extent > 1]
-        summed = [(u.node, {i.name for i in u.node.reduced}) for u in self.part(Part.TERM)]
-        return any(d.index(node) not in names for node, names in summed for d in walked)
-
     def part(self, *parts: Part) -> tuple[Unit, ...]:
         return tuple(u for u in self.units if u.part in parts)
 
@@ -156,13 +149,8 @@ def plan_kernel(scop: Scop, group: Group, options: MappingOptions) -> KernelPlan
         min(limit, -(-row.extent // size)) for limit, row, size in zip(options.blocks, group.rows, sizes, strict=False)
     )
     points = [k for k, size in enumerate(sizes) if size > 1]
-
-    def planned(*, fuse: bool) -> tuple[LeafPlan, ...]:
-        found = leaves(scop, group, points, fuse=fuse)
-        return tuple(_leaf_plan(scop.function, group, leaf, sizes, options) for leaf in found)
-
-    plans = planned(fuse=options.intra_tile_fusion != "min")
-    plans = _written_out(planned(fuse=False) if any(p.mixed for p in plans) else plans)
+    found = leaves(scop, group, points, fuse=options.intra_tile_fusion != "min")
+    plans = _written_out(tuple(_leaf_plan(scop.function, group, leaf, sizes, options) for leaf in found))
     block = [1, 1, 1]
     for axis in (a for p in plans for a in p.axes):
         if axis.identifier is not None:
