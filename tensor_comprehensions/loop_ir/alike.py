@@ -1,14 +1,19 @@
-"""What all iterations of a parallel loop would do alike: a thread may do it once, for all iterations of its own."""
+"""What all iterations of a parallel loop would do alike: a thread may do it once, for all iterations of its own.
+
+Packed operands are what it is about, such as the weights of fused layers whose tiles are rows of the batch: the
+hoisting of "Composable and modular code generation in MLIR" over a loop that threads share.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import takewhile
 
 from . import build
 from .intrinsics import is_hint
-from .nodes import Allocate, Block, Buffer, Check, Invoke, Let, Loop, Space, Stmt, Store, Var
-from .rewrite import uses, walk
+from .nodes import Allocate, Block, Buffer, Check, If, Invoke, Let, Loop, Space, Stmt, Store, Var
+from .rewrite import map_stmt, substatements, uses, walk
 
 Filled = tuple[Buffer, Stmt]
 """Scratch memory and what fills it."""
@@ -19,34 +24,45 @@ def alike(loop: Loop) -> tuple[tuple[Filled, ...], Loop]:
 
     A thread that does this before its share of the iterations does the same as all of them would one after another.
     """
-    if not _allocates(loop.body):
+    candidates = list(_allocations(loop.body, frozenset((loop.var,))))
+    if not candidates:
         return (), loop
     written = {b.name for b in _written((loop.body,))}
-    found, body = _alike(loop.body, frozenset((loop.var,)), written)
-    return found, replace(loop, body=body) if found else loop
+    fills = [(a, _fill(a, bound, written)) for a, bound in candidates]
+    shared: dict[str, Filled] = {}
+    for a, fill in fills:
+        if fill is not None:
+            shared.setdefault(a.buffer.name, (a.buffer, fill))
+    for a, fill in fills:  # tiles of two sizes: what they fill in two ways stays
+        if shared.get(a.buffer.name) != (a.buffer, fill):
+            shared.pop(a.buffer.name, None)
+    return tuple(shared.values()), replace(loop, body=_without(loop.body, shared)) if shared else loop
 
 
-def _allocates(s: Stmt) -> bool:
-    """Whether the statement is scratch memory, but for names that it binds first."""
-    while type(s) is Let:
-        s = s.body
-    return type(s) is Allocate and s.buffer.space is Space.SCRATCH
-
-
-def _alike(s: Stmt, bound: frozenset[str], written: set[str]) -> tuple[tuple[Filled, ...], Stmt]:
-    """`bound`: names that differ from iteration to iteration. `written`: buffers that the loop writes."""
+def _allocations(s: Stmt, bound: frozenset[str]) -> Iterator[tuple[Allocate, frozenset[str]]]:
+    """The scratch memory of `s` outside of its loops, with the names that differ from iteration to iteration there."""
     match s:
-        case Let(name, value, body):
-            found, inner = _alike(body, bound | {name}, written)
-            return found, Let(name, value, inner) if found else s
-        case Allocate(buffer, Block(parts)) if buffer.space is Space.SCRATCH:
-            count = next((n for n, p in enumerate(parts) if not _fills(p, buffer, bound, written)), len(parts))
-            first, rest = parts[:count], parts[count:]
-            if not first or not rest or buffer.name in {b.name for b in _written(rest)}:
-                return (), s
-            found, inner = _alike(build.block(*rest), bound, written)
-            return ((buffer, build.block(*first)), *found), inner
-    return (), s
+        case Loop():
+            return
+        case Let(name):
+            bound |= {name}
+        case Allocate(buffer) if buffer.space is Space.SCRATCH:
+            yield s, bound
+    for c in substatements(s):
+        yield from _allocations(c, bound)
+
+
+def _fill(s: Allocate, bound: frozenset[str], written: set[str]) -> Stmt | None:
+    """The statements at the start of `s` that fill the memory, where nothing else does and all iterations do it alike.
+
+    written: the buffers that the loop writes.
+    """
+    parts = s.body.body if isinstance(s.body, Block) else ()
+    first = tuple(takewhile(lambda p: _fills(p, s.buffer, bound, written), parts))
+    rest = parts[len(first) :]
+    if not first or not rest or s.buffer.name in {b.name for b in _written(rest)}:
+        return None
+    return build.block(*first)
 
 
 def _fills(s: Stmt, buffer: Buffer, bound: frozenset[str], written: set[str]) -> bool:
@@ -56,6 +72,20 @@ def _fills(s: Stmt, buffer: Buffer, bound: frozenset[str], written: set[str]) ->
     own = {c.var if isinstance(c, Loop) else c.name for c in walk(s) if isinstance(c, Loop | Let)}
     others = bound - own
     return not any(x.name in others if isinstance(x, Var) else x.buffer.name in written for x in uses(s))
+
+
+def _without(s: Stmt, shared: Mapping[str, Filled]) -> Stmt:
+    """`s`, where all that is `shared` is there and filled."""
+    match s:
+        case Loop():
+            return s
+        case Allocate(buffer, Block(parts)) if buffer.name in shared:
+            fill = shared[buffer.name][1]
+            count = len(fill.body) if isinstance(fill, Block) else 1
+            return build.block(*(_without(p, shared) for p in parts[count:]))
+        case If() | Let() | Block() | Allocate():
+            return map_stmt(s, lambda e: e, lambda c: _without(c, shared))
+    return s
 
 
 def _written(parts: Iterable[Stmt]) -> list[Buffer]:

@@ -8,7 +8,7 @@ from loop_programs import module
 from tensor_comprehensions.dtypes import FLOAT32
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir.alike import alike
-from tensor_comprehensions.loop_ir.nodes import Allocate, Block, Let, Loop, LoopKind, Space, Stmt
+from tensor_comprehensions.loop_ir.nodes import Allocate, Block, If, Let, Loop, LoopKind, Space, Stmt
 from tensor_comprehensions.loop_ir.verify import verify
 
 N = 8
@@ -60,3 +60,41 @@ def test_below_names_of_the_iteration() -> None:
 def test_what_differs_stays(fill: Stmt, body: Stmt) -> None:
     loop = shares(fill, body)
     assert alike(loop) == ((), loop)
+
+
+OWN = b.buffer("own", FLOAT32, (N,), Space.SCRATCH)
+
+
+def below(inside: Stmt) -> Loop:
+    """A parallel loop with `inside` after each iteration has filled memory of its own."""
+    mine = b.store(OWN, (ROW,), b.load(A, ROW))
+    body = Allocate(OWN, b.block(mine, inside, b.store(B, (ROW,), b.load(OWN, ROW))))
+    return Loop("i", b.const(0), b.const(N), body, LoopKind.PARALLEL)
+
+
+def test_behind_what_each_iteration_does_for_itself() -> None:
+    loop = below(Allocate(PANEL, Block((COPY, USE))))
+    verify(module(loop, (A, B)))
+    found, rest = alike(loop)
+    assert found == ((PANEL, COPY),)
+    assert rest == below(USE)
+
+
+def test_of_what_an_earlier_statement_wrote() -> None:
+    turned = serial(b.store(PANEL, (J,), b.load(OWN, J)))
+    loop = below(Allocate(PANEL, Block((turned, USE))))
+    verify(module(loop, (A, B)))
+    assert alike(loop) == ((), loop)
+
+
+def test_tiles_of_two_sizes() -> None:
+    """Shared where both fill it in one way."""
+    last = b.le(b.const(N - 1), ROW)
+    half = Loop("j", b.const(0), b.const(N // 2), b.store(PANEL, (J,), b.load(A, J)))
+    same, other = (
+        If(last, Allocate(PANEL, Block((COPY, USE))), Allocate(PANEL, Block((f, USE)))) for f in (COPY, half)
+    )
+    found, rest = alike(below(same))
+    assert found == ((PANEL, COPY),)
+    assert rest == below(If(last, USE, USE))
+    assert alike(below(other)) == ((), below(other))
