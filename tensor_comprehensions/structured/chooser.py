@@ -46,7 +46,7 @@ second cache from which on results that are not had better go past it, be they r
 
 
 @dataclass(frozen=True, slots=True)
-class _Nest:
+class Nest:
     """Levels of a plan, how many of them a parallel loop may collapse, and the copies among them.
 
     rows: that a thread should have at least, beyond what work asks for. ahead: as in a plan.
@@ -82,14 +82,14 @@ class Chooser:
             nest = self._standing_panel(reductions, rows_outside, pack_still if rows_outside else pack_moving)
         return self._finished(nest, self._walked(reductions, nest))
 
-    def _walked(self, reductions: tuple[str, ...], nest: _Nest) -> tuple[str, ...]:
+    def _walked(self, reductions: tuple[str, ...], nest: Nest) -> tuple[str, ...]:
         """The order of reductions in the register tile: in panels of both factors the longest may be innermost."""
         if len(nest.packs) < len(self.facts.factors):
             return reductions
         blocks = {level.iterator: level.size for level in nest.levels}
         return tuple(sorted(reductions, key=lambda name: blocks.get(name, self.facts.extent(name))))
 
-    def _finished(self, nest: _Nest, reductions: tuple[str, ...]) -> Plan:
+    def _finished(self, nest: Nest, reductions: tuple[str, ...]) -> Plan:
         collapsed, grain = self._parallel(nest.levels[: nest.outer])
         grain = max(grain, tiles(nest.rows, nest.levels[nest.outer - 1].size)) if collapsed else grain
         return Plan(
@@ -107,7 +107,7 @@ class Chooser:
             joined=self.tile.joined,
         )
 
-    def _standing_panel(self, reductions: tuple[str, ...], rows_outside: bool, packed: bool) -> _Nest:
+    def _standing_panel(self, reductions: tuple[str, ...], rows_outside: bool, packed: bool) -> Nest:
         """A panel of one factor, packed or in place, for all of the other factor in turn."""
         known = self.facts
         standing, passing = (known.still, known.moving) if rows_outside else (known.moving, known.still)
@@ -133,7 +133,7 @@ class Chooser:
         rows = 1 if not packed or count > 1 else (OWN_TURNED_USES if turned else OWN_PACKED_USES)
         ahead = standing is known.moving and not (packed or blocks or panels) and self._comes_ahead()
         inner = [*self._levels(swept), *self._levels(known.only(passing)), *panels]
-        return _Nest([*levels, *inner], outer, packs, rows, (panel,) if ahead else ())
+        return Nest([*levels, *inner], outer, packs, rows, (panel,) if ahead else ())
 
     def _together(self, passing: Factor, reductions: tuple[str, ...], near: int) -> tuple[int, list[Level]]:
         """How many panels along the lanes stand while the other factor passes, and the block of a reduction in them.
@@ -161,7 +161,7 @@ class Chooser:
         straight = moving.step(known.vector) == 1 and self.target.is_meshed
         return tiles(SHORT_RUN, run) if straight else 1
 
-    def _across(self) -> _Nest:
+    def _across(self) -> Nest:
         """Panels of the moving factor, all that the second cache holds, for a large part of the still factor.
 
         The rows of the register tile walk along the output; all panels meet one stretch of them before the next.
@@ -187,7 +187,7 @@ class Chooser:
         outer = len(levels)
         inner = [*self._around(rows, panel), known.op.iterator(known.unit)]
         levels += [Level(i.name, tile.size(i.name)) for i in inner]
-        return _Nest(levels, outer, [Pack(known.moving.side, outer)])
+        return Nest(levels, outer, [Pack(known.moving.side, outer)])
 
     def _around(self, rows: Sequence[Iterator], panel: int) -> list[Iterator]:
         """The loops over rows around those over panels, unless a panel stays in the first cache.
@@ -217,7 +217,7 @@ class Chooser:
     def _sweep(self) -> Sweep:
         return Sweep(self.facts, self.target, self.tile, min(self.facts.steps, PACKED_STEPS))
 
-    def _blocked_rows(self, reductions: tuple[str, ...], pack_moving: bool) -> _Nest:
+    def _blocked_rows(self, reductions: tuple[str, ...], pack_moving: bool) -> Nest:
         """A packed block of the still factor in the second cache, for all panels of the moving one."""
         known = self.facts
         levels = [*self._levels(known.shared), self._packed_block(pack_moving)]
@@ -232,7 +232,7 @@ class Chooser:
         if pack_moving:
             packs.append(Pack(known.moving.side, len(levels)))
         rows = OWN_PACKED_USES if alone and not blocks else 1
-        return _Nest([*levels, *self._levels(known.only(known.still))], outer, packs, rows)
+        return Nest([*levels, *self._levels(known.only(known.still))], outer, packs, rows)
 
     # --- loops ---
 
@@ -256,7 +256,7 @@ class Chooser:
         ordered = sorted(iterators, key=lambda i: -abs(packed.step(i.name) or 0))
         return [Level(i.name, self.tile.size(i.name)) for i in ordered]
 
-    def _at_once(self, nest: _Nest, reductions: tuple[str, ...]) -> int:
+    def _at_once(self, nest: Nest, reductions: tuple[str, ...]) -> int:
         """Steps of the sum per iteration: as many as there are register tiles to ask for a share of the rows each."""
         if nest.ahead:
             return min(unrolling.STEPS, 1 << (self._row_tiles().bit_length() - 1))

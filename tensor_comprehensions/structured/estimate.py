@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
@@ -33,8 +33,8 @@ STREAMS = 48
 """Runs that are followed at once; where more are turned together, only what is turned at once is a run."""
 ROOM, FAR_ROOM = 0.75, 0.95
 """The part of a cache that stays for what is read again; where the last one is a mesh away and the second one large."""
-PAGE, PAGES, PAGE_VISIT = 4096, 2048, 45.0
-"""Bytes of a page, pages whose addresses the processor keeps, and cycles to find another one."""
+PAGE, PAGES, PAGE_VISIT, OPEN = 4096, 2048, 45.0, 64
+"""Bytes of a page, pages whose addresses the processor keeps, cycles to find another one; pages written in turns."""
 GATHER = 0.7
 """Cycles per element of a vector that is put together from elements apart."""
 SPLIT = 0.5
@@ -76,7 +76,7 @@ def expected(known: Facts, plans: Sequence[Plan], target: Target) -> list[float]
 
 def _expected(model: _Model, computing: float) -> float:
     compute = computing + model.gathering() + model.splitting()
-    compute += model.scattering()
+    compute += model.scattering() + model.returning()
     moving = model.moving()
     return max(compute + EXPOSED * moving, moving) + model.copying()
 
@@ -85,6 +85,11 @@ def in_short_runs(known: Facts, plan: Plan, target: Target) -> bool:
     """Whether panels of the moving factor are filled from runs of memory that are too short to be on their way."""
     model, side = _Model(known, plan, target), known.moving.side
     return side in model.packed and model.starts(side, model.regions[model.packed[side]]) > 0
+
+
+def completes_pages(known: Facts, plan: Plan, target: Target) -> bool:
+    """Whether most pages of an output that passes the caches are written as a whole before others are."""
+    return plan.streaming and _Model(known, plan, target).visits * PAGE <= 2 * known.output_size
 
 
 def busy(op: StructuredOp, plan: Plan, target: Target) -> float:
@@ -112,6 +117,17 @@ def _points(plan: Plan, name: str) -> int:
     """Points of a register tile along an iterator, in whole vectors."""
     size = plan.tile(name)
     return tiles(size, plan.lanes) * plan.lanes if name == plan.vector else size
+
+
+def _pages(moved: Iterable[tuple[str, int]], size: int, region: Mapping[str, int]) -> int:
+    """Pages of a tensor that a region touches. moved: by how many elements, of `size` bytes, its iterators move it."""
+    far, span = 1, size
+    for name, step in moved:
+        if step * size >= PAGE:
+            far *= region[name]
+        else:
+            span += (region[name] - 1) * step * size
+    return far * tiles(span, PAGE)
 
 
 @dataclass(frozen=True)
@@ -193,13 +209,7 @@ class _Model:
     def source_pages(self, side: Side, region: Mapping[str, int]) -> int:
         """Pages of a factor's tensor that a region touches."""
         factor = self.factor(side)
-        far, span = 1, factor.bytes
-        for name, step in factor.nearest:
-            if step * factor.bytes >= PAGE:
-                far *= region[name]
-            else:
-                span += (region[name] - 1) * step * factor.bytes
-        return far * tiles(span, PAGE)
+        return _pages(factor.nearest, factor.bytes, region)
 
     @cached_property
     def footprints(self) -> dict[Side, list[float]]:
@@ -270,6 +280,17 @@ class _Model:
             arriving = min(arriving, self.footprints[still.side][depth - 1] / self.trips[depth - 1])
         new = min(1.0, still.stored / prod(i.extent for i in self.facts.op.iterators if i.name in still.used))
         return SCATTERED * new * self._arriving(arriving, still.used, depth) / LINE
+
+    def returning(self) -> float:
+        """Cycles more to go from page to page of an output past the caches. Measured where the last one is far."""
+        return PAGE_VISIT * self.visits if self.plan.streaming and self.target.is_meshed else 0.0
+
+    @cached_property
+    def visits(self) -> int:
+        """How often one begins or goes on to write a page of the output."""
+        pages = [_pages(self.facts.output_steps, self.facts.output_bytes, region) for region in self.regions]
+        depth = next((d for d, count in enumerate(pages[1:]) if count <= OPEN), len(self.plan.levels))
+        return pages[depth] * prod(self.trips[:depth])
 
     def splitting(self) -> float:
         """Cycles more for vectors of windows, which no alignment suits: neighbours along a sum begin one element on."""

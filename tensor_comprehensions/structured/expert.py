@@ -10,9 +10,9 @@ from ..target import Target
 from . import crossed, fragments, sliding
 from .chooser import PACKED_STEPS, PARALLEL_WORK, Chooser
 from .cost import is_far
-from .estimate import busy, estimate, expected, in_short_runs
+from .estimate import busy, completes_pages, estimate, expected, in_short_runs
 from .facts import Facts, facts
-from .insistent import all_ways
+from .insistent import Whole, all_ways, whole_pays
 from .op import StructuredOp, loads
 from .plan import Plan
 from .ranking import SHORT_SUM, Ranking
@@ -80,6 +80,9 @@ def _considered(view: Ranking, target: Target, parallel: bool) -> Iterator[Plan]
     """The plans to compare: one for each of a few register tiles; all ways where what is written decides."""
     expert = Chooser(view.facts, target, view.best, parallel)
     if _moves_most(view.facts, target):
+        if whole_pays(view.facts, target):
+            copied = (Whole(view.facts, target, tile, parallel).plan() for tile in view.shapes(TILES))
+            yield from (plan for plan in copied if completes_pages(view.facts, plan, target))
         yield expert.plan()
         gathered = view.facts.moving.step(view.facts.vector) != 1
         for tile in view.shapes(TILES):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, product
+from math import prod
+from operator import mul
 
 from ..target import Target
-from .chooser import Chooser
+from .chooser import CHUNKS, Chooser, Nest
 from .cost import RegisterTile
 from .facts import Facts
-from .plan import Plan
+from .op import Iterator as Dimension
+from .plan import Level, Pack, Plan, Side
+from .tile import tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +48,32 @@ def all_ways(
             yield Insistent(facts, target, tile, parallel, moving, still, outside).plan()
         except ValueError:  # there is no iterator to pack a block of
             continue
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(Chooser):
+    """The expert where both factors are copied first, and the output is gone through in the order of memory.
+
+    One panel along the lanes stays in the first cache while the rows that are nearest in the output pass by.
+    """
+
+    def plan(self) -> Plan:
+        known, apart = self.facts, dict(self.facts.output_steps)
+
+        def order(i: Dimension) -> int:
+            return -apart.get(i.name, 0)
+
+        lanes, nearest = known.op.iterator(known.vector), max(known.only(known.still), key=order)
+        outside = sorted((i for i in known.parallel if i not in (lanes, nearest)), key=order)
+        levels = [Level(i.name, self.tile.size(i.name)) for i in (*outside, lanes, nearest)]
+        counts = accumulate((tiles(known.extent(level.iterator), level.size) for level in levels), mul)
+        outer = next((d for d, count in enumerate(counts, 1) if count >= CHUNKS), len(levels))
+        nest = Nest(levels, outer, [Pack(Side.LEFT, 0), Pack(Side.RIGHT, 0)])
+        return self._finished(nest, self._walked(known.reductions, nest))
+
+
+def whole_pays(facts: Facts, target: Target) -> bool:
+    """Whether the second cache holds copies of both factors."""
+    copied = sum(prod(facts.extent(name) for name in f.used) for f in facts.factors) * facts.op.dtype.size
+    rows = not facts.turned and facts.vector not in facts.still.used and facts.only(facts.still)
+    return bool(rows) and copied <= target.cache[1]

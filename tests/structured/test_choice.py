@@ -13,9 +13,13 @@ from tensor_comprehensions.dtypes import FLOAT32, FLOAT64
 from tensor_comprehensions.structured import crossed
 from tensor_comprehensions.structured.candidates import candidates
 from tensor_comprehensions.structured.contraction import lower
+from tensor_comprehensions.structured.cost import RegisterTile
 from tensor_comprehensions.structured.describe import pipeline_of
+from tensor_comprehensions.structured.estimate import completes_pages
 from tensor_comprehensions.structured.expert import choose
 from tensor_comprehensions.structured.facts import facts
+from tensor_comprehensions.structured.insistent import Whole
+from tensor_comprehensions.structured.normalise import normalise
 from tensor_comprehensions.structured.plan import Plan, Side
 from tensor_comprehensions.target import AVX512, Target
 
@@ -131,8 +135,10 @@ def test_scalars_that_every_tile_would_fetch_again_are_packed(ops: Any) -> None:
     sizes = dict(zip("abcdefg", (16, 12, 12, 16, 12, 12, 16), strict=True))
     lines_of_many_tiles = "C:f,e,d,c,b,a = A:b,g,e,d x B:c,a,f,g"  # one row is pages apart from the next
     lines_of_one_tile = "C:f,e,d,c,b,a = A:b,e,d,g x B:c,a,f,g"
-    assert Side.LEFT in packed(choose(ops.op(lines_of_many_tiles, sizes), MESHED, parallel=True))
-    assert Side.LEFT not in packed(choose(ops.op(lines_of_one_tile, sizes), MESHED, parallel=True))
+    many, one = (ops.op(text, sizes) for text in (lines_of_many_tiles, lines_of_one_tile))
+    many, one = (replace(op, initial=op.output) for op in (many, one))  # else whole copies pay
+    assert Side.LEFT in packed(choose(many, MESHED, parallel=True))
+    assert Side.LEFT not in packed(choose(one, MESHED, parallel=True))
 
 
 def test_lanes_run_across_where_the_large_factor_need_not_be_turned_then(ops: Any) -> None:
@@ -469,3 +475,35 @@ def test_scalars_in_short_runs_from_the_second_cache_are_packed(ops: Any, text: 
     plan = choose(ops.op(text, sizes), MESHED, parallel=True)
     assert plan.streaming
     assert (packed(plan) == {Side.LEFT, Side.RIGHT}) is both
+
+
+FAR_TRIPLES = dict(zip("abcdefg", (24, 20, 20, 24, 20, 20, 24), strict=True))
+
+
+@pytest.mark.parametrize(
+    "text", ["C:f,e,d,c,b,a = A:b,a,f,g x B:c,g,e,d", "C:f,e,d,c,b,a = A:b,g,e,d x B:c,a,f,g"], ids=["run", "apart"]
+)
+def test_small_factors_of_far_outputs_are_copied_whole_and_pages_completed(ops: Any, text: str) -> None:
+    op = normalise(ops.op(text, FAR_TRIPLES))
+    plan = choose(op, MESHED, parallel=True)
+    assert [step.depth for step in plan.packs] == [0, 0]
+    assert completes_pages(facts(op, plan.vector), plan, MESHED)
+    assert chunks(plan, {i.name: i.extent for i in op.iterators}) >= 16
+    assert all(step.depth for step in choose(op, AVX512, parallel=True).packs)
+
+
+def test_far_outputs_of_short_sums_are_written_page_by_page(ops: Any) -> None:
+    op = ops.op("C:m,n = A:m,k x B:k,n", {"m": 4096, "n": 4096, "k": 32})
+    plan = choose(op, MESHED, parallel=True)
+    assert plan.streaming
+    assert completes_pages(facts(op), plan, MESHED)
+
+
+def test_whole_copies_are_right_at_all_edges(ops: Any) -> None:
+    op = ops.op("C:d,c,b,a = A:c,a,e x B:b,e,d", {"a": 19, "b": 5, "c": 3, "d": 7, "e": 6})
+    known = facts(op)
+    tile = RegisterTile(4, (("a", 8), ("b", 2), ("d", 3)))
+    plan = Whole(known, MESHED, tile, False).plan()
+    assert [level.iterator for level in plan.levels] == ["d", "c", "a", "b"]
+    arrays = ops.run(op, lower(op, MESHED, parallel=False, plan=plan))
+    assert np.array_equal(arrays["result"], np.einsum("cae,bed->dcba", arrays["A"], arrays["B"]))
