@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 
 from ..errors import ArgumentError, CannotLower
@@ -42,8 +43,13 @@ def explain(pipeline: Pipeline, op: StructuredOp, target: Target, *, parallel: b
 
 def loops_of(pieces: Iterable[Piece], op: StructuredOp) -> Nest:
     """The nest with the loops that the pieces among `pieces` make that make loops. Raises as `plan_of`."""
-    making = tuple(p for p in pieces if isinstance(p, written.Tile | written.Interchange))
-    return _run(Pipeline(making), start(op, NOWHERE))
+    return _looped(tuple(p for p in pieces if isinstance(p, written.Tile | written.Interchange)), op)
+
+
+@lru_cache(1024)
+def _looped(pieces: tuple[Piece, ...], op: StructuredOp) -> Nest:
+    """Searches ask for the same loops again and again."""
+    return _run(Pipeline(pieces), start(op, NOWHERE))
 
 
 def noted(pipeline: Pipeline, nest: Nest) -> tuple[Nest, list[str]]:
