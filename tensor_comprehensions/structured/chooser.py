@@ -180,10 +180,16 @@ class Chooser:
         panel = known.steps * self._panel_width() * known.moving.bytes
         extent = known.extent(known.vector)
         room = max(1, self.target.cache[1] * 5 // 8 // panel)
-        if self.parallel:
+        runs = tiles(known.extent(known.unit), tile.size(known.unit))
+        once = room * self._panel_width() >= extent
+        stays = panel <= self.target.cache[0] and self._panel_width() < extent  # in the first cache, for all runs
+        shares = self.parallel and once and not (stays or rows or levels) and runs >= CHUNKS
+        if self.parallel and not shares:
             room = min(room, max(1, tiles(extent, self._panel_width()) * count // FEW_CHUNKS))
         if room * self._panel_width() < extent:
             levels.append(Level(known.vector, room * self._panel_width()))
+        if shares:
+            levels += self._share((known.op.iterator(known.unit),), CHUNKS, 1)
         outer = len(levels)
         inner = [*self._around(rows, panel), known.op.iterator(known.unit)]
         levels += [Level(i.name, tile.size(i.name)) for i in inner]

@@ -8,7 +8,7 @@ from math import inf, prod
 from ..errors import CannotLower
 from ..target import Target
 from . import crossed, fragments, sliding
-from .chooser import PACKED_STEPS, PARALLEL_WORK, Chooser
+from .chooser import PACKED_STEPS, PACKED_USES, PARALLEL_WORK, Chooser
 from .cost import is_far
 from .estimate import busy, completes_pages, estimate, expected, in_short_runs
 from .facts import Facts, facts
@@ -95,12 +95,16 @@ def _considered(view: Ranking, target: Target, parallel: bool) -> Iterator[Plan]
 def _worth_turning(known: Facts, target: Target) -> bool:
     """Whether lanes across the output's runs may be the better ones.
 
-    The lines of scalars are read again for the next ones of a run, which a far cache is too slow for.
+    The lines of scalars are read again for the next ones of a run, which a far cache is too slow for. A factor that
+    would be turned for few rows has long runs of scalars instead: it had better stay as it is.
     """
-    if is_far(known.steps * known.extent(known.vector) * known.moving.bytes, target):
+    moving, turns = known.moving, known.moving.step(known.vector) != 1
+    if turns and prod(i.extent for i in known.only(known.still)) <= PACKED_USES:
+        longest = inf
+    elif is_far(known.steps * known.extent(known.vector) * moving.bytes, target):
         return False
-    contiguous = known.moving.step(known.vector) == 1 or known.steps > PACKED_STEPS
-    longest = SHORT_UNIT if contiguous else TURNED_UNIT
+    else:
+        longest = TURNED_UNIT if turns and known.steps <= PACKED_STEPS else SHORT_UNIT
     return known.still.plain and known.steps >= TURNED_STEPS and 4 <= known.extent(known.unit) < longest
 
 

@@ -351,6 +351,17 @@ def test_panels_in_the_first_cache_meet_an_image_at_once_where_the_last_one_is_f
     assert (plan.depth("f") < plan.depth("h")) is outer
 
 
+@pytest.mark.parametrize("target", [AVX512, MESHED], ids=lambda t: t.name)
+def test_a_factor_that_few_rows_meet_is_not_turned(ops: Any, target: Target) -> None:
+    """The few rows are, and threads share the long runs of the output."""
+    text, sizes = "C:m,n = A:m,k x B:n,k", {"m": 64, "n": 768, "k": 768}
+    plan = choose(ops.op(text, sizes), target, parallel=True)
+    assert plan.vector == "m"
+    assert [level.iterator for level in plan.levels[: plan.collapsed]] == ["n"]
+    assert [step.side for step in plan.packs] == [Side.LEFT]
+    assert choose(ops.op(text, {**sizes, "m": 256}), target, parallel=True).vector == "n"
+
+
 def test_register_tiles_that_are_stored_across_are_not_chosen_for_lines_past_the_caches(ops: Any) -> None:
     """Their output goes through the caches in any case."""
     op = ops.op("O:n,f,h,w = I:n,c,2*h+kh,2*w+kw x W:f,c,kh,kw", STEM)
