@@ -6,6 +6,7 @@ hoisting of "Composable and modular code generation in MLIR" over a loop that th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import takewhile
@@ -36,6 +37,11 @@ def alike(loop: Loop) -> tuple[tuple[Filled, ...], Loop]:
     for a, fill in fills:  # tiles of two sizes: what they fill in two ways stays
         if shared.get(a.buffer.name) != (a.buffer, fill):
             shared.pop(a.buffer.name, None)
+    if not shared:
+        return (), loop
+    made = Counter(s.buffer.name for s in walk(loop.body) if isinstance(s, Allocate))
+    made.subtract(a.buffer.name for a, _ in fills)
+    shared = {name: filled for name, filled in shared.items() if not made[name]}  # else loops fill memory of that name
     return tuple(shared.values()), replace(loop, body=_without(loop.body, shared)) if shared else loop
 
 

@@ -98,3 +98,12 @@ def test_tiles_of_two_sizes() -> None:
     assert found == ((PANEL, COPY),)
     assert rest == below(If(last, USE, USE))
     assert alike(below(other)) == ((), below(other))
+
+
+def test_last_tiles_behind_a_loop_over_others() -> None:
+    """Their memory has one name: what the loop fills would be left in it."""
+    other = serial(b.store(PANEL, (J,), b.mul(b.load(A, J), 2.0)))
+    others = Loop("t", b.const(0), b.const(2), Allocate(PANEL, Block((other, USE))))
+    loop = below(b.block(others, Allocate(PANEL, Block((COPY, USE)))))
+    verify(module(loop, (A, B)))
+    assert alike(loop) == ((), loop)
