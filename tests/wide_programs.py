@@ -435,6 +435,30 @@ class Writer:
                 size = inf
         self.define(Known(name, dtype, tuple(free.values()), size, unit, written=True, fixed=size == inf))
 
+    def siblings(self) -> None:
+        """Statements that read the same elements, each with an order and a choice of its own of what it sums over."""
+        env = {n: (0, self.sizes[s]) for n, s in zip("ijk", self.r.sample(SIZE_NAMES[:3], 3), strict=True)}
+        env = dict(list(env.items())[: self.r.choice((2, 3, 3))])
+        dtype = self.r.choice((FLOAT32, FLOAT32, FLOAT64, INT32))
+        x = Known(self.fresh("V"), dtype, tuple(env.values()), 3 if dtype.is_float else 2.0**dtype.bits)
+        if prod(b for _, b in env.values()) > MOST_POINTS:
+            return
+        self.known[x.name] = x
+        self.dims[x.name] = tuple(str(b) for _, b in env.values())
+        self.inputs.append(x)
+        for _ in range(self.r.choice((2, 2, 3))):
+            element = f"{x.name}({', '.join(env)})"
+            order = self.r.sample(list(env), len(env))
+            free = order[: self.r.randint(0, len(env))]
+            op = self.r.choice(("+=!", "+=!", "max=!", "min=!")) if len(free) < len(env) else "="
+            value = self.r.choice(("{}", "(-{})", "({} * 2)", "({0} + {0})")).format(element)
+            name, bounds = self.fresh("R"), tuple(env[n] for n in free)
+            self.add(f"{name}({', '.join(free)}) {op} {value}".replace("()", ""), env)
+            empty = any(b == 0 for _, b in env.values())
+            trips = prod(b for n, (_, b) in env.items() if n not in free)
+            size = inf if empty or not dtype.is_float else 6.0 * max(1, trips)
+            self.define(Known(name, dtype, bounds, size, 1.0, written=True, fixed=size == inf))
+
     def _start(self, name: str, dtype: DType, free: Env, subscripts: str) -> None:
         value = self.finish(self.read(free), dtype)
         if dtype.is_float and not self.smooth:
@@ -620,8 +644,10 @@ class Writer:
 
     def program(self, statements: int) -> WideProgram:
         self.add_inputs()
-        kinds = (self.pointwise, self.reduction, self.contraction, self.update, self.scatter, self.call)
-        weights = (5, 4, 2, 4, 1.5, 0.5)
+        kinds = (
+            self.pointwise, self.reduction, self.contraction, self.update, self.siblings, self.scatter, self.call
+        )  # fmt: skip
+        weights = (5, 4, 2, 4, 2, 1.5, 0.5)
         while len(self.statements) < statements:
             self.r.choices(kinds, weights)[0]()
         written = [t.name for t in self.known.values() if t.written]

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -35,7 +36,10 @@ from tensor_comprehensions.target import AVX2, Target
 from ..wide_programs import WideProgram, wide_program
 
 SSE2 = Target("cpu", "x86-64", "", 128, 16, (32768, 1048576))
-TARGETS = [host(), host(), *(t for t in (AVX2, SSE2) if t.vector_bits <= host().vector_bits)]
+NEAR = replace(host(), cache=(1024, 4096, 16384))
+"""So small that what programs touch is far more, and is read and written as large tensors are."""
+FAR = replace(host(), name="skylake-avx512", cache=(512, 2048, 1 << 30))
+TARGETS = [host(), NEAR, *(t for t in (AVX2, SSE2, FAR) if t.vector_bits <= host().vector_bits)]
 RANDOMS = st.randoms(use_true_random=False, note_method_calls=False)
 EVERY = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=settings.default.max_examples)
 SOME = settings(EVERY, max_examples=max(1, EVERY.max_examples // 5))
