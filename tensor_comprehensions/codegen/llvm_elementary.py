@@ -13,7 +13,7 @@ from ..dtypes import FLOAT32
 from ..loop_ir.nodes import Type
 from .llvm_arithmetic import binary, compare, select
 from .llvm_builder import Builder
-from .llvm_types import constant, mangled, register, splat, vector
+from .llvm_types import constant, elements, literal, mangled, register, splat, vector
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.428606765330187e-06  # their sum is ln 2; n * _LN2_HIGH is exact
@@ -41,6 +41,41 @@ _ERF_FAR = (
 )
 _ERF_EDGE = 0.93  # below, erf is x + x * _ERF_NEAR(x**2); above, 1 - exp(_ERF_FAR(x)); relative errors of 2e-8
 _ERF_SATURATED = 4.0  # beyond, erf is 1
+_ERF_PARTS, _ERF_LAST = 3.9, 3.97  # erf near k / 3.9 is y + t * p(t) with t = x - k / 3.9; beyond 3.97 it is 1
+# fmt: off
+_ERF_POWERS = (  # for each power of t in p, the highest first, and then y: for k = 0 to 15; for 0 it is t + t * p(t)
+    (
+        0.11099832, 0.07930253, 0.004376295, -0.055410802, -0.06783485, -0.04298607,
+        -0.010752751, 0.008594632, 0.012966846, 0.0096072275, 0.005112119, 0.0021393588,
+        7.313351e-4, 2.0835597e-4, 5.007495e-5, 1.0233889e-5,
+    ),
+    (
+        2.7791047e-4, 0.12851678, 0.1822113, 0.1448234, 0.06054493, -0.012849545,
+        -0.046596665, -0.046188485, -0.031100648, -0.016233563, -0.0068912287, -0.0024357706,
+        -7.266324e-4, -1.8453471e-4, -4.0131366e-5, -7.505317e-6,
+    ),
+    (
+        -0.37614092, -0.30590466, -0.13708098, 0.038169906, 0.14500801, 0.16627574,
+        0.13169438, 0.08167415, 0.041502845, 0.01766412, 0.0063759782, 0.0019671936,
+        5.2153744e-4, 1.1925777e-4, 2.3585637e-5, 4.042755e-6,
+    ),
+    (
+        2.5339807e-7, -0.2709115, -0.44483638, -0.48031858, -0.40420347, -0.27959862,
+        -0.16279195, -0.080795355, -0.034440786, -0.012670854, -0.004036703, -0.0011162538,
+        -2.6839328e-4, -5.618584e-5, -1.0251173e-5, -1.63141e-6,
+    ),
+    (
+        0.12837917, 1.0565788, 0.86744547, 0.6244189, 0.39409733, 0.21808434,
+        0.10581299, 0.04501394, 0.016789922, 0.005490905, 0.0015744644, 3.9583622e-4,
+        8.7255365e-5, 1.6864089e-5, 2.8577751e-6, 4.246078e-7,
+    ),
+    (
+        0.0, 0.28311038, 0.5316938, 0.7233416, 0.853074, 0.93018275,
+        0.9704233, 0.9888618, 0.99627966, 0.9988998, 0.99971235, 0.9999336,
+        0.99998647, 0.99999756, 0.99999964, 0.99999994,
+    ),
+)
+# fmt: on
 _ROUND_CURRENT = 4  # of AVX-512: as the control register says
 
 
@@ -85,6 +120,20 @@ class _Lanes:
         whole = x if times == 1 else self.op("fmul", x, self.number(times))
         rest = self.fma(n, -_LN2_LOW, self.fma(n, -_LN2_HIGH, whole))
         return n, shifted, rest
+
+    @property
+    def looks_up(self) -> bool:
+        """Is there an instruction that takes each lane from any of the 16 of a vector?"""
+        return self.scales and self.type.lanes == 16
+
+    def entry(self, numbers: tuple[float, ...], shifted: str) -> str:
+        """Of 16 numbers, the one that the low bits of `shifted` say."""
+        floats, words = register(self.type), vector("i32", 16)
+        index = self.b.define(f"bitcast {floats} {shifted} to {words}", (shifted,))
+        table = elements([literal(n, FLOAT32) for n in numbers], "float")
+        name = "@llvm.x86.avx512.permvar.sf.512"
+        self.b.declare(f"{floats} {name}({floats}, {words})")
+        return self.b.define(f"call {floats} {name}({floats} {table}, {words} {index})", (index,))
 
     def scale(self, value: str, n: str, shifted: str) -> str:
         """`value * 2**n`, correct to the last subnormal."""
@@ -138,6 +187,23 @@ def _tanh(v: _Lanes, x: str) -> str:
 
 
 def _erf(v: _Lanes, x: str) -> str:
+    return _erf_by_parts(v, x) if v.looks_up else _erf_in_two(v, x)
+
+
+def _erf_by_parts(v: _Lanes, x: str) -> str:
+    """A polynomial for each sixteenth of the range, whose coefficients a register holds: half the instructions."""
+    size = v.bound("min", v.call("fabs", x), _ERF_LAST)
+    shifted = v.fma(size, _ERF_PARTS, _ROUND)
+    k = v.op("fsub", shifted, v.number(_ROUND))
+    t = v.fma(k, -1 / _ERF_PARTS, size)
+    total, *powers, middle = (v.entry(numbers, shifted) for numbers in _ERF_POWERS)
+    for power in powers:
+        total = v.fma(total, t, power)
+    is_first = compare(v.b, "lt", k, v.number(0.5), v.type)
+    return v.call("copysign", v.fma(total, t, select(v.b, is_first, t, middle, v.type)), x)
+
+
+def _erf_in_two(v: _Lanes, x: str) -> str:
     size = v.bound("min", v.call("fabs", x), _ERF_SATURATED)
     near = v.fma(v.horner(v.op("fmul", size, size), _ERF_NEAR), size, size)
     n, shifted, rest = v.reduce(v.horner(size, _ERF_FAR), 1.0)

@@ -92,3 +92,13 @@ def test_float64(name: str, target: Target) -> None:
     for lanes in (1, target.lanes(64)):
         got = evaluate(name, lanes, target, inputs, FLOAT64)
         np.testing.assert_allclose(got, expected, rtol=1e-13, atol=1e-15)
+
+
+@on_targets
+def test_erf_goes_up_to_one(target: Target) -> None:
+    """What is multiplied by 1 + erf(x) vanishes far below 0."""
+    x = np.linspace(-6, 6, 20001).astype(np.float32)
+    for lanes in {1, 8, target.lanes(32)}:
+        got = evaluate("erf", lanes, target, (x,))
+        assert np.abs(got).max() == 1
+        assert np.array_equal(got[np.abs(x) > 4], np.sign(x[np.abs(x) > 4]))
