@@ -364,14 +364,16 @@ def _turned(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell],
     if not _suits_lanes(op, plan.vector):
         buffer, spill = _spill(op, plan, region, sums)
         return Allocate(buffer, build.block(spill, store_turned(op, plan, region, rows, buffer, at)))
-    done, ready = replace(op, epilogue=None), build.NOTHING
+    ready: Stmt = build.NOTHING
     if _calls(op.stored):
         buffer, spill = _spill(op, plan, region, sums)
         here = Load(buffer, (flattened(rows, region, {n: Var(local(n)) for n in rows}), Var(local(plan.vector))))
-        ready = rows_from(buffer, replace(op, output=here), plan, region, cells[: _vectors(plan, region)])
+        kept = replace(plan, streaming=False)
+        ready = rows_from(buffer, replace(op, output=here), kept, region, cells[: _vectors(plan, region)])
     else:
         buffer, spill = _spill(op, plan, region, [_stored(op, c, s) for c, s in zip(cells, sums, strict=True)])
-    return Allocate(buffer, build.block(spill, ready, store_turned(done, plan, region, rows, buffer, at)))
+    across = store_turned(replace(op, epilogue=None), plan, region, rows, buffer, at)
+    return Allocate(buffer, build.block(spill, ready, across))
 
 
 def _suits_lanes(op: StructuredOp, vector: str) -> bool:

@@ -11,15 +11,15 @@ from tensor_comprehensions.dtypes import FLOAT16, FLOAT32, FLOAT64, INT32
 from tensor_comprehensions.errors import CannotLower
 from tensor_comprehensions.loop_ir import build
 from tensor_comprehensions.loop_ir.alike import alike
-from tensor_comprehensions.loop_ir.nodes import Load, Loop, LoopKind, Var
-from tensor_comprehensions.loop_ir.rewrite import walk_all
+from tensor_comprehensions.loop_ir.nodes import Load, Loop, LoopKind, Space, Store, Var
+from tensor_comprehensions.loop_ir.rewrite import walk, walk_all
 from tensor_comprehensions.structured.apply import plan_of
 from tensor_comprehensions.structured.chooser import Chooser
 from tensor_comprehensions.structured.contraction import generate, lower
 from tensor_comprehensions.structured.expert import choose, objection
 from tensor_comprehensions.structured.facts import facts
 from tensor_comprehensions.structured.op import accumulator
-from tensor_comprehensions.structured.pipeline import pack, tile, vectorize
+from tensor_comprehensions.structured.pipeline import pack, stream, tile, vectorize
 from tensor_comprehensions.structured.plan import Level, Pack, Plan, Side
 from tensor_comprehensions.structured.ranking import Ranking
 from tensor_comprehensions.target import AVX2, AVX512
@@ -214,7 +214,8 @@ def test_epilogues_before_sums_are_turned(ops: Any, read: str, called: bool) -> 
     sizes = {"i": 41, "j": 22, "k": 9}
     value = build.add(accumulator(FLOAT32), ops.access(f"S:{read}", sizes, FLOAT32))
     op = ops.op("C:i,j = A:i,k x B:j,k", sizes, epilogue=build.call("exp", value) if called else value)
-    body = generate(op, plan_of(tile(i=32, j=9) >> pack("A") >> vectorize("i"), op, AVX512))
+    body = generate(op, plan_of(tile(i=32, j=9) >> pack("A") >> vectorize("i") >> stream(), op, AVX512))
+    assert not any(s.streaming for s in walk(body) if isinstance(s, Store) and s.buffer.space is Space.SCRATCH)
     found = {e.type.lanes for e in walk_all(body) if isinstance(e, Load) and e.buffer.name == "S"}
     assert found == {"i": {16}, "j": {1}, "i,j": {8}, "j,i": {16}}[read]
     arrays = ops.run(op, body)
