@@ -324,7 +324,7 @@ class Op(Caller):
 
         trying = call.effort(budget, generations, population, seed, search)
         devices = (devices,) if isinstance(devices, str) else devices
-        if any(map(is_gpu, devices)):
+        if isinstance(devices, Sequence) and any(map(is_gpu, devices)):
             from .autotuner import call_gpu
 
             tuned = call_gpu.autotune(

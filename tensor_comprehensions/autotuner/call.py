@@ -30,6 +30,8 @@ from .tuner import Effort, Tuned
 
 IMPLICIT = 30.0
 """Seconds that a search takes which TC_TUNE=auto starts."""
+SEED_BITS = 63
+"""Of a seed at most: seeds made from it fit into messages."""
 
 
 def effort(budget: object, generations: object, population: object, seed: object, search: object) -> Effort:
@@ -37,7 +39,9 @@ def effort(budget: object, generations: object, population: object, seed: object
     for name, value, least in (("generations", generations, 1), ("population", population, 4), ("seed", seed, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ArgumentError(f"{name} is {value!r}", expected=f"a whole number, at least {least}")
-    if search not in SEARCHES:
+    if seed.bit_length() > SEED_BITS:  # type: ignore[attr-defined]
+        raise ArgumentError(f"seed is {seed!r}", expected=f"a whole number of at most {SEED_BITS} bits")
+    if not isinstance(search, str) or search not in SEARCHES:
         raise ArgumentError(f"there is no search {search!r}", expected=", ".join(SEARCHES))
     return Effort(seconds(budget), generations, population, search, seed)  # type: ignore[arg-type]
 
@@ -82,6 +86,8 @@ def autotune(
             f"the executor is a {type(executor).__name__}",
             expected="a concurrent.futures.Executor, such as Client(...).get_executor(pure=False) of Dask",
         )
+    if not isinstance(report, str | Path | None):
+        raise ArgumentError(f"the report is {report!r}", expected="the path of an HTML page")
     subject = subject_of(kernels, arguments, _plain(options), trying.seed, store_of(store))
     found = tune(subject, trying, named_devices(devices), executor=executor, **others)
     logger("tune").info(

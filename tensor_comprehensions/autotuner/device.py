@@ -13,6 +13,9 @@ import torch
 from ..errors import ArgumentError
 from ..runtime.host import host
 
+MOST = 1 << 16
+"""Processors of a range."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -38,7 +41,7 @@ def device(name: object) -> Device:
     cpus: list[int] = []
     for part in match[1].split(","):
         first, _, last = part.partition("-")
-        cpus += range(int(first), int(last or first) + 1)
+        cpus += range(int(first), min(int(last or first), int(first) + MOST) + 1)
     if not cpus or (missing := sorted(set(cpus) - set(here))):
         raise ArgumentError(
             f"there is no processor {missing[0] if cpus else name}", expected=f"one of {', '.join(map(str, here))}"
@@ -48,6 +51,8 @@ def device(name: object) -> Device:
 
 def devices(names: Sequence[object]) -> tuple[Device, ...]:
     """Devices that have no processor in common, and equally many. Raises ArgumentError."""
+    if not isinstance(names, Sequence):
+        raise ArgumentError(f"the devices are {names!r}", expected='names such as ["cpu"]')
     found = tuple(map(device, names))
     every = [cpu for d in found for cpu in d.cpus]
     if not found or len(set(every)) < len(every):

@@ -33,6 +33,8 @@ from .problem import Problem
 from .space import Genome, Space, space
 from .tuner import Effort, Observer, Stop, Tuned, Tuner
 
+FOREVER = 1 << 62
+"""Seconds that are as good as no limit."""
 NEAREST = 3
 """Tuned sizes whose options a search starts from."""
 
@@ -182,7 +184,7 @@ _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 def seconds(budget: object) -> float:
     """Seconds of a budget: a number, or a text such as "90s", "2min", "1h 30min". Raises ArgumentError."""
     if isinstance(budget, int | float) and not isinstance(budget, bool) and budget > 0:
-        return float(budget)
+        return float(budget) if budget < FOREVER else math.inf
     if isinstance(budget, str):
         parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]*)\s*", budget)
         if parts and re.fullmatch(r"(?:\d+(?:\.\d+)?\s*[a-z]*\s*)+", budget) and all(u in _UNITS for _, u in parts):

@@ -18,6 +18,7 @@ import torch
 import tensor_comprehensions as tc
 from tensor_comprehensions import cli, knobs
 from tensor_comprehensions.autotuner import job as jobs
+from tensor_comprehensions.autotuner.device import available
 from tensor_comprehensions.autotuner.job import dealt, read_job, shard_of
 from tensor_comprehensions.autotuner.journal import _records
 from tensor_comprehensions.autotuner.progress import Lines, Table
@@ -122,12 +123,17 @@ def test_nothing_is_tuned_implicitly_unless_asked(tmp_path: Path, monkeypatch: p
         ({"budget": "soon"}, "the budget is 'soon'"),
         ({"generations": 0}, "generations is 0"),
         ({"population": 2.5}, "population is 2.5"),
+        ({"seed": 1 << 64}, "seed is 18446744073709551616"),
         ({"search": "luck"}, "no search 'luck'"),
+        ({"search": []}, r"no search \[\]"),
+        ({"devices": 3}, "the devices are 3"),
+        ({"devices": ["cpu:0-99999999999999"]}, "no processor"),
         ({"devices": ["gpu"]}, "the device is 'gpu'"),
-        ({"devices": ["cpu:0", "cpu:0"]}, "share no processor"),
+        ({"devices": [f"cpu:{min(available())}"] * 2}, "share no processor"),
         ({"devices": ["cpu:9999"]}, "no processor 9999"),
         ({"executor": 3}, "the executor is a int"),
         ({"store": 3}, "the store is 3"),
+        ({"report": 3}, "the report is 3"),
         ({"options": 3}, "options is an int"),
     ],
 )

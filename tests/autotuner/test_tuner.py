@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from concurrent.futures import Future
@@ -213,7 +214,8 @@ def test_a_generation_is_parted_evenly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("90s", 90), ("2min", 120), ("1h 30min", 5400), (2.5, 2.5), ("10", 10), ("1.5m", 90)]
+    ("text", "expected"),
+    [("90s", 90), ("2min", 120), ("1h 30min", 5400), (2.5, 2.5), ("10", 10), ("1.5m", 90), (10**400, math.inf)],
 )
 def test_budgets(text: object, expected: float) -> None:
     assert seconds(text) == expected
