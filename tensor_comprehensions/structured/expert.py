@@ -88,7 +88,8 @@ def _considered(view: Ranking, target: Target, parallel: bool) -> Iterator[Plan]
         for tile in view.shapes(TILES):
             yield from all_ways(view.facts, target, tile, parallel, (True,) if gathered else (True, False))
     else:
-        for tile in view.several(TILES if expert.sweeps() or view.facts.turned else 1):
+        several = expert.sweeps() or view.facts.turned or (target.is_meshed and _streams_in_place(expert.plan()))
+        for tile in view.several(TILES if several else 1):
             yield Chooser(view.facts, target, tile, parallel).plan()
 
 
@@ -106,6 +107,11 @@ def _worth_turning(known: Facts, target: Target) -> bool:
     else:
         longest = TURNED_UNIT if turns and known.steps <= PACKED_STEPS else SHORT_UNIT
     return known.still.plain and known.steps >= TURNED_STEPS and 4 <= known.extent(known.unit) < longest
+
+
+def _streams_in_place(plan: Plan) -> bool:
+    """Whether all is read where it is and the output passes the caches, so that a wide tile waits for the second one."""
+    return plan.streaming and not plan.packs
 
 
 def _moves_most(known: Facts, target: Target) -> bool:

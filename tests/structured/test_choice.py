@@ -518,3 +518,11 @@ def test_whole_copies_are_right_at_all_edges(ops: Any) -> None:
     assert [level.iterator for level in plan.levels] == ["d", "c", "a", "b"]
     arrays = ops.run(op, lower(op, MESHED, parallel=False, plan=plan))
     assert np.array_equal(arrays["result"], np.einsum("cae,bed->dcba", arrays["A"], arrays["B"]))
+
+
+def test_panels_that_each_tile_reads_from_the_second_cache_are_narrow(ops: Any) -> None:
+    op = ops.op("C:c,b,a = A:d,a x B:c,d,b", {"a": 384, "b": 384, "c": 64, "d": 376})
+    plan = choose(op, MESHED, parallel=True)
+    assert plan.streaming
+    assert not plan.packs
+    assert (plan.tile("a"), plan.tile("b")) == (64, 6)
