@@ -110,7 +110,7 @@ def _worth_turning(known: Facts, target: Target) -> bool:
 
 
 def _streams_in_place(plan: Plan) -> bool:
-    """Whether all is read where it is and the output passes the caches, so that a wide tile waits for the second one."""
+    """Whether all is read where it is and the output passes the caches: wide tiles wait for the second one then."""
     return plan.streaming and not plan.packs
 
 
