@@ -74,7 +74,7 @@ def tiled_matmul(n: int = 40, tile: int = 16, *, wide: bool = False) -> Program:
     body = b.block(
         loop("u", 4, b.store(acc, (u,), 0.0), ir.LoopKind.UNROLLED), steps, loop("u", 4, write, ir.LoopKind.UNROLLED)
     )
-    body = ir.Allocate(acc, ir.Allocate(sa, ir.Allocate(sb, body)))
+    body = ir.Allocate((acc,), ir.Allocate((sa,), ir.Allocate((sb,), body)))
     blocks = -(-n // tile)
     module = ir.Module(
         "matmul", (a, w, out), (), (kernel("matmul", body, (blocks, blocks, 1), (tile, rows, 1)),), (), ("C",)
@@ -103,7 +103,7 @@ def row_sums(rows: int = 5, columns: int = 70) -> Program:
         BARRIER,
         last,
     )
-    body = ir.Allocate(acc, ir.Allocate(other, ir.Allocate(parts, body)))
+    body = ir.Allocate((acc,), ir.Allocate((other,), ir.Allocate((parts,), body)))
     module = ir.Module("sums", (x, out), (), (kernel("sums", body, (rows, 1, 1), (64, 1, 1)),), (), ("total",))
     values = numbers(rows, columns)
     return Program(module, {"x": values}, {"total": values.sum(1)})
@@ -119,7 +119,7 @@ def staged_copy(dtype: DType = FLOAT32, lanes: int = 4, threads: int = 8, *, wai
     mirrored = b.sub(n - lanes, place)
     write = ir.Store(out, (b.ramp(place, 1, lanes),), ir.Load(stage, (b.ramp(mirrored, 1, lanes),)))
     body = b.block(copy, ir.Invoke("commit_async", ()), ir.Invoke("wait_async", (), (wait,)), BARRIER, write)
-    body = ir.Allocate(stage, body)
+    body = ir.Allocate((stage,), body)
     module = ir.Module("stage", (x, out), (), (kernel("stage", body, (1, 1, 1), (threads, 1, 1)),), (), ("out",))
     values = np.arange(n).astype(dtype.name)
     return Program(module, {"x": values}, {"out": values.reshape(threads, lanes)[::-1].reshape(-1)})

@@ -8,10 +8,11 @@ from tensor_comprehensions.loop_ir.nodes import Allocate, Buffer, Expr, Invoke, 
 from tensor_comprehensions.loop_ir.rewrite import map_expr, map_stmt
 
 
-def resized(s: Allocate, shape: tuple[int, ...], strides: tuple[int, ...]) -> Allocate:
-    """With another size of the buffer: the box around what is copied is wrong."""
-    smaller = replace(s.buffer, shape=shape, strides=strides)
-    return Allocate(smaller, replace_buffer(s.body, s.buffer, smaller))
+def resized(s: Allocate, buffer: Buffer, shape: tuple[int, ...], strides: tuple[int, ...]) -> Allocate:
+    """With another size of `buffer`: the box around what is copied is wrong."""
+    smaller = replace(buffer, shape=shape, strides=strides)
+    buffers = tuple(smaller if b is buffer else b for b in s.buffers)
+    return Allocate(buffers, replace_buffer(s.body, buffer, smaller))
 
 
 def replace_buffer(s: Stmt, old: Buffer, new: Buffer) -> Stmt:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..loop_ir import nodes as ir
-from ..loop_ir.rewrite import walk
+from ..loop_ir.rewrite import allocated, walk
 from .c_dialect import C99, CDialect
 from .c_expressions import Scope, array_shape
 from .c_statements import braced, indented, on_stack, statement
@@ -104,9 +104,7 @@ def _kernels(module: ir.Module, scope: Scope) -> Iterator[str]:
 
 
 def _can_fail(s: ir.Stmt, dialect: CDialect) -> bool:
-    return any(
-        isinstance(x, ir.Check) or (isinstance(x, ir.Allocate) and not on_stack(x.buffer, dialect)) for x in walk(s)
-    )
+    return any(isinstance(x, ir.Check) for x in walk(s)) or not all(on_stack(b, dialect) for b in allocated(s))
 
 
 def _parameter(buffer: ir.Buffer, identifier: str, dialect: CDialect) -> str:

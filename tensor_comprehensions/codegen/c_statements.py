@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from ..dtypes import BOOL, INT64, DType
 from ..errors import CannotLower, InternalError
+from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.affine import Interval
 from ..loop_ir.alike import alike
-from ..loop_ir.build import combiner
 from ..loop_ir.intrinsics import COPY_ASYNC, INTRINSICS, is_hint
 from ..loop_ir.rewrite import children, expressions, mentions, walk, walk_expr
 from .c_dialect import CDialect
@@ -205,7 +205,7 @@ def _update(place: Text, op: str | None, value: Text, dtype: DType, dialect: CDi
     if op in ("+", "*") and not dialect.stores_only(dtype) and dtype != BOOL:
         return f"{place.text} {op}= {value.text};"
     if op is not None:
-        value = combine(combiner(op, dtype), place, value, dtype, dialect)
+        value = combine(build.combiner(op, dtype), place, value, dtype, dialect)
     return f"{place.text} = {value.text};"
 
 
@@ -315,7 +315,7 @@ def _loop(s: ir.Loop, scope: Scope) -> Iterator[str]:
     if filled:  # before the loop: whoever comes to it fills the memory, and all threads read it
         whole: ir.Stmt = rest
         for buffer, fill in reversed(filled):
-            whole = ir.Allocate(buffer, ir.Block((fill, whole)))
+            whole = ir.Allocate((buffer,), ir.Block((fill, whole)))
         yield from statement(whole, scope)
         return
     lines, outer = _lift((s.start, s.stop), scope)
@@ -410,8 +410,8 @@ def _is_simd(s: ir.Loop) -> bool:
                 return False
             case ir.Loop(kind=ir.LoopKind.PARALLEL):
                 return False
-            case ir.Allocate(buffer):
-                own.add(buffer.name)
+            case ir.Allocate(buffers):
+                own.update(b.name for b in buffers)
             case ir.Let(name, value) if mentions(value, tainted):
                 tainted.add(name)
             case ir.Store(buffer, indices) if buffer.name not in own:
@@ -428,26 +428,30 @@ def on_stack(buffer: ir.Buffer, dialect: CDialect) -> bool:
 
 
 def _allocate(s: ir.Allocate, scope: Scope) -> Iterator[str]:
-    identifier, inner = scope.bind(f"@{s.buffer.name}")
-    spelling = scope.dialect.type(s.buffer.type.dtype)
-    if is_scalar(s.buffer, scope.dialect):
-        yield f"{spelling} {identifier};"
-        yield from statement(s.body, inner)
-        return
-    first, *rest = _dimensions(s.buffer)
-    shape = "".join(f"[{n}]" for n in rest)
-    if s.buffer.space is ir.Space.SHARED:
-        yield _shared(s.buffer, f"{identifier}[{first}]{shape}", f"(*{{}}){shape}" if rest else "*{}", inner)
-        yield from statement(s.body, inner)
-        return
-    if on_stack(s.buffer, scope.dialect):
-        yield f"{spelling} {identifier}[{first}]{shape};"
-        yield from statement(s.body, inner)
-        return
-    pointer = f"*{scope.dialect.restrict} {identifier}"
-    yield f"{spelling} {f'({pointer})' if rest else pointer}{shape} = malloc({first} * sizeof *{identifier});"
+    for position, buffer in enumerate(s.buffers, 1):
+        identifier, scope = scope.bind(f"@{buffer.name}")
+        spelling = scope.dialect.type(buffer.type.dtype)
+        if is_scalar(buffer, scope.dialect):
+            yield f"{spelling} {identifier};"
+            continue
+        first, *rest = _dimensions(buffer)
+        shape = "".join(f"[{n}]" for n in rest)
+        if buffer.space is ir.Space.SHARED:
+            yield _shared(buffer, f"{identifier}[{first}]{shape}", f"(*{{}}){shape}" if rest else "*{}", scope)
+        elif on_stack(buffer, scope.dialect):
+            yield f"{spelling} {identifier}[{first}]{shape};"
+        else:
+            pointer = f"*{scope.dialect.restrict} {identifier}"
+            yield f"{spelling} {f'({pointer})' if rest else pointer}{shape} = malloc({first} * sizeof *{identifier});"
+            yield from _on_heap(identifier, build.allocate(s.buffers[position:], s.body), scope)
+            return
+    yield from statement(s.body, scope)
+
+
+def _on_heap(identifier: str, body: ir.Stmt, scope: Scope) -> Iterator[str]:
+    """`body` where there was memory for `identifier`."""
     yield f"if ({identifier} != NULL) {{"
-    yield from indented(statement(s.body, inner))
+    yield from indented(statement(body, scope))
     yield f"    free({identifier});"
     yield "} else {"
     if scope.parallel:

@@ -13,7 +13,7 @@ from ..loop_ir import nodes as ir
 from ..loop_ir.affine import Interval
 from ..loop_ir.exchange import copies_by_elements
 from ..loop_ir.intrinsics import is_collective
-from ..loop_ir.rewrite import walk, walk_all
+from ..loop_ir.rewrite import allocated, walk, walk_all
 from .c import includes, used_helpers
 from .c_dialect import CDialect
 from .c_expressions import Scope, array_shape
@@ -116,11 +116,6 @@ def _comment(module: ir.Module, header: str) -> Iterator[str]:
         extent = f"{site.extent} elements from {site.origin} on"
         yield f" * check {number}: dimension {site.dimension} of {site.tensor}, {extent}"
     yield " */"
-
-
-def allocated(body: ir.Stmt) -> list[ir.Buffer]:
-    """The buffers that are allocated in `body`, in order."""
-    return [s.buffer for s in walk(body) if isinstance(s, ir.Allocate)]
 
 
 def shared_bytes(body: ir.Stmt) -> dict[str, int]:

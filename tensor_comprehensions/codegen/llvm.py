@@ -198,13 +198,13 @@ class _FunctionWriter:
             case Let(name=name, value=value, body=body):
                 with self._bound(name, self.p.value(value), value.type, interval(value, self.p.ranges)):
                     self.statement(body)
-            case Allocate(buffer=buffer, body=body) if buffer.space is Space.FRAGMENT:
-                self.fragments.allocate(buffer)
+            case Allocate(buffers=buffers, body=body):
+                for buffer in buffers:
+                    self._allocate(buffer)
                 self.statement(body)
-                self.fragments.free(buffer)
-            case Allocate(buffer=buffer, body=body):
-                self._allocate(buffer)
-                self.statement(body)
+                for buffer in reversed(buffers):
+                    if buffer.space is Space.FRAGMENT:
+                        self.fragments.free(buffer)
             case Check():
                 self._check(s)
             case Loop(kind=kind):
@@ -420,6 +420,9 @@ class _FunctionWriter:
     # --- memory of the function
 
     def _allocate(self, buffer: Buffer) -> None:
+        if buffer.space is Space.FRAGMENT:
+            self.fragments.allocate(buffer)
+            return
         self.buffers[buffer.name] = buffer
         if buffer.space is Space.REGISTER and buffer.name not in self.used.indexed:
             self._allocate_registers(buffer)

@@ -43,7 +43,7 @@ def usage(s: Stmt, known: dict[int, Usage]) -> Usage:
             used.written.add(top.buffer.name)
             used.streams |= top.streaming
         elif isinstance(top, Allocate):
-            own.add(top.buffer.name)
+            own.update(b.name for b in top.buffers)
         elif isinstance(top, Invoke):
             used.buffers.update(buffer.name for buffer, _ in top.operands)
             used.written.update(_written(top))

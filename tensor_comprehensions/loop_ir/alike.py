@@ -14,7 +14,7 @@ from itertools import takewhile
 from . import build
 from .intrinsics import is_hint
 from .nodes import Allocate, Block, Buffer, Check, If, Invoke, Let, Loop, Space, Stmt, Store, Var
-from .rewrite import map_stmt, substatements, uses, walk
+from .rewrite import allocated, map_stmt, substatements, uses, walk
 
 Filled = tuple[Buffer, Stmt]
 """Scratch memory and what fills it."""
@@ -29,44 +29,45 @@ def alike(loop: Loop) -> tuple[tuple[Filled, ...], Loop]:
     if not candidates:
         return (), loop
     written = {b.name for b in _written((loop.body,))}
-    fills = [(a, _fill(a, bound, written)) for a, bound in candidates]
+    fills = [(buffer, _fill(buffer, body, bound, written)) for buffer, body, bound in candidates]
     shared: dict[str, Filled] = {}
-    for a, fill in fills:
+    for buffer, fill in fills:
         if fill is not None:
-            shared.setdefault(a.buffer.name, (a.buffer, fill))
-    for a, fill in fills:  # tiles of two sizes: what they fill in two ways stays
-        if shared.get(a.buffer.name) != (a.buffer, fill):
-            shared.pop(a.buffer.name, None)
+            shared.setdefault(buffer.name, (buffer, fill))
+    for buffer, fill in fills:  # tiles of two sizes: what they fill in two ways stays
+        if shared.get(buffer.name) != (buffer, fill):
+            shared.pop(buffer.name, None)
     if not shared:
         return (), loop
-    made = Counter(s.buffer.name for s in walk(loop.body) if isinstance(s, Allocate))
-    made.subtract(a.buffer.name for a, _ in fills)
+    made = Counter(b.name for b in allocated(loop.body))
+    made.subtract(b.name for b, _ in fills)
     shared = {name: filled for name, filled in shared.items() if not made[name]}  # else loops fill memory of that name
     return tuple(shared.values()), replace(loop, body=_without(loop.body, shared)) if shared else loop
 
 
-def _allocations(s: Stmt, bound: frozenset[str]) -> Iterator[tuple[Allocate, frozenset[str]]]:
-    """The scratch memory of `s` outside of its loops, with the names that differ from iteration to iteration there."""
+def _allocations(s: Stmt, bound: frozenset[str]) -> Iterator[tuple[Buffer, Stmt, frozenset[str]]]:
+    """The scratch memory of `s` outside of its loops: where it exists, and the names that differ from iteration to
+    iteration there. Panels are allocated one by one; what is allocated together depends on the iteration."""
     match s:
         case Loop():
             return
         case Let(name):
             bound |= {name}
-        case Allocate(buffer) if buffer.space is Space.SCRATCH:
-            yield s, bound
+        case Allocate((buffer,), body) if buffer.space is Space.SCRATCH:
+            yield buffer, body, bound
     for c in substatements(s):
         yield from _allocations(c, bound)
 
 
-def _fill(s: Allocate, bound: frozenset[str], written: set[str]) -> Stmt | None:
-    """The statements at the start of `s` that fill the memory, where nothing else does and all iterations do it alike.
+def _fill(buffer: Buffer, body: Stmt, bound: frozenset[str], written: set[str]) -> Stmt | None:
+    """The statements at the start of `body` that fill `buffer`, where nothing else does and all iterations do it alike.
 
     written: the buffers that the loop writes.
     """
-    parts = s.body.body if isinstance(s.body, Block) else ()
-    first = tuple(takewhile(lambda p: _fills(p, s.buffer, bound, written), parts))
+    parts = body.body if isinstance(body, Block) else ()
+    first = tuple(takewhile(lambda p: _fills(p, buffer, bound, written), parts))
     rest = parts[len(first) :]
-    if not first or not rest or s.buffer.name in {b.name for b in _written(rest)}:
+    if not first or not rest or buffer.name in {b.name for b in _written(rest)}:
         return None
     return build.block(*first)
 
@@ -85,7 +86,7 @@ def _without(s: Stmt, shared: Mapping[str, Filled]) -> Stmt:
     match s:
         case Loop():
             return s
-        case Allocate(buffer, Block(parts)) if buffer.name in shared:
+        case Allocate((buffer,), Block(parts)) if buffer.name in shared:
             fill = shared[buffer.name][1]
             count = len(fill.body) if isinstance(fill, Block) else 1
             return build.block(*(_without(p, shared) for p in parts[count:]))

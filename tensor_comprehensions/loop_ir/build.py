@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..dtypes import BOOL, INT64, DType, Kind
@@ -391,11 +391,10 @@ def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
     return If(condition, then, otherwise)
 
 
-def allocate(buffers: tuple[Buffer, ...] | list[Buffer], body: Stmt) -> Stmt:
-    """`body` with `buffers` allocated around it."""
-    for b in reversed(buffers):
-        body = Allocate(b, body)
-    return body
+def allocate(buffers: Iterable[Buffer], body: Stmt) -> Stmt:
+    """`body` with `buffers` allocated around it, if there are any."""
+    found = tuple(buffers)
+    return Allocate(found, body) if found else body
 
 
 def loops(extents: Sequence[tuple[str, int]], body: Stmt, kind: LoopKind = LoopKind.SERIAL) -> Stmt:

@@ -10,7 +10,6 @@ from .bounds import Scope, certainly_runs
 from .intrinsics import is_hint
 from .names import Names
 from .nodes import (
-    Allocate,
     Block,
     Buffer,
     Expr,
@@ -27,7 +26,7 @@ from .nodes import (
     Type,
 )
 from .reductions import certain_stores, widened
-from .rewrite import expressions, map_stmt, mentions, walk, walk_expr
+from .rewrite import allocated, expressions, map_stmt, mentions, walk, walk_expr
 
 
 def hoist_accumulators(s: Stmt) -> Stmt:
@@ -112,7 +111,7 @@ def _updates(loop: Loop, scope: Scope) -> list[_Update]:
     inside = list(walk(loop.body))
     bound = {loop.var} | {s.var for s in inside if isinstance(s, Loop)} | {s.name for s in inside if isinstance(s, Let)}
     stored = {s.buffer.name for s in inside if isinstance(s, Store)}
-    private = {s.buffer.name for s in inside if isinstance(s, Allocate)}
+    private = {b.name for b in allocated(loop.body)}
     refused = private | set(_touched_otherwise(inside))
     certain = {id(s) for s in certain_stores(loop.body, scope)}
     groups: dict[str, dict[object, _Update]] = {}

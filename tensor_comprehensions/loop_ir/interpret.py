@@ -113,8 +113,8 @@ class Machine:
                 return lambda: yes() if test() else no()
             case Let(name, value, body):
                 return self.let(name, value, body)
-            case Allocate(buffer, body):
-                return self.allocate(buffer, body)
+            case Allocate(buffers, body):
+                return self.allocate(buffers, body)
             case Check(condition, site, value):
                 return self.check(condition, site, value)
             case Block(body):
@@ -171,16 +171,14 @@ class Machine:
 
         return run
 
-    def allocate(self, buffer: Buffer, body: Stmt) -> Run:
+    def allocate(self, buffers: tuple[Buffer, ...], body: Stmt) -> Run:
         inner = self.stmt(body)
 
         def run() -> None:
-            outer = self.memory.get(buffer.name)
-            self.memory[buffer.name] = Memory.undefined(buffer, depth=len(self.races))
+            outer = self.memory
+            self.memory = outer | {b.name: Memory.undefined(b, depth=len(self.races)) for b in buffers}
             inner()
-            del self.memory[buffer.name]
-            if outer is not None:
-                self.memory[buffer.name] = outer
+            self.memory = outer
 
         return run
 

@@ -196,16 +196,13 @@ class _Launched:
         return run
 
     def allocate(self, s: Allocate) -> Run:
-        inner, buffer = self.stmt(s.body), s.buffer
+        inner = self.stmt(s.body)
+        shared, private = ([b for b in s.buffers if (b.space is Space.SHARED) is common] for common in (True, False))
 
         def run() -> None:
-            if buffer.space is Space.SHARED:
-                memory = Memory.undefined(buffer, _SHARED_DEPTH)
-                for t in self.threads:
-                    t.memory[buffer.name] = memory
-            else:
-                for t in self.threads:
-                    t.memory[buffer.name] = Memory.undefined(buffer, _PRIVATE_DEPTH)
+            everywhere = {b.name: Memory.undefined(b, _SHARED_DEPTH) for b in shared}
+            for t in self.threads:
+                t.memory |= everywhere | {b.name: Memory.undefined(b, _PRIVATE_DEPTH) for b in private}
             inner()
 
         return run
@@ -248,7 +245,9 @@ class _Launched:
 
 def _is_common(s: Stmt) -> bool:
     """Whether threads of a block come to `s` together."""
-    return (isinstance(s, Invoke) and is_collective(s)) or (isinstance(s, Allocate) and s.buffer.space is Space.SHARED)
+    if isinstance(s, Allocate):
+        return any(b.space is Space.SHARED for b in s.buffers)
+    return isinstance(s, Invoke) and is_collective(s)
 
 
 # --- copies past the registers -----------------------------------------------------------------------------------

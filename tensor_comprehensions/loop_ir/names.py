@@ -22,7 +22,9 @@ class Names:
             match c:
                 case Loop(name) | Let(name):
                     taken.add(name)
-                case Allocate(buffer) | Store(buffer):
+                case Allocate(buffers):
+                    taken.update(b.name for b in buffers)
+                case Store(buffer):
                     taken.add(buffer.name)
                 case Invoke(_, operands):
                     taken.update(b.name for b, _ in operands)

@@ -291,13 +291,13 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """A buffer that exists during `body`, with undefined contents at first.
+    """Buffers that exist during `body`, with undefined contents at first.
 
     SCRATCH and REGISTER buffers belong to the thread that allocates them; the iterations of a PARALLEL loop in `body`
     reach SCRATCH, too, as they do global memory. All threads of a block allocate a SHARED buffer together.
     """
 
-    buffer: Buffer
+    buffers: tuple[Buffer, ...]
     body: Stmt
 
 

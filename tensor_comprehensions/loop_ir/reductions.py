@@ -26,7 +26,7 @@ from .nodes import (
     Store,
     Type,
 )
-from .rewrite import expressions, mentions, walk, walk_expr
+from .rewrite import allocated, expressions, mentions, walk, walk_expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class _Scope:
         inside = list(walk(body))
         bound = {s.var for s in inside if isinstance(s, Loop)} | {s.name for s in inside if isinstance(s, Let)}
         lets = tuple(s for s in inside if isinstance(s, Let))
-        return _Scope(bound, lets, {s.buffer.name for s in inside if isinstance(s, Allocate)})
+        return _Scope(bound, lets, {b.name for b in allocated(body)})
 
     def varying(self, name: str) -> set[str]:
         """`name` and the lets whose values depend on it (program order: a let sees only earlier ones)."""

@@ -13,6 +13,7 @@ from .nodes import (
     Binary,
     Block,
     Broadcast,
+    Buffer,
     Call,
     Cast,
     Check,
@@ -99,8 +100,8 @@ def map_stmt(s: Stmt, on_expr: OnExpr, on_stmt: OnStmt) -> Stmt:
         case Let(name, value, body):
             v, inner = on_expr(value), on_stmt(body)
             return s if v is value and inner is body else Let(name, v, inner)
-        case Allocate(buffer, body):
-            return s if (inner := on_stmt(body)) is body else Allocate(buffer, inner)
+        case Allocate(buffers, body):
+            return s if (inner := on_stmt(body)) is body else Allocate(buffers, inner)
         case Check(condition, site, value):
             c, v = on_expr(condition), on_expr(value)
             return s if c is condition and v is value else Check(c, site, v)
@@ -223,6 +224,11 @@ def walk(s: Stmt) -> Iterator[Stmt]:
         top = stack.pop()
         yield top
         stack.extend(substatements(top)[::-1])
+
+
+def allocated(s: Stmt) -> list[Buffer]:
+    """The buffers that are allocated in `s`, in order."""
+    return [b for c in walk(s) if isinstance(c, Allocate) for b in c.buffers]
 
 
 def walk_all(s: Stmt) -> Iterator[Expr]:

@@ -110,8 +110,9 @@ def _stmt_lines(s: Stmt, indent: str) -> Iterator[str]:
         case Let(name, value, body):
             yield f"{indent}let {name}: {value.type} = {_expr(value)}"
             yield from _stmt_lines(body, indent)
-        case Allocate(buffer, body):
-            yield f"{indent}allocate {buffer.space.value} {_declaration(buffer)}"
+        case Allocate(buffers, body):
+            for buffer in buffers:
+                yield f"{indent}allocate {buffer.space.value} {_declaration(buffer)}"
             yield from _stmt_lines(body, indent)
         case Check(condition, site, value):
             yield f"{indent}check {_expr(condition)} else fail site {site} with {_expr(value)}"

@@ -14,6 +14,7 @@ from .nodes import (
     Binary,
     Block,
     Broadcast,
+    Buffer,
     Check,
     Const,
     Expr,
@@ -107,12 +108,8 @@ class _Simplifier:
                 return self.conditional(s)
             case Let(name, value, body):
                 return self.let(s, name, value, body)
-            case Allocate(buffer, body):
-                inner = self.stmt(body)
-                if buffer.name not in self.used:  # nothing reads it
-                    self.remove(s)
-                    return _without_stores(inner, buffer.name)
-                return s if inner is body else build.NOTHING if _is_empty(inner) else Allocate(buffer, inner)
+            case Allocate(buffers, body):
+                return self.allocate(s, buffers, body)
             case Check():
                 new = map_stmt(s, self.expr, self.stmt)
                 return self.remove(s) if isinstance(new, Check) and build.is_true(new.condition) else new
@@ -156,6 +153,14 @@ class _Simplifier:
         if high is not None and first.low is not None and first.low == first.high:
             high = first.low + (high - first.low) // step * step
         return Interval(first.low, high)
+
+    def allocate(self, s: Allocate, buffers: tuple[Buffer, ...], body: Stmt) -> Stmt:
+        inner = self.stmt(body)
+        read = tuple(b for b in buffers if b.name in self.used)
+        if len(read) < len(buffers):
+            self.remove(s)
+            return build.allocate(read, _without_stores(inner, {b.name for b in buffers} - self.used))
+        return s if inner is body else build.NOTHING if _is_empty(inner) else Allocate(buffers, inner)
 
     def conditional(self, s: If) -> Stmt:
         condition = self.expr(s.condition)
@@ -277,11 +282,11 @@ def _is_empty(s: Stmt) -> bool:
     return type(s) is Block and not s.body
 
 
-def _without_stores(s: Stmt, name: str) -> Stmt:
-    """`s` without the stores to the buffer `name`, which nothing reads."""
+def _without_stores(s: Stmt, names: set[str]) -> Stmt:
+    """`s` without the stores to the buffers `names`, which nothing reads."""
     if isinstance(s, Store):
-        return build.NOTHING if s.buffer.name == name else s
-    new = map_stmt(s, lambda e: e, lambda c: _without_stores(c, name))
+        return build.NOTHING if s.buffer.name in names else s
+    new = map_stmt(s, lambda e: e, lambda c: _without_stores(c, names))
     match new:
         case Block(body) if new is not s:
             return build.block(*[c for c in body if not _is_empty(c)])

@@ -71,16 +71,16 @@ def _vectorize(s: Stmt, names: Names, scope: Scope) -> _Result:
             inner, pending = _vectorize(body, names, scope.in_loop(s))
             if s.kind is LoopKind.PARALLEL or not certainly_runs(s, scope):
                 inner, pending = _settle(inner, pending), ()
-            settled, pending = _cross(s, s.var, inner, pending)
+            settled, pending = _cross(s, {s.var}, inner, pending)
             return s if settled is body else replace(s, body=settled), pending
         case Let(name, value, body):
             inner, pending = _vectorize(body, names, scope.in_let(name, value))
-            settled, pending = _cross(s, name, inner, pending)
+            settled, pending = _cross(s, {name}, inner, pending)
             return s if settled is body else Let(name, value, settled), pending
-        case Allocate(buffer, body):
+        case Allocate(buffers, body):
             inner, pending = _vectorize(body, names, scope)
-            settled, pending = _cross(s, buffer.name, inner, pending)
-            return s if settled is body else Allocate(buffer, settled), pending
+            settled, pending = _cross(s, {b.name for b in buffers}, inner, pending)
+            return s if settled is body else Allocate(buffers, settled), pending
         case Block(body):
             return _vectorize_block(s, body, names, scope)
         case If(condition, then, otherwise):
@@ -104,17 +104,17 @@ def _vectorize_block(s: Block, body: tuple[Stmt, ...], names: Names, scope: Scop
     return s if all(map(is_, done, body)) else build.block(*done), tuple(leaving)
 
 
-def _cross(outer: Stmt, bound: str, inner: Stmt, pending: tuple[Accumulator, ...]) -> _Result:
+def _cross(outer: Stmt, bound: set[str], inner: Stmt, pending: tuple[Accumulator, ...]) -> _Result:
     """`inner` with those accumulators that cannot live outside `outer`, which binds `bound`; and the others."""
     stay = tuple(a for a in pending if not _outlives(a, outer, bound))
     return _settle(inner, stay), tuple(a for a in pending if a not in stay)
 
 
-def _outlives(a: Accumulator, outer: Stmt, bound: str) -> bool:
+def _outlives(a: Accumulator, outer: Stmt, bound: set[str]) -> bool:
     indices = [x for i in a.reduction.indices for x in walk_expr(i)]
-    free = not any(isinstance(x, Load) or (isinstance(x, Var) and x.name == bound) for x in indices)
+    free = not any(isinstance(x, Load) or (isinstance(x, Var) and x.name in bound) for x in indices)
     read = (x for e in expressions(outer) for x in walk_expr(e) if isinstance(x, Load))
-    return free and bound != a.buffer_name and all(x.buffer.name != a.buffer_name for x in read)
+    return free and a.buffer_name not in bound and all(x.buffer.name != a.buffer_name for x in read)
 
 
 def _reached(s: Stmt) -> set[str]:

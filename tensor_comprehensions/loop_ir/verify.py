@@ -47,7 +47,7 @@ from .nodes import (
     Unary,
     Var,
 )
-from .rewrite import children, walk, walk_expr
+from .rewrite import allocated, children, walk, walk_expr
 from .show import show
 
 _INDEX = Type(INT64)
@@ -87,8 +87,8 @@ def _launched(kernel: Kernel, place: _Place) -> _Place:
         place = place.bind(
             name, _INDEX, place.scope.in_loop(Loop(name, build.const(0), build.const(extent), Block(())))
         )
-    allocated = [s.buffer for s in walk(kernel.body) if isinstance(s, Allocate)]
-    _require_unique([b.name for b in allocated if b.space is Space.SHARED], f"shared buffers of {kernel.name}")
+    shared = [b.name for b in allocated(kernel.body) if b.space is Space.SHARED]
+    _require_unique(shared, f"shared buffers of {kernel.name}")
     return replace(place, launched=True, varying=frozenset(THREAD))
 
 
@@ -156,8 +156,11 @@ def _stmt(s: Stmt, place: _Place) -> None:
             t = _expr(value, place)
             inner = place.bind(name, t, place.scope.in_let(name, value))
             _stmt(body, replace(inner, varying=inner.varying | {name}) if place.differs(value) else inner)
-        case Allocate(buffer, body):
-            _allocate(buffer, body, place)
+        case Allocate(buffers, body):
+            for buffer in buffers:
+                _allocated(buffer, place)
+            _require_unique([b.name for b in buffers], "buffers of one allocation")
+            _stmt(body, replace(place, buffers=place.buffers | {b.name: b for b in buffers}))
         case Check(condition, site, value):
             _require_type(condition, Type(BOOL), place, s)
             _require_type(value, _INDEX, place, s)
@@ -184,7 +187,7 @@ def _loop(s: Loop, place: _Place) -> None:
     _stmt(s.body, inner)
 
 
-def _allocate(buffer: Buffer, body: Stmt, place: _Place) -> None:
+def _allocated(buffer: Buffer, place: _Place) -> None:
     _require(buffer.name not in place.buffers, f"buffer {buffer.name} is allocated twice, one inside the other")
     _require(buffer.space is not Space.GLOBAL, f"{buffer.name} is allocated but global")
     if buffer.space is Space.SHARED:
@@ -192,7 +195,6 @@ def _allocate(buffer: Buffer, body: Stmt, place: _Place) -> None:
         _require(not place.divergent, f"{buffer.name} is shared, but not all threads of a block allocate it")
     _require(buffer.type.lanes == 1 or buffer.space is Space.REGISTER, f"{buffer.name} holds vectors in memory")
     _require(len(buffer.shape) == len(buffer.strides), f"{buffer} has other ranks of shape and strides")
-    _stmt(body, replace(place, buffers={**place.buffers, buffer.name: buffer}))
 
 
 def _store(s: Store, place: _Place) -> None:

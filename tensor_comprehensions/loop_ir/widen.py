@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from ..dtypes import BOOL
 from ..errors import CannotLower
@@ -161,9 +162,9 @@ class Widened:
         return inner
 
     def allocate(self, s: Allocate) -> Stmt:
-        buffers = tuple(self.widened_buffer(s.buffer) for _ in self.copies)
-        inner = replace(self, private={**self.private, s.buffer.name: buffers}).stmt(s.body)
-        return build.allocate(buffers, inner)
+        private = {b.name: tuple(self.widened_buffer(b) for _ in self.copies) for b in s.buffers}
+        inner = replace(self, private=self.private | private).stmt(s.body)
+        return build.allocate(chain.from_iterable(private.values()), inner)
 
     def widened_buffer(self, b: Buffer) -> Buffer:
         """What holds `lanes` private instances of `b`: vector registers, or one more dimension in memory."""

@@ -78,7 +78,7 @@ def _inside(
         results = unpack(op, plan, region, f"{op.name}_results")
         inner = replace(plan, unpacked=None, streaming=False)
         body = _inside(results.op, inner, region, operands, packs, depth)
-        return Allocate(results.buffer, build.block(body, results.store))
+        return Allocate((results.buffer,), build.block(body, results.store))
     panels, operands = _panels(op, plan, region, operands, (step for step in packs if step.depth == depth))
     if depth == len(plan.levels):
         body = (fragment_kernel if plan.instruction else microkernel)(op, plan, region, operands)
@@ -104,5 +104,5 @@ def _panels(
 
 def _filled(panels: Sequence[Panel], body: Stmt) -> Stmt:
     for panel in reversed(panels):
-        body = Allocate(panel.buffer, build.block(panel.fill, body))
+        body = Allocate((panel.buffer,), build.block(panel.fill, body))
     return body

@@ -24,10 +24,7 @@ Counts = tuple[int, int]
 
 def allocated(op: StructuredOp, plan: Plan, body: Stmt) -> Stmt:
     """`body` with the fragments that the micro-kernels in it use."""
-    if plan.instruction:
-        for buffer in _buffers(op, layout(op, plan)):
-            body = Allocate(buffer, body)
-    return body
+    return Allocate(_buffers(op, layout(op, plan))[::-1], body) if plan.instruction else body
 
 
 def fragment_kernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence[Operand]) -> Stmt:
@@ -44,7 +41,7 @@ def fragment_kernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequ
         *_spill(found, counts, total, sums),
         each_extent(region, lambda part: _finish(op, plan, part, sums)),
     )
-    return Allocate(sums, body)
+    return Allocate((sums,), body)
 
 
 def _buffers(op: StructuredOp, found: Layout) -> tuple[Buffer, Buffer, Buffer]:

@@ -56,7 +56,7 @@ def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence
         _reduce(op, plan, region, operands, cells, registers),
         exact(lambda part, own: _finish(op, plan, part, own, registers)),
     )
-    return Allocate(registers, body)
+    return Allocate((registers,), body)
 
 
 def _among(own: Sequence[Cell], cells: Sequence[Cell]) -> list[Cell]:
@@ -354,7 +354,7 @@ def _calls(e: Expr) -> bool:
 def _staged(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell], registers: Buffer) -> Stmt:
     """Spill the sums once and run the epilogue in a loop: a call would spill every live register at every call."""
     buffer, spill = _spill(op, plan, region, [get(registers, c) for c in cells])
-    return Allocate(buffer, build.block(spill, rows_from(buffer, op, plan, region, cells[: _vectors(plan, region)])))
+    return Allocate((buffer,), build.block(spill, rows_from(buffer, op, plan, region, cells[: _vectors(plan, region)])))
 
 
 def _turned(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell], registers: Buffer) -> Stmt:
@@ -363,7 +363,7 @@ def _turned(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell],
     sums = [get(registers, c) for c in cells]
     if not _suits_lanes(op, plan.vector):
         buffer, spill = _spill(op, plan, region, sums)
-        return Allocate(buffer, build.block(spill, store_turned(op, plan, region, rows, buffer, at)))
+        return Allocate((buffer,), build.block(spill, store_turned(op, plan, region, rows, buffer, at)))
     ready: Stmt = build.NOTHING
     if _calls(op.stored):
         buffer, spill = _spill(op, plan, region, sums)
@@ -373,7 +373,7 @@ def _turned(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Cell],
     else:
         buffer, spill = _spill(op, plan, region, [_stored(op, c, s) for c, s in zip(cells, sums, strict=True)])
     across = store_turned(replace(op, epilogue=None), plan, region, rows, buffer, at)
-    return Allocate(buffer, build.block(spill, ready, across))
+    return Allocate((buffer,), build.block(spill, ready, across))
 
 
 def _suits_lanes(op: StructuredOp, vector: str) -> bool:

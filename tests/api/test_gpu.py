@@ -212,7 +212,7 @@ def test_without_a_device() -> None:
 def test_limits_of_a_device() -> None:
     """What a mapping may ask for is checked before anything is made; what a kernel needs, before it is printed."""
     big = b.buffer("big", FLOAT32, (60000,), ir.Space.SHARED)
-    body = ir.Allocate(big, b.store(big, (b.const(0),), 1.0))
+    body = ir.Allocate((big,), b.store(big, (b.const(0),), 1.0))
     for kernel, message in (
         (ir.Kernel("k", body, ir.Launch((1, 1, 1), (32, 1, 1))), "240000 bytes of shared memory"),
         (ir.Kernel("k", b.NOTHING, ir.Launch((1, 1, 1), (64, 32, 1))), "2048 threads in a block"),

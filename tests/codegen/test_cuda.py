@@ -260,7 +260,7 @@ def test_wide_reads_into_registers_and_of_what_is_computed() -> None:
     lanes = b.ramp(b.mul(i, 4), 1, 4)
     fill = ir.Store(regs, (b.ramp(0, 1, 4),), ir.Load(x, (TX, lanes)))
     double = ir.Binary("add", ir.Load(x, (TX, lanes)), b.broadcast(b.load(regs, 3), 4))
-    body = ir.Allocate(regs, loop("i", 9, b.block(fill, ir.Store(out, (TX, lanes), double))))
+    body = ir.Allocate((regs,), loop("i", 9, b.block(fill, ir.Store(out, (TX, lanes), double))))
     m = launched([x, out], body, (8, 1, 1))
     text = body_of(m)
     assert "const float4 x_1 = *reinterpret_cast<const float4 *>(&x[tx][i * 4]);" in text
@@ -327,7 +327,7 @@ def test_header_cannot_end_the_comment() -> None:
 def test_too_much_shared_memory_for_a_text() -> None:
     big = b.buffer("big", FLOAT32, (20000,), SHARED)
     out = b.buffer("out", FLOAT32, (32,))
-    body = ir.Allocate(big, b.block(b.store(big, (TX,), 1.0), b.store(out, (TX,), b.load(big, TX))))
+    body = ir.Allocate((big,), b.block(b.store(big, (TX,), 1.0), b.store(out, (TX,), b.load(big, TX))))
     code = emit(launched([out], body))
     assert code.kernels[0].dynamic == 80000
     assert code.kernels[0].shared == 0
@@ -381,7 +381,9 @@ def test_local_memory_is_reported() -> None:
     data = b.cast(b.load(x, j, TX), INT64)
     sums = loop("j", 64, b.store(array, (b.mod(data, 64),), b.load(x, j, TX), op="+"))
     last = b.store(out, (TX,), b.cast(b.load(array, b.mod(b.load(out, TX), 64)), INT64))
-    report = nvrtc.compile_text(emit(launched([x, out], ir.Allocate(array, b.block(fill, sums, last)))).source, "sm_90")
+    report = nvrtc.compile_text(
+        emit(launched([x, out], ir.Allocate((array,), b.block(fill, sums, last)))).source, "sm_90"
+    )
     assert report.resources["k"].local >= 256
 
 

@@ -197,11 +197,11 @@ ORIGIN = (ir.const(0), ir.const(0), ir.const(0))
 )
 def test_the_verifier_knows_fragments(statement: Stmt, why: str) -> None:
     with pytest.raises(InternalError, match=why):
-        verify(module(Allocate(SUMS, statement)))
+        verify(module(Allocate((SUMS,), statement)))
 
 
 def test_the_interpreter_sees_what_is_undefined() -> None:
-    m = module(Allocate(SUMS, Invoke(FRAGMENT_STORE, ((MEMORY, (ir.const(0), ir.const(0))), (SUMS, ORIGIN)), (0,))))
+    m = module(Allocate((SUMS,), Invoke(FRAGMENT_STORE, ((MEMORY, (ir.const(0), ir.const(0))), (SUMS, ORIGIN)), (0,))))
     with pytest.raises(InternalError, match="undefined"):
         interpret(m, {"memory": np.zeros((24, 16), np.float32)})
 
@@ -211,4 +211,4 @@ def test_there_are_only_so_many_registers(count: int, target: Target) -> None:
     buffer: Buffer = ir.buffer("many", UINT32, (count, 16, 16), Space.FRAGMENT)
     zero = Invoke(FRAGMENT_ZERO, ((buffer, ORIGIN),))
     with pytest.raises(InternalError, match="registers for"):
-        assembly(module(Allocate(buffer, zero)), target)
+        assembly(module(Allocate((buffer,), zero)), target)

@@ -309,7 +309,7 @@ def test_parallel_loops_allocate_what_a_statement_before_had_under_the_same_name
     a, b = ir.buffer("A", d.FLOAT32, (9,)), ir.buffer("B", d.FLOAT32, (9,))
     acc = ir.buffer("acc", d.FLOAT32, (), space)
     double = Block((ir.store(acc, (), ir.load(a, I)), ir.store(b, (I,), ir.add(ir.load(acc), ir.load(acc)))))
-    part = Allocate(acc, double)
+    part = Allocate((acc,), double)
     m = module(Block((loop("i", 4, part), Loop("i", ir.const(4), ir.const(9), part, LoopKind.PARALLEL))))
     compare(m, {x.name: random_array(d.FLOAT32, x.shape, n) for n, x in enumerate(m.arguments)}, target)
 
@@ -322,7 +322,7 @@ def test_scratch_on_stack_and_heap(columns: int, target: Target) -> None:
     fill = loop("j", columns, ir.store(s, (J,), ir.mul(ir.load(a, I, J), 2.0)))
     turn = loop("j", columns, ir.store(t, (J,), ir.load(s, ir.sub(columns - 1, J))))
     copy = loop("j", columns, ir.store(b, (I, J), ir.load(t, J)))
-    body = Allocate(s, Allocate(t, Block((fill, turn, copy))))
+    body = Allocate((s,), Allocate((t,), Block((fill, turn, copy))))
     m = module(loop("i", 9, body, LoopKind.PARALLEL))
     text = emit(m, target, {})
     assert ("tc_allocate" in text) == (columns == 3000)
@@ -343,7 +343,7 @@ def test_register_tiles(target: Target) -> None:
     def tile(body: Stmt) -> Stmt:
         return loop("i", 3, loop("j", 2, body, LoopKind.UNROLLED), LoopKind.UNROLLED)
 
-    m = module(unroll(Allocate(acc, Block((tile(zero), loop("k", 11, tile(update)), tile(write))))))
+    m = module(unroll(Allocate((acc,), Block((tile(zero), loop("k", 11, tile(update)), tile(write))))))
     arrays = {x.name: random_array(d.FLOAT32, x.shape, n) for n, x in enumerate(m.arguments)}
     compare(m, arrays, target, rtol=1e-5, atol=1e-5)
     assert "vfmadd" in assembly(m, TARGETS[0])

@@ -104,7 +104,7 @@ class Programs:
         middle = [self.statement(buffers, (), 0) for _ in range(4)]
         end = [Loop("i", ir.const(0), ir.const(N), ir.store(out, (i,), ir.load(scratch, i)))]
         end += [ir.store(out, (N + n,), ir.load(registers, ir.const(n))) for n in range(2)]  # type: ignore[misc]
-        return Allocate(scratch, Allocate(registers, Block((*start, *middle, *end))))
+        return Allocate((scratch,), Allocate((registers,), Block((*start, *middle, *end))))
 
 
 @pytest.mark.parametrize("seed", range(80))

@@ -80,8 +80,9 @@ def test_no_box_can_be_smaller() -> None:
     case, module = matmul()
 
     def change(s: ir.Stmt) -> ir.Stmt:
-        if isinstance(s, ir.Allocate) and s.buffer.space is ir.Space.SHARED:
-            return resized(s, (s.buffer.shape[0] - 1, *s.buffer.shape[1:]), s.buffer.strides)
+        for buffer in s.buffers if isinstance(s, ir.Allocate) else ():
+            if buffer.space is ir.Space.SHARED:
+                return resized(s, buffer, (buffer.shape[0] - 1, *buffer.shape[1:]), buffer.strides)
         return s
 
     m = changed(module, change)

@@ -223,7 +223,7 @@ def statements(draw: st.DrawFn, scope: Scope, op: str, size: int, taken: list[st
         deeper = replace(scope, privates=(*scope.privates, private))
         update = Store(private, (), draw(scalars(deeper)), draw(st.sampled_from([None, "+", "max"])))
         body = b.block(b.store(private, (), value), update, draw(statements(deeper, op, size - 1, taken)))
-        return Allocate(private, body)
+        return Allocate((private,), body)
     start = draw(st.sampled_from([b.const(0), b.const(1)]))
     stop = draw(st.sampled_from([b.const(DEPTH), b.const(1), scope.row]))
     deeper = replace(scope, depth=b.var(name))

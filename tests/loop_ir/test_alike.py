@@ -23,7 +23,7 @@ def serial(body: Stmt) -> Loop:
 
 def shares(fill: Stmt, body: Stmt) -> Loop:
     """A parallel loop whose iterations make a panel and use it."""
-    whole = Loop("i", b.const(0), b.const(N), Allocate(PANEL, Block((fill, body))), LoopKind.PARALLEL)
+    whole = Loop("i", b.const(0), b.const(N), Allocate((PANEL,), Block((fill, body))), LoopKind.PARALLEL)
     verify(module(whole, (A, B)))
     return whole
 
@@ -40,7 +40,7 @@ def test_a_panel_that_depends_on_no_iteration() -> None:
 
 def test_below_names_of_the_iteration() -> None:
     at = b.var("at")
-    body = Allocate(PANEL, Block((COPY, b.store(B, (at,), b.load(PANEL, at)))))
+    body = Allocate((PANEL,), Block((COPY, b.store(B, (at,), b.load(PANEL, at)))))
     loop = Loop("i", b.const(0), b.const(N), Let("at", ROW, body), LoopKind.PARALLEL)
     found, rest = alike(loop)
     assert found == ((PANEL, COPY),)
@@ -68,12 +68,12 @@ OWN = b.buffer("own", FLOAT32, (N,), Space.SCRATCH)
 def below(inside: Stmt) -> Loop:
     """A parallel loop with `inside` after each iteration has filled memory of its own."""
     mine = b.store(OWN, (ROW,), b.load(A, ROW))
-    body = Allocate(OWN, b.block(mine, inside, b.store(B, (ROW,), b.load(OWN, ROW))))
+    body = Allocate((OWN,), b.block(mine, inside, b.store(B, (ROW,), b.load(OWN, ROW))))
     return Loop("i", b.const(0), b.const(N), body, LoopKind.PARALLEL)
 
 
 def test_behind_what_each_iteration_does_for_itself() -> None:
-    loop = below(Allocate(PANEL, Block((COPY, USE))))
+    loop = below(Allocate((PANEL,), Block((COPY, USE))))
     verify(module(loop, (A, B)))
     found, rest = alike(loop)
     assert found == ((PANEL, COPY),)
@@ -82,7 +82,7 @@ def test_behind_what_each_iteration_does_for_itself() -> None:
 
 def test_of_what_an_earlier_statement_wrote() -> None:
     turned = serial(b.store(PANEL, (J,), b.load(OWN, J)))
-    loop = below(Allocate(PANEL, Block((turned, USE))))
+    loop = below(Allocate((PANEL,), Block((turned, USE))))
     verify(module(loop, (A, B)))
     assert alike(loop) == ((), loop)
 
@@ -92,7 +92,7 @@ def test_tiles_of_two_sizes() -> None:
     last = b.le(b.const(N - 1), ROW)
     half = Loop("j", b.const(0), b.const(N // 2), b.store(PANEL, (J,), b.load(A, J)))
     same, other = (
-        If(last, Allocate(PANEL, Block((COPY, USE))), Allocate(PANEL, Block((f, USE)))) for f in (COPY, half)
+        If(last, Allocate((PANEL,), Block((COPY, USE))), Allocate((PANEL,), Block((f, USE)))) for f in (COPY, half)
     )
     found, rest = alike(below(same))
     assert found == ((PANEL, COPY),)
@@ -103,7 +103,7 @@ def test_tiles_of_two_sizes() -> None:
 def test_last_tiles_behind_a_loop_over_others() -> None:
     """Their memory has one name: what the loop fills would be left in it."""
     other = serial(b.store(PANEL, (J,), b.mul(b.load(A, J), 2.0)))
-    others = Loop("t", b.const(0), b.const(2), Allocate(PANEL, Block((other, USE))))
-    loop = below(b.block(others, Allocate(PANEL, Block((COPY, USE)))))
+    others = Loop("t", b.const(0), b.const(2), Allocate((PANEL,), Block((other, USE))))
+    loop = below(b.block(others, Allocate((PANEL,), Block((COPY, USE)))))
     verify(module(loop, (A, B)))
     assert alike(loop) == ((), loop)

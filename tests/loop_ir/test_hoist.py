@@ -8,8 +8,8 @@ from loop_programs import assert_same_effect, module
 from tensor_comprehensions.dtypes import BFLOAT16, FLOAT32
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir.hoist import hoist_accumulators
-from tensor_comprehensions.loop_ir.nodes import Allocate, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store
-from tensor_comprehensions.loop_ir.rewrite import walk
+from tensor_comprehensions.loop_ir.nodes import Expr, If, Let, Load, Loop, LoopKind, Stmt, Store
+from tensor_comprehensions.loop_ir.rewrite import allocated, walk
 from tensor_comprehensions.loop_ir.show import show
 from tensor_comprehensions.loop_ir.unroll import unroll
 from tensor_comprehensions.loop_ir.vectorize import vectorize
@@ -39,7 +39,7 @@ def checked(before: Stmt) -> Stmt:
 
 
 def registers(s: Stmt) -> int:
-    return sum(isinstance(x, Allocate) for x in walk(s))
+    return len(allocated(s))
 
 
 def test_an_element_is_loaded_before_and_stored_after() -> None:

@@ -150,7 +150,7 @@ def test_registers_hold_vectors() -> None:
         Store(r, (b.const(1),), b.const(2.0, FLOAT32, 4), "*"),
         b.store(TOTAL, (), ReduceLanes("+", Load(r, (b.const(1),)))),
     )
-    assert run(Allocate(r, steps))["total"] == 12
+    assert run(Allocate((r,), steps))["total"] == 12
 
 
 def test_statements() -> None:
@@ -173,6 +173,7 @@ def test_a_failed_check_stops_later_kernels_and_is_recorded_once() -> None:
 SCRATCH = b.buffer("s", FLOAT32, (2,), Space.SCRATCH)
 VECTOR, PARALLEL = LoopKind.VECTOR, LoopKind.PARALLEL
 FIRST = b.store(SCRATCH, (0,), 1.0)
+READ = b.store(A, (0,), b.load(SCRATCH, 0))
 NEXT = b.mod(b.add(ROW, 1), N)
 AGAIN = b.sub(1, b.var("n"))  # 1, then 0
 LATE = b.sub(N - 1, ROW)  # element 0 is read by all, and the last iteration writes it
@@ -185,10 +186,10 @@ LATE = b.sub(N - 1, ROW)  # element 0 is read by all, and the last iteration wri
         (loop(b.store(A, (b.sub(ROW, 1),), 1.0)), "extent"),
         (b.store(TOTAL, (), ReduceLanes("+", b.load(A, b.ramp(0, 2, 4)))), "extent"),
         (Store(A, (), b.const(1.0, FLOAT32)), "rank"),
-        (Allocate(SCRATCH, b.store(A, (0,), b.load(SCRATCH, 0))), "undefined"),
-        (Allocate(SCRATCH, b.block(b.store(SCRATCH, (0,), 1.0), b.store(A, (0,), b.load(SCRATCH, 1)))), "undefined"),
-        (loop(Allocate(SCRATCH, If(b.eq(ROW, b.const(0)), FIRST, b.store(A, (0,), b.load(SCRATCH, 0))))), "undefined"),
-        (Allocate(SCRATCH, b.store(SCRATCH, (0,), 1.0, op="+")), "undefined"),
+        (Allocate((SCRATCH,), READ), "undefined"),
+        (Allocate((SCRATCH,), b.block(b.store(SCRATCH, (0,), 1.0), b.store(A, (0,), b.load(SCRATCH, 1)))), "undefined"),
+        (loop(Allocate((SCRATCH,), b.when(b.eq(ROW, b.const(0)), FIRST, READ))), "undefined"),
+        (Allocate((SCRATCH,), b.store(SCRATCH, (0,), 1.0, op="+")), "undefined"),
         (loop(b.store(A, (0,), b.load(B, ROW)), PARALLEL), "race"),
         (loop(b.store(A, (0,), b.load(B, ROW)), VECTOR), "race"),
         (loop(b.store(A, (ROW,), b.load(A, NEXT)), PARALLEL), "race"),
@@ -201,7 +202,7 @@ LATE = b.sub(N - 1, ROW)  # element 0 is read by all, and the last iteration wri
         (loop(b.store(A, (b.ramp(ROW, 1, 2),), 1.0), PARALLEL, stop=4), "race"),
         (loop(b.store(A, (b.ramp(b.mul(ROW, 2), 1, 2),), b.load(A, b.ramp(ROW, 1, 2))), PARALLEL, stop=3), "race"),
         (b.store(A, (b.load(AT, b.ramp(0, 1, 4)),), 1.0, op="+"), "together"),
-        (Allocate(SCRATCH, loop(b.store(SCRATCH, (0,), 1.0), PARALLEL)), "race"),
+        (Allocate((SCRATCH,), loop(b.store(SCRATCH, (0,), 1.0), PARALLEL)), "race"),
         (Invoke("nosuch", ()), "intrinsic"),
     ],
 )  # fmt: skip
@@ -215,7 +216,9 @@ def test_faults_are_reported(body: Stmt, message: str) -> None:
     [
         loop(b.store(TOTAL, (), 1.0, op="+"), VECTOR),
         loop(b.store(A, (ROW,), b.add(b.load(A, ROW), b.load(B, 0))), PARALLEL),
-        loop(Allocate(SCRATCH, b.block(b.store(SCRATCH, (0,), 1.0), b.store(A, (ROW,), b.load(SCRATCH, 0)))), PARALLEL),
+        loop(
+            Allocate((SCRATCH,), b.block(b.store(SCRATCH, (0,), 1.0), b.store(A, (ROW,), b.load(SCRATCH, 0)))), PARALLEL
+        ),
         loop(loop(b.store(A, (ROW,), 1.0, op="+"), VECTOR, var="j"), PARALLEL),
         b.block(loop(b.store(A, (ROW,), 1.0), PARALLEL), loop(b.store(A, (NEXT,), 2.0), PARALLEL)),
         loop(loop(b.store(A, (b.mod(b.add(ROW, b.var("n")), N),), 1.0), PARALLEL), stop=3, var="n"),

@@ -10,7 +10,7 @@ from tensor_comprehensions.errors import InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir.hoist import hoist_accumulators
 from tensor_comprehensions.loop_ir.nodes import Allocate, Buffer, Expr, Invoke, Loop, LoopKind, Space, Stmt
-from tensor_comprehensions.loop_ir.rewrite import walk
+from tensor_comprehensions.loop_ir.rewrite import allocated, walk
 from tensor_comprehensions.loop_ir.show import show
 from tensor_comprehensions.loop_ir.simplify import simplify
 from tensor_comprehensions.loop_ir.vectorize import vectorize
@@ -48,7 +48,7 @@ def test_lanes_ask_once_for_each_line_and_accumulators_stay_in_registers() -> No
     verify(module(after, BUFFERS))
     assert_same_effect(before, after, BUFFERS)
     assert hints(after) == [f"prefetch(&T[at[min(r + 2, 4)], {c}], 0)" for c in (0, 16, 32, 48)]
-    assert len([x for x in walk(after) if isinstance(x, Allocate)]) == 4
+    assert len(allocated(after)) == 4
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ REGISTER = b.buffer("g", FLOAT32, (2,), Space.REGISTER)
         (prefetch(T, b.const(0)), "1 indices on T"),
         (prefetch(T, b.const(0), b.ramp(0, 1, 4)), "vector of places"),
         (prefetch(b.buffer("U", FLOAT32, (1,)), b.const(0)), "not in scope"),
-        (Allocate(REGISTER, prefetch(REGISTER, b.const(0))), "in registers"),
+        (Allocate((REGISTER,), prefetch(REGISTER, b.const(0))), "in registers"),
     ],
 )
 def test_faults_are_named(fault: Stmt, message: str) -> None:

@@ -85,6 +85,6 @@ def test_a_module_reads_like_this() -> None:
     )
     kernels = (
         Kernel("first", Loop("i", b.const(0), b.const(4), rows, LoopKind.PARALLEL, grain=2)),
-        Kernel("second", Allocate(R, body)),
+        Kernel("second", Allocate((R,), body)),
     )
     assert show(Module("demo", (A,), (T,), kernels, (CheckSite("A", 1, 8),), ("A",))) == EXPECTED

@@ -218,7 +218,7 @@ def test_a_name_that_nothing_uses_goes() -> None:
 
 def test_a_buffer_that_nothing_reads_goes() -> None:
     private = b.buffer("t", FLOAT32, (), Space.SCRATCH)
-    body = Allocate(private, b.block(b.store(private, (), 2.0), b.store(A, (1,), 1.0)))
+    body = Allocate((private,), b.block(b.store(private, (), 2.0), b.store(A, (1,), 1.0)))
     assert simplify(body) == b.store(A, (1,), 1.0)
 
 

@@ -25,7 +25,7 @@ from tensor_comprehensions.loop_ir.nodes import (
     Stmt,
     Store,
 )
-from tensor_comprehensions.loop_ir.rewrite import walk, walk_all
+from tensor_comprehensions.loop_ir.rewrite import allocated, walk, walk_all
 from tensor_comprehensions.loop_ir.show import show
 from tensor_comprehensions.loop_ir.vectorize import vectorize
 from tensor_comprehensions.loop_ir.verify import verify
@@ -129,7 +129,7 @@ def test_reductions_of_booleans(op: str) -> None:
 
 def test_interleaved_copies_accumulate_apart() -> None:
     after = checked(columns(SUM, (4, 3)))
-    (accumulator,) = (s.buffer for s in walk(after) if isinstance(s, Allocate))
+    (accumulator,) = allocated(after)
     assert accumulator.shape == (3,)
     assert accumulator.type.lanes == 4
     assert sum(isinstance(e, ReduceLanes) for e in walk_all(after)) == 1
@@ -143,7 +143,7 @@ def test_the_tail_of_a_reduction_gives_the_neutral_element() -> None:
 def test_a_tile_of_reductions_has_a_register_each() -> None:
     rows = Loop("r", b.const(0), b.const(3), b.store(Y, (ROW,), b.load(M, ROW, COLUMN), op="+"), LoopKind.UNROLLED)
     after = checked(columns(rows, (8, 2)))
-    assert sum(isinstance(s, Allocate) for s in walk(after)) == 3
+    assert len(allocated(after)) == 3
 
 
 def test_an_outer_loop_carries_its_inner_loop_along() -> None:
@@ -167,14 +167,14 @@ def test_private_scalars_become_private_vectors(space: Space) -> None:
         b.store(private, (1,), b.mul(b.load(private, 0), 2.0)),
         b.store(Y, (COLUMN,), b.load(private, 1)),
     )
-    checked(columns(Allocate(private, steps)))
+    checked(columns(Allocate((private,), steps)))
 
 
 def test_private_memory_may_be_indexed_by_data() -> None:
     private = b.buffer("t", FLOAT32, (N,), Space.SCRATCH)
     at = b.mod(COLUMN, 3)
     steps = b.block(b.store(private, (at,), b.load(X, COLUMN)), b.store(Y, (COLUMN,), b.load(private, at)))
-    checked(columns(Allocate(private, steps)))
+    checked(columns(Allocate((private,), steps)))
 
 
 def test_a_condition_is_evaluated_before_its_branches_change_what_it_reads() -> None:

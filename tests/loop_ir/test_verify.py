@@ -78,14 +78,15 @@ WRONG = {
     "not bound": index(ROW),
     "used as": loop(value(Var("i", Type(FLOAT32)))),
     "bound twice": loop(loop(SET := index(b.const(0)))),
-    "allocated twice": Allocate(SCRATCH, Allocate(SCRATCH, SET)),
+    "allocated twice": Allocate((SCRATCH,), Allocate((SCRATCH,), SET)),
+    "of one allocation are named": Allocate((SCRATCH, SCRATCH), SET),
     "not in scope": b.store(SCRATCH, (0,), 1.0),
     "as declared": b.store(replace(A, shape=(N + 1,)), (0,), 1.0),
     "inside a parallel": loop(loop(SET, var="j", kind=PARALLEL), kind=PARALLEL),
-    "another thread": Allocate(REGISTER, loop(b.store(REGISTER, (0,), 1.0), kind=PARALLEL)),
-    "register is not constant": Allocate(REGISTER, loop(b.store(REGISTER, (ROW,), 1.0), stop=4)),
-    "vectors in memory": Allocate(b.buffer("v", FLOAT32, (1,), Space.SCRATCH, lanes=4), SET),
-    "but global": Allocate(b.buffer("g", FLOAT32, (1,)), SET),
+    "another thread": Allocate((REGISTER,), loop(b.store(REGISTER, (0,), 1.0), kind=PARALLEL)),
+    "register is not constant": Allocate((REGISTER,), loop(b.store(REGISTER, (ROW,), 1.0), stop=4)),
+    "vectors in memory": Allocate((b.buffer("v", FLOAT32, (1,), Space.SCRATCH, lanes=4),), SET),
+    "but global": Allocate((b.buffer("g", FLOAT32, (1,)),), SET),
     "no site": Check(b.const(True, BOOL), 1, b.const(0)),
     "step": loop(SET, step=0),
     "do not fit: not": value(Unary("not", ONE)),
@@ -194,7 +195,7 @@ def test_what_data_decides_is_beyond_the_proof() -> None:
 
 def test_before_unrolling_a_register_may_be_indexed_by_a_loop() -> None:
     fill = loop(b.store(REGISTER, (ROW,), 1.0), stop=4, kind=LoopKind.UNROLLED)
-    verify(module(Allocate(REGISTER, fill)))
+    verify(module(Allocate((REGISTER,), fill)))
 
 
 def test_casts_between_all_types_are_allowed() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from tensor_comprehensions import knobs
 from tensor_comprehensions.errors import InternalError
-from tensor_comprehensions.loop_ir.nodes import Allocate, Loop, LoopKind, Module, Space
-from tensor_comprehensions.loop_ir.rewrite import walk
+from tensor_comprehensions.loop_ir.nodes import Loop, LoopKind, Module, Space
+from tensor_comprehensions.loop_ir.rewrite import allocated, walk
 from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.polyhedral.collapse import collapse
 from tensor_comprehensions.polyhedral.leaf import DimKind, Leaf
@@ -68,7 +68,7 @@ def module(source: str, options: CpuOptions | None = None, **sizes: int) -> Modu
 
 
 def allocations(m: Module) -> dict[str, tuple[Space, tuple[int, ...]]]:
-    found = [s.buffer for k in m.kernels for s in walk(k.body) if isinstance(s, Allocate)]
+    found = [b for k in m.kernels for b in allocated(k.body)]
     return {b.name: (b.space, b.shape) for b in found}
 
 

@@ -29,3 +29,13 @@ def test_forty_updates_of_one_tensor() -> None:
     start = process_time()
     assert torch.allclose(op(x), op.reference(x))
     assert process_time() - start < 10
+
+
+def test_many_temporaries_need_no_more_stack_than_few() -> None:
+    """Each of them is a register of one loop: they are declared side by side, not one inside the other."""
+    count = 260
+    links = " ".join(f"t{k + 1}(i) = fmaxf(t{k}(i) * 0.5 + x(i), {k % 3})" for k in range(count))
+    op = tc.define(f"def f(float(N) x) -> (y) {{ t0(i) = x(i) {links} y(i) = t{count}(i) }}").f
+    x = torch.randn(8)
+    assert torch.allclose(op(x), op.reference(x))
+    assert "malloc" not in op.compile(x).source("c")

@@ -168,7 +168,7 @@ def test_memory_that_cannot_be_had_is_reported() -> None:
     n = 1 << 46
     scratch, out = ir.buffer("scratch", FLOAT32, (n,), Space.SCRATCH), ir.buffer("B", FLOAT32, (8,))
     i = ir.var("i")
-    body = Allocate(scratch, ir.block(ir.store(scratch, (i,), 1.0), ir.store(out, (i,), ir.load(scratch, i))))
+    body = Allocate((scratch,), ir.block(ir.store(scratch, (i,), 1.0), ir.store(out, (i,), ir.load(scratch, i))))
     loop = Loop("i", ir.const(0), ir.const(8), body, LoopKind.PARALLEL)
     executable = load(emit(Module("big", (out,), (), (Kernel("k", loop),)), host(), {}), host())
     result = torch.zeros(8)

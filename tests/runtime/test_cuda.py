@@ -97,7 +97,7 @@ def test_threads_do_not_share_their_arguments(recorder: Recorder) -> None:
 
 def test_shared_memory_beyond_what_is_free_for_all(recorder: Recorder) -> None:
     big, out = b.buffer("big", FLOAT32, (20000,), ir.Space.SHARED), b.buffer("out", FLOAT32, (32,))
-    body = ir.Allocate(big, b.block(b.store(big, (TX,), 1.0), b.store(out, (TX,), b.load(big, TX))))
+    body = ir.Allocate((big,), b.block(b.store(big, (TX,), 1.0), b.store(out, (TX,), b.load(big, TX))))
     m = ir.Module("k", (out,), (), (kernel("k", body, (1, 1, 1), (32, 1, 1)),), (), ("out",))
     cuda.load(emit(m), Cubin("sm_90", b"", {}), 0)([1])
     assert recorder.shared == {"k": 80000}

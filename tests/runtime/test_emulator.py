@@ -130,8 +130,9 @@ def resized(p: Program, name: str, shape: tuple[int, ...], strides: tuple[int, .
     """With another size of a shared buffer: the box around what is copied is wrong."""
 
     def change(s: ir.Stmt) -> ir.Stmt:
-        if isinstance(s, ir.Allocate) and s.buffer.name == name:
-            return planted.resized(s, shape, strides)
+        for buffer in s.buffers if isinstance(s, ir.Allocate) else ():
+            if buffer.name == name:
+                return planted.resized(s, buffer, shape, strides)
         return s
 
     return replace_body(p.module, change)
@@ -295,7 +296,7 @@ def test_other_faults() -> None:
         (ir.If(b.lt(TX, 5), BARRIER), "thread 5 of block 0 has returned"),
         (first, "divergence: thread 0 of block 0 waits, and thread 1 of block 0 waits at line"),
         (
-            ir.Allocate(r, b.block(b.store(r, (), 1.0), shuffle, b.store(x, (TX,), b.load(r)))),
+            ir.Allocate((r,), b.block(b.store(r, (), 1.0), shuffle, b.store(x, (TX,), b.load(r)))),
             "lane that does not exist",
         ),
     ):

@@ -8,7 +8,6 @@ import pytest
 
 from tensor_comprehensions.loop_ir.intrinsics import BARRIER, SHUFFLE_XOR
 from tensor_comprehensions.loop_ir.nodes import (
-    Allocate,
     If,
     Invoke,
     Kernel,
@@ -19,7 +18,7 @@ from tensor_comprehensions.loop_ir.nodes import (
     Space,
     Stmt,
 )
-from tensor_comprehensions.loop_ir.rewrite import walk
+from tensor_comprehensions.loop_ir.rewrite import allocated, walk
 from tensor_comprehensions.options import MappingOptions, check_mapping
 from tensor_comprehensions.polyhedral.gpu import default_options, explain, lower
 from tensor_comprehensions.target import target
@@ -120,7 +119,7 @@ def cooperative(threads: tuple[int, ...], tile: tuple[int, ...] = (1,)) -> Mappi
 
 
 def shared(k: Kernel) -> list[tuple[int, ...]]:
-    return [s.buffer.shape for s in walk(k.body) if isinstance(s, Allocate) and s.buffer.space is Space.SHARED]
+    return [b.shape for b in allocated(k.body) if b.space is Space.SHARED]
 
 
 def test_a_warp_needs_no_shared_memory() -> None:

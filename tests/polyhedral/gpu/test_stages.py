@@ -11,8 +11,8 @@ import pytest
 from tensor_comprehensions.codegen import cuda
 from tensor_comprehensions.codegen import opencl as opencl_text
 from tensor_comprehensions.loop_ir.interpret import interpret
-from tensor_comprehensions.loop_ir.nodes import Allocate, Buffer, Load, Module, Space, Store
-from tensor_comprehensions.loop_ir.rewrite import walk, walk_all
+from tensor_comprehensions.loop_ir.nodes import Buffer, Load, Module, Space, Store
+from tensor_comprehensions.loop_ir.rewrite import allocated, walk, walk_all
 from tensor_comprehensions.options import MappingOptions
 from tensor_comprehensions.polyhedral.gpu import default_options, lower
 from tensor_comprehensions.runtime import emulator, nvrtc, opencl
@@ -129,7 +129,7 @@ def test_windows_are_staged_a_row_at_a_time() -> None:
     c = case("weights")
     modules = [mapped(c, None, replace(H200, shared=shared)) for shared in (2048, 1024)]
     for m, shared in zip(modules, (2048, 1024), strict=True):
-        staged = [s.buffer for k in m.kernels for s in walk(k.body) if isinstance(s, Allocate)]
+        staged = [b for k in m.kernels for b in allocated(k.body)]
         used = sum(4 * prod(b.shape) for b in staged if b.space is Space.SHARED)
         assert 0 < used <= shared
     right_everywhere([c, c], modules)
