@@ -162,7 +162,7 @@ def killed(root: Path, times: int = 100) -> None:
 
 
 def held(root: Path) -> None:
-    """Faults 21, 22 and 24: the lock of a stopped process keeps nobody waiting, and goes with its process."""
+    """Faults 21 and 22: the lock of a stopped process keeps nobody waiting, and goes with its process."""
     import fcntl
 
     store = Store(root)

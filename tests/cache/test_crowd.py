@@ -26,7 +26,7 @@ CROWD = Path(__file__).parent / "crowd.py"
         pytest.param("evicted", id="fault_20_readers_during_eviction_miss"),
         pytest.param("compacted", id="measurements_survive_everybody_compacting"),
         pytest.param("killed", id="fault_6_writers_killed_a_hundred_times"),
-        pytest.param("held", id="faults_21_22_24_locks_of_stopped_and_killed_processes"),
+        pytest.param("held", id="faults_21_22_locks_of_stopped_and_killed_processes"),
     ],
 )
 def test_processes(task: str, tmp_path: Path) -> None:

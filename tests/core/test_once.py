@@ -66,7 +66,7 @@ def test_the_value_unused_for_longest_is_dropped() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_child_of_a_fork_makes_what_a_thread_of_the_parent_was_making() -> None:
+def test_fault_24_a_child_of_a_fork_makes_what_a_thread_of_the_parent_was_making() -> None:
     store: OncePerKey[int, int] = OncePerKey(2)
     started = threading.Event()
 
