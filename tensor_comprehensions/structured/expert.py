@@ -80,12 +80,13 @@ def _considered(view: Ranking, target: Target, parallel: bool) -> Iterator[Plan]
     """The plans to compare: one for each of a few register tiles; all ways where what is written decides."""
     expert = Chooser(view.facts, target, view.best, parallel)
     if _moves_most(view.facts, target):
+        shapes = view.shapes(TILES)
         if whole_pays(view.facts, target):
-            copied = (Whole(view.facts, target, tile, parallel).plan() for tile in view.shapes(TILES))
+            copied = (Whole(view.facts, target, tile, parallel).plan() for tile in shapes)
             yield from (plan for plan in copied if completes_pages(view.facts, plan, target))
         yield expert.plan()
         gathered = view.facts.moving.step(view.facts.vector) != 1
-        for tile in view.shapes(TILES):
+        for tile in shapes:
             yield from all_ways(view.facts, target, tile, parallel, (True,) if gathered else (True, False))
     else:
         several = expert.sweeps() or view.facts.turned or (target.is_meshed and _streams_in_place(expert.plan()))
