@@ -60,7 +60,7 @@ _HOMES = {
     "Target": "target",
 }
 
-inspection.start_logging(knobs.current().logs)
+inspection.start_logging(knobs.known().logs)
 
 
 def __getattr__(name: str) -> Any:

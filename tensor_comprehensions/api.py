@@ -288,7 +288,7 @@ class Op(Caller):
         /,
         *tensors: Value,
         budget: float | str = "2min",
-        generations: int = 50,
+        generations: int = 500,
         population: int = 24,
         search: Literal["genetic", "random", "sweep"] = "genetic",
         seed: int = 0,

@@ -97,7 +97,7 @@ class Knobs:
 def _parse(variable: str, text: str, kind: type, choices: tuple[str, ...]) -> Any:
     text = text.strip()
     if choices and text not in choices:
-        raise ArgumentError(f"{variable} is {text!r}", expected=", ".join(choices))
+        raise ArgumentError(f"{variable} is {text!r}", expected=" or ".join(c or "nothing" for c in choices))
     if kind is int:
         return bytes_of(variable, text)
     if kind is bool:
@@ -128,7 +128,15 @@ def bytes_of(variable: str, text: str) -> int:
     return int(digits) << {"": 0, "K": 10, "M": 20, "G": 30}[unit]
 
 
-_current = Knobs.read(os.environ)
+def _read() -> tuple[Knobs, ArgumentError | None]:
+    """The knobs of this process, and what is wrong with them: whoever asks for them is told, not whoever imports."""
+    try:
+        return Knobs.read(os.environ), None
+    except ArgumentError as reason:
+        return Knobs(), reason
+
+
+_current, _wrong = _read()
 
 
 _observers: list[Callable[[Knobs], None]] = []
@@ -137,7 +145,7 @@ _observers: list[Callable[[Knobs], None]] = []
 def observe(observer: Callable[[Knobs], None]) -> None:
     """Call `observer` with the knobs in force, now and after every change: for those who cannot ask each time."""
     _observers.append(observer)
-    observer(_current)
+    observer(known())
 
 
 def _put(knobs: Knobs) -> None:
@@ -148,14 +156,21 @@ def _put(knobs: Knobs) -> None:
 
 
 def current() -> Knobs:
-    """The knobs in force."""
+    """The knobs in force. Raises ArgumentError where the environment sets one to what means nothing."""
+    if _wrong is not None:
+        raise _wrong
+    return _current
+
+
+def known() -> Knobs:
+    """The knobs in force, or the defaults where `current` raises: for what happens when the package is imported."""
     return _current
 
 
 @contextmanager
 def override(**values: Any) -> Iterator[Knobs]:
     """Put other values in force for the `with` block: `with override(verify=True): ...`."""
-    before = _current
+    before = current()
     _put(replace(before, **values))
     try:
         yield _current

@@ -53,7 +53,10 @@ def store_of(given: object) -> Store:
     if isinstance(given, Store):
         return given
     if isinstance(given, str | Path):
-        return Store(Path(given).expanduser())
+        store = Store(Path(given).expanduser())
+        if reason := store.refusal():  # before a search whose results would be lost
+            raise ArgumentError(f"the store {given} cannot be used: {reason}", expected="a folder of this user's own")
+        return store
     raise ArgumentError(f"the store is {given!r}", expected="a folder")
 
 

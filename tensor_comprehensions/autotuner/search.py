@@ -16,8 +16,8 @@ from ..errors import ArgumentError
 from ..options import CpuOptions
 from .space import Genome, Space
 
-GENERATIONS, POPULATION = 50, 24
-"""Unless a user says otherwise. Few at a time: what one generation shows, the next one uses."""
+GENERATIONS, POPULATION = 500, 24
+"""Unless a user says otherwise. Few at a time: what one generation shows, the next one uses; the budget ends it."""
 TRIES = 200
 """How often a new and valid genome is looked for before the space counts as exhausted."""
 

@@ -156,20 +156,22 @@ class Store:
         """Is there a folder that only this user may write? One is made where entries may be written."""
         if self.mode == "off":
             return False
+        reason = self.refusal()
+        if reason:
+            self.tell(f"the cache {self.root} is not used: {reason}", key="folder")
+        return reason == ""
+
+    def refusal(self) -> str | None:
+        """Why the folder is not used, "" where it is; None where there is none yet, and none may be made."""
         assert self.root is not None
         try:
             if self.mode == "read":
                 self.system.stat(self.root)
-            reason = files.private_folder(self.system, self.root)
+            return files.private_folder(self.system, self.root)
         except FileNotFoundError:
-            if self.mode == "read":
-                return False
-            reason = "it cannot be made"
+            return None if self.mode == "read" else "it cannot be made"
         except OSError as error:
-            reason = str(error)
-        if reason:
-            self.tell(f"the cache {self.root} is not used: {reason}", key="folder")
-        return not reason
+            return str(error)
 
     def _tried(self, action: Callable[[], T], path: Path, what: str) -> T | None:
         """The result of `action`, tried a second time after a fault that may pass; None where it fails."""

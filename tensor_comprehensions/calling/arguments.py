@@ -100,7 +100,8 @@ def _from_torch(expected: Expected, x: Tensor) -> Tensor:
             suggestion="pass a plain tensor; x.as_subclass(torch.Tensor) makes one where the class only adds methods",
         )
     if x.is_nested or x.layout is not torch.strided:
-        raise expected.error(f"is not dense: its layout is {_layout(x)}", suggestion="pass x.to_dense()")
+        dense = "x.to_padded_tensor(0.0)" if x.is_nested else "x.to_dense()"
+        raise expected.error(f"is not dense: its layout is {_layout(x)}", suggestion=f"pass {dense}")
     if x.is_meta:
         raise expected.error(
             "is on the device meta and has no values",

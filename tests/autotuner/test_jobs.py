@@ -18,6 +18,7 @@ import torch
 import tensor_comprehensions as tc
 from tensor_comprehensions import cli, knobs
 from tensor_comprehensions.autotuner import job as jobs
+from tensor_comprehensions.autotuner.call import store_of
 from tensor_comprehensions.autotuner.device import available
 from tensor_comprehensions.autotuner.job import dealt, read_job, shard_of
 from tensor_comprehensions.autotuner.journal import _records
@@ -261,6 +262,13 @@ def test_shards_of_one_search_have_smaller_generations_and_more_of_them(job: Pat
 def test_shards_that_there_are_not(wrong: str) -> None:
     with pytest.raises(ArgumentError, match="shard"):
         shard_of(wrong)
+
+
+def test_a_store_that_cannot_be_is_told_before_a_search(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ArgumentError, match="cannot be used: it is no folder"):
+        store_of(tmp_path / "file")
+    assert cli.main(["tune", str(job), "--store", "/proc/none"]) == 2
 
 
 def test_shards_meet_in_a_store_by_url(

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -36,7 +39,8 @@ def test_all_topics() -> None:
     [
         ("TC_VERIFY", "yes", "0 or 1"),
         ("TC_LOGS", "shedule", "no topic 'shedule'"),
-        ("TC_CACHE", "on", "off, read, write"),
+        ("TC_CACHE", "on", "off or read or write"),
+        ("TC_TUNE", "always", "nothing or auto"),
         ("TC_CACHE_SIZE", "2T", "such as 500M"),
         ("TC_CACHE_SIZE", "M", "such as 500M"),
     ],
@@ -84,3 +88,18 @@ def test_no_other_module_reads_settings_from_the_environment() -> None:
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     ]
     assert set(readers) == {"knobs.py"}
+
+
+def test_whoever_asks_is_told_of_a_meaningless_value_not_whoever_imports() -> None:
+    program = (
+        "import tensor_comprehensions as tc\ntry: tc.define('def f(float(N) x) -> (y) { y(i) = x(i) }').f([1.0])\n"
+    )
+    program += "except tc.ArgumentError as e: print(e)"
+    environment = {**os.environ, "TC_CACHE": "maybe"}
+    told = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert "TC_CACHE is 'maybe'" in told.stdout
+    command = [sys.executable, "-m", "tensor_comprehensions.cli", "doctor"]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert told.returncode > 0
+    assert "TC_CACHE is 'maybe'" in told.stderr
+    assert "Traceback" not in told.stderr
