@@ -12,6 +12,7 @@ import pytest
 from tensor_comprehensions.codegen import cuda, opencl
 from tensor_comprehensions.compiler_gpu import GPU_PASSES, GpuJob
 from tensor_comprehensions.errors import InternalError
+from tensor_comprehensions.loop_ir import rewrite
 from tensor_comprehensions.loop_ir.intrinsics import COPY_ASYNC, WAIT_ASYNC
 from tensor_comprehensions.loop_ir.nodes import Buffer, Invoke, Load, Loop, LoopKind, Module, Space, Store
 from tensor_comprehensions.loop_ir.rewrite import map_stmt, walk
@@ -63,13 +64,7 @@ def module(source: str, options: MappingOptions, **sizes: int) -> Module:
 
 
 def allocated(m: Module, space: Space) -> dict[str, Buffer]:
-    found = {}
-    for kernel in m.kernels:
-        for s in walk(kernel.body):
-            buffer = getattr(s, "buffer", None)
-            if isinstance(buffer, Buffer) and type(s).__name__ == "Allocate" and buffer.space is space:
-                found[buffer.name] = buffer
-    return found
+    return {b.name: b for kernel in m.kernels for b in rewrite.allocated(kernel.body) if b.space is space}
 
 
 def inputs(m: Module) -> dict[str, np.ndarray]:
