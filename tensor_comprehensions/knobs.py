@@ -158,7 +158,7 @@ def _put(knobs: Knobs) -> None:
 def current() -> Knobs:
     """The knobs in force. Raises ArgumentError where the environment sets one to what means nothing."""
     if _wrong is not None:
-        raise _wrong
+        raise _wrong.with_traceback(None)  # else it would grow with every call
     return _current
 
 

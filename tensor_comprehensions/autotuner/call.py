@@ -39,7 +39,7 @@ def effort(budget: object, generations: object, population: object, seed: object
     for name, value, least in (("generations", generations, 1), ("population", population, 4), ("seed", seed, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ArgumentError(f"{name} is {value!r}", expected=f"a whole number, at least {least}")
-    if seed.bit_length() > SEED_BITS:  # type: ignore[attr-defined]
+    if isinstance(seed, int) and seed.bit_length() > SEED_BITS:
         raise ArgumentError(f"seed is {seed!r}", expected=f"a whole number of at most {SEED_BITS} bits")
     if not isinstance(search, str) or search not in SEARCHES:
         raise ArgumentError(f"there is no search {search!r}", expected=", ".join(SEARCHES))
