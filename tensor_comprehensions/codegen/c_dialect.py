@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64, DType
-from ..loop_ir.instructions import DOT_BFLOAT16, PAIR_BFLOAT16
+from ..dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64, INT64, DType
+from ..loop_ir.instructions import (
+    BIT_AND,
+    BIT_OR,
+    DOT_BFLOAT16,
+    PAIR_BFLOAT16,
+    POPCOUNT,
+    SHIFT_LEFT,
+    SHIFT_RIGHT,
+    TRAILING_ZEROS,
+)
 from ..math_functions import FUNCTIONS
 
 
@@ -43,6 +52,7 @@ class CDialect:
         intrinsics: statements by the name of an intrinsic; `{}` take its operands (their addresses, where they are not
             in registers), then its attributes.
         stack: bytes up to which a thread's own buffer is a local array.
+        has_heap: whether there is a `malloc`.
         scalars: whether registers without dimensions are variables; else arrays of one element.
         small: the type of integers that certainly fit into 32 bits; empty: they have none of their own.
         widening, narrowing: of types that only store, by dtype name: the value in the type that they compute in, and
@@ -77,6 +87,7 @@ class CDialect:
     wide: str = "ll"
     unroll: str = ""
     stack: int = 32768
+    has_heap: bool = False
     scalars: bool = False
     small: str = ""
     extrema: frozenset[str] = frozenset()
@@ -116,6 +127,7 @@ def helpers(types: Mapping[str, str], unsigned: Mapping[str, str], qualifier: st
             table[f"{op}_{name}"] = make.function(dtype, f"{op}_{name}", "a, b", f"return {chosen} ? a : b;")
         if dtype.is_integer:
             table |= {**make.floor_division(dtype), f"{name}_from_float": make.saturated(dtype)}
+    table |= make.bits()
     for dtype, suffix in ((FLOAT32, "f"), (FLOAT64, "")):
         name = f"rsqrt_{dtype.name}"
         table[name] = make.function(dtype, name, "a", f"return 1.0{suffix} / sqrt{suffix}(a);")
@@ -171,6 +183,27 @@ class _Helper:
             f"return value >= {limit} ? {most} : ({self.types[dtype.name]})value;",
             parameter="double",
         )  # fmt: skip
+
+    def bits(self) -> dict[str, str]:
+        """The instructions on 64 bits, which every compiler recognises."""
+        wide = self.unsigned[INT64.name]
+        signed, a = f"({self.types[INT64.name]})", f"({wide})a"
+        odd, pairs, nibbles, ones = (f"({wide})0x{digits * 8}" for digits in ("55", "33", "0f", "01"))
+        bodies = {
+            BIT_AND: ("a, b", ("return a & b;",)),
+            BIT_OR: ("a, b", ("return a | b;",)),
+            SHIFT_LEFT: ("a, b", (f"return {signed}({a} << b);",)),
+            SHIFT_RIGHT: ("a, b", (f"return {signed}({a} >> b);",)),
+            POPCOUNT: ("a", (
+                f"{wide} n = {a};",
+                f"n -= n >> 1 & {odd};",
+                f"n = (n & {pairs}) + (n >> 2 & {pairs});",
+                f"n = (n + (n >> 4)) & {nibbles};",
+                f"return {signed}(n * {ones} >> 56);",
+            )),
+            TRAILING_ZEROS: ("a", (f"return {POPCOUNT}(~a & {signed}({a} - 1));",)),
+        }  # fmt: skip
+        return {name: self.function(INT64, name, parameters, *body) for name, (parameters, body) in bodies.items()}
 
     def function(self, dtype: DType, name: str, parameters: str, *body: str, parameter: str = "") -> str:
         """A definition; the parameters have the type of the result where `parameter` does not name another."""
@@ -256,6 +289,7 @@ C99 = CDialect(
         (*_KEYWORDS.split(), *FUNCTIONS, *(f"{f}f" for f in FUNCTIONS), *_TYPES.values(), *_HELPERS),
     ),
     library=frozenset(_LIBRARY.split()),
+    has_heap=True,
     intrinsics={"prefetch": "__builtin_prefetch({}, {});"},
     widening={BFLOAT16.name: "bfloat16_to_float({})"},
     narrowing={

@@ -192,6 +192,8 @@ def array_shape(buffer: ir.Buffer) -> tuple[int, ...] | None:
 
     None where there is no such array.
     """
+    if buffer.dynamic:
+        return None
     step, widths = 1, []
     for position in reversed(range(len(buffer.shape))):
         extent = buffer.shape[position]
@@ -208,8 +210,8 @@ def array_shape(buffer: ir.Buffer) -> tuple[int, ...] | None:
 def _offset(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: Scope) -> str:
     terms: list[str] = []
     constant = 0
-    far = (
-        scope.dialect.small and buffer.span * buffer.type.lanes >= LIMIT
+    far = scope.dialect.small and (
+        buffer.dynamic or buffer.span * buffer.type.lanes >= LIMIT
     )  # then no product may be computed in the small type
     for index, stride in zip(indices, buffer.strides, strict=True):
         if isinstance(index, ir.Const):

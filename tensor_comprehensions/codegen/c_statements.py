@@ -5,11 +5,12 @@ Explicit vectors print as short loops over their lanes, except where the dialect
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ..dtypes import BOOL, INT64, DType
+from ..dtypes import BOOL, INT64, UINT64, DType
 from ..errors import CannotLower, InternalError
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
@@ -35,6 +36,8 @@ def statement(s: ir.Stmt, scope: Scope) -> Iterator[str]:
             yield from _store(s, scope)
         case ir.Loop():
             yield from _loop(s, scope)
+        case ir.While():
+            yield from _while(s, scope)
         case ir.If():
             yield from _if(s, scope)
         case ir.Let():
@@ -78,6 +81,16 @@ def _if(s: ir.If, scope: Scope) -> Iterator[str]:
     if s.otherwise is not None:
         yield "} else {"
         yield from indented(statement(s.otherwise, scope))
+    yield "}"
+
+
+def _while(s: ir.While, scope: Scope) -> Iterator[str]:
+    lines, inner = _lift((s.condition,), scope)
+    condition = spell(s.condition, inner)
+    yield f"while ({condition.text}) {{" if not lines else "for (;;) {"
+    if lines:
+        yield from indented([*lines, f"if (!({condition.text})) break;"])
+    yield from indented(statement(s.body, scope))
     yield "}"
 
 
@@ -300,8 +313,15 @@ def _shuffled(e: ir.Shuffle, identifier: str, scope: Scope) -> str:
 
 def _reduction(e: ir.ReduceLanes, identifier: str, scope: Scope) -> Iterator[str]:
     dtype, dialect = e.type.dtype, scope.dialect
-    first = spell(e.operand, replace(scope, lane="0"))
     lane, laned = _with_lane(scope)
+    if e.op == ir.BITS:
+        wide = dialect.type(INT64)
+        bit = f"({wide})(({dialect.type(UINT64)})({spell(e.operand, laned).text}) << {lane})"
+        yield f"{wide} {identifier} = 0;"
+        yield f"for (int {lane} = 0; {lane} < {e.operand.type.lanes}; ++{lane})"
+        yield f"    {identifier} |= {bit};"
+        return
+    first = spell(e.operand, replace(scope, lane="0"))
     yield f"{dialect.type(dtype)} {identifier} = {first.text};"
     yield f"for (int {lane} = 1; {lane} < {e.operand.type.lanes}; ++{lane})"
     yield f"    {_update(Text(identifier), e.op, spell(e.operand, laned), dtype, dialect)}"
@@ -424,7 +444,7 @@ def _is_simd(s: ir.Loop) -> bool:
 
 
 def on_stack(buffer: ir.Buffer, dialect: CDialect) -> bool:
-    return buffer.space is ir.Space.REGISTER or buffer.bytes <= dialect.stack
+    return buffer.space is ir.Space.REGISTER or (not buffer.dynamic and buffer.bytes <= dialect.stack)
 
 
 def _allocate(s: ir.Allocate, scope: Scope) -> Iterator[str]:
@@ -434,6 +454,9 @@ def _allocate(s: ir.Allocate, scope: Scope) -> Iterator[str]:
         if is_scalar(buffer, scope.dialect):
             yield f"{spelling} {identifier};"
             continue
+        if s.length is not None:
+            yield from _allocate_dynamic(s, s.length, identifier, scope)
+            return
         first, *rest = _dimensions(buffer)
         shape = "".join(f"[{n}]" for n in rest)
         if buffer.space is ir.Space.SHARED:
@@ -446,6 +469,16 @@ def _allocate(s: ir.Allocate, scope: Scope) -> Iterator[str]:
             yield from _on_heap(identifier, build.allocate(s.buffers[position:], s.body), scope)
             return
     yield from statement(s.body, scope)
+
+
+def _allocate_dynamic(s: ir.Allocate, length: ir.Expr, identifier: str, scope: Scope) -> Iterator[str]:
+    if not scope.dialect.has_heap:
+        raise CannotLower(f"{scope.dialect.name} allocates no memory whose size only the run decides")
+    (buffer,) = s.buffers
+    count = spell(build.add(build.mul(length, math.prod(buffer.shape[1:])), 1), scope).text  # never 0 bytes
+    declared = f"{scope.dialect.type(buffer.type.dtype)} *{scope.dialect.restrict} {identifier}"
+    yield f"{declared} = malloc(({count}) * sizeof *{identifier});"
+    yield from _on_heap(identifier, s.body, scope)
 
 
 def _on_heap(identifier: str, body: ir.Stmt, scope: Scope) -> Iterator[str]:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from ..errors import InternalError
+from ..loop_ir import build
 from ..loop_ir.alike import alike
 from ..loop_ir.intrinsics import INTRINSICS, PREFETCH, PREFETCH_LATER
 from ..loop_ir.nodes import (
@@ -36,6 +38,7 @@ from ..loop_ir.nodes import (
     Store,
     Type,
     Var,
+    While,
 )  # fmt: skip
 from ..target import Target
 from . import llvm_arithmetic as arithmetic
@@ -198,6 +201,12 @@ class _FunctionWriter:
             case Let(name=name, value=value, body=body):
                 with self._bound(name, self.p.value(value), value.type, interval(value, self.p.ranges)):
                     self.statement(body)
+            case While(condition=condition, body=body):
+                written = self.writes[id(s)]
+                with self._anew(written), self.b.repeat(partial(self.p.value, condition), written):
+                    self.statement(body)
+            case Allocate(buffers=(buffer,), body=body, length=length) if length is not None:
+                self._allocate_dynamic(buffer, length, body)
             case Allocate(buffers=buffers, body=body):
                 for buffer in buffers:
                     self._allocate(buffer)
@@ -332,12 +341,17 @@ class _FunctionWriter:
 
     @contextmanager
     def _iterations(self, s: Loop, hint: str, start: str, stop: str, step: int, certain: bool) -> Iterator[str]:
-        """The iterations of `s`, in which nothing is known of what earlier ones left in memory."""
+        """The iterations of `s`."""
         written = self.writes[id(s)]
+        with self._anew(written), self.b.loop(hint, start, stop, step, certain, written) as variable:
+            yield variable
+
+    @contextmanager
+    def _anew(self, written: frozenset[str]) -> Iterator[None]:
+        """A loop that writes these buffers: nothing is known in it of what earlier iterations left there."""
         for name in sorted(written):
             self.p.wrote(name)
-        with self.b.loop(hint, start, stop, step, certain, written) as variable:
-            yield variable
+        yield
 
     def _runs(self, s: Loop) -> bool:
         """Whether the loop is known to run once at least."""
@@ -465,6 +479,23 @@ class _FunctionWriter:
             f"some.{name}:",
         ]
         self.heap.append(address)
+
+    def _allocate_dynamic(self, buffer: Buffer, length: Expr, body: Stmt) -> None:
+        """Allocated where it stands, freed after `body`, which is left out where there is no memory."""
+        self.module.may_fail = True
+        self.b.declare("noalias ptr @tc_allocate(i64)")
+        self.b.declare("void @tc_free(ptr)")
+        element = math.prod(buffer.shape[1:]) * buffer.type.dtype.size
+        size = self.p.value(build.mul(length, element))
+        address = self.b.local(f"call ptr @tc_allocate(i64 {size})")
+        missing = self.b.local(f"icmp eq ptr {address}, null")
+        self.buffers[buffer.name], self.p.pointers[buffer.name] = buffer, address
+
+        def use() -> None:
+            self.statement(body)
+            self.b.effect(f"call void @tc_free(ptr {address})")
+
+        self.b.branch(missing, lambda: self._record(OUT_OF_MEMORY, size), use)
 
 
 def _trampoline(name: str, types: list[str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ..errors import InternalError
-from ..loop_ir.nodes import Binary, Const, Expr, Ramp, Type
+from ..loop_ir.nodes import BITS, Binary, Const, Expr, Ramp, Type
 from .llvm_builder import Builder
 from .llvm_ranges import Interval
 from .llvm_types import constant, elements, mangled, register, scalar, splat, vector
@@ -163,6 +163,9 @@ def shuffle(b: Builder, first: str, second: str, lanes: Sequence[int], element: 
 
 def reduce_lanes(b: Builder, op: str, value: str, type: Type) -> str:
     """All lanes combined, as a tree."""
+    if op == BITS:
+        packed = b.define(f"bitcast {register(type)} {value} to i{type.lanes}", (value,))
+        return packed if type.lanes == 64 else b.define(f"zext i{type.lanes} {packed} to i64", (packed,))
     name, dtype = UPDATES[op], type.dtype
     element = Type(dtype)
     if dtype.is_float and name in ("min", "max"):

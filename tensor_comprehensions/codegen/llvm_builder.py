@@ -145,6 +145,21 @@ class Builder:
         phi.append(f"  {variable} = phi i64 [ {start}, %{before} ], [ {following}, %{self.block} ]")
         self.label(after)
 
+    @contextmanager
+    def repeat(self, condition: Callable[[], str], writes: frozenset[str]) -> Iterator[None]:
+        """`while condition()`, whose text stands in the loop. `writes`: the buffers written inside."""
+        name = self.fresh("while")
+        test, body, after = f"test.{name}", f"body.{name}", f"end.{name}"
+        head = self._new_head()
+        self.effect(f"br label %{test}")
+        self.label(test)
+        with self._region(head, False, writes):
+            self.effect(f"br i1 {condition()}, label %{body}, label %{after}")
+            self.label(body)
+            yield
+            self.effect(f"br label %{test}")
+        self.label(after)
+
     def branch(self, condition: str, then: Callable[[], None], otherwise: Callable[[], None] | None = None) -> None:
         """`if condition: then() else: otherwise()`, each writing its side."""
         name = self.fresh("if")

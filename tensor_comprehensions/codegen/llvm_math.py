@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT32
 from ..errors import InternalError
-from ..loop_ir.instructions import DOT_BFLOAT16, PAIR_BFLOAT16
+from ..loop_ir.instructions import (
+    BIT_AND,
+    BIT_OR,
+    DOT_BFLOAT16,
+    PAIR_BFLOAT16,
+    POPCOUNT,
+    SHIFT_LEFT,
+    SHIFT_RIGHT,
+    TRAILING_ZEROS,
+)
 from ..loop_ir.nodes import Type
 from .llvm_arithmetic import binary, compare, select, shuffle
 from .llvm_builder import Builder
@@ -17,6 +26,11 @@ _INTRINSICS = {
     "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round", "rint": "rint",
     "fabs": "fabs", "copysign": "copysign", "fma": "fma", "fmin": "minnum", "fmax": "maxnum",
 }  # fmt: skip
+
+_BITS = {
+    BIT_AND: "and {} {}, {}", BIT_OR: "or {} {}, {}", SHIFT_LEFT: "shl {} {}, {}", SHIFT_RIGHT: "lshr {} {}, {}",
+}  # fmt: skip
+_COUNTS = {TRAILING_ZEROS: "cttz", POPCOUNT: "ctpop"}
 
 _NOTHING = "(mathematics)"  # no buffer: such a call may move out of loops, not out of branches
 
@@ -41,6 +55,10 @@ def call(
         return _pair(b, arguments, type.lanes)
     if function == DOT_BFLOAT16:
         return _dot(b, arguments, type, widest if dots else 0)
+    if function in _BITS:
+        return b.define(_BITS[function].format(register(type), *arguments), arguments)
+    if function in _COUNTS:
+        return _count_bits(b, _COUNTS[function], arguments, type)
     if type.dtype in (FLOAT16, BFLOAT16):
         raise InternalError(f"{function} on {type}: 16-bit floats only store")
     if function in _INTRINSICS:
@@ -58,6 +76,13 @@ def _intrinsic(b: Builder, name: str, arguments: Sequence[str], type: Type) -> s
     symbol = f"@llvm.{name}.{mangled(type)}"
     b.declare(f"{text} {symbol}({', '.join([text] * len(arguments))})")
     return b.define(f"call {text} {symbol}({', '.join(f'{text} {a}' for a in arguments)})", arguments)
+
+
+def _count_bits(b: Builder, name: str, arguments: Sequence[str], type: Type) -> str:
+    text, symbol, (value,) = register(type), f"@llvm.{name}.{mangled(type)}", arguments
+    flag = ", i1 false" if name == "cttz" else ""  # 0 has a result
+    b.declare(f"{text} {symbol}({text}{', i1' if flag else ''})")
+    return b.define(f"call {text} {symbol}({text} {value}{flag})", arguments)
 
 
 def _pair(b: Builder, arguments: Sequence[str], lanes: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..loop_ir.intrinsics import INTRINSICS
-from ..loop_ir.nodes import Allocate, Const, Expr, Invoke, Load, Loop, LoopKind, Space, Stmt, Store, Var
+from ..loop_ir.nodes import Allocate, Const, Expr, Invoke, Load, Loop, LoopKind, Space, Stmt, Store, Var, While
 from ..loop_ir.rewrite import children, expressions, substatements
 
 
@@ -101,7 +101,7 @@ def _collect_writes(s: Stmt, found: dict[int, frozenset[str]], around: set[str])
         around.add(s.buffer.name)
     elif type(s) is Invoke:
         around.update(_written(s))
-    elif type(s) is Loop:
+    elif type(s) is Loop or type(s) is While:
         if id(s) not in found:
             inside: set[str] = set()
             _collect_writes(s.body, found, inside)

@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from . import build
 from .intrinsics import is_hint
-from .nodes import Allocate, Block, Buffer, Check, If, Invoke, Let, Loop, Space, Stmt, Store, Var
+from .nodes import Allocate, Block, Buffer, Check, If, Invoke, Let, Loop, Space, Stmt, Store, Var, While
 from .rewrite import allocated, map_stmt, substatements, uses, walk
 
 Filled = tuple[Buffer, Stmt]
@@ -49,11 +49,11 @@ def _allocations(s: Stmt, bound: frozenset[str]) -> Iterator[tuple[Buffer, Stmt,
     """The scratch memory of `s` outside of its loops: where it exists, and the names that differ from iteration to
     iteration there. Panels are allocated one by one; what is allocated together depends on the iteration."""
     match s:
-        case Loop():
+        case Loop() | While():
             return
         case Let(name):
             bound |= {name}
-        case Allocate((buffer,), body) if buffer.space is Space.SCRATCH:
+        case Allocate((buffer,), body, None) if buffer.space is Space.SCRATCH:
             yield buffer, body, bound
     for c in substatements(s):
         yield from _allocations(c, bound)
@@ -84,7 +84,7 @@ def _fills(s: Stmt, buffer: Buffer, bound: frozenset[str], written: set[str]) ->
 def _without(s: Stmt, shared: Mapping[str, Filled]) -> Stmt:
     """`s`, where all that is `shared` is there and filled."""
     match s:
-        case Loop():
+        case Loop() | While():
             return s
         case Allocate((buffer,), Block(parts)) if buffer.name in shared:
             fill = shared[buffer.name][1]

@@ -391,6 +391,17 @@ def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
     return If(condition, then, otherwise)
 
 
+def dynamic(name: str, dtype: DType, inner: Sequence[int] = (), space: Space = Space.GLOBAL) -> Buffer:
+    """A row-major buffer whose first dimension is as long as the run says, with blocks of the extents `inner`."""
+    shape = (0, *inner)
+    return Buffer(name, Type(dtype), shape, contiguous_strides(shape), space, dynamic=True)
+
+
+def register(name: str, dtype: DType = INT64) -> Buffer:
+    """A scalar in a register: a variable that loops may change."""
+    return Buffer(name, Type(dtype), (), (), Space.REGISTER)
+
+
 def allocate(buffers: Iterable[Buffer], body: Stmt) -> Stmt:
     """`body` with `buffers` allocated around it, if there are any."""
     found = tuple(buffers)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..dtypes import BFLOAT16, FLOAT32, UINT32, DType
+from ..dtypes import BFLOAT16, FLOAT32, INT64, UINT32, DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,29 @@ def _dot(total: Any, a: Any, b: Any) -> Any:
     return low_a * low_b + (high_a * high_b + np.asarray(total, np.float32))
 
 
+def _shift_left(bits: Any, count: Any) -> Any:
+    return (_unsigned(bits) << _unsigned(count)).astype(np.int64)
+
+
+def _shift_right(bits: Any, count: Any) -> Any:
+    return (_unsigned(bits) >> _unsigned(count)).astype(np.int64)
+
+
+def _trailing_zeros(bits: Any) -> Any:
+    return _popcount(~bits & (bits - np.int64(1)))  # ones in the place of these zeros, nothing else
+
+
+def _popcount(bits: Any) -> Any:
+    return np.unpackbits(_unsigned(bits)[..., np.newaxis].view(np.uint8), axis=-1).sum(-1, dtype=np.int64)
+
+
+def _unsigned(bits: Any) -> Any:
+    return np.asarray(bits, np.int64).astype(np.uint64)
+
+
 PAIR_BFLOAT16, DOT_BFLOAT16 = "pair_bfloat16", "dot_bfloat16"
+BIT_AND, BIT_OR, SHIFT_LEFT, SHIFT_RIGHT = "bit_and", "bit_or", "shift_left", "shift_right"
+TRAILING_ZEROS, POPCOUNT = "trailing_zeros", "popcount"
 
 INSTRUCTIONS = {
     i.name: i
@@ -49,5 +72,12 @@ INSTRUCTIONS = {
         Instruction(PAIR_BFLOAT16, (BFLOAT16, BFLOAT16), UINT32, _pair),
         # A sum, and the products of the halves of two such pairs added to it. Subnormal numbers may count as zero.
         Instruction(DOT_BFLOAT16, (FLOAT32, UINT32, UINT32), FLOAT32, _dot),
+        # On 64 bits. Shifts, by 0 to 63, fill with zeros. Zeros below the lowest one are counted: 64 where all are 0.
+        Instruction(BIT_AND, (INT64, INT64), INT64, operator.and_),
+        Instruction(BIT_OR, (INT64, INT64), INT64, operator.or_),
+        Instruction(SHIFT_LEFT, (INT64, INT64), INT64, _shift_left),
+        Instruction(SHIFT_RIGHT, (INT64, INT64), INT64, _shift_right),
+        Instruction(TRAILING_ZEROS, (INT64,), INT64, _trailing_zeros),
+        Instruction(POPCOUNT, (INT64,), INT64, _popcount),
     )
 }

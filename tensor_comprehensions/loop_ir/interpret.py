@@ -19,13 +19,12 @@ from . import build, fragments
 from .instructions import INSTRUCTIONS
 from .interpret_launch import copy_async, run_launch
 from .intrinsics import is_hint
-from .memory import Memory, Race
+from .memory import Memory, Race, sized
 from .nodes import (
     Allocate,
     Binary,
     Block,
     Broadcast,
-    Buffer,
     Call,
     Cast,
     Check,
@@ -47,6 +46,7 @@ from .nodes import (
     Type,
     Unary,
     Var,
+    While,
 )
 from .numbers import Value, negated, operator, reduced, rounded, rounding, storage
 from .rewrite import mentions
@@ -59,7 +59,8 @@ Run = Callable[[], None]
 def interpret(module: Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[Failure]:
     """Run `module` on `arrays`, one per argument by name, writing the results into them.
 
-    Arrays have the buffers' shapes and dtypes; bfloat16 is held in float32 arrays of rounded values.
+    Arrays have the buffers' shapes and dtypes; bfloat16 is held in float32 arrays of rounded values. That of a dynamic
+    buffer may have any first extent.
 
     Returns:
         The failed check as `[(site, value)]`, or `[]`; kernels after the one that failed have not run.
@@ -70,6 +71,7 @@ def interpret(module: Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> lis
     machine = Machine()
     for b in module.arguments:
         array = arrays[b.name]
+        b = sized(b, array.shape[0]) if b.dynamic and array.ndim else b
         if array.shape != b.shape or array.dtype != storage(b.type.dtype):
             raise InternalError(f"argument {b.name} is {array.dtype}{array.shape}, not {b.type}{b.shape}")
         machine.memory[b.name] = Memory.of_argument(b, array)
@@ -113,8 +115,10 @@ class Machine:
                 return lambda: yes() if test() else no()
             case Let(name, value, body):
                 return self.let(name, value, body)
-            case Allocate(buffers, body):
-                return self.allocate(buffers, body)
+            case Allocate():
+                return self.allocate(s)
+            case While(condition, body):
+                return self.repeat(condition, body)
             case Check(condition, site, value):
                 return self.check(condition, site, value)
             case Block(body):
@@ -171,11 +175,21 @@ class Machine:
 
         return run
 
-    def allocate(self, buffers: tuple[Buffer, ...], body: Stmt) -> Run:
-        inner = self.stmt(body)
+    def repeat(self, condition: Expr, body: Stmt) -> Run:
+        test, inner = self.expr(condition), self.stmt(body)
+
+        def run() -> None:
+            while test():
+                inner()
+
+        return run
+
+    def allocate(self, s: Allocate) -> Run:
+        inner, length = self.stmt(s.body), self.expr(s.length) if s.length is not None else None
 
         def run() -> None:
             outer = self.memory
+            buffers = s.buffers if length is None else [sized(b, int(length())) for b in s.buffers]
             self.memory = outer | {b.name: Memory.undefined(b, depth=len(self.races)) for b in buffers}
             inner()
             self.memory = outer

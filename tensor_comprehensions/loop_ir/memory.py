@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,13 @@ class Race:
     def others(self, who: Any) -> Any:
         """Where `who` is an iteration other than the current one."""
         return (who >= self.first) & (who != self.label)
+
+
+def sized(b: Buffer, length: int) -> Buffer:
+    """The dynamic buffer `b` with `length` as the extent of its first dimension."""
+    if length < 0:
+        raise InternalError(f"{b.name} is allocated with the length {length}")
+    return replace(b, shape=(length, *b.shape[1:]), dynamic=False)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,8 +1,8 @@
 """The loop program: what every strategy produces and every emitter prints.
 
 Values are scalars or explicit vectors (a lane count on the type). Loops are structured. Memory is reached only
-through `Load` and `Store` on buffers with static shapes and strides. Nodes are immutable, compare by value, and
-their `repr` evaluates back to them.
+through `Load` and `Store` on buffers with static strides and, but for the first dimension of dynamic ones, static
+shapes. Nodes are immutable, compare by value, and their `repr` evaluates back to them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..dtypes import BOOL, INT64, DType
+from ..errors import InternalError
 from ..strides import span
 from .instructions import INSTRUCTIONS
 
@@ -39,17 +40,27 @@ class Space(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A named array. `type` is that of one element (a vector type only in registers); strides count elements."""
+    """A named array. `type` is that of one element (a vector type only in registers); strides count elements.
+
+    dynamic: the caller's array, or the `Allocate`, says how long the first dimension is; its extent in `shape` is 0.
+    """
 
     name: str
     type: Type
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     space: Space = Space.GLOBAL
+    dynamic: bool = False
 
     @property
     def span(self) -> int:
-        """Elements from the first to the last."""
+        """Elements from the first to the last.
+
+        Raises:
+            InternalError: the buffer is dynamic, so that only the run decides.
+        """
+        if self.dynamic:
+            raise InternalError(f"{self.name} is dynamic: its size is not known before it runs")
         return span(self.shape, self.strides)
 
     @property
@@ -210,16 +221,23 @@ class Shuffle:
         return Type(self.left.type.dtype, len(self.lanes))
 
 
+BITS = "bits"
+"""The operator of `ReduceLanes` that packs bools."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReduceLanes:
-    """The lanes of a vector combined into a scalar with `+ * min max` (or `and`, `or` for bool), in any order."""
+    """The lanes of a vector combined into a scalar with `+ * min max` (or `and`, `or` for bool), in any order.
+
+    With `bits`, up to 64 bools are the bits of an int64, lane 0 the lowest.
+    """
 
     op: str
     operand: Expr
 
     @property
     def type(self) -> Type:
-        return Type(self.operand.type.dtype)
+        return Type(INT64 if self.op == BITS else self.operand.type.dtype)
 
 
 Expr = Const | Var | Load | Unary | Binary | Select | Cast | Call | Ramp | Broadcast | Shuffle | ReduceLanes
@@ -272,6 +290,17 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
+class While:
+    """`while condition: body`, condition a scalar bool over what `body` changes: elements of REGISTER buffers, mostly.
+
+    The pass that makes the loop answers for its end. Every name in `condition` is bound outside of the loop.
+    """
+
+    condition: Expr
+    body: Stmt
+
+
+@dataclass(frozen=True, slots=True)
 class If:
     """`if condition: then else: otherwise`, condition a scalar bool."""
 
@@ -295,10 +324,12 @@ class Allocate:
 
     SCRATCH and REGISTER buffers belong to the thread that allocates them; the iterations of a PARALLEL loop in `body`
     reach SCRATCH, too, as they do global memory. All threads of a block allocate a SHARED buffer together.
+    With a `length`, an int64 that is not negative, there is one buffer: dynamic SCRATCH, whose first extent that is.
     """
 
     buffers: tuple[Buffer, ...]
     body: Stmt
+    length: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +360,7 @@ class Block:
     body: tuple[Stmt, ...]
 
 
-Stmt = Store | Loop | If | Let | Allocate | Check | Invoke | Block
+Stmt = Store | Loop | While | If | Let | Allocate | Check | Invoke | Block
 
 # --- programs ----------------------------------------------------------------------------------------------------
 
@@ -384,6 +415,7 @@ class Module:
     """Kernels launched in order on `arguments` (GLOBAL buffers of the caller) and `temporaries` (of the library).
 
     The addresses of `arguments`, then of `temporaries`, in order, are the calling convention of every target.
+    Temporaries are not dynamic.
     """
 
     name: str

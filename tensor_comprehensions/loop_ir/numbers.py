@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import BFLOAT16, DType
+from .nodes import BITS
 
 Value = Any
 """A NumPy scalar, or an array with one element per lane. bfloat16 is held in float32, rounded."""
@@ -87,6 +88,8 @@ def negated(x: Value) -> Value:
 
 def reduced(op: str, x: Value) -> Value:
     """All lanes of `x` combined; `op` as in `ReduceLanes`."""
+    if op == BITS:
+        return np.packbits(np.resize(x, 64) & (np.arange(64) < x.size), bitorder="little").view(np.int64)[0]
     functions = {"+": np.add, "*": np.multiply, "min": np.minimum, "max": np.maximum}
     functions |= {"and": np.logical_and, "or": np.logical_or}
     return functions[op].reduce(x, dtype=np.asarray(x).dtype)

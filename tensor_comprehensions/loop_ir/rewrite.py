@@ -32,6 +32,7 @@ from .nodes import (
     Store,
     Unary,
     Var,
+    While,
 )
 
 OnExpr = Callable[[Expr], Expr]
@@ -100,8 +101,12 @@ def map_stmt(s: Stmt, on_expr: OnExpr, on_stmt: OnStmt) -> Stmt:
         case Let(name, value, body):
             v, inner = on_expr(value), on_stmt(body)
             return s if v is value and inner is body else Let(name, v, inner)
-        case Allocate(buffers, body):
-            return s if (inner := on_stmt(body)) is body else Allocate(buffers, inner)
+        case While(condition, body):
+            c, inner = on_expr(condition), on_stmt(body)
+            return s if c is condition and inner is body else While(c, inner)
+        case Allocate(buffers, body, length):
+            count, inner = on_expr(length) if length is not None else None, on_stmt(body)
+            return s if count is length and inner is body else Allocate(buffers, inner, count)
         case Check(condition, site, value):
             c, v = on_expr(condition), on_expr(value)
             return s if c is condition and v is value else Check(c, site, v)
@@ -155,15 +160,17 @@ def expressions(s: Stmt) -> tuple[Expr, ...]:
             return (*indices, value) if mask is None else (*indices, value, mask)
         case Loop(_, start, stop):
             return (start, stop)
-        case If(condition) | Check(condition, _, Const()):
+        case If(condition) | While(condition) | Check(condition, _, Const()):
             return (condition,)
+        case Allocate(_, _, length):
+            return () if length is None else (length,)
         case Check(condition, _, value):
             return (condition, value)
         case Let(_, value):
             return (value,)
         case Invoke(_, operands):
             return tuple(i for _, where in operands for i in where)
-        case Block() | Allocate():
+        case Block():
             return ()
         case _:
             assert_never(s)
@@ -176,7 +183,7 @@ def substatements(s: Stmt) -> tuple[Stmt, ...]:
     match s:
         case Block(body):
             return body
-        case Loop(_, _, _, body) | Let(_, _, body) | Allocate(_, body):
+        case Loop(_, _, _, body) | Let(_, _, body) | Allocate(_, body) | While(_, body):
             return (body,)
         case If(_, then, otherwise):
             return (then,) if otherwise is None else (then, otherwise)

@@ -35,6 +35,7 @@ from .nodes import (
     Store,
     Unary,
     Var,
+    While,
 )
 
 _SYMBOLS = {
@@ -55,7 +56,7 @@ def show(program: Module | Kernel | Stmt | Expr) -> str:
             return "\n".join(_module_lines(program)) + "\n"
         case Kernel():
             return "\n".join(_kernel_lines(program)) + "\n"
-        case Store() | Loop() | If() | Let() | Allocate() | Check() | Invoke() | Block():
+        case Store() | Loop() | While() | If() | Let() | Allocate() | Check() | Invoke() | Block():
             return "\n".join(_stmt_lines(program, "")) + "\n"
         case _:
             return _expr(program)
@@ -80,7 +81,7 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
 
 
 def _declaration(b: Buffer) -> str:
-    shape = "".join(f"[{n}]" for n in b.shape)
+    shape = "".join(f"[{'' if b.dynamic and n == 0 else extent}]" for n, extent in enumerate(b.shape))
     strides = "" if b.strides == contiguous_strides(b.shape) else f" strides {b.strides}"
     return f"{b.type} {b.name}{shape}{strides}"
 
@@ -101,6 +102,9 @@ def _stmt_lines(s: Stmt, indent: str) -> Iterator[str]:
             by = f" by {s.step}" if s.step != 1 else ""
             yield f"{indent}{s.kind.value} {var} in {_expr(start)} .. {_expr(stop)}{by}{_hint(s)}:"
             yield from _stmt_lines(body, deeper)
+        case While(condition, body):
+            yield f"{indent}while {_expr(condition)}:"
+            yield from _stmt_lines(body, deeper)
         case If(condition, then, otherwise):
             yield f"{indent}if {_expr(condition)}:"
             yield from _stmt_lines(then, deeper)
@@ -110,9 +114,10 @@ def _stmt_lines(s: Stmt, indent: str) -> Iterator[str]:
         case Let(name, value, body):
             yield f"{indent}let {name}: {value.type} = {_expr(value)}"
             yield from _stmt_lines(body, indent)
-        case Allocate(buffers, body):
+        case Allocate(buffers, body, length):
+            count = "" if length is None else f" length {_expr(length)}"
             for buffer in buffers:
-                yield f"{indent}allocate {buffer.space.value} {_declaration(buffer)}"
+                yield f"{indent}allocate {buffer.space.value} {_declaration(buffer)}{count}"
             yield from _stmt_lines(body, indent)
         case Check(condition, site, value):
             yield f"{indent}check {_expr(condition)} else fail site {site} with {_expr(value)}"

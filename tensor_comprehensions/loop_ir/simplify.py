@@ -14,7 +14,6 @@ from .nodes import (
     Binary,
     Block,
     Broadcast,
-    Buffer,
     Check,
     Const,
     Expr,
@@ -29,12 +28,13 @@ from .nodes import (
     Store,
     Unary,
     Var,
+    While,
 )
 from .rewrite import map_expr, map_stmt, uses, walk
 from .rules import RULES
 
 _ROUNDS = 4
-_STATEMENTS = (Store, Loop, If, Let, Allocate, Check, Invoke, Block)
+_STATEMENTS = (Store, Loop, While, If, Let, Allocate, Check, Invoke, Block)
 
 
 @overload
@@ -108,8 +108,11 @@ class _Simplifier:
                 return self.conditional(s)
             case Let(name, value, body):
                 return self.let(s, name, value, body)
-            case Allocate(buffers, body):
-                return self.allocate(s, buffers, body)
+            case Allocate():
+                return self.allocate(s)
+            case While():  # kept even where its body is empty: that it ends is not known here
+                new = map_stmt(s, self.expr, self.stmt)
+                return self.remove(s) if isinstance(new, While) and build.is_false(new.condition) else new
             case Check():
                 new = map_stmt(s, self.expr, self.stmt)
                 return self.remove(s) if isinstance(new, Check) and build.is_true(new.condition) else new
@@ -154,13 +157,16 @@ class _Simplifier:
             high = first.low + (high - first.low) // step * step
         return Interval(first.low, high)
 
-    def allocate(self, s: Allocate, buffers: tuple[Buffer, ...], body: Stmt) -> Stmt:
-        inner = self.stmt(body)
-        read = tuple(b for b in buffers if b.name in self.used)
-        if len(read) < len(buffers):
+    def allocate(self, s: Allocate) -> Stmt:
+        inner = self.stmt(s.body)
+        read = tuple(b for b in s.buffers if b.name in self.used)
+        if len(read) < len(s.buffers):
             self.remove(s)
-            return build.allocate(read, _without_stores(inner, {b.name for b in buffers} - self.used))
-        return s if inner is body else build.NOTHING if _is_empty(inner) else Allocate(buffers, inner)
+            return build.allocate(read, _without_stores(inner, {b.name for b in s.buffers} - self.used))
+        length = self.expr(s.length) if s.length is not None else None
+        if inner is s.body and length is s.length:
+            return s
+        return build.NOTHING if _is_empty(inner) else Allocate(s.buffers, inner, length)
 
     def conditional(self, s: If) -> Stmt:
         condition = self.expr(s.condition)

@@ -34,6 +34,7 @@ from .nodes import (
     Stmt,
     Store,
     Var,
+    While,
 )
 from .reductions import Accumulator, Reduction, certain_stores, find_reductions
 from .rewrite import expressions, walk, walk_all, walk_expr
@@ -80,7 +81,10 @@ def _vectorize(s: Stmt, names: Names, scope: Scope) -> _Result:
         case Allocate(buffers, body):
             inner, pending = _vectorize(body, names, scope)
             settled, pending = _cross(s, {b.name for b in buffers}, inner, pending)
-            return s if settled is body else Allocate(buffers, settled), pending
+            return s if settled is body else replace(s, body=settled), pending
+        case While(_, body):
+            settled = _settle(*_vectorize(body, names, scope))
+            return s if settled is body else replace(s, body=settled), ()
         case Block(body):
             return _vectorize_block(s, body, names, scope)
         case If(condition, then, otherwise):
@@ -161,6 +165,8 @@ def _require_vector_form(loop: Loop, body: Stmt) -> None:
     for inner in walk(body):
         if isinstance(inner, Check) or (isinstance(inner, Invoke) and not is_hint(inner)):
             raise CannotLower(f"vector loop {loop.var} contains a {type(inner).__name__}, which has no vector form")
+        if isinstance(inner, While) or (isinstance(inner, Allocate) and inner.length is not None):
+            raise CannotLower(f"vector loop {loop.var} contains a {type(inner).__name__}, whose lanes would go apart")
         if isinstance(inner, Loop) and inner.kind not in (LoopKind.SERIAL, LoopKind.UNROLLED):
             raise CannotLower(f"vector loop {loop.var} contains the {inner.kind.value} loop {inner.var}")
 
@@ -171,7 +177,7 @@ def _require_elements(reductions: list[Reduction], body: Stmt, scope: Scope) -> 
     for r in reductions:
         if any(id(s) in certain for s in r.stores):
             continue
-        for i, extent in zip(r.indices, r.buffer.shape, strict=True):
+        for i, extent in zip(r.indices, r.buffer.shape, strict=True):  # of dynamic buffers the first extent is 0
             low, high = lower_bound(i, scope), upper_bound(i, scope)
             if low is None or high is None or low < 0 or high >= extent:
                 raise CannotLower(f"{r.buffer.name} is reduced under a condition at an element that may not exist")

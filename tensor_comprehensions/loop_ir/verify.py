@@ -16,6 +16,7 @@ from .instructions import INSTRUCTIONS
 from .intrinsics import FRAGMENT_LOAD, FRAGMENT_STORE, INTRINSICS
 from .nodes import (
     ARITHMETIC,
+    BITS,
     COMPARISONS,
     THREAD,
     Allocate,
@@ -46,6 +47,7 @@ from .nodes import (
     Type,
     Unary,
     Var,
+    While,
 )
 from .rewrite import allocated, children, walk, walk_expr
 from .show import show
@@ -68,7 +70,8 @@ def verify(module: Module) -> None:
     _require_unique([k.name for k in module.kernels], "kernels")
     for b in buffers:
         _require(b.space is Space.GLOBAL and b.type.lanes == 1, f"{b} is no argument or temporary")
-        _require(len(b.shape) == len(b.strides), f"{b} has other ranks of shape and strides")
+        _require_shape(b)
+        _require(not (b.dynamic and b in module.temporaries), f"the temporary {b.name} is dynamic")
     for name in module.written:
         _require(any(b.name == name for b in module.arguments), f"{name} is written but no argument")
     for kernel in module.kernels:
@@ -106,6 +109,7 @@ def _require_unique(names: list[str], what: str) -> None:
 class _Place:
     """What is in scope. lowered: no loop is left to unroll. guarded: a condition decides whether this runs.
 
+    data: variables that memory decides, through bounds of loops, too.
     launched: whether blocks of threads run this. varying: variables that may differ between the threads of a block.
     divergent: whether some threads of a block may come here without the others.
     """
@@ -118,6 +122,7 @@ class _Place:
     parallel: bool = False
     guarded: bool = False
     hidden: frozenset[str] = frozenset()  # registers of the thread that started the parallel loop
+    data: frozenset[str] = frozenset()
     launched: bool = False
     varying: frozenset[str] = frozenset()
     divergent: bool = False
@@ -129,9 +134,16 @@ class _Place:
             isinstance(e, Load) or (isinstance(e, Var) and e.name in self.varying) for e in every
         )
 
-    def bind(self, name: str, t: Type, scope: Scope) -> _Place:
+    def is_data(self, *parts: Expr) -> bool:
+        """Whether memory decides one of `parts`."""
+        every = (e for part in parts for e in walk_expr(part))
+        return any(isinstance(e, Load) or (isinstance(e, Var) and e.name in self.data) for e in every)
+
+    def bind(self, name: str, t: Type, scope: Scope, *values: Expr) -> _Place:
+        """The scope inside, where `name` comes from `values`."""
         _require(name not in self.variables, f"{name} is bound twice, one inside the other")
-        return replace(self, variables={**self.variables, name: t}, scope=scope)
+        data = self.data | {name} if self.is_data(*values) else self.data
+        return replace(self, variables={**self.variables, name: t}, scope=scope, data=data)
 
 
 # --- statements --------------------------------------------------------------------------------------------------
@@ -152,13 +164,21 @@ def _stmt(s: Stmt, place: _Place) -> None:
             _stmt(then, guarded)
             if otherwise is not None:
                 _stmt(otherwise, guarded)
+        case While(condition, body):
+            _require_type(condition, Type(BOOL), place, s)
+            divergent = place.divergent or place.differs(condition)
+            _stmt(body, replace(place, guarded=True, divergent=divergent))
         case Let(name, value, body):
             t = _expr(value, place)
-            inner = place.bind(name, t, place.scope.in_let(name, value))
+            inner = place.bind(name, t, place.scope.in_let(name, value), value)
             _stmt(body, replace(inner, varying=inner.varying | {name}) if place.differs(value) else inner)
-        case Allocate(buffers, body):
+        case Allocate(buffers, body, length):
             for buffer in buffers:
                 _allocated(buffer, place)
+                _require(buffer.dynamic is (length is not None), f"{buffer.name} is dynamic without a length, or not")
+            if length is not None:
+                _require_type(length, _INDEX, place, s)
+                _require([b.space for b in buffers] == [Space.SCRATCH], "a length is for one scratch buffer", s)
             _require_unique([b.name for b in buffers], "buffers of one allocation")
             _stmt(body, replace(place, buffers=place.buffers | {b.name: b for b in buffers}))
         case Check(condition, site, value):
@@ -175,7 +195,7 @@ def _loop(s: Loop, place: _Place) -> None:
     _require_type(s.start, _INDEX, place, s)
     _require_type(s.stop, _INDEX, place, s)
     _require(s.step > 0 and s.grain > 0 and min(s.factor) > 0, f"bad step, grain or factor of loop {s.var}")
-    inner = place.bind(s.var, _INDEX, place.scope.in_loop(s))
+    inner = place.bind(s.var, _INDEX, place.scope.in_loop(s), s.start, s.stop)
     if place.launched:
         _require(s.kind in (LoopKind.SERIAL, LoopKind.UNROLLED), f"loop {s.var} of a launch is {s.kind.value}")
     if place.differs(s.start, s.stop):
@@ -194,7 +214,12 @@ def _allocated(buffer: Buffer, place: _Place) -> None:
         _require(place.launched, f"{buffer.name} is shared, but there is no launch")
         _require(not place.divergent, f"{buffer.name} is shared, but not all threads of a block allocate it")
     _require(buffer.type.lanes == 1 or buffer.space is Space.REGISTER, f"{buffer.name} holds vectors in memory")
+    _require_shape(buffer)
+
+
+def _require_shape(buffer: Buffer) -> None:
     _require(len(buffer.shape) == len(buffer.strides), f"{buffer} has other ranks of shape and strides")
+    _require(not buffer.dynamic or buffer.shape[:1] == (0,), f"{buffer} is dynamic, but has an extent")
 
 
 def _store(s: Store, place: _Place) -> None:
@@ -277,7 +302,7 @@ def _require_inside(
 ) -> None:
     """Prove that an affine index stays in the buffer. What data decides is beyond this proof."""
     base = index.base if isinstance(index, Ramp) else index
-    if base.type.lanes > 1 or not _is_affine(base):
+    if base.type.lanes > 1 or not _is_affine(base) or place.is_data(base) or (b.dynamic and dimension == 0):
         return
     plain, last = affine.interval(index, place.scope.ranges), b.shape[dimension] - 1
     if plain.low is not None and plain.high is not None and plain.low >= 0 and plain.high <= last:
@@ -366,7 +391,8 @@ def _fits_shuffle(e: Shuffle, types: list[Type]) -> bool:
 
 def _fits_reduction(e: ReduceLanes, types: list[Type]) -> bool:
     ops = ("and", "or") if types[0].dtype.is_bool else ("+", "*", "min", "max")
-    return types[0].lanes > 1 and e.op in ops
+    packs = e.op == BITS and types[0].dtype.is_bool and types[0].lanes <= 64
+    return types[0].lanes > 1 and (e.op in ops or packs)
 
 
 _KINDS: dict[type, Callable[..., bool]] = {
