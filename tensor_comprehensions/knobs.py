@@ -18,6 +18,7 @@ TOPICS = {
     "loops": "the loop program that is printed for the target",
     "code": "the emitted LLVM text",
     "cache": "kernels found and not found, and which part of the key is new",
+    "sparse": "sparse operands that are copied or converted, and why",
     "passes": "the time of each pass",
     "tune": "what a search for options tries, rejects and finds",
     "graph": "what `torch.compile` hands over, which regions become kernels, and why others do not",

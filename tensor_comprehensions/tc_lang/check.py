@@ -27,9 +27,10 @@ from .function import (
     walk,
 )
 from .inline import Body, Item
+from .mistake import Mistake
 from .parse import parse
 from .ranges import symbolic_ranges
-from .typed import Mistake, Typed
+from .typed import Typed
 
 REDUCTIONS = {"=": None, "+=": "+", "*=": "*", "min=": "min", "max=": "max"}
 

@@ -17,7 +17,8 @@ from . import typed as t
 from .function import Access, Cast, Const, Index, Role, Size, walk
 from .hints import of_function
 from .library import CONSTANTS, arity, builtin_names, is_builtin
-from .typed import Mistake, Typed
+from .mistake import Mistake
+from .typed import Typed
 
 
 @dataclass(slots=True)

@@ -15,19 +15,12 @@ from ..dtypes import BOOL, FLOAT32, INT32, INT64, DType, Kind, promote, wrap
 from ..errors import InternalError
 from .function import Binary, Call, Cast, Const, Expr, Select, Unary
 from .library import CONSTANTS, canonical_name
+from .mistake import Mistake
 
 MAX_DEPTH = 220
 MAX_NODES = 20000
 
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
-
-
-class Mistake(Exception):
-    """Operands that an operator does not take. Whoever knows the place in the text turns it into a CheckError."""
-
-    def __init__(self, message: str, *, expected: str = "", found: str = "", suggestion: str = "") -> None:
-        super().__init__(message)
-        self.message, self.expected, self.found, self.suggestion = message, expected, found, suggestion
 
 
 @dataclass(frozen=True, slots=True)

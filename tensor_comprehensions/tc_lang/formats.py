@@ -1,0 +1,220 @@
+"""Formats: how a tensor is stored, dimension by dimension (TACO: "Format Abstraction for Sparse Tensor Algebra
+Compilers", OOPSLA 2018, sections 3 and 4).
+
+A stored tensor is a tree. Each level of it stores the coordinates of one dimension below every position of the level
+above; the values belong to the positions of the last level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+
+from ..errors import InternalError
+from .mistake import Mistake
+
+
+class LevelKind(Enum):
+    """How a level stores its coordinates."""
+
+    DENSE = "dense"  # all of them, so that nothing is stored
+    COMPRESSED = "compressed"  # those that are there: pos[parents + 1] says where each parent's begin in crd
+    SINGLETON = "singleton"  # one for each parent, in crd
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level. unique: whether a coordinate comes at most once below one parent."""
+
+    kind: LevelKind
+    unique: bool = True
+
+    @property
+    def letter(self) -> str:
+        return next(letter for letter, level in LEVELS.items() if level == self)
+
+    @property
+    def is_dense(self) -> bool:
+        return self.kind is LevelKind.DENSE
+
+
+LEVELS = {
+    "d": Level(LevelKind.DENSE),
+    "s": Level(LevelKind.COMPRESSED),
+    "u": Level(LevelKind.COMPRESSED, unique=False),
+    "q": Level(LevelKind.SINGLETON),
+    "c": Level(LevelKind.SINGLETON, unique=False),
+}
+"""The letters of format words."""
+
+_MATRICES = {
+    "csr": ("ds", (0, 1)), "csc": ("ds", (1, 0)), "dcsr": ("ss", (0, 1)), "dcsc": ("ss", (1, 0)),
+}  # fmt: skip
+_BLOCKED = {"bsr": (0, 1, 2, 3), "bsc": (1, 0, 2, 3)}
+_ANY_RANK = {"dense": 0, "csf": 3, "coo": 2}
+"""Names that any rank may have, and from which rank on they say more than a word of letters."""
+NAMES = (*_ANY_RANK, *_MATRICES, *_BLOCKED)
+"""The formats that have names of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The levels of a tensor, outermost first.
+
+    Attributes:
+        levels: one for each dimension; with `blocks`, one more for each blocked dimension.
+        order: the dimension that each level stores. Blocked dimensions count twice: the coordinates of the blocks
+            come first, those inside a block after all of them.
+        blocks: the extents of a block, for every dimension of the tensor; empty where it has no blocks.
+    """
+
+    levels: tuple[Level, ...]
+    order: tuple[int, ...]
+    blocks: tuple[int, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of the tensor."""
+        return len(self.levels) - len(self.blocks)
+
+    @property
+    def word(self) -> str:
+        """One letter per level."""
+        return "".join(level.letter for level in self.levels)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether every element is stored."""
+        return all(level.is_dense for level in self.levels)
+
+    @property
+    def depth(self) -> int:
+        """The number of levels up to the last one that is not dense: those below are the dense tail."""
+        return max((n for n, level in enumerate(self.levels, 1) if not level.is_dense), default=0)
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether each element is stored at most once."""
+        return not self.depth or self.levels[self.depth - 1].unique
+
+    def extents(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The extent of each level, of a tensor of this `shape`."""
+        split = (*(n // b for n, b in zip(shape, self.blocks, strict=True)), *self.blocks) if self.blocks else shape
+        return tuple(split[d] for d in self.order)
+
+    def tail(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The extents of the dense tail: what is stored at each position of the last level above it."""
+        return self.extents(shape)[self.depth :]
+
+    def __str__(self) -> str:
+        if self.blocks:
+            name = next(name for name, order in _BLOCKED.items() if order == self.order)
+            return f"{name}({','.join(map(str, self.blocks))})"
+        for name, (word, order) in _MATRICES.items():
+            if (word, order) == (self.word, self.order):
+                return name
+        if self.order != tuple(range(self.rank)):
+            return f"{self.word}({','.join(map(str, self.order))})"
+        for name, rank in _ANY_RANK.items():
+            if self.rank >= rank and self.word == _word_of(name, self.rank):
+                return name
+        return self.word
+
+
+def dense(rank: int) -> Format:
+    """Every element is stored, in row-major order."""
+    return Format((LEVELS["d"],) * rank, tuple(range(rank)))
+
+
+def coordinates(sparse: int, dense: int = 0, *, unique: bool = True) -> Format:
+    """Coordinates of `sparse` dimensions side by side, above `dense` dimensions."""
+    word = _word_of("coo", sparse)
+    return parse_format((word if unique else _with_repeats(word)) + "d" * dense, (), sparse + dense)
+
+
+def _word_of(name: str, rank: int) -> str:
+    match name:
+        case "dense":
+            return "d" * rank
+        case "csf":
+            return "s" * rank
+        case "coo":
+            return "s" if rank == 1 else "u" + "c" * (rank - 2) + "q" if rank else ""
+    raise InternalError(f"{name} is no format of any rank")
+
+
+def _with_repeats(word: str) -> str:
+    return word[:-1] + {"s": "u", "q": "c"}[word[-1]]
+
+
+def parse_format(word: str, numbers: Sequence[int], rank: int) -> Format:
+    """The format that `word(numbers)` means for a tensor of `rank` dimensions.
+
+    Raises:
+        Mistake: there is no such format, or not for this rank.
+    """
+    if word in _BLOCKED:
+        return _blocked(word, tuple(numbers), rank)
+    order: tuple[int, ...]
+    letters, order = _MATRICES.get(word, ("", ()))
+    if letters and numbers:
+        raise Mistake(f"'{word}' takes no numbers", found=_spell(word, numbers), suggestion=f"write {word}")
+    if not letters and word in _ANY_RANK:
+        letters = _word_of(word, rank)
+    if not letters and not (word == "dense" and rank == 0):
+        letters = _letters(word)
+    if len(letters) != rank:
+        raise Mistake(
+            f"the format '{word}' is for {_dimensions(len(letters))}, the tensor has {rank}",
+            expected=f"{rank} levels", found=_spell(word, numbers),
+        )  # fmt: skip
+    order = order or tuple(numbers) or tuple(range(rank))
+    if sorted(order) != list(range(rank)):
+        raise Mistake(
+            f"({','.join(map(str, order))}) is no order of {_dimensions(rank)}",
+            expected=f"each of 0 to {rank - 1} once" if rank > 1 else "0",
+            found=_spell(word, numbers),
+        )
+    return Format(tuple(LEVELS[letter] for letter in letters), order)
+
+
+def _letters(word: str) -> str:
+    """`word`, if it has a letter for each level and levels that can follow one another."""
+    unknown = next((letter for letter in word if letter not in LEVELS), None)
+    if unknown is not None:
+        near = get_close_matches(word, NAMES, n=1, cutoff=0.3)
+        raise Mistake(
+            f"there is no format '{word}'",
+            expected=f"{', '.join(NAMES)}, or a letter of {' '.join(LEVELS)} for each level",
+            suggestion=f"did you mean {near[0]}?" if near else "",
+        )
+    for above, below in zip(("", *word), word, strict=False):
+        if below in "qc" and not above:
+            raise Mistake(f"the format '{word}' begins with a singleton", expected="d, s or u as first level")
+        if above in ("u", "c") and below in ("s", "u"):
+            raise Mistake(
+                f"in the format '{word}' a compressed level follows one with repeated coordinates",
+                expected="q, c or d after u and c",
+            )
+    return word
+
+
+def _blocked(word: str, blocks: tuple[int, ...], rank: int) -> Format:
+    if rank != 2:
+        raise Mistake(f"the format '{word}' is for 2 dimensions, the tensor has {rank}")
+    if len(blocks) != 2 or min(blocks) < 1:
+        raise Mistake(
+            f"'{word}' needs the two extents of a block, from 1 up",
+            expected=f"{word}(2,2)", found=_spell(word, blocks),
+        )  # fmt: skip
+    return Format(tuple(LEVELS[letter] for letter in "dsdd"), _BLOCKED[word], blocks)
+
+
+def _spell(word: str, numbers: Sequence[int]) -> str:
+    return f"{word}({','.join(map(str, numbers))})" if numbers else word
+
+
+def _dimensions(n: int) -> str:
+    return f"{n} dimension{'' if n == 1 else 's'}"
