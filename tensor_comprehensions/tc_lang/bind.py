@@ -161,13 +161,20 @@ class _Binder:
         self.written.add(s.target)
         bound = BoundStatement(
             s.name, s.target, subscripts, s.reduction, s.initialise, value, indices, s.left,
-            checks=tuple(prover.checks), span=s.span,
+            checks=tuple(prover.checks), exists=self._exists(s), span=s.span,
         )  # fmt: skip
         bound = replace(bound, staged=_needs_copy(bound))
         if s.reduction is not None and s.initialise and not is_plain(subscripts):
             yield self._fill(bound, s)
             bound = replace(bound, initialise=False)
         yield bound
+
+    def _exists(self, s: Statement) -> tuple[Access, ...]:
+        """The accesses that must exist. Where every tensor is dense, all do."""
+        if not self.function.is_sparse:
+            return ()
+        found = (substituted(self._shifted(e), self.env) for e in s.exists)
+        return tuple(e for e in found if isinstance(e, Access))
 
     # --- subscripts relative to storage ----------------------------------------------------------------------------
 

@@ -50,10 +50,10 @@ class _Renaming:
 
     def _declaration(self, d: s.Declaration) -> s.Declaration:
         if d.type is None or d.type.dimensions is None:
-            return s.Declaration(self._tensor(d.name), d.type)
+            return s.Declaration(self._tensor(d.name), d.type, d.format)
         sizes = (x.size if isinstance(x.size, int) else self._tensor(x.size) for x in d.type.dimensions)
         type_ = s.Type(d.type.dtype, tuple(s.Dimension(x) for x in sizes))
-        return s.Declaration(self._tensor(d.name), type_)
+        return s.Declaration(self._tensor(d.name), type_, d.format)
 
     def _statement(self, x: s.Statement | s.TupleCall) -> s.Statement | s.TupleCall:
         self.locals = {}

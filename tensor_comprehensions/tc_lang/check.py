@@ -11,6 +11,7 @@ from . import syntax as s
 from . import typed as t
 from .canonical import canonical
 from .expressions import ExpressionChecker, Known, World
+from .formats import Format, parse_format
 from .function import (
     Access,
     Cast,
@@ -30,6 +31,7 @@ from .inline import Body, Item
 from .mistake import Mistake
 from .parse import parse
 from .ranges import symbolic_ranges
+from .sparse_rules import check_sparse_accesses
 from .typed import Typed
 
 REDUCTIONS = {"=": None, "+=": "+", "*=": "*", "min=": "min", "max=": "max"}
@@ -62,7 +64,7 @@ def _check_def(d: s.Def, defs: Mapping[str, s.Def], source: str) -> Function:
     _check_return_sizes(d, world)
     statements = tuple(_checked(n, item, world) for n, item in enumerate(body.items))
     constraints = tuple(_constraints(body))
-    return Function(
+    function = Function(
         d.name,
         tuple(_symbols(d, world)),
         statements,
@@ -73,6 +75,8 @@ def _check_def(d: s.Def, defs: Mapping[str, s.Def], source: str) -> Function:
         source,
         canonical(d, defs),
     )
+    check_sparse_accesses(function)
+    return function
 
 
 def _check_defined(d: s.Def, body: Body) -> None:
@@ -164,7 +168,21 @@ def _symbols(d: s.Def, world: World) -> Iterator[Symbol]:
         x = world.tensors[name]
         assert x.dtype is not None
         extents = None if x.dimensions is None else tuple(_size(size) for size in x.dimensions)
-        yield Symbol(name, x.dtype, max(0, x.rank), x.role, extents, name in world.specialised, x.span)
+        yield Symbol(
+            name, x.dtype, max(0, x.rank), x.role, extents, name in world.specialised, _format(x, world), x.span
+        )
+
+
+def _format(x: Known, world: World) -> Format | None:
+    """The format that a declaration names."""
+    if x.format is None:
+        return None
+    try:
+        return parse_format(x.format.word, x.format.numbers, max(0, x.rank))
+    except Mistake as m:
+        raise world.error(
+            m.message, x.format.span, expected=m.expected, found=m.found, suggestion=m.suggestion
+        ) from None
 
 
 def _size(size: str | int) -> Expr:
@@ -207,8 +225,8 @@ def _parts(item: Item, world: World) -> _Parts:
     left = len(checker.indices)
     checker.reads_target = any(x.tensor == item.target for x in _accesses(subscripts))
     value = checker.value(tree.value)
-    used = dict(checker.indices)
     exists = tuple(_exists(c, checker, world) for c in tree.clauses if isinstance(c, s.Exists))
+    used = dict(checker.indices)
     given = tuple(_given(c, item, world, checker.lets) for c in ranges)
     _check_indices(item, world, used, left, checker)
     return _Parts(checker, subscripts, value, tuple(used), left, given, exists)

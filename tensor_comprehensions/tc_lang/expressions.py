@@ -48,6 +48,7 @@ class Known:
     dimensions: tuple[str | int, ...] | None
     span: Span
     typed: bool = False
+    format: s.FormatName | None = None
 
 
 @dataclass(slots=True)

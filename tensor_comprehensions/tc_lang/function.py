@@ -15,6 +15,7 @@ from math import prod
 
 from ..dtypes import INT64, DType
 from ..errors import InternalError, Span
+from .formats import Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,7 @@ class Symbol:
     extents: the declared extents (`Size`s and `Const`s), None where nothing was declared.
     specialised: an int scalar parameter whose value is part of the signature: it is read as `Size(name)`, never
     through an `Access`.
+    format: how it is stored, where the def or the caller says so; None is dense, or as the operand comes.
     """
 
     name: str
@@ -185,7 +187,13 @@ class Symbol:
     role: Role
     extents: tuple[Expr, ...] | None = None
     specialised: bool = False
+    format: Format | None = None
     span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether only some elements are stored."""
+        return self.format is not None and not self.format.is_dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +211,7 @@ class Statement:
     """`target(subscripts) op= value`, as in `BoundStatement` but with symbolic sizes and ranges still to be inferred.
 
     Subscripts are int64 expressions, here counted from index 0 of the tensor (not of its storage).
-    exists: accesses that take part in range inference only.
+    exists: accesses that take part in range inference, and of which sparse tensors must store the element.
     """
 
     name: str
@@ -252,6 +260,11 @@ class Function:
 
     def tensor(self, name: str) -> Symbol:
         return next(t for t in self.tensors if t.name == name)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether one of the tensors is sparse."""
+        return any(t.is_sparse for t in self.tensors)
 
     @property
     def parameters(self) -> tuple[Symbol, ...]:
@@ -322,6 +335,7 @@ class BoundStatement:
     staged: the right side reads the target at points other than the written one, so it must be evaluated
     completely before anything is written.
     checks: what must be verified before the statement reads memory.
+    exists: accesses of sparse tensors: the statement is for the places where they store an element.
     """
 
     name: str
@@ -334,6 +348,7 @@ class BoundStatement:
     left: int
     staged: bool = False
     checks: tuple[BoundsCheck, ...] = ()
+    exists: tuple[Access, ...] = ()
     span: Span | None = field(default=None, compare=False, repr=False)
 
     @property

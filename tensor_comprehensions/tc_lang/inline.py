@@ -76,7 +76,7 @@ class Body:
         for size in dims:
             if isinstance(size, str):
                 scope.sizes.setdefault(size, size)
-        self._declare(Known(p.name, len(dims), Role.INPUT, p.type.dtype, dims, p.span), scope)
+        self._declare(Known(p.name, len(dims), Role.INPUT, p.type.dtype, dims, p.span, format=p.format), scope)
 
     def _declare_return(self, r: s.Declaration, scope: Scope, d: s.Def) -> None:
         if r.name in scope.tensors:
@@ -92,7 +92,7 @@ class Body:
             if isinstance(size, str):
                 scope.sizes.setdefault(size, size)
         rank = -1 if dims is None else len(dims)
-        self._declare(Known(r.name, rank, Role.OUTPUT, dtype, dims, r.span, dtype is not None), scope)
+        self._declare(Known(r.name, rank, Role.OUTPUT, dtype, dims, r.span, dtype is not None, r.format), scope)
 
     def _declare(self, tensor: Known, scope: Scope) -> None:
         scope.tensors[tensor.name] = tensor.name
@@ -248,7 +248,23 @@ class Body:
                 found=str(tensor.rank),
             )
         inner.tensors[p.name] = actual
+        self._adopt_format(tensor, p, e.span)
         self._require(tensor, p.type, inner, e.span)
+
+    def _adopt_format(self, tensor: Known, p: s.Declaration, span: Span) -> None:
+        """A format that the called def demands is demanded of the caller's tensor."""
+        if p.format is None:
+            return
+        if tensor.role is Role.TEMPORARY:
+            message = f"the called def takes '{p.name}' as {p.format.word}, and a temporary has no format"
+            raise self.world.error(message, span, suggestion="pass a parameter or a return")
+        if tensor.format is None:
+            tensor.format = p.format
+        elif (tensor.format.word, tensor.format.numbers) != (p.format.word, p.format.numbers):
+            raise self.world.error(
+                f"the called def takes '{p.name}' in another format",
+                span, expected=p.format.word, found=tensor.format.word,
+            )  # fmt: skip
 
     def _require(self, tensor: Known, type: s.Type, inner: Scope, span: Span) -> None:
         """Note that a tensor of the caller must be what the called def declares; binds the sizes named there."""

@@ -191,7 +191,16 @@ class _Builder:
         return s.Def(str(name), parameters, returns, tuple(body), _around(name, name))
 
     def parameter(self, x: list[Any]) -> s.Declaration:
-        return s.Declaration(str(x[-1]), x[0] if len(x) == 2 else None, _around(x[0], x[-1]))
+        type_ = x[0] if isinstance(x[0], s.Type) else None
+        format_ = x[-1] if isinstance(x[-1], s.FormatName) else None
+        name = x[1] if type_ is not None else x[0]
+        return s.Declaration(str(name), type_, format_, _around(x[0], name))
+
+    def format(self, x: list[Any]) -> s.FormatName:
+        return s.FormatName(str(x[0]), x[2] if len(x) > 1 else (), _around(x[0], x[-1]))
+
+    def numbers(self, x: list[Any]) -> tuple[int, ...]:
+        return tuple(_integer(token) for token in x[::2])
 
     def return_list(self, x: list[Any]) -> tuple[s.Declaration, ...]:
         return tuple(_listed(x))

@@ -34,11 +34,14 @@ def _def_lines(d: s.Def) -> Iterator[str]:
 
 
 def _declaration(d: s.Declaration) -> str:
+    stored = "" if d.format is None else f": {d.format.word}"
+    if d.format is not None and d.format.numbers:
+        stored += f"({','.join(map(str, d.format.numbers))})"
     if d.type is None:
-        return d.name
+        return d.name + stored
     dims = d.type.dimensions
     extents = "" if dims is None else f"({', '.join(str(x.size) for x in dims)})"
-    return f"{d.type.dtype}{extents} {d.name}"
+    return f"{d.type.dtype}{extents} {d.name}{stored}"
 
 
 def _statement(x: s.Statement) -> str:

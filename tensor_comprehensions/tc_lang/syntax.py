@@ -107,11 +107,21 @@ class Type:
 
 
 @dataclass(frozen=True, slots=True)
+class FormatName:
+    """`: word(numbers)` behind a declared name: how the tensor is stored."""
+
+    word: str
+    numbers: tuple[int, ...] = ()
+    span: Span = field(default=_NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Declaration:
-    """A parameter or a return of a def."""
+    """A parameter or a return of a def; `format` is None where the def leaves it open."""
 
     name: str
     type: Type | None
+    format: FormatName | None = None
     span: Span = field(default=_NOWHERE, compare=False, repr=False)
 
 

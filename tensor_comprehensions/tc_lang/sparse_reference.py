@@ -1,0 +1,204 @@
+"""The reference evaluator of defs with sparse tensors: values, and which places of each tensor are stored.
+
+Dense arrays stand for the tensors, and a Boolean array beside each says which of its places are stored. A value is what
+all operands being dense with 0 in the places that are not would give, where an absent factor annihilates. An instance
+of a statement in which what absent reads leave of the expression is the identity of its reduction is void: it gives
+nothing. A place of a sparse result is stored if an instance that is not void reads a sparse tensor there, or if one
+that reads none has a value other than 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import InternalError
+from ..math_functions import FUNCTIONS
+from .bind import identity
+from .function import (
+    Access,
+    Binary,
+    BoundFunction,
+    BoundStatement,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Index,
+    Role,
+    Select,
+    Tensor,
+    Unary,
+    walk,
+)
+from .numeric import Array, combine, grid, numpy_dtype, rounded
+
+_SCATTER: dict[str, Any] = {"+": np.add, "*": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The values of a tensor, and its stored places; None: all."""
+
+    values: Array
+    places: Array | None = None
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.places is not None
+
+
+def evaluate_sparse(
+    bound: BoundFunction, operands: Mapping[str, Stored], sparse_results: Sequence[str]
+) -> dict[str, Stored]:
+    """The returns of a function, by name: those of `sparse_results` with their stored places.
+
+    operands: every input and the initial value of every in/out tensor, by name.
+    """
+    memory = {t.name: _initial(t, operands, t.name in sparse_results) for t in bound.tensors}
+    with np.errstate(all="ignore"):
+        for s in bound.statements:
+            memory[s.target] = _run(s, bound, memory)
+    return {name: memory[name] for name in bound.returns}
+
+
+def _initial(t: Tensor, operands: Mapping[str, Stored], sparse: bool) -> Stored:
+    if t.name in operands:
+        return operands[t.name]
+    dtype = numpy_dtype(t.dtype)
+    stored = sparse or t.role is Role.TEMPORARY
+    return Stored(np.zeros(t.shape, dtype), np.zeros(t.shape, bool) if stored else None)
+
+
+def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, Stored]) -> Stored:
+    """The target after a statement over the whole grid of its indices."""
+    target, old = bound.tensor(s.target), memory[s.target]
+    box = {i.name: (i.lower, i.upper) for i in s.indices}
+    shape = tuple(i.extent for i in s.indices)
+    evaluator = _Evaluator(grid(box), memory)
+    neutral = 0 if s.reduction is None else identity(s.reduction, target.dtype)
+    value, fixed = (np.broadcast_to(x, shape) for x in evaluator(s.value))
+    live = np.broadcast_to(evaluator.exist(s.exists), shape) & ~(fixed & (value == neutral))
+    points = tuple(np.broadcast_to(evaluator(e)[0], shape) for e in s.subscripts)
+    at = tuple(p[live] for p in points)
+    values = _assign(old, at, value[live]) if s.reduction is None else _reduce(s, old, target, at, value[live])
+    if old.places is None:
+        return Stored(values)
+    first = s.reduction is None or s.initialise
+    places = np.zeros_like(old.places) if first else old.places.copy()
+    if _reads_sparse(s, memory):
+        places[at] = True
+    elif not any(a.is_sparse for a in _reads(s, memory)):
+        places |= values != 0
+    if target.role is Role.TEMPORARY and not _reads_sparse(s, memory):
+        return Stored(values)  # nothing of what it reads is absent
+    return Stored(values, places)
+
+
+def _assign(old: Stored, at: tuple[Array, ...], value: Array) -> Array:
+    new = np.zeros_like(old.values)
+    new[at] = value
+    return new
+
+
+def _reduce(s: BoundStatement, old: Stored, target: Tensor, at: tuple[Array, ...], value: Array) -> Array:
+    assert s.reduction is not None
+    wide = np.dtype(np.float64) if target.dtype.is_float else numpy_dtype(target.dtype)
+    start = np.full(old.values.shape, identity(s.reduction, target.dtype), wide) if s.initialise else old.values
+    new = start.astype(wide)
+    flat = np.ravel_multi_index(at, new.shape) if at else np.zeros(value.shape, np.int64)
+    _SCATTER[s.reduction].at(new.reshape(-1), flat, value.astype(wide))
+    return rounded(rounded(new, target.dtype.accumulator), target.dtype)
+
+
+def _reads(s: BoundStatement, memory: Mapping[str, Stored]) -> Iterator[Stored]:
+    for root in (s.value, *s.exists):
+        yield from (memory[e.tensor] for e in walk(root) if isinstance(e, Access) and e.tensor != s.target)
+
+
+def _reads_sparse(s: BoundStatement, memory: Mapping[str, Stored]) -> bool:
+    return any(x.is_sparse for x in _reads(s, memory))
+
+
+Pair = tuple[Array, Array]
+"""The value of an expression, and where it is a constant once absent reads are 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluator:
+    """Evaluates expressions over a grid with what absent reads do to them."""
+
+    indices: Mapping[str, Array]
+    memory: Mapping[str, Stored]
+
+    def exist(self, accesses: Sequence[Access]) -> Array:
+        """Where all of the accesses read a stored place."""
+        found: Array = np.asarray(True)
+        for e in accesses:
+            places = self.memory[e.tensor].places
+            if places is not None:
+                found = found & places[self.where(e)]
+        return found
+
+    def where(self, e: Access) -> tuple[Array, ...]:
+        return tuple(self(x)[0] for x in e.subscripts)
+
+    def __call__(self, e: Expr) -> Pair:
+        match e:
+            case Const(value=value, dtype=dtype):
+                exact = rounded(np.asarray(value), dtype) if dtype.is_float else np.asarray(value, numpy_dtype(dtype))
+                return exact, np.asarray(True)
+            case Index(name=name, dtype=dtype):
+                return self.indices[name].astype(numpy_dtype(dtype)), np.asarray(False)
+            case Access():
+                return self._read(e)
+            case Unary(op=op, operand=x):
+                value, fixed = self(x)
+                return (np.negative(value) if op == "-" else np.logical_not(value)), fixed
+            case Binary(op=op, left=a, right=b):
+                return _binary(op, self(a), self(b))
+            case Select(condition=c, then=a, otherwise=b):
+                return _select(self(c), self(a), self(b))
+            case Cast(operand=x, dtype=dtype):
+                value, fixed = self(x)
+                return rounded(value, dtype), fixed
+            case Call(function=name, arguments=arguments):
+                parts = [self(x) for x in arguments]
+                fixed = np.asarray(True)
+                for _, other in parts:
+                    fixed = fixed & other
+                return FUNCTIONS[name].evaluate(*(value for value, _ in parts)), fixed
+        raise InternalError(f"not an expression of a bound function: {e!r}")
+
+    def _read(self, e: Access) -> Pair:
+        held, where = self.memory[e.tensor], self.where(e)
+        if held.places is None:
+            return held.values[_inside(where, held.values.shape)], np.asarray(False)
+        there = held.places[where]
+        return np.where(there, held.values[where], np.zeros((), held.values.dtype)), ~there
+
+
+def _inside(where: tuple[Array, ...], shape: tuple[int, ...]) -> tuple[Array, ...]:
+    """Subscripts that are in bounds; what a conditional guards is read anywhere and not used."""
+    return tuple(np.clip(x, 0, max(0, n - 1)) for x, n in zip(where, shape, strict=True))
+
+
+def _binary(op: str, left: Pair, right: Pair) -> Pair:
+    (a, fixed_a), (b, fixed_b) = left, right
+    if op in ("&&", "||"):
+        decided = fixed_a & (a == (op == "||")) | fixed_b & (b == (op == "||"))
+        return (a & b if op == "&&" else a | b), decided | (fixed_a & fixed_b)
+    value, fixed = combine(op, a, b), fixed_a & fixed_b
+    if op in ("*", "/", "%"):
+        zero = fixed_a & (a == 0) | (fixed_b & (b == 0) if op == "*" else False)
+        return np.where(zero, np.zeros((), value.dtype), value), fixed | zero
+    return value, fixed
+
+
+def _select(condition: Pair, then: Pair, otherwise: Pair) -> Pair:
+    c, fixed = condition
+    value = np.where(c, then[0], otherwise[0])
+    return value, fixed & np.where(c, then[1], otherwise[1])

@@ -1,0 +1,83 @@
+"""What sparse tensors may do in a def, and defs with other formats than their text declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..errors import ArgumentError, CheckError
+from .formats import Format
+from .function import Access, Const, Function, Index, Role, Statement, Symbol, walk
+
+
+def with_formats(function: Function, formats: Mapping[str, Format]) -> Function:
+    """`function` with the formats of some tensors, which its text leaves open or declares the same.
+
+    Raises:
+        ArgumentError: a name is that of no tensor that a call passes or returns, or its text declares another format.
+        CheckError: a sparse tensor is used in a way that only dense ones are.
+    """
+    for name, format in formats.items():
+        _check_override(function, name, format)
+    if not formats:
+        return function
+    tensors = tuple(replace(t, format=formats.get(t.name, t.format)) for t in function.tensors)
+    changed = replace(function, tensors=tensors)
+    check_sparse_accesses(changed)
+    return changed
+
+
+def _check_override(function: Function, name: str, format: Format) -> None:
+    known = {t.name: t for t in function.tensors if t.role is not Role.TEMPORARY}
+    if name not in known:
+        raise ArgumentError(
+            f"a format is given to '{name}', which is no tensor of '{function.name}'", expected=", ".join(known)
+        )
+    declared = known[name].format
+    if declared is not None and declared != format:
+        raise ArgumentError(
+            f"'{name}' of '{function.name}' is declared with another format", expected=str(declared), found=str(format)
+        )
+
+
+def check_sparse_accesses(function: Function) -> None:
+    """Check that sparse tensors have subscripts that iteration can follow, and are not in/out.
+
+    Raises:
+        CheckError: at the first place where one is not.
+    """
+    sparse = {t.name: t for t in function.tensors if t.is_sparse}
+    if not sparse:
+        return
+    for t in sparse.values():
+        if t.role is Role.INOUT:
+            raise CheckError(
+                f"'{t.name}' is both sparse and in/out",
+                source=function.source, span=t.span, expected="a dense in/out tensor, or a definition with = or +=!",
+            )  # fmt: skip
+    for s in function.statements:
+        _check_statement(function, s, sparse)
+
+
+def _check_statement(function: Function, s: Statement, sparse: Mapping[str, Symbol]) -> None:
+    reads = [e for root in (*s.subscripts, s.value, *s.exists) for e in walk(root) if isinstance(e, Access)]
+    for access in reads:
+        inside = [e for x in access.subscripts for e in walk(x) if isinstance(e, Access) and e.tensor in sparse]
+        if inside:
+            raise CheckError(
+                f"the sparse tensor '{inside[0].tensor}' cannot be a subscript",
+                source=function.source, span=access.span, suggestion="pass the indices as a dense tensor",
+            )  # fmt: skip
+        if access.tensor in sparse and not all(isinstance(x, Index | Const) for x in access.subscripts):
+            raise CheckError(
+                f"a subscript of the sparse tensor '{access.tensor}' is neither an index nor a number",
+                source=function.source, span=access.span, expected=f"{access.tensor}(i, ...) with bare indices",
+                suggestion="name the index on the left after the stored place: y(i-1) = a(i)",
+            )  # fmt: skip
+    if s.target in sparse and not all(isinstance(x, Index) for x in s.subscripts):
+        raise CheckError(
+            f"a subscript of the sparse result '{s.target}' is no index",
+            source=function.source, span=s.span, expected=f"{s.target}(i, ...) with bare indices",
+        )  # fmt: skip
+    if s.target in sparse and len(set(s.subscripts)) < len(s.subscripts):
+        raise CheckError(f"an index comes twice in the sparse result '{s.target}'", source=function.source, span=s.span)
