@@ -1,0 +1,123 @@
+"""What remains of an expression where sparse operands store nothing: an absent element is 0 and annihilates."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..dtypes import DType
+from ..math_functions import FUNCTIONS
+from ..tc_lang.bind import identity
+from ..tc_lang.function import Access, Binary, Call, Cast, Const, Expr, Select, Unary, map_operands, walk
+from ..tc_lang.numeric import combine, numpy_dtype, rounded
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """The right side of a statement: a value at the places where `exists` holds.
+
+    void: the constant that contributes nothing: the identity of the reduction, 0 for `=`; None where all contribute.
+    """
+
+    value: Expr
+    exists: tuple[Access, ...]
+    void: int | float | bool | None
+
+    @property
+    def uses(self) -> frozenset[Access]:
+        """The accesses that it reads, or that must exist."""
+        return frozenset((*self.exists, *reads(self.value)))
+
+    def occurrences(self, sparse: Collection[str]) -> tuple[Access, ...]:
+        """The accesses of sparse tensors, each once, in order of appearance."""
+        return tuple(dict.fromkeys(a for a in (*self.exists, *reads(self.value)) if a.tensor in sparse))
+
+    def without(self, absent: Collection[Access]) -> Term | None:
+        """The term where the accesses `absent` find nothing; None where it is void then."""
+        if any(a in absent for a in self.exists):
+            return None
+        value = simplify(self.value, absent)
+        if isinstance(value, Const) and value.value == self.void:
+            return None
+        return self if value is self.value else Term(value, self.exists, self.void)
+
+
+def term_of(value: Expr, exists: tuple[Access, ...], reduction: str | None, dtype: DType) -> Term:
+    """The term of a statement that stores `value` into a tensor of type `dtype`."""
+    return Term(value, exists, 0 if reduction is None else identity(reduction, dtype))
+
+
+def simplify(e: Expr, absent: Collection[Access]) -> Expr:
+    """`e` with 0 for the reads in `absent`, and with what follows from that."""
+    if isinstance(e, Access):
+        return Const(_zero(e.dtype), e.dtype) if e in absent else e
+    new = map_operands(e, lambda x: simplify(x, absent))
+    match new:
+        case Binary(op=op, left=left, right=right):
+            return _binary(new, op, left, right)
+        case Select(condition=Const(value=value), then=then, otherwise=otherwise):
+            return then if value else otherwise
+        case Unary(op=op, operand=Const(value=value)):
+            return Const(not value if op == "!" else _exact(-np.asarray(value, _numpy(new)), new.dtype), new.dtype)
+        case Cast(operand=Const(value=value)):
+            return Const(_exact(value, new.dtype), new.dtype)
+        case Call(function=name, arguments=arguments) if all(isinstance(a, Const) for a in arguments):
+            given = [np.asarray(a.value, _numpy(a)) for a in arguments if isinstance(a, Const)]
+            with np.errstate(all="ignore"):
+                return Const(_exact(FUNCTIONS[name].evaluate(*given), new.dtype), new.dtype)
+    return new
+
+
+def _binary(e: Binary, op: str, left: Expr, right: Expr) -> Expr:
+    """Annihilation, neutral elements and constants."""
+    if isinstance(left, Const) and isinstance(right, Const) and not (op in "/%" and not right.value):
+        return _fold(e, op, left, right)
+    if op in ("*", "/", "%") and is_zero(left):
+        return Const(_zero(e.dtype), e.dtype)
+    if op == "*" and is_zero(right):
+        return Const(_zero(e.dtype), e.dtype)
+    if op in ("+", "-") and is_zero(right):
+        return left
+    if op == "+" and is_zero(left):
+        return right
+    if op == "-" and is_zero(left):
+        return Unary("-", right, e.dtype)
+    if op in ("&&", "||"):
+        for one, other in ((left, right), (right, left)):
+            if isinstance(one, Const):
+                return other if bool(one.value) == (op == "&&") else one
+    return e
+
+
+def _fold(e: Binary, op: str, left: Const, right: Const) -> Const:
+    if op in ("&&", "||"):
+        both = (bool(left.value), bool(right.value))
+        return Const(all(both) if op == "&&" else any(both), e.dtype)
+    with np.errstate(all="ignore"):
+        found = combine(op, np.asarray(left.value, _numpy(left)), np.asarray(right.value, _numpy(right)))
+    return Const(_exact(found, e.dtype), e.dtype)
+
+
+def is_zero(e: Expr) -> bool:
+    return isinstance(e, Const) and e.value == 0
+
+
+def _zero(dtype: DType) -> int | float | bool:
+    return False if dtype.is_bool else 0.0 if dtype.is_float else 0
+
+
+def _numpy(e: Expr) -> np.dtype[np.generic]:
+    return numpy_dtype(e.dtype)
+
+
+def _exact(value: object, dtype: DType) -> int | float | bool:
+    """The Python number that a constant of `dtype` holds."""
+    number: int | float | bool = rounded(np.asarray(value), dtype).item()
+    return number
+
+
+def reads(e: Expr) -> Iterator[Access]:
+    """The accesses in `e`."""
+    return (x for x in walk(e) if isinstance(x, Access))

@@ -1,0 +1,179 @@
+"""The iteration graph of a statement: its loops, and the paths of its sparse operands through them (TACO, section 4).
+
+Every occurrence of a sparse tensor is a path through its levels. A level is reached from the one above, so its loop is
+inside that one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..errors import CannotLower
+from ..tc_lang.formats import Format, Level, LevelKind
+from ..tc_lang.formula import Value
+from ..tc_lang.function import Access, Const, Expr, Index, Statement, Symbol, walk
+from ..tc_lang.ranges import Bounds
+from .absent import Term, term_of
+from .problem import Problem, is_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One loop of a nest: an index of the statement, or the block or the place inside a block of one.
+
+    window: whether operands may store coordinates outside of `lower` to `upper`.
+    """
+
+    name: str
+    lower: Value
+    upper: Value
+    is_free: bool
+    window: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One level of a path: the loop that moves along it, or the coordinate at which it is entered."""
+
+    level: Level
+    loop: str | int
+    extent: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The levels of an occurrence, outermost first."""
+
+    access: Access
+    format: Format
+    steps: tuple[Step, ...]
+
+    @property
+    def iterated(self) -> tuple[Step, ...]:
+        """The levels that say which coordinates there are."""
+        return tuple(s for s in self.steps if not s.level.is_dense)
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """A statement as loops.
+
+    loops: by name, in the order of the statement's indices. paths: of sparse operands, by access.
+    blocks: the extent of the blocks into which an index is split, by index.
+    """
+
+    statement: Statement
+    term: Term
+    loops: Mapping[str, Loop]
+    paths: Mapping[Access, Path]
+    blocks: Mapping[str, int]
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """The loops over the indices of the target."""
+        return tuple(n for n, loop in self.loops.items() if loop.is_free)
+
+
+def build_nest(problem: Problem, number: int) -> Nest:
+    """The nest of the statement `number`.
+
+    Raises:
+        CannotLower: blocks of different extents meet at one index.
+    """
+    statement = problem.function.statements[number]
+    symbols = {t.name: t for t in problem.function.tensors}
+    target = symbols[statement.target]
+    term = term_of(statement.value, statement.exists, statement.reduction, target.dtype)
+    sparse = {n for n, t in symbols.items() if t.is_sparse and n != statement.target}
+    occurrences = term.occurrences(sparse)
+    blocks = _blocks(occurrences, symbols, statement)
+    free = {e.name for x in statement.subscripts for e in walk(x) if isinstance(e, Index)}
+    loops: dict[str, Loop] = {}
+    for name in statement.indices:
+        bounds = problem.ranges.statements[number][name]
+        window = not all(_covers(bounds, a, name, symbols, problem) for a in occurrences)
+        for loop in _split(name, bounds, blocks.get(name), window):
+            loops[loop[0]] = Loop(loop[0], loop[1], loop[2], name in free, window)
+    paths = {a: _path(a, symbols[a.tensor], blocks, problem) for a in occurrences}
+    term = term if paths else replace(term, void=None)
+    return Nest(statement, term, loops, paths, blocks)
+
+
+def _split(name: str, bounds: Bounds, block: int | None, window: bool) -> list[tuple[str, Value, Value]]:
+    if block is None:
+        return [(name, *bounds)]
+    if window:
+        raise CannotLower(f"the blocked index '{name}' has a range of its own")
+    return [(outer(name), 0, bounds[1] // block), (inner(name), 0, block)]
+
+
+def outer(name: str) -> str:
+    """The loop over the blocks of an index."""
+    return f"{name}.block"
+
+
+def inner(name: str) -> str:
+    """The loop inside a block of an index."""
+    return f"{name}.inside"
+
+
+def _blocks(accesses: tuple[Access, ...], symbols: Mapping[str, Symbol], statement: Statement) -> dict[str, int]:
+    found: dict[str, int] = {}
+    everything = [*accesses]
+    target = symbols[statement.target]
+    if target.is_sparse:
+        everything.append(Access(target.name, statement.subscripts, target.dtype))
+    for a in everything:
+        format = symbols[a.tensor].format
+        assert format is not None
+        for subscript, block in zip(a.subscripts, format.blocks, strict=False):
+            if not isinstance(subscript, Index):
+                raise CannotLower(f"the blocked tensor '{a.tensor}' has a constant subscript")
+            if found.setdefault(subscript.name, block) != block:
+                raise CannotLower(f"blocks of {found[subscript.name]} and of {block} meet at '{subscript.name}'")
+    return found
+
+
+def _covers(bounds: Bounds, a: Access, name: str, symbols: Mapping[str, Symbol], problem: Problem) -> bool:
+    """Whether the range of an index is the whole of the dimensions in which `a` has it."""
+    whole = problem.ranges.tensors[a.tensor]
+    return all(
+        is_whole(bounds, whole[d][1])
+        for d, e in enumerate(a.subscripts)
+        if isinstance(e, Index) and e.name == name
+    )  # fmt: skip
+
+
+def _path(a: Access, symbol: Symbol, blocks: Mapping[str, int], problem: Problem) -> Path:
+    format = symbol.format
+    assert format is not None
+    extents = [upper for _, upper in problem.ranges.tensors[a.tensor]]
+    loops: list[str | int] = [_loop_of(e) for e in a.subscripts]
+    if any(isinstance(n, str) and n in blocks for n in loops) or format.blocks:
+        return _blocked_path(a, format, loops, extents, blocks)
+    steps = (Step(level, loops[d], extents[d]) for level, d in zip(format.levels, format.order, strict=True))
+    return Path(a, format, tuple(steps))
+
+
+def _loop_of(e: Expr) -> str | int:
+    if isinstance(e, Const):
+        return int(e.value)
+    assert isinstance(e, Index)
+    return e.name
+
+
+def _blocked_path(
+    a: Access, format: Format, loops: list[str | int], extents: list[Value], blocks: Mapping[str, int]
+) -> Path:
+    if not format.blocks:
+        raise CannotLower(f"'{a.tensor}' has no blocks, and meets one that has")
+    names = [n for n in loops if isinstance(n, str)]
+    split: list[str | int] = [*map(outer, names), *map(inner, names)]
+    sizes: list[Value] = [*(n // b for n, b in zip(extents, format.blocks, strict=True)), *format.blocks]
+    steps = (Step(level, split[d], sizes[d]) for level, d in zip(format.levels, format.order, strict=True))
+    return Path(a, format, tuple(steps))
+
+
+def is_compressed(step: Step) -> bool:
+    return step.level.kind is LevelKind.COMPRESSED

@@ -1,0 +1,56 @@
+"""Merge lattices: which operands are present at an index, and what is computed where they are (TACO, section 5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from ..errors import CannotLower
+from ..tc_lang.function import Access
+from .absent import Term
+
+MAX_ITERATORS = 8
+"""Beyond so many operands at one index, its lattice has too many points to print."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A case of an index: `term` is computed where the operands of `present` store something, and no others do."""
+
+    present: frozenset[Access]
+    term: Term
+
+
+@dataclass(frozen=True, slots=True)
+class Lattice:
+    """The points of an index that are not void, those with more operands first. default: where no operand is."""
+
+    points: tuple[Point, ...]
+    default: Term | None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether something is computed at every coordinate."""
+        return self.default is not None
+
+    def below(self, point: Point) -> tuple[Point, ...]:
+        """The points that the coordinates of `point` may turn out to be, itself first."""
+        return tuple(p for p in self.points if p.present <= point.present)
+
+
+def build_lattice(term: Term, iterators: Sequence[Access]) -> Lattice:
+    """The lattice of `term` over the operands `iterators`, which store some coordinates of the index.
+
+    Raises:
+        CannotLower: there are too many of them.
+    """
+    if len(iterators) > MAX_ITERATORS:
+        raise CannotLower(f"{len(iterators)} sparse operands meet at one index, more than {MAX_ITERATORS}")
+    points: dict[frozenset[Access], Point] = {}
+    for count in range(len(iterators), 0, -1):
+        for chosen in combinations(iterators, count):
+            left = term.without([a for a in iterators if a not in chosen])
+            if left is not None and (needed := left.uses & frozenset(chosen)):
+                points.setdefault(needed, Point(needed, left))
+    return Lattice(tuple(sorted(points.values(), key=lambda p: -len(p.present))), term.without(iterators))

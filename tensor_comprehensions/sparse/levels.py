@@ -1,0 +1,129 @@
+"""Where an occurrence of a sparse tensor stands in its tree, and how it goes on from there (one row per level kind)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..dtypes import INT64
+from ..errors import InternalError
+from ..loop_ir import build
+from ..loop_ir.names import Names
+from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, Stmt, Store, While
+from ..tc_lang.formats import LevelKind
+from .graph import Step
+from .problem import Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The positions that an occurrence has reached.
+
+    depth: how many levels. low: the position; with `high`, all positions from `low` to before `high`, which repeat one
+    coordinate. below: extent and coordinate of the dense levels under such a run.
+    """
+
+    low: Expr
+    high: Expr | None = None
+    depth: int = 0
+    below: tuple[tuple[Expr, Expr], ...] = ()
+
+
+ROOT = Place(build.const(0))
+
+
+def locate(place: Place, extent: Expr, coordinate: Expr) -> Place:
+    """The place of a coordinate of a dense level."""
+    if place.high is not None:
+        return replace(place, depth=place.depth + 1, below=(*place.below, (extent, coordinate)))
+    position = build.add(build.mul(place.low, extent), coordinate)
+    return Place(position, None, place.depth + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """An iterator over the coordinates below a place: positions from `start` to before `stop`."""
+
+    crd: Buffer
+    start: Expr
+    stop: Expr
+    depth: int
+    is_unique: bool
+
+    def coordinate(self, position: Expr, mask: Expr | None = None) -> Expr:
+        """The coordinate at a position, as int64; touched only where the mask holds."""
+        return build.cast(build.load(self.crd, position, mask=mask), INT64)
+
+    def at(self, position: Expr, stop: Expr | None = None) -> Place:
+        """The place of one position, or of a run of them."""
+        return Place(position, stop, self.depth + 1)
+
+
+def cursor(operand: Operand, step: Step, place: Place) -> Cursor:
+    """The iterator over the children of a place on a level that is not dense."""
+    crd, depth = operand.crd[place.depth], place.depth
+    assert crd is not None
+    unique = step.level.unique
+    match step.level.kind:
+        case LevelKind.COMPRESSED:
+            pos = operand.pos[depth]
+            assert pos is not None
+            if place.high is not None:
+                raise InternalError(f"{operand.name} has a compressed level below repeated coordinates")
+            bounds = (build.load(pos, place.low), build.load(pos, build.add(place.low, 1)))
+            start, stop = (build.cast(b, INT64) for b in bounds)
+            return Cursor(crd, start, stop, depth, unique)
+        case LevelKind.SINGLETON:
+            return Cursor(crd, place.low, place.high or build.add(place.low, 1), depth, unique)
+    raise InternalError(f"a {step.level.kind.value} level is not iterated")
+
+
+def first_not_below(c: Cursor, bound: Expr, names: Names, then: Callable[[Expr], Stmt]) -> Stmt:
+    """`then` of the first position whose coordinate is at least `bound`, found by halving."""
+    low, high = (build.register(names.fresh(f"{c.crd.name}.{end}")) for end in ("low", "high"))
+    middle = names.fresh(f"{c.crd.name}.middle")
+    at = build.var(middle)
+    step = Let(
+        middle,
+        build.div(build.add(Load(low, ()), Load(high, ())), 2),
+        If(
+            build.lt(c.coordinate(at), bound),
+            Store(low, (), build.add(at, 1)),
+            Store(high, (), at),
+        ),
+    )
+    search = While(build.lt(Load(low, ()), Load(high, ())), step)
+    found = names.fresh(f"{c.crd.name}.found")
+    start: list[Stmt] = [Store(low, (), c.start), Store(high, (), c.stop), search]
+    return Allocate((low, high), build.block(*start, Let(found, Load(low, ()), then(build.var(found)))))
+
+
+def run_end(c: Cursor, position: Expr, stop: Expr, value: Expr, names: Names, then: Callable[[Expr], Stmt]) -> Stmt:
+    """`then` of the end of the run of coordinates equal to `value` that begins at `position`."""
+    if c.is_unique:
+        return then(build.add(position, 1))
+    end = build.register(names.fresh(f"{c.crd.name}.end"))
+    live = build.lt(Load(end, ()), stop)
+    same = build.both(live, build.eq(c.coordinate(Load(end, ()), live), value))
+    assert same is not None
+    grow = While(same, Store(end, (), build.const(1), "+"))
+    found = names.fresh(f"{c.crd.name}.stop")
+    first = Store(end, (), build.add(position, 1))
+    return Allocate((end,), build.block(first, grow, Let(found, Load(end, ()), then(build.var(found)))))
+
+
+def sum_run(place: Place, values: Buffer, total: Buffer, names: Names) -> Stmt:
+    """Add up in `total` what a run of positions stores at one place."""
+    name = names.fresh(f"{values.name}.p")
+    element = build.cast(build.load(values, flat(build.var(name), place)), total.type.dtype)
+    assert place.high is not None
+    zero = build.const(0, total.type.dtype)
+    op = "or" if total.type.dtype.is_bool else "+"
+    return build.block(Store(total, (), zero), Loop(name, place.low, place.high, Store(total, (), element, op)))
+
+
+def flat(position: Expr, place: Place) -> Expr:
+    """The index among the values of a position above the dense levels of `place`."""
+    for extent, coordinate in place.below:
+        position = build.add(build.mul(position, extent), coordinate)
+    return position

@@ -1,0 +1,147 @@
+"""All that a sparse kernel depends on: a def with formats, the types of indices, and the few sizes that are fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..dtypes import INT64, DType
+from ..loop_ir import build
+from ..loop_ir.nodes import Buffer, Expr, Type
+from ..tc_lang.formats import Format, LevelKind
+from ..tc_lang.formula import Applied, Formula, Name, Value
+from ..tc_lang.function import Function, Role
+from ..tc_lang.ranges import Ranges, symbolic_ranges
+
+MAX_FIXED = 512
+"""Extents up to this of indices that no sparse tensor has are part of the kernel: they decide its register tiles."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A def to lower.
+
+    Attributes:
+        function: with a format for every tensor that is not dense.
+        index_types: of the coordinates of each sparse tensor, by name.
+        fixed: the sizes that the kernel is for, by name.
+        stored_as: the temporaries and results that have the stored places of an operand, with that operand's name.
+    """
+
+    function: Function
+    index_types: tuple[tuple[str, DType], ...]
+    fixed: tuple[tuple[str, int], ...] = ()
+
+    @cached_property
+    def ranges(self) -> Ranges:
+        return symbolic_ranges(self.function)
+
+    @cached_property
+    def sizes(self) -> tuple[str, ...]:
+        """What the argument `sizes` holds, in order: the sizes of the def that are not fixed, its integer scalars."""
+        fixed = dict(self.fixed)
+        return tuple(n for n in (*self.function.sizes, *self.function.scalars) if n not in fixed)
+
+    def index_type(self, tensor: str) -> DType:
+        return dict(self.index_types)[tensor]
+
+
+def fixed_sizes(function: Function, sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """The sizes that decide register tiles: short ones of dimensions that only dense tensors have."""
+    sparse = {str(e) for t in function.tensors if t.is_sparse for e in _names(t.extents)}
+    blocked = {n for t in function.tensors if t.is_sparse for n in _names(t.extents)}
+    return tuple((n, v) for n, v in sizes.items() if n not in sparse | blocked and v <= MAX_FIXED)
+
+
+def _names(extents: object) -> Iterator[str]:
+    for e in extents or ():  # type: ignore[attr-defined]
+        if name := getattr(e, "name", None):
+            yield name
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """The arrays of one tensor: its values, and the pos and crd of its levels that are not dense."""
+
+    name: str
+    format: Format | None
+    role: Role
+    values: Buffer
+    pos: tuple[Buffer | None, ...] = ()
+    crd: tuple[Buffer | None, ...] = ()
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """In the order of the arguments of the kernel."""
+        levels = (b for pair in zip(self.pos, self.crd, strict=True) for b in pair if b is not None)
+        return (*levels, self.values)
+
+
+def operand_of(name: str, dtype: DType, role: Role, format: Format | None, index: DType | None) -> Operand:
+    """The buffers that hold a tensor, each of one dimension that is as long as the run says."""
+    values = build.dynamic(name, dtype)
+    if format is None or format.is_dense or index is None:
+        return Operand(name, format, role, values)
+    pos, crd = [], []
+    for n, level in enumerate(format.levels):
+        pos.append(build.dynamic(f"{name}.pos{n}", index) if level.kind is LevelKind.COMPRESSED else None)
+        crd.append(None if level.is_dense else build.dynamic(f"{name}.crd{n}", index))
+    return Operand(name, format, role, values, tuple(pos), tuple(crd))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of a problem as expressions: constants where they are fixed, else variables bound around a kernel."""
+
+    buffer: Buffer
+    names: tuple[str, ...]
+    fixed: Mapping[str, int]
+    derived: Mapping[str, Value]
+
+    @staticmethod
+    def of(problem: Problem) -> Sizes:
+        buffer = Buffer("sizes", Type(INT64), (max(1, len(problem.sizes)),), (1,))
+        return Sizes(buffer, problem.sizes, dict(problem.fixed), problem.ranges.sizes)
+
+    def value(self, x: Value) -> Expr:
+        """A number or a formula as an int64 expression."""
+        if isinstance(x, int):
+            return build.const(x)
+        total: Expr = build.const(0)
+        for monomial, coefficient in x.terms:
+            product: Expr = build.const(coefficient)
+            for atom in monomial:
+                product = build.mul(product, self._atom(atom))
+            total = build.add(total, product)
+        return total
+
+    def name(self, name: str) -> Expr:
+        """A size or an integer scalar, or the extent `t.d` of a tensor."""
+        if name in self.fixed:
+            return build.const(self.fixed[name])
+        return build.var(_variable(name)) if name in self.names else self.value(self.derived[name])
+
+    def bound(self) -> Iterator[tuple[str, Expr]]:
+        """The variables, with what a kernel loads them from."""
+        for n, name in enumerate(self.names):
+            yield _variable(name), build.load(self.buffer, n)
+
+    def _atom(self, atom: Name | Applied) -> Expr:
+        match atom:
+            case Name(name=name):
+                return self.name(name)
+            case Applied(op=op, left=left, right=right):
+                names = {"/": "div", "%": "mod"}
+                return build.binary(names.get(op, op), self.value(left), self.value(right))
+
+
+def _variable(name: str) -> str:
+    return f"size.{name}"
+
+
+def is_whole(bounds: tuple[Value, Value], extent: Value) -> bool:
+    """Whether bounds are those of a whole dimension."""
+    lower, upper = bounds
+    difference = Formula(()) + upper - extent
+    return lower == 0 and difference.value == 0

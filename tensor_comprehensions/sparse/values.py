@@ -1,0 +1,83 @@
+"""Expressions of the language as expressions of the loop program, where sizes are known when the kernel runs only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ..dtypes import INT64
+from ..errors import InternalError
+from ..loop_ir import build
+from ..loop_ir import nodes as ir
+from ..loop_ir.nodes import Type
+from ..tc_lang import function as tc
+from ..translate import OPERATORS, widens
+from .problem import Sizes
+
+Read = Callable[[tc.Access, tuple[ir.Expr, ...], ir.Expr | None], ir.Expr]
+"""The element that an access reads at its subscripts, touched only where the mask holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Translator:
+    """What names mean at a place of the program.
+
+    indices: int64 values. guard: the condition under which what is translated is evaluated.
+    """
+
+    indices: Mapping[str, ir.Expr]
+    sizes: Sizes
+    read: Read
+    guard: ir.Expr | None = None
+
+    def under(self, condition: ir.Expr) -> Translator:
+        return replace(self, guard=build.both(self.guard, condition))
+
+    def value(self, e: tc.Expr) -> ir.Expr:
+        """The value of `e`, of type `e.dtype`."""
+        match e:
+            case tc.Const(value, dtype):
+                return ir.Const(value, Type(dtype))
+            case tc.Size(name, dtype):
+                return build.cast(self.sizes.name(name), dtype)
+            case tc.Index(name, dtype):
+                return build.cast(self.indices[name], dtype)
+            case tc.Access(subscripts=subscripts):
+                return self.read(e, tuple(self.subscript(s) for s in subscripts), self.guard)
+            case tc.Unary(op, operand):
+                return ir.Unary("neg" if op == "-" else "not", self.value(operand))
+            case tc.Binary(op, left, right):
+                return build.binary(OPERATORS[op], self.value(left), self._right(op, left).value(right))
+            case tc.Select(condition, then, otherwise):
+                c = self.value(condition)
+                negated = build.logical_not(c)
+                return ir.Select(c, self.under(c).value(then), self.under(negated).value(otherwise))
+            case tc.Cast(operand, dtype):
+                return build.cast(self.value(operand), dtype)
+            case tc.Call(function, arguments):
+                return ir.Call(function, tuple(self.value(a) for a in arguments))
+        raise InternalError(f"not an expression: {e!r}")
+
+    def subscript(self, e: tc.Expr) -> ir.Expr:
+        """The integer `e` in int64: exact where its own type would have wrapped."""
+        match e:
+            case tc.Const(value):
+                return build.const(int(value))
+            case tc.Index(name):
+                return self.indices[name]
+            case tc.Size(name):
+                return self.sizes.name(name)
+            case tc.Unary("-", operand):
+                return build.sub(0, self.subscript(operand))
+            case tc.Binary("+" | "-" | "*" | "/" | "%" | "min" | "max" as op, left, right):
+                return build.binary(OPERATORS[op], self.subscript(left), self.subscript(right))
+            case tc.Cast(operand, dtype) if widens(operand.dtype, dtype):
+                return self.subscript(operand)
+            case _:
+                return build.cast(self.value(e), INT64)
+
+    def _right(self, op: str, left: tc.Expr) -> Translator:
+        if op not in ("&&", "||"):
+            return self
+        condition = self.value(left)
+        return self.under(condition if op == "&&" else build.logical_not(condition))

@@ -1,0 +1,327 @@
+"""The loops of a nest: what the operands store is walked index by index, and operands that meet are merged
+(TACO, section 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..loop_ir import build
+from ..loop_ir.names import Names
+from ..loop_ir.nodes import Allocate, Expr, Let, Load, Loop, LoopKind, Stmt, Store, While
+from ..loop_ir.rewrite import walk_expr
+from ..tc_lang.function import Access
+from .absent import Term
+from .graph import Nest, Step, inner, outer
+from .lattice import Lattice, Point, build_lattice
+from .levels import ROOT, Cursor, Place, cursor, first_not_below, locate, run_end
+from .problem import Operand, Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is known inside the loops so far.
+
+    term: what is left to compute. places: where the occurrences stand. indices: the values of loops and of indices.
+    """
+
+    term: Term
+    places: Mapping[Access, Place]
+    indices: Mapping[str, Expr] = field(default_factory=dict)
+
+
+Body = Callable[[State], Stmt]
+
+
+@dataclass(frozen=True, slots=True)
+class Walker:
+    """Prints the loops of one nest.
+
+    leaf: what is done for each instance that is not void. around: what is put around the loop of a depth.
+    lanes: of vectors along the innermost loop, and how many side by side.
+    """
+
+    nest: Nest
+    order: tuple[str, ...]
+    operands: Mapping[str, Operand]
+    sizes: Sizes
+    names: Names
+    leaf: Body
+    around: Callable[[int, State, Body], Stmt]
+    lanes: tuple[int, int] = (1, 1)
+
+    def nest_loops(self) -> Stmt:
+        """All loops, from the outermost one on."""
+        state = State(self.nest.term, dict.fromkeys(self.nest.paths, ROOT))
+        return self._enter(state, None, lambda s: self.loops(0, s))
+
+    def loops(self, depth: int, state: State) -> Stmt:
+        """The loops from a depth of the order on."""
+        if depth == len(self.order):
+            return self.leaf(state)
+        return self.around(depth, state, lambda s: self._loop(depth, s))
+
+    # --- one loop ------------------------------------------------------------------------------------------------
+
+    def _loop(self, depth: int, state: State) -> Stmt:
+        name = self.order[depth]
+        iterators = [a for a in self._live(state.term) if self._iterates(a, state, name)]
+        lattice = build_lattice(state.term, iterators)
+        if not lattice.points:
+            return self.dense(depth, state, lattice.default) if lattice.default is not None else build.NOTHING
+
+        def inside(cursors: Mapping[Access, Cursor]) -> Stmt:
+            if lattice.default is not None:
+                return self._scan(depth, state, lattice, lattice.default, cursors)
+            (*others, last) = lattice.points
+            if not others and len(last.present) == 1:
+                return self._follow(depth, state, last, cursors)
+            return self._merge(depth, state, lattice, cursors)
+
+        return self._cursors(iterators, state, name, {}, inside)
+
+    def _live(self, term: Term) -> list[Access]:
+        uses = term.uses
+        return [a for a in self.nest.paths if a in uses]
+
+    def _step(self, a: Access, place: Place) -> Step | None:
+        steps = self.nest.paths[a].steps
+        return steps[place.depth] if place.depth < len(steps) else None
+
+    def _iterates(self, a: Access, state: State, name: str) -> bool:
+        step = self._step(a, state.places[a])
+        return step is not None and step.loop == name and not step.level.is_dense
+
+    def bounds(self, name: str) -> tuple[Expr, Expr]:
+        """The range of a loop."""
+        loop = self.nest.loops[name]
+        return self.sizes.value(loop.lower), self.sizes.value(loop.upper)
+
+    def dense(self, depth: int, state: State, term: Term, bounds: tuple[Expr, Expr] | None = None) -> Stmt:
+        """A loop over all coordinates."""
+        name = self.names.fresh(self.order[depth])
+        body = self._child(depth, replace(state, term=term), build.var(name), {})
+        start, stop = self.bounds(self.order[depth]) if bounds is None else bounds
+        if depth + 1 == len(self.order) and self.lanes[0] > 1:
+            return Loop(name, start, stop, body, LoopKind.VECTOR, factor=self.lanes)
+        return Loop(name, start, stop, body)
+
+    # --- iterators -----------------------------------------------------------------------------------------------
+
+    def _cursors(
+        self,
+        iterators: Sequence[Access],
+        state: State,
+        name: str,
+        found: dict[Access, Cursor],
+        then: Callable[[Mapping[Access, Cursor]], Stmt],
+    ) -> Stmt:
+        """`then` with a cursor for each iterator, cut to the range of the loop where that is no whole dimension."""
+        if len(found) == len(iterators):
+            return then(found)
+        a = iterators[len(found)]
+        step = self._step(a, state.places[a])
+        assert step is not None
+        plain = cursor(self.operands[a.tensor], step, state.places[a])
+
+        def with_bounds(start: Expr, stop: Expr) -> Stmt:
+            c = replace(plain, start=start, stop=stop)
+            return self._cursors(iterators, state, name, {**found, a: c}, then)
+
+        loop = self.nest.loops[name]
+        if loop.window:
+            lower, upper = self.bounds(name)
+            return first_not_below(
+                plain, lower, self.names,
+                lambda start: first_not_below(
+                    replace(plain, start=start), upper, self.names, lambda stop: with_bounds(start, stop)
+                ),
+            )  # fmt: skip
+        return self._named(plain.start, lambda start: self._named(plain.stop, lambda stop: with_bounds(start, stop)))
+
+    def _named(self, value: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
+        """`then` of a value that is computed once."""
+        if not any(isinstance(x, Load) for x in walk_expr(value)):
+            return then(value)
+        name = self.names.fresh("at")
+        return Let(name, value, then(build.var(name)))
+
+    def _follow(self, depth: int, state: State, point: Point, cursors: Mapping[Access, Cursor]) -> Stmt:
+        """A loop over what one operand stores."""
+        (a,) = point.present
+        c = cursors[a]
+        if not c.is_unique and not self._is_alone(a, depth):
+            return self._merge(depth, state, Lattice((point,), None), cursors)
+        name, coordinate = self.names.fresh(f"{a.tensor}.p"), self.names.fresh(self.order[depth])
+        position = build.var(name)
+        body = self._child(depth, replace(state, term=point.term), build.var(coordinate), {a: c.at(position)})
+        body = Let(coordinate, c.coordinate(position), body)
+        if c.stop == build.add(c.start, 1):
+            return Let(name, c.start, body)
+        return Loop(name, c.start, c.stop, body)
+
+    def _is_alone(self, a: Access, depth: int) -> bool:
+        """Whether the elements below repeated coordinates of `a` may be walked one by one.
+
+        Not where another operand has to be merged with them further inside, nor where they are stored several times.
+        """
+        inside = set(self.order[depth + 1 :])
+        others = (s.loop for b, p in self.nest.paths.items() if b != a for s in p.iterated)
+        own = {s.loop for s in self.nest.paths[a].steps}
+        return self.nest.paths[a].format.is_unique and not any(n in inside and n in own for n in others)
+
+    def _merge(self, depth: int, state: State, lattice: Lattice, cursors: Mapping[Access, Cursor]) -> Stmt:
+        """A `While` per point: as long as its operands all have coordinates, the least of these is next."""
+        cells = {a: build.register(self.names.fresh(f"{a.tensor}.at")) for a in cursors}
+        parts: list[Stmt] = [Store(cells[a], (), c.start) for a, c in cursors.items()]
+        for point in lattice.points:
+            live = [build.lt(Load(cells[a], ()), cursors[a].stop) for a in _ordered(point, cursors)]
+            condition = _all(live)
+            parts.append(While(condition, self._merge_step(depth, state, lattice, point, cursors, cells)))
+        return Allocate(tuple(cells.values()), build.block(*parts))
+
+    def _merge_step(self, depth, state, lattice, point, cursors, cells) -> Stmt:  # type: ignore[no-untyped-def]
+        here = _ordered(point, cursors)
+        names = {a: self.names.fresh(f"{a.tensor}.crd") for a in here}
+        value = self.names.fresh(self.order[depth])
+        least: Expr = build.var(names[here[0]])
+        for a in here[1:]:
+            least = build.minimum(least, build.var(names[a]))
+        at = {a: build.eq(build.var(names[a]), build.var(value)) for a in here}
+
+        def ends(rest: Sequence[Access], stops: dict[Access, Expr]) -> Stmt:
+            if rest:
+                a, c = rest[0], cursors[rest[0]]
+                position = Load(cells[a], ())
+                return run_end(
+                    c, position, c.stop, build.var(names[a]), self.names, lambda e: ends(rest[1:], {**stops, a: e})
+                )
+            return self._cases(depth, state, lattice.below(point), build.var(value), at, cells, cursors, stops)
+
+        body: Stmt = Let(value, least, ends(here, {}))
+        for a in reversed(here):
+            body = Let(names[a], cursors[a].coordinate(Load(cells[a], ())), body)
+        return body
+
+    def _cases(self, depth, state, points, value, at, cells, cursors, stops) -> Stmt:  # type: ignore[no-untyped-def]
+        """The first of `points` whose operands are all at the coordinate; then these move on."""
+        chain: Stmt | None = None
+        for p in reversed(points):
+            present = {
+                a: cursors[a].at(Load(cells[a], ()), None if cursors[a].is_unique else stops[a]) for a in p.present
+            }
+            held = {a: self.names.fresh(f"{a.tensor}.p") for a in present}
+            places = {a: replace(x, low=build.var(held[a])) for a, x in present.items()}
+            child = self._child(depth, replace(state, term=p.term), value, places)
+            for a, n in held.items():
+                child = Let(n, Load(cells[a], ()), child)
+            condition = _all([at[a] for a in p.present if a in at])
+            needs_test = chain is not None or p.present != frozenset(at) or len(at) > 1
+            chain = build.when(condition, child, chain) if needs_test else child
+        moves = [self._advance(cells[a], at[a], stops[a]) for a in at]
+        return build.block(*([chain] if chain is not None else []), *moves)
+
+    @staticmethod
+    def _advance(cell, here: Expr, stop: Expr) -> Stmt:  # type: ignore[no-untyped-def]
+        return Store(cell, (), build.select(here, stop, Load(cell, ())))
+
+    def _scan(
+        self, depth: int, state: State, lattice: Lattice, default: Term, cursors: Mapping[Access, Cursor]
+    ) -> Stmt:
+        """A loop over all coordinates that the operands accompany."""
+        cells = {a: build.register(self.names.fresh(f"{a.tensor}.at")) for a in cursors}
+        name = self.names.fresh(self.order[depth])
+        value = build.var(name)
+        at: dict[Access, Expr] = {}
+        bound: list[tuple[str, Expr]] = []
+        for a, c in cursors.items():
+            here, position = self.names.fresh(f"{a.tensor}.here"), Load(cells[a], ())
+            live = build.lt(position, c.stop)
+            test = build.both(live, build.eq(c.coordinate(position, live), value))
+            assert test is not None
+            bound.append((here, test))
+            at[a] = build.var(here, test.type.dtype)
+
+        def ends(rest: Sequence[Access], stops: dict[Access, Expr]) -> Stmt:
+            if rest:
+                a, c = rest[0], cursors[rest[0]]
+                position = Load(cells[a], ())
+                return run_end(c, position, c.stop, value, self.names, lambda e: ends(rest[1:], {**stops, a: e}))
+            plain = self._child(depth, replace(state, term=default), value, {})
+            chain: Stmt = plain
+            for p in reversed(lattice.points):
+                held = {a: self.names.fresh(f"{a.tensor}.p") for a in p.present}
+                places = {
+                    a: cursors[a].at(build.var(n), None if cursors[a].is_unique else stops[a]) for a, n in held.items()
+                }
+                child = self._child(depth, replace(state, term=p.term), value, places)
+                for a, n in held.items():
+                    child = Let(n, Load(cells[a], ()), child)
+                chain = build.when(_all([at[a] for a in p.present]), child, chain)
+            moves = [self._advance(cells[a], at[a], stops[a]) for a in at]
+            return build.block(chain, *moves)
+
+        body = ends(list(cursors), {})
+        for here, test in reversed(bound):
+            body = Let(here, test, body)
+        start, stop = self.bounds(self.order[depth])
+        first = [Store(cells[a], (), c.start) for a, c in cursors.items()]
+        return Allocate(tuple(cells.values()), build.block(*first, Loop(name, start, stop, body)))
+
+    # --- inside a loop -------------------------------------------------------------------------------------------
+
+    def _child(self, depth: int, state: State, value: Expr, places: Mapping[Access, Place]) -> Stmt:
+        """What is inside the loop at `depth` at the coordinate `value`, where the iterators stand at `places`."""
+        name = self.order[depth]
+        indices = {**state.indices, name: value}
+        for index, block in self.nest.blocks.items():
+            if name in (outer(index), inner(index)) and outer(index) in indices and inner(index) in indices:
+                indices[index] = build.add(build.mul(indices[outer(index)], block), indices[inner(index)])
+        inside = State(state.term, {**state.places, **places}, indices)
+        return self._enter(inside, name, lambda s: self.loops(depth + 1, s))
+
+    def _enter(self, state: State, name: str | None, then: Body) -> Stmt:
+        """`then` where all occurrences have gone through the levels whose coordinate is known by now."""
+        for a in self._live(state.term):
+            place = state.places[a]
+            step = self._step(a, place)
+            if step is None or not (isinstance(step.loop, int) or step.loop in state.indices):
+                continue
+            value = build.const(step.loop) if isinstance(step.loop, int) else state.indices[step.loop]
+            if step.level.is_dense:
+                moved = locate(place, self.sizes.value(step.extent), value)
+                return self._enter(replace(state, places={**state.places, a: moved}), name, then)
+            return self._search(a, step, value, state, name, then)
+        return then(state)
+
+    def _search(self, a: Access, step: Step, value: Expr, state: State, name: str | None, then: Body) -> Stmt:
+        """`then` with `a` at the stored coordinate `value`, or without it where there is none."""
+        c = cursor(self.operands[a.tensor], step, state.places[a])
+        without = state.term.without([a])
+
+        def found(position: Expr) -> Stmt:
+            live = build.lt(position, c.stop)
+            here = build.both(live, build.eq(c.coordinate(position, live), value))
+            assert here is not None
+
+            def enter(end: Expr) -> Stmt:
+                place = c.at(position, None if c.is_unique else end)
+                return self._enter(replace(state, places={**state.places, a: place}), name, then)
+
+            there = run_end(c, position, c.stop, value, self.names, enter)
+            otherwise = None if without is None else self._enter(replace(state, term=without), name, then)
+            return build.when(here, there, otherwise)
+
+        return first_not_below(c, value, self.names, found)
+
+
+def _ordered(point: Point, cursors: Mapping[Access, Cursor]) -> list[Access]:
+    return [a for a in cursors if a in point.present]
+
+
+def _all(conditions: Sequence[Expr]) -> Expr:
+    total: Expr | None = None
+    for c in conditions:
+        total = build.both(total, c)
+    return build.TRUE if total is None else total
