@@ -19,6 +19,9 @@ from .later import load
 if TYPE_CHECKING:
     from .api import Library, Op, define
     from .caller import Kernel
+    from .calling.sparse.files import read_tensor, write_tensor
+    from .calling.sparse.interop import as_sparse
+    from .calling.sparse.tensor import SparseTensor
     from .definitions import from_expression, op
     from .einstein import einsum
     from .module import Module
@@ -39,12 +42,16 @@ __all__ = [
     "Op",
     "ParseError",
     "RangeError",
+    "SparseTensor",
     "TCError",
     "Target",
+    "as_sparse",
     "define",
     "einsum",
     "from_expression",
     "op",
+    "read_tensor",
+    "write_tensor",
 ]
 
 _HOMES = {
@@ -56,6 +63,10 @@ _HOMES = {
     "einsum": "einstein",
     "from_expression": "definitions",
     "op": "definitions",
+    "SparseTensor": "calling.sparse.tensor",
+    "as_sparse": "calling.sparse.interop",
+    "read_tensor": "calling.sparse.files",
+    "write_tensor": "calling.sparse.files",
     "CpuOptions": "options",
     "Target": "target",
 }

@@ -39,6 +39,7 @@ from .options import CpuOptions, MappingOptions
 from .runtime.host import host
 from .structured.strategy import frozen
 from .target import GpuTarget, Target
+from .tc_lang.formats import Format
 from .tc_lang.function import BoundFunction, Function
 from .tc_lang.notes import notes
 from .torch_ext.autograd import Gradients, PythonGradient
@@ -58,6 +59,7 @@ def define(
     backward: Mapping[str, str | PythonGradient] | None = None,
     *,
     options: CpuOptions | Literal["tuned"] | None = None,
+    formats: Mapping[str, str] | None = None,
 ) -> Library:
     """Check a TC program and give its defs as operators.
 
@@ -70,6 +72,7 @@ def define(
             one of the outputs and one of their gradients, and gives a gradient or None for each of the first.
         options: how to lower, instead of the choice made from the sizes. "tuned": as a search found for these sizes
             or else for the nearest ones; the cache tells. Nothing is searched then, unless TC_TUNE=auto.
+        formats: how tensors of the defs are stored, by name, such as {"A": "csr"}, where the text does not say it.
     """
     functions = programs.functions(source)
     for note in notes(source, functions):
@@ -79,7 +82,7 @@ def define(
             f"backward is {article(type(backward).__name__)}",
             expected='gradients by the names of defs, such as {"f": "def f_backward(...) -> (...) {...}"}',
         )
-    return Library(functions, {} if backward is None else backward, options)
+    return Library(functions, {} if backward is None else backward, options, _formats_by_def(functions, formats))
 
 
 class UnknownDef(ArgumentError, AttributeError):
@@ -94,8 +97,10 @@ class Library:
         functions: Sequence[Function],
         backward: Mapping[str, str | PythonGradient],
         options: CpuOptions | Literal["tuned"] | None = None,
+        formats: Mapping[str, Mapping[str, Format]] | None = None,
     ) -> None:
-        self.__ops = {f.name: Op(f, backward.get(f.name), options) for f in functions}
+        stored = formats or {}
+        self.__ops = {f.name: Op(f, backward.get(f.name), options, stored.get(f.name)) for f in functions}
         for name in backward:
             self[name]
         self.__dict__.update(self.__ops)
@@ -153,10 +158,11 @@ class Op(Caller):
         function: Function,
         backward: str | PythonGradient | None = None,
         options: CpuOptions | Literal["tuned"] | None = None,
+        formats: Mapping[str, Format] | None = None,
     ) -> None:
         if isinstance(options, str) and options != "tuned":
             raise ArgumentError(f"options is {options!r}", expected='CpuOptions(...) or "tuned"')
-        kernels = Kernels(function, _choose_tuned if options == "tuned" else None)
+        kernels = Kernels(function, _choose_tuned if options == "tuned" else None, formats)
         machine = Machine(CpuOptions() if options is None or options == "tuned" else options, host())
         check_machine(machine.options, machine.target)
         super().__init__(kernels, machine, Gradients(function, backward, Op, keep=options is None))
@@ -171,7 +177,8 @@ class Op(Caller):
 
     def __reduce__(self) -> tuple[Callable[..., Op], tuple[Any, ...]]:
         """An operator is copied and pickled as its text; its kernels are made again where it arrives."""
-        return _defined, (self.function.source, self.function.name, self._gradients.given, self._asked)
+        stored = {name: str(format) for name, format in self._kernels.formats.items()}
+        return _defined, (self.function.source, self.function.name, self._gradients.given, self._asked, stored)
 
     @property
     def overload(self) -> Overload:
@@ -390,8 +397,23 @@ def _defined(
     name: str,
     backward: str | PythonGradient | None = None,
     options: CpuOptions | Literal["tuned"] | None = None,
+    formats: Mapping[str, str] | None = None,
 ) -> Op:
-    return define(source, None if backward is None else {name: backward}, options=options)[name]
+    return define(source, None if backward is None else {name: backward}, options=options, formats=formats)[name]
+
+
+def _formats_by_def(functions: Sequence[Function], formats: Mapping[str, str] | None) -> dict[str, dict[str, Format]]:
+    """The formats given to the tensors of each def. Raises ArgumentError for a name that no def has."""
+    if not formats:
+        return {}
+    from .calling.sparse.tensor import to_format
+    from .tc_lang.sparse_rules import check_formats
+
+    check_formats(functions, formats)
+    return {
+        f.name: {t.name: to_format(formats[t.name], t.rank) for t in (*f.parameters, *f.results) if t.name in formats}
+        for f in functions
+    }
 
 
 def _choose_tuned(function: Function, bound: BoundFunction, arguments: Arguments) -> CpuOptions | None:

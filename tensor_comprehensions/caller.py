@@ -67,9 +67,12 @@ class Caller:
                     out, initial = None, {"out": out, **initial}
                 result = MISS if watched else self._lanes.call(tensors, out, initial)
                 values = (*tensors, *initial.values())
-                special = result is MISS and operator is not None and is_special(values)
-                recording = result is MISS and not special and is_recorded(values)
+                sparse = result is MISS and self._kernels.has_sparse(values)
+                special = result is MISS and not sparse and operator is not None and is_special(values)
+                recording = result is MISS and not (sparse or special) and is_recorded(values)
                 if result is MISS and not (special or recording):
+                    if sparse:
+                        return self._kernels.sparse.call(tensors, initial)
                     if self._kernels.are_elsewhere(values):
                         result = self._kernels.gpu.call(tensors, out, initial, None)
                         self._direct = self._kernels.gpu.direct()

@@ -11,7 +11,7 @@ from functools import cached_property
 from logging import DEBUG
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, strided
 
 from .. import knobs
 from ..compiled import Compiled
@@ -21,6 +21,7 @@ from ..options import CpuOptions
 from ..runtime.dispatch import Launcher
 from ..runtime.host import host
 from ..target import Target
+from ..tc_lang.formats import Format
 from ..tc_lang.function import BoundFunction, Function
 from . import recall
 from .calls import (
@@ -44,6 +45,7 @@ from .lanes import MISS, Lanes, plain_launcher
 
 if TYPE_CHECKING:
     from .gpu.kernels import GpuKernels
+    from .sparse.kernels import SparseKernels
 
 LIMIT = 256
 """How many kernels, and how many bound functions, are kept: those that were used last."""
@@ -65,6 +67,15 @@ class Route:
     launcher: Launcher
 
 
+def _may_be_sparse(value: object) -> bool:
+    """Whether an argument is a sparse tensor of any kind; nothing is imported to find out."""
+    if isinstance(value, Tensor):
+        return value.layout is not strided and not value.is_nested
+    module = type(value).__module__
+    return module.startswith("scipy.sparse") or (module == _SPARSE and type(value).__name__ == "SparseTensor")
+
+
+_SPARSE = f"{__package__}.sparse.tensor"
 Chooser = Callable[[Function, BoundFunction, Arguments], CpuOptions | None]
 """How to lower a def for certain arguments; None leaves it to the cost models."""
 
@@ -72,8 +83,11 @@ Chooser = Callable[[Function, BoundFunction, Arguments], CpuOptions | None]
 class Kernels:
     """The kernels of one def for all sizes, layouts and machines."""
 
-    def __init__(self, function: Function, choose: Chooser | None = None) -> None:
-        self.function = function
+    def __init__(
+        self, function: Function, choose: Chooser | None = None, formats: Mapping[str, Format] | None = None
+    ) -> None:
+        self.function, self.formats = function, dict(formats or {})
+        self._declares_sparse = function.is_sparse or any(not f.is_dense for f in self.formats.values())
         self.interface = Interface.of(function)
         self._bound: OncePerKey[Sizes, BoundFunction] = OncePerKey(LIMIT)
         self.routes: OncePerKey[Hashable, Route] = OncePerKey(LIMIT)
@@ -87,6 +101,17 @@ class Kernels:
         from .gpu.kernels import GpuKernels
 
         return GpuKernels(self)
+
+    @cached_property
+    def sparse(self) -> SparseKernels:
+        """Those for sparse operands, whose part of the package is loaded when the first is asked for."""
+        from .sparse.kernels import SparseKernels
+
+        return SparseKernels(self.interface, self.formats)
+
+    def has_sparse(self, values: Sequence[object]) -> bool:
+        """Is a tensor of the def, or an argument of a call, sparse, so that `sparse` is for it?"""
+        return self._declares_sparse or any(_may_be_sparse(v) for v in values)
 
     @staticmethod
     def are_elsewhere(values: Sequence[object]) -> bool:

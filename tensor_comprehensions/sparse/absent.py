@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,29 +19,36 @@ class Term:
     """The right side of a statement: a value at the places where `exists` holds.
 
     void: the constant that contributes nothing: the identity of the reduction, 0 for `=`; None where all contribute.
+    aliases: accesses that store the same places as one of an operand, which stands for them below.
     """
 
     value: Expr
     exists: tuple[Access, ...]
     void: int | float | bool | None
+    aliases: Mapping[Access, Access] = field(default_factory=dict)
 
     @property
     def uses(self) -> frozenset[Access]:
         """The accesses that it reads, or that must exist."""
-        return frozenset((*self.exists, *reads(self.value)))
+        return frozenset(self.stands_for(a) for a in (*self.exists, *reads(self.value)))
+
+    def stands_for(self, a: Access) -> Access:
+        """The access of the operand that says where `a` stores something."""
+        return self.aliases.get(a, a)
 
     def occurrences(self, sparse: Collection[str]) -> tuple[Access, ...]:
         """The accesses of sparse tensors, each once, in order of appearance."""
-        return tuple(dict.fromkeys(a for a in (*self.exists, *reads(self.value)) if a.tensor in sparse))
+        found = (a for a in (*self.exists, *reads(self.value)) if a.tensor in sparse)
+        return tuple(dict.fromkeys(map(self.stands_for, found)))
 
     def without(self, absent: Collection[Access]) -> Term | None:
         """The term where the accesses `absent` find nothing; None where it is void then."""
-        if any(a in absent for a in self.exists):
+        if any(self.stands_for(a) in absent for a in self.exists):
             return None
-        value = simplify(self.value, absent)
+        value = simplify(self.value, {a for a in reads(self.value) if self.stands_for(a) in absent})
         if isinstance(value, Const) and value.value == self.void:
             return None
-        return self if value is self.value else Term(value, self.exists, self.void)
+        return self if value is self.value else replace(self, value=value)
 
 
 def term_of(value: Expr, exists: tuple[Access, ...], reduction: str | None, dtype: DType) -> Term:

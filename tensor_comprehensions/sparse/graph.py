@@ -14,8 +14,9 @@ from ..tc_lang.formats import Format, Level, LevelKind
 from ..tc_lang.formula import Value
 from ..tc_lang.function import Access, Const, Expr, Index, Statement, Symbol, walk
 from ..tc_lang.ranges import Bounds
-from .absent import Term, term_of
+from .absent import Term, reads, term_of
 from .problem import Problem, is_whole
+from .share import representative
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Nest:
     loops: Mapping[str, Loop]
     paths: Mapping[Access, Path]
     blocks: Mapping[str, int]
+    shared: tuple[tuple[str, str], ...] = ()
 
     @property
     def free(self) -> tuple[str, ...]:
@@ -86,7 +88,11 @@ def build_nest(problem: Problem, number: int) -> Nest:
     target = symbols[statement.target]
     term = term_of(statement.value, statement.exists, statement.reduction, target.dtype)
     sparse = {n for n, t in symbols.items() if t.is_sparse and n != statement.target}
-    occurrences = term.occurrences(sparse)
+    stands_for = dict(problem.shared)
+    accesses = (*term.exists, *reads(term.value))
+    aliases = {a: representative(a, stands_for) for a in accesses if a.tensor in stands_for}
+    term = replace(term, aliases=aliases)
+    occurrences = term.occurrences(sparse | set(stands_for))
     blocks = _blocks(occurrences, symbols, statement)
     free = {e.name for x in statement.subscripts for e in walk(x) if isinstance(e, Index)}
     loops: dict[str, Loop] = {}
@@ -97,7 +103,7 @@ def build_nest(problem: Problem, number: int) -> Nest:
             loops[loop[0]] = Loop(loop[0], loop[1], loop[2], name in free, window)
     paths = {a: _path(a, symbols[a.tensor], blocks, problem) for a in occurrences}
     term = term if paths else replace(term, void=None)
-    return Nest(statement, term, loops, paths, blocks)
+    return Nest(statement, term, loops, paths, blocks, problem.shared)
 
 
 def _split(name: str, bounds: Bounds, block: int | None, window: bool) -> list[tuple[str, Value, Value]]:

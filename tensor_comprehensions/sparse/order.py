@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import permutations
+from math import inf
 
-from ..errors import CannotLower
 from ..tc_lang.formula import Value
 from ..tc_lang.function import Access, Index
 from .graph import Nest, Path
@@ -20,27 +20,38 @@ COMPRESSED_FANOUT, ROOT_FANOUT = 10.0, 1_000.0
 Edges = frozenset[tuple[str, str]]
 
 
-def order_loops(nest: Nest, result: Path | None = None) -> tuple[str, ...]:
-    """The names of the loops, outermost first.
+CONVERSION = 30.0 * 100_000
+"""The cost of an operand that is converted first: 30 for each of the elements assumed."""
 
-    Args:
-        result: the levels of a sparse result that is to be written in its order.
 
-    Raises:
-        CannotLower: no order walks every operand from its outermost level inwards.
-    """
-    paths = (*nest.paths.values(), *([result] if result is not None else []))
-    names = tuple(nest.loops)
-    edges = frozenset(e for p in paths for e in hard_edges(p))
-    best: tuple[float, int] | None = None
-    chosen: tuple[str, ...] | None = None
-    for rank, order in enumerate(_orders(names, edges)):
-        cost = (_cost(order, nest), rank)
-        if best is None or cost < best:
-            best, chosen = cost, order
-    if chosen is None:
-        raise CannotLower(f"no order of loops walks all of {', '.join(_spell(p.access) for p in paths)}")
-    return chosen
+def choose_order(nest: Nest) -> tuple[str, ...]:
+    """The names of the loops, outermost first, in the cheapest order; operands that it does not walk are converted."""
+    names, paths = tuple(nest.loops), tuple(nest.paths.values())
+    best: tuple[tuple[float, int, bool, int], tuple[str, ...]] | None = None
+    for rank, order in enumerate(_orders(names, frozenset(e for p in paths for e in hard_edges(p)))):
+        wrong = sum(CONVERSION if is_convertible(p) else inf for p in paths if not walks(p, order))
+        cost = (_cost(order, nest) + wrong, _scatters(order, nest), not _is_contiguous(order, nest), rank)
+        if best is None or cost < best[0]:
+            best = cost, order
+    assert best is not None
+    return best[1]
+
+
+def walks(path: Path, order: Sequence[str]) -> bool:
+    """Whether the loops come to the levels of a path from the outermost one inwards."""
+    place = {n: i for i, n in enumerate(order)}
+    return all(place[a] < place[b] for a, b in hard_edges(path))
+
+
+def is_convertible(path: Path) -> bool:
+    """Whether an operand has formats with its levels in any order."""
+    return not path.format.blocks and all(isinstance(e, Index) for e in path.access.subscripts)
+
+
+def _scatters(order: Sequence[str], nest: Nest) -> int:
+    """Loops over reduced indices that are outside of one over an index of the target."""
+    free = [n for n, name in enumerate(order) if nest.loops[name].is_free]
+    return sum(not nest.loops[name].is_free for name in order[: max(free, default=0)])
 
 
 def hard_edges(path: Path) -> Iterator[tuple[str, str]]:
@@ -54,15 +65,10 @@ def hard_edges(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _orders(names: Sequence[str], edges: Edges) -> Iterator[tuple[str, ...]]:
-    if len(names) > MAX_PERMUTED:
-        found = _topological(names, edges)
-        if found is not None:
-            yield found
+    if len(names) <= MAX_PERMUTED:
+        yield from permutations(names)
         return
-    for order in permutations(names):
-        place = {n: i for i, n in enumerate(order)}
-        if all(place[a] < place[b] for a, b in edges):
-            yield order
+    yield _topological(names, edges) or tuple(names)
 
 
 def _topological(names: Sequence[str], edges: Edges) -> tuple[str, ...] | None:
@@ -76,32 +82,27 @@ def _topological(names: Sequence[str], edges: Edges) -> tuple[str, ...] | None:
 
 
 def _cost(order: Sequence[str], nest: Nest) -> float:
-    """What the iterations cost: of the innermost loop, and what is written out of order or read across memory."""
+    """The iterations of all loops."""
     total, reached = 1.0, 0.0
     for n, name in enumerate(order):
         total *= _fanout(name, order[:n], nest)
         reached += total
-    innermost = order[-1] if order else ""
-    if innermost and not _is_contiguous(innermost, nest):
-        reached *= 1.25
     return reached
 
 
 def _fanout(name: str, outside: Sequence[str], nest: Nest) -> float:
-    """The coordinates of a loop: of the operand that has the fewest, where all must be present."""
-    found = []
-    for path in nest.paths.values():
-        steps = [s for s in path.iterated if s.loop == name]
-        if steps and _is_required(path.access, nest):
+    """The coordinates of a loop: of the operand with the fewest where all must be present, else of all together."""
+    found: dict[Access, float] = {}
+    for a, path in nest.paths.items():
+        if any(s.loop == name for s in path.iterated):
             is_root = not any(s.loop in outside for s in path.steps)
-            found.append(ROOT_FANOUT if is_root else COMPRESSED_FANOUT)
+            found[a] = ROOT_FANOUT if is_root else COMPRESSED_FANOUT
     loop = nest.loops[name]
-    extent = _number(loop.upper) - _number(loop.lower)
-    return min([*found, max(1.0, extent)])
-
-
-def _is_required(access: Access, nest: Nest) -> bool:
-    return nest.term.without([access]) is None
+    extent = max(1.0, _number(loop.upper) - _number(loop.lower))
+    required = [n for a, n in found.items() if nest.term.without([a]) is None]
+    if required:
+        return min(*required, extent)
+    return min(sum(found.values()), extent) if found and nest.term.without(tuple(found)) is None else extent
 
 
 def _number(x: Value) -> float:
@@ -110,13 +111,9 @@ def _number(x: Value) -> float:
     return float(x.value) if x.value is not None else UNKNOWN_EXTENT
 
 
-def _is_contiguous(name: str, nest: Nest) -> bool:
+def _is_contiguous(order: Sequence[str], nest: Nest) -> bool:
     """Whether no dense tensor is read or written across its rows by the innermost loop."""
-    s = nest.statement
-    across = [s.subscripts[:-1]] if nest.loops[name].is_free else []
+    name = order[-1] if order else ""
+    across = [nest.statement.subscripts[:-1]]
     across += [a.subscripts[:-1] for a in nest.term.uses if a not in nest.paths]
     return not any(isinstance(e, Index) and e.name == name for subscripts in across for e in subscripts)
-
-
-def _spell(a: Access) -> str:
-    return f"{a.tensor}({', '.join(e.name if isinstance(e, Index) else '...' for e in a.subscripts)})"

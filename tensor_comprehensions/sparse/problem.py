@@ -11,7 +11,7 @@ from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Type
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.formula import Applied, Formula, Name, Value
-from ..tc_lang.function import Function, Role
+from ..tc_lang.function import Function, Role, Symbol
 from ..tc_lang.ranges import Ranges, symbolic_ranges
 
 MAX_FIXED = 512
@@ -26,12 +26,13 @@ class Problem:
         function: with a format for every tensor that is not dense.
         index_types: of the coordinates of each sparse tensor, by name.
         fixed: the sizes that the kernel is for, by name.
-        stored_as: the temporaries and results that have the stored places of an operand, with that operand's name.
+        shared: the temporaries and results that have the stored places of an operand, with that operand's name.
     """
 
     function: Function
     index_types: tuple[tuple[str, DType], ...]
     fixed: tuple[tuple[str, int], ...] = ()
+    shared: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def ranges(self) -> Ranges:
@@ -88,6 +89,33 @@ def operand_of(name: str, dtype: DType, role: Role, format: Format | None, index
         pos.append(build.dynamic(f"{name}.pos{n}", index) if level.kind is LevelKind.COMPRESSED else None)
         crd.append(None if level.is_dense else build.dynamic(f"{name}.crd{n}", index))
     return Operand(name, format, role, values, tuple(pos), tuple(crd))
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The elements that a statement gives to a sparse result: their coordinates by dimension, and their values."""
+
+    statement: int
+    tensor: str
+    coordinates: tuple[Buffer, ...]
+    values: Buffer
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """In the order of the arguments of the kernel."""
+        return (*self.coordinates, self.values)
+
+
+def collected_of(statement: int, target: Symbol) -> Collected:
+    """The list of elements of a statement that defines the sparse `target`."""
+    stem = f"{target.name}.{statement}"
+    coordinates = tuple(build.dynamic(f"{stem}.coordinate{d}", INT64) for d in range(target.rank))
+    return Collected(statement, target.name, coordinates, build.dynamic(f"{stem}.values", target.dtype))
+
+
+def totals_buffer(count: int) -> Buffer:
+    """How many elements each collected result has."""
+    return Buffer("totals", Type(INT64), (max(1, count),), (1,))
 
 
 @dataclass(frozen=True, slots=True)

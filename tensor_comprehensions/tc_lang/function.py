@@ -272,6 +272,11 @@ class Function:
         return tuple(t for t in self.tensors if t.role is Role.INPUT)
 
     @property
+    def results(self) -> tuple[Symbol, ...]:
+        """The tensors that a call returns, in order."""
+        return tuple(self.tensor(name) for name in self.returns)
+
+    @property
     def initial(self) -> tuple[Symbol, ...]:
         """The in/out returns: a call passes their initial values by name."""
         return tuple(t for t in self.tensors if t.role is Role.INOUT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import ArgumentError, CheckError
@@ -25,6 +25,16 @@ def with_formats(function: Function, formats: Mapping[str, Format]) -> Function:
     changed = replace(function, tensors=tensors)
     check_sparse_accesses(changed)
     return changed
+
+
+def check_formats(functions: Sequence[Function], formats: Mapping[str, str]) -> None:
+    """Raises ArgumentError where a format is given to a tensor that no def takes or returns."""
+    names = list(dict.fromkeys(t.name for f in functions for t in f.tensors if t.role is not Role.TEMPORARY))
+    for name in formats:
+        if name not in names:
+            raise ArgumentError(
+                f"a format is given to '{name}', which is no tensor of the defs", expected=", ".join(names)
+            )
 
 
 def _check_override(function: Function, name: str, format: Format) -> None:

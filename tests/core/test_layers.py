@@ -21,11 +21,11 @@ LAYERS = (
     ("structured",),
     ("options", "strategies"),
     ("cache",),
-    ("polyhedral",),
+    ("polyhedral", "sparse"),
     ("codegen",),
     ("runtime",),
     ("compiled", "compiler"),
-    ("compiler_gpu",),
+    ("compiler_gpu", "compiler_sparse"),
     ("calling",),
     ("torch_ext",),
     ("autotuner",),
@@ -45,6 +45,7 @@ OWNERS = {
     "pyopencl": {"runtime"},
     "google": {"autotuner", "cache"},
     "deap": {"autotuner"},
+    "scipy": {"calling"},
 }
 """Third-party modules that only some rooms may import."""
 

@@ -51,9 +51,14 @@ def _join_blocks(format: Format, by_level: list[Tensor], count: int, device: tor
 
 
 def from_coordinates(
-    places: Tensor, values: Tensor, shape: tuple[int, ...], format: Format, index_dtype: torch.dtype | None
+    places: Tensor,
+    values: Tensor,
+    shape: tuple[int, ...],
+    format: Format,
+    index_dtype: torch.dtype | None,
+    reduction: str = "+",
 ) -> SparseTensor:
-    """See `SparseTensor.from_coordinates`."""
+    """See `SparseTensor.from_coordinates`; `reduction` combines the elements of one place."""
     from .tensor import SparseTensor
 
     _check_places(places, values, shape, format)
@@ -69,7 +74,7 @@ def from_coordinates(
     for key, extent in zip(keys[depth:], tail, strict=True):
         flat = flat * extent + key
     room = (builder.count, *tail) if depth else tail
-    return SparseTensor(format, shape, levels, _add_up(values, flat, room))
+    return SparseTensor(format, shape, levels, _combine(values, flat, room, reduction))
 
 
 def _check_places(places: Tensor, values: Tensor, shape: tuple[int, ...], format: Format) -> None:
@@ -175,9 +180,18 @@ class _Builder:
         return begins
 
 
-def _add_up(values: Tensor, places: Tensor, room: tuple[int, ...]) -> Tensor:
-    """Zeros of the shape `room` with `values` added at flat `places`; 16-bit floats are added in float32."""
+_REDUCE = {"*": "prod", "min": "amin", "max": "amax"}
+
+
+def _combine(values: Tensor, places: Tensor, room: tuple[int, ...], reduction: str) -> Tensor:
+    """Zeros of the shape `room`, and at flat `places` the `values`, combined; 16-bit floats are added in float32."""
     count = prod(room)
+    if reduction != "+" and values.dtype is not torch.bool:
+        return (
+            values.new_zeros(count)
+            .scatter_reduce(0, places, values, _REDUCE[reduction], include_self=False)
+            .reshape(room)
+        )
     if values.dtype is torch.bool:
         return values.new_zeros(count).index_put((places[values],), values.new_ones(())).reshape(room)
     wide = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else values.dtype

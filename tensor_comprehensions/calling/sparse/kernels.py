@@ -1,0 +1,277 @@
+"""The kernels of a sparse def, and the way of a call: operands to parts, parts to addresses, results to tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...compiler_sparse import CompiledSparseKernel, compile_sparse
+from ...dtypes import INT32, INT64
+from ...errors import ArgumentError, CannotLower, InternalError
+from ...once import OncePerKey
+from ...runtime.host import host
+from ...sparse.problem import Collected, Operand, Problem, fixed_sizes
+from ...sparse.share import shared_patterns, with_shared_formats
+from ...strides import contiguous_strides
+from ...tc_lang.arguments import TensorType
+from ...tc_lang.arguments import match as match_arguments
+from ...tc_lang.formats import Format
+from ...tc_lang.formula import Value
+from ...tc_lang.function import Function, Role
+from ...tc_lang.sparse_rules import with_formats
+from ..arguments import TORCH_TYPES, to_tensor
+from ..calls import Interface, check_names
+from . import pack
+from .interop import as_sparse, is_scipy
+from .tensor import SparseTensor
+
+LIMIT = 64
+"""How many kernels of one def are kept."""
+_INDEX_TYPES = {torch.int32: INT32, torch.int64: INT64}
+
+
+@dataclass(frozen=True, slots=True)
+class SparseCall:
+    """The operands of a call: by name, as tensors whose parts are contiguous."""
+
+    sparse: Mapping[str, SparseTensor]
+    dense: Mapping[str, Tensor]
+
+
+def is_sparse(value: object) -> bool:
+    """Whether an argument is a sparse tensor of any kind."""
+    if isinstance(value, Tensor):
+        return value.layout is not torch.strided
+    return isinstance(value, SparseTensor) or is_scipy(value)
+
+
+class SparseKernels:
+    """The kernels of one def for sparse operands. They depend neither on sizes nor on what is stored."""
+
+    def __init__(self, interface: Interface, formats: Mapping[str, Format] | None = None) -> None:
+        self.interface = interface
+        self.function = with_formats(interface.function, formats or {})
+        self._functions: OncePerKey[Hashable, Function] = OncePerKey(LIMIT)
+        self._kernels: OncePerKey[Hashable, CompiledSparseKernel] = OncePerKey(LIMIT)
+
+    def call(self, values: Sequence[object], initial: Mapping[str, object]) -> Any:
+        """The results of a call, in the kind of tensor that the sparse operands are.
+
+        Raises:
+            ArgumentError: an operand does not fit the def, or is malformed.
+        """
+        call = self._accept(values, initial)
+        function = self._function_for(call)
+        sizes = self._sizes(call)
+        kernel = self._kernel(function, call, sizes)
+        results = _Run(kernel, call, sizes).results()
+        return _hand_back(results, values)
+
+    # --- operands ------------------------------------------------------------------------------------------------
+
+    def _accept(self, values: Sequence[object], initial: Mapping[str, object]) -> SparseCall:
+        check_names(self.interface, values, initial)
+        sparse: dict[str, SparseTensor] = {}
+        dense: dict[str, Tensor] = {}
+        named = [*zip(self.interface.parameters, values, strict=True)]
+        named += [(p, initial[p.name]) for p in self.interface.initial]
+        for p, value in named:
+            declared = self.function.tensor(p.name).format
+            if is_sparse(value):
+                sparse[p.name] = self._sparse(p.name, value, declared)
+            elif declared is not None and not declared.is_dense:
+                raise p.error(
+                    "is dense", found="a dense tensor", suggestion=f'pass tc.as_sparse({p.name}, "{declared}")'
+                )
+            else:
+                dense[p.name] = to_tensor(p, value).contiguous()
+        return SparseCall(sparse, dense)
+
+    def _sparse(self, name: str, value: object, declared: Format | None) -> SparseTensor:
+        try:
+            t = as_sparse(value)
+        except ArgumentError as error:
+            raise ArgumentError(
+                f"argument '{name}' of {self.function.name}: {error.message}",
+                expected=error.expected, found=error.found, suggestion=error.suggestion,
+            ) from None  # fmt: skip
+        symbol = self.function.tensor(name)
+        if t.ndim != symbol.rank:
+            raise ArgumentError(
+                f"argument '{name}' of {self.function.name} has {t.ndim} dimensions instead of {symbol.rank}",
+                found=f"a shape of {t.shape}",
+            )
+        if t.dtype is not TORCH_TYPES[symbol.dtype]:
+            raise ArgumentError(
+                f"argument '{name}' of {self.function.name} has another element type",
+                expected=str(symbol.dtype), found=str(t.dtype).removeprefix("torch."),
+            )  # fmt: skip
+        if declared is not None and t.format != declared:
+            raise ArgumentError(
+                f"argument '{name}' of {self.function.name} has another format",
+                expected=str(declared), found=str(t.format), suggestion=f'pass {name}.to("{declared}")',
+            )  # fmt: skip
+        return t
+
+    def _function_for(self, call: SparseCall) -> Function:
+        """The def with the formats that the operands come with."""
+        formats = {n: t.format for n, t in call.sparse.items()}
+        return self._functions.get(tuple(formats.items()), lambda: with_formats(self.function, formats))
+
+    def _sizes(self, call: SparseCall) -> dict[str, int]:
+        """The sizes that the shapes of the operands give, and the integer scalars. Raises ArgumentError."""
+        types = [self._type(p.name, call) for p in self.interface.parameters]
+        initial = {p.name: self._type(p.name, call) for p in self.interface.initial}
+        scalars = {n: int(call.dense[n].item()) for n in self.function.scalars}
+        binding = match_arguments(self.function, types, initial, scalars)
+        return {**binding.sizes, **binding.scalars}
+
+    def _type(self, name: str, call: SparseCall) -> TensorType:
+        held = call.sparse.get(name)
+        shape = tuple(call.dense[name].shape) if held is None else held.shape
+        return TensorType(self.function.tensor(name).dtype, shape, contiguous_strides(shape))
+
+    # --- kernels -------------------------------------------------------------------------------------------------
+
+    def _kernel(self, function: Function, call: SparseCall, sizes: Mapping[str, int]) -> CompiledSparseKernel:
+        types = tuple((n, _INDEX_TYPES[t.index_dtype]) for n, t in call.sparse.items())
+        fixed = fixed_sizes(function, {n: v for n, v in sizes.items() if n not in function.scalars})
+        formats = tuple((t.name, t.format) for t in function.tensors)
+
+        def make() -> CompiledSparseKernel:
+            shared = shared_patterns(function)
+            problem = Problem(with_shared_formats(function, shared), types, fixed, tuple(shared.items()))
+            try:
+                return compile_sparse(problem, host())
+            except CannotLower as refusal:
+                raise ArgumentError(f"{function.name} cannot be lowered for these formats: {refusal}") from refusal
+
+        return self._kernels.get((formats, types, fixed), make)
+
+
+class _Run:
+    """One run of a kernel."""
+
+    def __init__(self, kernel: CompiledSparseKernel, call: SparseCall, sizes: Mapping[str, int]) -> None:
+        self.program, self.kernel, self.call = kernel.program, kernel, call
+        problem = kernel.program.problem
+        self.function, self.sizes = problem.function, sizes
+        self.shared = dict(problem.shared)
+        self.sparse = dict(call.sparse)
+        for c in kernel.program.conversions:
+            self.sparse[c.name] = call.sparse[c.source].to(c.format)
+        numbers = [sizes[n] for n in problem.sizes] or [0]
+        self.size_array = np.array(numbers, np.int64)
+        self.totals = np.zeros(max(1, len(self.program.collected)), np.int64)
+        self.values = {o.name: self._values(o) for o in self.program.operands}
+        self.collected: dict[int, tuple[list[Tensor], Tensor]] = {}
+
+    def results(self) -> dict[str, Tensor | SparseTensor]:
+        """Run all phases; what the def returns, by name."""
+        for number, executable in enumerate(self.kernel.executables):
+            if number:
+                self._allocate(number - 1)
+            code, value = executable(self._addresses())
+            if code:
+                raise _failure(self.function.name, code, value)
+        return {name: self._result(name) for name in self.function.returns}
+
+    def _values(self, o: Operand) -> Tensor:
+        if o.name in self.sparse:
+            return self.sparse[o.name].values.detach().contiguous()
+        dtype = TORCH_TYPES[self.function.tensor(o.name).dtype]
+        if o.role is Role.INPUT:
+            return self.call.dense[o.name].detach()
+        if o.name in self.shared:
+            return torch.zeros_like(self.sparse[self.shared[o.name]].values, dtype=dtype)
+        if self.function.tensor(o.name).is_sparse:
+            return torch.empty(0, dtype=dtype)
+        if o.role is Role.INOUT:
+            return self.call.dense[o.name].detach().clone()
+        return _empty(self._shape(o.name), dtype, o.name, self.function.name)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        extents = self.program.problem.ranges.shape(name)
+        return tuple(_number(x, self.sizes) for x in extents)
+
+    def _allocate(self, number: int) -> None:
+        """Memory for a collected result whose elements are counted."""
+        c, count = self.program.collected[number], int(self.totals[number])
+        dtype = TORCH_TYPES[self.function.tensor(c.tensor).dtype]
+        coordinates = [torch.empty(count, dtype=torch.int64) for _ in c.coordinates]
+        self.collected[number] = coordinates, torch.empty(count, dtype=dtype)
+
+    def _addresses(self) -> list[int]:
+        found = [self.size_array.ctypes.data, self.totals.ctypes.data]
+        for o in self.program.operands:
+            if o.crd:
+                for level in self.sparse[o.name].levels:
+                    if level is not None:
+                        found += [x.data_ptr() for x in level if x is not None]
+            found.append(self.values[o.name].data_ptr())
+        for number, c in enumerate(self.program.collected):
+            arrays = self.collected.get(number)
+            found += [0] * len(c.buffers) if arrays is None else [x.data_ptr() for x in (*arrays[0], arrays[1])]
+        return found
+
+    def _result(self, name: str) -> Tensor | SparseTensor:
+        symbol = self.function.tensor(name)
+        if name in self.shared:
+            source = self.sparse[self.shared[name]]
+            return SparseTensor(source.format, source.shape, source.levels, self.values[name])
+        if not symbol.is_sparse:
+            return self.values[name]
+        assert symbol.format is not None
+        mine = [(n, c) for n, c in enumerate(self.program.collected) if c.tensor == name]
+        return self._assemble(symbol.format, self._shape(name), mine)
+
+    def _assemble(self, format: Format, shape: tuple[int, ...], mine: list[tuple[int, Collected]]) -> SparseTensor:
+        """A sparse tensor of collected elements."""
+        places = torch.cat([torch.stack(self.collected[n][0]) for n, _ in mine], 1)
+        values = torch.cat([self.collected[n][1] for n, _ in mine])
+        reduction = self.function.statements[mine[0][1].statement].reduction or "+"
+        types = {t.index_dtype for t in self.call.sparse.values()}
+        index = torch.int64 if torch.int64 in types else torch.int32
+        return pack.from_coordinates(places, values, shape, format, index, reduction)
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, name: str, op: str) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except RuntimeError as error:
+        raise ArgumentError(
+            f"there is no memory for '{name}' of {op}",
+            found=f"a dense tensor of the shape {shape}", suggestion=f"return it in a sparse format: {name}: csr",
+        ) from error  # fmt: skip
+
+
+def _number(x: Value, sizes: Mapping[str, int]) -> int:
+    return x if isinstance(x, int) else max(0, x.evaluate(sizes))
+
+
+def _failure(op: str, code: int, value: int) -> Exception:
+    if code == -1:
+        return ArgumentError(f"there is no memory for {op}: {value} bytes")
+    return InternalError(f"{op}: a launch failed with code {code}")
+
+
+# --- results -----------------------------------------------------------------------------------------------------
+
+
+def _hand_back(results: Mapping[str, Tensor | SparseTensor], values: Sequence[object]) -> Any:
+    """Each result in the caller's kind of tensor.
+
+    That is torch's if all sparse operands are torch's, SciPy's if they are SciPy's and no other operand is a tensor.
+    """
+    kinds = [v for v in values if is_sparse(v)]
+    found: list[Any] = list(results.values())
+    if kinds and all(isinstance(v, Tensor) for v in kinds):
+        found = [r.torch() if isinstance(r, SparseTensor) else r for r in found]
+    elif kinds and all(map(is_scipy, kinds)) and not any(isinstance(v, Tensor) for v in values):
+        found = [r.scipy() if isinstance(r, SparseTensor) else r.numpy() for r in found]
+    return found[0] if len(found) == 1 else tuple(found)

@@ -1,0 +1,86 @@
+"""Operands that no order of loops can walk as they are stored, and the formats in which it can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..errors import CannotLower
+from ..tc_lang.formats import Format
+from ..tc_lang.function import Access, Expr, Function, Index, Role, Statement, Symbol, map_operands
+from .graph import Nest, build_nest
+from .order import choose_order, is_convertible, walks
+from .problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """An operand that the caller converts before the kernels run."""
+
+    name: str
+    source: str
+    format: Format
+
+
+def insert_conversions(problem: Problem) -> tuple[Problem, tuple[Conversion, ...]]:
+    """The problem with operands of other formats in place of those that cannot be walked.
+
+    Raises:
+        CannotLower: an operand would have to be converted that has no other order.
+    """
+    made: dict[tuple[str, Format], Conversion] = {}
+    function = problem.function
+    for number in range(len(function.statements)):
+        nest = build_nest(replace(problem, function=function), number)
+        order = choose_order(nest)
+        wrong = {a: _reordered(a, nest, order) for a, p in nest.paths.items() if not walks(p, order)}
+        if not wrong:
+            continue
+        names: dict[Access, str] = {}
+        for a, format in wrong.items():
+            name = f"{a.tensor}'{len(made)}"
+            names[a] = made.setdefault((a.tensor, format), Conversion(name, a.tensor, format)).name
+        statements = list(function.statements)
+        statements[number] = _with_operands(statements[number], names)
+        function = replace(function, statements=tuple(statements))
+        function = _with_symbols(function, tuple(made.values()))
+    types = [*problem.index_types]
+    types += [(c.name, problem.index_type(c.source)) for c in made.values()]
+    return replace(problem, function=function, index_types=tuple(types)), tuple(made.values())
+
+
+def _reordered(a: Access, nest: Nest, order: tuple[str, ...]) -> Format:
+    """The format of an operand with its levels in the order of the loops."""
+    path = nest.paths[a]
+    if not is_convertible(path):
+        raise CannotLower(f"'{a.tensor}' would have to be stored in another order")
+    if a.tensor in dict(nest.shared):
+        raise CannotLower(f"the temporary '{a.tensor}' is read in another order than it is stored")
+    dims = sorted(range(path.format.rank), key=lambda d: order.index(_index(a.subscripts[d])))
+    return Format(path.format.levels, tuple(dims))
+
+
+def _index(e: Expr) -> str:
+    assert isinstance(e, Index)
+    return e.name
+
+
+def _with_operands(s: Statement, names: Mapping[Access, str]) -> Statement:
+    def visit(e: Expr) -> Expr:
+        if isinstance(e, Access) and e in names:
+            return replace(e, tensor=names[e])
+        return map_operands(e, visit)
+
+    exists = tuple(replace(a, tensor=names[a]) if a in names else a for a in s.exists)
+    return replace(s, value=visit(s.value), exists=exists)
+
+
+def _with_symbols(function: Function, conversions: tuple[Conversion, ...]) -> Function:
+    known = {t.name for t in function.tensors}
+    new = [
+        Symbol(c.name, source.dtype, source.rank, Role.INPUT, source.extents, format=c.format)
+        for c in conversions
+        if c.name not in known
+        for source in (function.tensor(c.source),)
+    ]
+    return replace(function, tensors=(*function.tensors, *new))

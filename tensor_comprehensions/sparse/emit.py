@@ -1,0 +1,163 @@
+"""What the kernels of all statements have in common: reading operands, and the value of an instance."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ..errors import CannotLower
+from ..loop_ir import build
+from ..loop_ir.names import Names
+from ..loop_ir.nodes import Buffer, Const, Expr, Load, Stmt
+from ..loop_ir.vectorize import vectorize
+from ..target import Target
+from ..tc_lang.bind import identity
+from ..tc_lang.function import Access, Statement
+from .graph import Nest
+from .levels import flat, sum_run
+from .problem import Operand, Problem, Sizes
+from .values import Translator
+from .walk import Body, State, Walker
+
+MAX_COPIES = 8
+"""Vectors that the innermost loop keeps in registers side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the statements of a problem share."""
+
+    problem: Problem
+    operands: Mapping[str, Operand]
+    sizes: Sizes
+    target: Target
+
+    def extents(self, tensor: str) -> list[Expr]:
+        """The extents of a tensor's dimensions."""
+        return [self.sizes.value(x) for x in self.problem.ranges.shape(tensor)]
+
+    def element(self, tensor: str, subscripts: tuple[Expr, ...]) -> tuple[Buffer, Expr]:
+        """The buffer of a dense tensor, and the index in it of an element."""
+        operand, extents = self.operands[tensor], self.extents(tensor)
+        starts = [self.sizes.value(lower) for lower, _ in self.problem.ranges.tensors[tensor]]
+        order = range(len(extents)) if operand.format is None else operand.format.order
+        index: Expr = build.const(0)
+        for d in order:
+            index = build.add(build.mul(index, extents[d]), build.sub(subscripts[d], starts[d]))
+        return operand.values, index
+
+
+@dataclass(frozen=True, slots=True)
+class StatementEmitter(ABC):
+    """Prints the kernels of one statement."""
+
+    shared: Shared
+    nest: Nest
+    order: tuple[str, ...]
+    names: Names = field(default_factory=Names, kw_only=True)
+
+    @property
+    def s(self) -> Statement:
+        return self.nest.statement
+
+    @property
+    def values(self) -> Buffer:
+        """The values of the target."""
+        return self.shared.operands[self.s.target].values
+
+    @property
+    def neutral(self) -> Const:
+        """The identity of the reduction; 0 for `=`."""
+        dtype = self.values.type.dtype
+        return build.const(0 if self.s.reduction is None else identity(self.s.reduction, dtype), dtype)
+
+    @property
+    def settled(self) -> int | None:
+        """The depth at which the element that is written is known and only reduced loops are left, if there is one."""
+        free = [n for n, name in enumerate(self.order) if self.nest.loops[name].is_free]
+        depth = len(free)
+        return depth if free == list(range(depth)) else None
+
+    @abstractmethod
+    def kernels(self) -> Iterator[tuple[str, Stmt]]:
+        """The kernels in order, each with what it does."""
+
+    @abstractmethod
+    def around(self, depth: int, state: State, then: Body) -> Stmt:
+        """`then`, the loops from `depth` on, with what has to be done before and after them."""
+
+    @abstractmethod
+    def combine(self, state: State, value: Expr) -> Stmt:
+        """What is done with the value of an instance."""
+
+    # --- the loops -----------------------------------------------------------------------------------------------
+
+    def walk(self) -> Stmt:
+        """The loops, with the innermost one in vectors where it can be."""
+        for lanes in self.widths():
+            body = self._loops(lanes)
+            try:
+                vectorize(body)
+            except CannotLower:
+                continue
+            return body
+        return self._loops((1, 1))
+
+    def _loops(self, lanes: tuple[int, int]) -> Stmt:
+        common = self.shared
+        walker = Walker(
+            self.nest, self.order, common.operands, common.sizes, self.names, self.leaf, self.around, lanes
+        )  # fmt: skip
+        return walker.nest_loops()
+
+    def widths(self) -> Iterator[tuple[int, int]]:
+        """Lanes and interleaved vectors that suit the innermost loop."""
+        lanes = self.lanes
+        if not self.order or lanes == 1:
+            return
+        loop = self.nest.loops[self.order[-1]]
+        extent = loop.upper - loop.lower
+        known = extent if isinstance(extent, int) else extent.value
+        if known is None:
+            yield lanes, 1
+        elif known >= lanes // 2:
+            yield lanes, min(MAX_COPIES, max(1, known // lanes))
+
+    @property
+    def lanes(self) -> int:
+        """The elements of a vector."""
+        return max(1, self.shared.target.vector_bits // 8 // self.values.type.dtype.accumulator.size)
+
+    def leaf(self, state: State) -> Stmt:
+        """Compute the value of an instance and combine it with its element."""
+        runs: dict[Access, Buffer] = {}
+        for a, place in state.places.items():
+            if place.high is not None and a in state.term.uses:
+                runs[a] = build.register(self.names.fresh(f"{a.tensor}.sum"), a.dtype.accumulator)
+
+        def read(access: Access, subscripts: tuple[Expr, ...], mask: Expr | None) -> Expr:
+            if access in runs:
+                return build.cast(Load(runs[access], ()), access.dtype)
+            place = state.places.get(state.term.stands_for(access))
+            if place is not None:
+                return build.load(self.shared.operands[access.tensor].values, flat(place.low, place), mask=mask)
+            values, index = self.shared.element(access.tensor, subscripts)
+            return build.load(values, index, mask=mask)
+
+        value = Translator(state.indices, self.shared.sizes, read).value(state.term.value)
+        sums = [sum_run(state.places[a], self.shared.operands[a.tensor].values, r, self.names) for a, r in runs.items()]
+        return build.allocate(runs.values(), build.block(*sums, self.combine(state, value)))
+
+    def subscripts(self, state: State) -> tuple[Expr, ...]:
+        """The subscripts of the target."""
+        translator = Translator(state.indices, self.shared.sizes, _refuse_read)
+        return tuple(translator.subscript(e) for e in self.s.subscripts)
+
+    def total(self) -> Buffer:
+        """The register of a sum whose element is settled."""
+        return build.register(f"{self.s.target}.total", self.values.type.dtype.accumulator)
+
+
+def _refuse_read(access: Access, _: tuple[Expr, ...], __: Expr | None) -> Expr:
+    raise CannotLower(f"a subscript on the left reads '{access.tensor}'")

@@ -1,0 +1,263 @@
+"""How statements store results: into a dense tensor, beside the places of an operand, or as a list of elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..dtypes import BOOL, INT64
+from ..errors import CannotLower
+from ..loop_ir import build
+from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store
+from ..tc_lang.function import Access, Index
+from .emit import StatementEmitter
+from .levels import flat
+from .problem import Collected
+from .share import representative
+from .walk import Body, State
+
+GRAIN_ELEMENTS = 32_768
+"""Elements that a thread fills at least."""
+CHUNK_ITERATIONS, MAX_CHUNKS = 64, 1_024
+"""Iterations of the outermost loop that a thread takes at least, and the most chunks that there are."""
+_TOTAL = "in a register"
+"""Among the indices of a state where the sum of the element is kept in a register."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseEmitter(StatementEmitter):
+    """Into a dense tensor: every element has a value in the end."""
+
+    @property
+    def covered(self) -> int:
+        """How many of the outermost loops run over all coordinates of an index of the target, whatever is stored."""
+        if not self._is_plain:
+            return 0
+        for n, name in enumerate(self.order):
+            outside = self.order[: n + 1]
+            absent = [a for a, p in self.nest.paths.items() if any(step.loop in outside for step in p.iterated)]
+            if not self.nest.loops[name].is_free or (absent and self.nest.term.without(absent) is None):
+                return n
+        return len(self.order)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the target has each of its indices as one subscript."""
+        names = [e.name for e in self.s.subscripts if isinstance(e, Index)]
+        return len(names) == len(self.s.subscripts) == len(set(names)) and not self.nest.blocks
+
+    @property
+    def starts_anew(self) -> bool:
+        """Whether the target has no value before the statement."""
+        return self.s.reduction is None or self.s.initialise
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """The loops over indices of the target that are inside the covered ones."""
+        return tuple(n for n in self.order[self.covered :] if self.nest.loops[n].is_free)
+
+    @property
+    def fills_first(self) -> bool:
+        """Whether the whole target is initialised before the loops begin: where these do not come to every element."""
+        is_complete = self.covered == len(self.order) and self.s.reduction is None
+        return self.starts_anew and not is_complete and not self.covered
+
+    def kernels(self) -> Iterator[tuple[str, Stmt]]:
+        if self.fills_first:
+            yield "fill", self.fill()
+        body = self.walk()
+        yield "walk", _in_parallel(body) if self.covered else body
+
+    def fill(self) -> Stmt:
+        """Every element of the target becomes the identity of the reduction."""
+        total: Expr = build.const(1)
+        for extent in self.shared.extents(self.s.target):
+            total = build.mul(total, extent)
+        chunk, i = build.var("chunk"), build.var("i")
+        first = build.mul(chunk, GRAIN_ELEMENTS)
+        last = build.minimum(build.add(first, GRAIN_ELEMENTS), total)
+        store = build.store(self.values, (i,), self.neutral)
+        inner = Loop("i", first, last, store, LoopKind.VECTOR, factor=(self.lanes, 1))
+        chunks = build.add(build.div(total, GRAIN_ELEMENTS), 1)
+        return Loop("chunk", build.const(0), chunks, inner, LoopKind.PARALLEL)
+
+    def around(self, depth: int, state: State, then: Body) -> Stmt:
+        """Initialise what is below the covered loops, or keep it in a register until it is stored."""
+        if depth != self.covered or depth == len(self.order) or self.fills_first:
+            return then(state)
+        if self.inside:
+            return build.block(self._initial(state), then(state)) if self.starts_anew else then(state)
+        return self._in_register(state, then)
+
+    def _in_register(self, state: State, then: Body) -> Stmt:
+        """A sum whose element does not change any more: stored once."""
+        values, where = self._place(state)
+        total = self.total()
+        start = self.neutral if self.starts_anew else Load(values, where)
+        first = Store(total, (), build.cast(start, total.type.dtype))
+        last = Store(values, where, build.cast(Load(total, ()), values.type.dtype))
+        return Allocate((total,), build.block(first, then(_summing(state)), last))
+
+    def _initial(self, state: State) -> Stmt:
+        """The identity for every element below the covered loops."""
+        names = self.inside
+        indices = {**state.indices, **{n: build.var(f"{n}.first") for n in names}}
+        body: Stmt = Store(*self._place(replace(state, indices=indices)), self.neutral)
+        widths = list(self.widths()) if names[-1] == self.order[-1] else []
+        for n, name in enumerate(reversed(names)):
+            loop = self.nest.loops[name]
+            bounds = (self.shared.sizes.value(loop.lower), self.shared.sizes.value(loop.upper))
+            kind = LoopKind.VECTOR if n == 0 and widths else LoopKind.SERIAL
+            factor = widths[0] if kind is LoopKind.VECTOR else (1, 1)
+            body = Loop(f"{name}.first", *bounds, body, kind, factor=factor)
+        return body
+
+    def _place(self, state: State) -> tuple[Buffer, tuple[Expr, ...]]:
+        values, index = self.shared.element(self.s.target, self.subscripts(state))
+        return values, (index,)
+
+    def combine(self, state: State, value: Expr) -> Stmt:
+        if _TOTAL in state.indices:
+            return _add_to(self.total(), value, self.s.reduction)
+        return _update(*self._place(state), value, self.s.reduction)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedEmitter(StatementEmitter):
+    """Beside the stored places of an operand, into memory that holds zeros."""
+
+    def kernels(self) -> Iterator[tuple[str, Stmt]]:
+        if self.settled is None and self.s.reduction != "+":
+            raise CannotLower(f"'{self.s.reduction}=' into '{self.s.target}' in another order than it is stored")
+        body = self.walk()
+        yield "walk", _in_parallel(body) if self.order and self.nest.loops[self.order[0]].is_free else body
+
+    def around(self, depth: int, state: State, then: Body) -> Stmt:
+        if depth != self.settled or depth == len(self.order):
+            return then(state)
+        total = self.total()
+        first = Store(total, (), build.cast(self.neutral, total.type.dtype))
+        last = Store(*self._place(state), build.cast(Load(total, ()), self.values.type.dtype))
+        return Allocate((total,), build.block(first, then(_summing(state)), last))
+
+    def _place(self, state: State) -> tuple[Buffer, tuple[Expr, ...]]:
+        own = Access(self.s.target, self.s.subscripts, self.values.type.dtype)
+        stands_for = dict(self.shared.problem.shared)
+        place = next(
+            p for a, p in state.places.items()
+            if (a.tensor, a.subscripts) == (representative(own, stands_for).tensor, self.s.subscripts)
+        )  # fmt: skip
+        return self.values, (flat(place.low, place),)
+
+    def combine(self, state: State, value: Expr) -> Stmt:
+        if _TOTAL in state.indices:
+            return _add_to(self.total(), value, self.s.reduction)
+        return _update(*self._place(state), value, self.s.reduction)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedEmitter(StatementEmitter):
+    """As a list of coordinates and values, which is counted first; the caller sorts it and combines what comes twice.
+
+    counts: whether this is the walk that only counts.
+    """
+
+    result: Collected
+    totals: Buffer
+    number: int
+    counts: bool = False
+
+    def kernels(self) -> Iterator[tuple[str, Stmt]]:
+        yield "count", self.count()
+        yield "collect", self.collect()
+
+    @property
+    def values(self) -> Buffer:
+        return self.result.values
+
+    def count(self) -> Stmt:
+        """Write the number of elements to `totals`."""
+        emitter = replace(self, counts=True)
+        last = Store(self.totals, (build.const(self.number),), Load(_COUNT, ()))
+        return Allocate((_COUNT,), build.block(Store(_COUNT, (), build.const(0)), emitter.walk(), last))
+
+    def collect(self) -> Stmt:
+        """Write the elements."""
+        return Allocate((_COUNT,), build.block(Store(_COUNT, (), build.const(0)), self.walk()))
+
+    def widths(self) -> Iterator[tuple[int, int]]:
+        """One after the other: each element moves the end of the list."""
+        yield from ()
+
+    def around(self, depth: int, state: State, then: Body) -> Stmt:
+        """Add up where only reduced loops are left, and note whether there was anything to add."""
+        if depth != self.settled or depth == len(self.order):
+            return then(state)
+        total, found = self.total(), build.register(f"{self.s.target}.found", BOOL)
+        first = (Store(total, (), build.cast(self.neutral, total.type.dtype)), Store(found, (), build.FALSE))
+        append = self._append(state, build.cast(Load(total, ()), self.values.type.dtype))
+        return Allocate((total, found), build.block(*first, then(_summing(state)), If(Load(found, ()), append)))
+
+    def combine(self, state: State, value: Expr) -> Stmt:
+        if _TOTAL in state.indices:
+            found = Store(build.register(f"{self.s.target}.found", BOOL), (), build.TRUE)
+            return build.block(_add_to(self.total(), value, self.s.reduction), found)
+        if self.nest.paths:
+            return self._append(state, build.cast(value, self.values.type.dtype))
+        name = self.names.fresh("value")
+        held = build.var(name, value.type.dtype)
+        append = self._append(state, build.cast(held, self.values.type.dtype))
+        return Let(name, value, If(build.ne(held, build.const(0, value.type.dtype)), append))
+
+    def _append(self, state: State, value: Expr) -> Stmt:
+        end = Load(_COUNT, ())
+        move = Store(_COUNT, (), build.const(1), "+")
+        if self.counts:
+            return move
+        places = [
+            Store(crd, (end,), subscript)
+            for crd, subscript in zip(self.result.coordinates, self.subscripts(state), strict=True)
+        ]
+        return build.block(*places, Store(self.values, (end,), value), move)
+
+
+_COUNT = build.register("count", INT64)
+
+
+def _summing(state: State) -> State:
+    return replace(state, indices={**state.indices, _TOTAL: build.const(0)})
+
+
+def _add_to(total: Buffer, value: Expr, reduction: str | None) -> Stmt:
+    return Store(total, (), build.cast(value, total.type.dtype), reduction)
+
+
+def _update(values: Buffer, where: tuple[Expr, ...], value: Expr, reduction: str | None) -> Stmt:
+    """`values[where] = value`, or combined with what is there; 16-bit floats are combined in float32."""
+    dtype = values.type.dtype
+    if reduction is None:
+        return Store(values, where, build.cast(value, dtype))
+    if dtype.accumulator == dtype:
+        return Store(values, where, value, reduction)
+    old = build.cast(Load(values, where), dtype.accumulator)
+    return Store(values, where, build.cast(build.binary(build.combiner(reduction, dtype), old, value), dtype))
+
+
+def _in_parallel(body: Stmt) -> Stmt:
+    """The outermost loop in chunks that threads share; its iterations write different elements."""
+    match body:
+        case Let(name, value, inner):
+            shared = _in_parallel(inner)
+            return body if shared is inner else Let(name, value, shared)
+        case Loop(kind=LoopKind.SERIAL):
+            return _chunked(body)
+    return body
+
+
+def _chunked(loop: Loop) -> Stmt:
+    extent, chunk, count = build.sub(loop.stop, loop.start), build.var("chunk"), build.var("chunks")
+    chunks = build.minimum(build.maximum(build.div(extent, CHUNK_ITERATIONS), 1), MAX_CHUNKS)
+    first = build.add(loop.start, build.div(build.mul(chunk, extent), count))
+    last = build.add(loop.start, build.div(build.mul(build.add(chunk, 1), extent), count))
+    inner = replace(loop, start=first, stop=last)
+    return Let("chunks", chunks, Loop("chunk", build.const(0), count, inner, LoopKind.PARALLEL))

@@ -1,0 +1,67 @@
+"""Temporaries and results that have the stored places of an operand: their values lie beside its levels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..tc_lang.function import Access, Function, Role, Statement, Symbol
+from .absent import term_of
+
+
+def shared_patterns(function: Function) -> dict[str, str]:
+    """The temporaries and sparse results with the operand whose stored places each of them has.
+
+    A temporary may store zeros, so that it shares the places of an operand that is required. A result has exactly the
+    places of one.
+    """
+    sources: dict[str, str] = {}
+    symbols = {t.name: t for t in function.tensors}
+    for name, symbol in symbols.items():
+        if symbol.role is Role.TEMPORARY or (symbol.role is Role.OUTPUT and symbol.is_sparse):
+            statements = [s for s in function.statements if s.target == name]
+            found = {_source(s, symbol, symbols, sources) for s in statements}
+            (source,) = found if len(found) == 1 else (None,)
+            if source is not None:
+                sources[name] = source
+    return sources
+
+
+def _source(s: Statement, target: Symbol, symbols: Mapping[str, Symbol], known: Mapping[str, str]) -> str | None:
+    """The operand whose places one statement writes."""
+    term = term_of(s.value, s.exists, s.reduction, target.dtype)
+    sparse = {n for n, t in symbols.items() if (t.is_sparse and t.role is Role.INPUT) or n in known}
+    occurrences = term.occurrences(sparse)
+    for a in occurrences:
+        source = known.get(a.tensor, a.tensor)
+        if a.subscripts != s.subscripts or len(set(a.subscripts)) < len(a.subscripts):
+            continue
+        same = [b for b in occurrences if b.subscripts == a.subscripts and known.get(b.tensor, b.tensor) == source]
+        if term.without(same) is not None or not _is_unique(symbols[source]):
+            continue
+        if target.role is Role.TEMPORARY:
+            return source
+        others = [b for b in occurrences if b not in same]
+        if (
+            symbols[source].format == target.format
+            and not s.ranges
+            and (not others or term.without(others) is not None)
+        ):
+            return source
+    return None
+
+
+def _is_unique(symbol: Symbol) -> bool:
+    return symbol.format is not None and symbol.format.is_unique
+
+
+def with_shared_formats(function: Function, sources: Mapping[str, str]) -> Function:
+    """`function`, in which temporaries have the formats of the operands whose places they share."""
+    formats = {t.name: t.format for t in function.tensors}
+    tensors = tuple(replace(t, format=formats[sources[t.name]]) if t.name in sources else t for t in function.tensors)
+    return replace(function, tensors=tensors)
+
+
+def representative(a: Access, sources: Mapping[str, str]) -> Access:
+    """The access of the operand that stands where `a` does."""
+    return replace(a, tensor=sources[a.tensor]) if a.tensor in sources else a
