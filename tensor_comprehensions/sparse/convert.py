@@ -32,7 +32,9 @@ def insert_conversions(problem: Problem) -> tuple[Problem, tuple[Conversion, ...
     function = problem.function
     for number in range(len(function.statements)):
         nest = build_nest(replace(problem, function=function), number)
-        order = choose_order(nest)
+        target = function.tensor(nest.statement.target)
+        owns = target.is_sparse and target.name not in dict(problem.shared)
+        order = choose_order(nest, target.format if owns else None)
         wrong = {a: _reordered(a, nest, order) for a, p in nest.paths.items() if not walks(p, order)}
         if not wrong:
             continue

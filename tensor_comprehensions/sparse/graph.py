@@ -181,5 +181,25 @@ def _blocked_path(
     return Path(a, format, tuple(steps))
 
 
-def is_compressed(step: Step) -> bool:
-    return step.level.kind is LevelKind.COMPRESSED
+def is_ordered(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
+    """Whether the loops come to the elements of a result one by one in the order of its levels.
+
+    A reduced loop may be outside of the last index, if that is a compressed level at the end.
+    """
+    s = nest.statement
+    if nest.blocks or format.blocks or not all(isinstance(e, Index) for e in s.subscripts):
+        return False
+    levels = [e.name for d in format.order for e in (s.subscripts[d],) if isinstance(e, Index)]
+    free = [n for n in order if nest.loops[n].is_free]
+    repeats = any(not step.level.unique and step.loop in levels for p in nest.paths.values() for step in p.steps)
+    if free != levels or (repeats and len(order) > len(free)):
+        return False
+    return list(order[: len(free)]) == free or scatters(nest, order, format)
+
+
+def scatters(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
+    """Whether the last index of the result is inside of a reduced loop, and a row can take the sums."""
+    free = [n for n, name in enumerate(order) if nest.loops[name].is_free]
+    inside = bool(free) and free[:-1] == list(range(len(free) - 1)) and free[-1] == len(order) - 1
+    last = format.levels[-1]
+    return inside and free[-1] > len(free) - 1 and last.kind is LevelKind.COMPRESSED and nest.statement.reduction == "+"

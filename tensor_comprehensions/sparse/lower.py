@@ -5,16 +5,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..dtypes import INT32, INT64
 from ..errors import CannotLower
 from ..loop_ir.nodes import Buffer, Kernel, Let, Module, Stmt
 from ..target import Target
-from ..tc_lang.function import Function, Role, Symbol
+from ..tc_lang.formats import Format
+from ..tc_lang.function import Role, Symbol
+from .assemble import AssemblingEmitter
 from .convert import Conversion, insert_conversions
 from .emit import Shared, StatementEmitter
-from .graph import Nest, build_nest
+from .graph import Nest, build_nest, is_ordered
 from .order import choose_order
-from .problem import Collected, Operand, Problem, Sizes, collected_of, operand_of, totals_buffer
+from .problem import (
+    Assembled,
+    Collected,
+    Operand,
+    Problem,
+    Sizes,
+    assembled_of,
+    collected_of,
+    operand_of,
+    totals_buffer,
+)
 from .results import CollectedEmitter, DenseEmitter, SharedEmitter
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A sparse result that the caller allocates.
+
+    phase: before which it is allocated. first: where its counts begin in `totals`.
+    """
+
+    arrays: Assembled | Collected
+    phase: int
+    first: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +48,11 @@ class Program:
 
     Attributes:
         phases: modules to run in order, with the same arguments: `sizes`, `totals`, the arrays of the operands in
-            order, those of the collected results. Before a phase, the caller allocates what `totals` counts so far.
+            order, those of the sparse results.
         operands: parameters, results and temporaries; the caller allocates the last two, filled with zeros if shared.
         conversions: operands that the caller makes of others.
-        collected: the elements of sparse results, by statement, in no order.
+        results: what is allocated between phases, from what `totals` counts.
+        slots: how many counts `totals` has.
         orders: the loops of each statement, outermost first, for people to read.
     """
 
@@ -34,7 +60,8 @@ class Program:
     phases: tuple[Module, ...]
     operands: tuple[Operand, ...]
     conversions: tuple[Conversion, ...]
-    collected: tuple[Collected, ...]
+    results: tuple[Result, ...]
+    slots: int
     orders: tuple[tuple[str, ...], ...]
 
 
@@ -47,48 +74,83 @@ def lower(problem: Problem, target: Target) -> Program:
     problem, conversions = insert_conversions(problem)
     function, shared = problem.function, dict(problem.shared)
     operands = {t.name: _operand(t, problem, shared) for t in function.tensors if not t.specialised}
-    collected = tuple(_collected(function, shared))
     common = Shared(problem, operands, Sizes.of(problem), target)
-    totals = totals_buffer(len(collected))
+    nests = [build_nest(problem, n) for n in range(len(function.statements))]
+    orders = [choose_order(nest, result_format(nest, problem)) for nest in nests]
+    arrays = [_result_arrays(problem, nest, order) for nest, order in zip(nests, orders, strict=True)]
+    slots = sum(_slots(x) for x in arrays)
+    totals = totals_buffer(slots)
     phases: list[list[Kernel]] = [[]]
-    orders = []
-    for number in range(len(function.statements)):
-        nest = build_nest(problem, number)
-        order = choose_order(nest)
-        orders.append(order)
-        here = next((n for n, c in enumerate(collected) if c.statement == number), None)
-        if here is None:
-            emitter = _emitter(common, nest, order, shared)
-            phases[-1] += [Kernel(f"{number}.{what}", _sized(body, common)) for what, body in emitter.kernels()]
-        else:
-            gather = CollectedEmitter(common, nest, order, collected[here], totals, here)
-            phases[-1].append(Kernel(f"{number}.count", _sized(gather.count(), common)))
-            phases.append([Kernel(f"{number}.collect", _sized(gather.collect(), common))])
-    arguments = _arguments(common, totals, tuple(operands.values()), collected)
-    written = _written(tuple(operands.values()), collected, totals)
+    results: list[Result] = []
+    first = 0
+    for number, (nest, order, held) in enumerate(zip(nests, orders, arrays, strict=True)):
+        emitter: StatementEmitter
+        match held:
+            case Assembled():
+                emitter = AssemblingEmitter(common, nest, order, held, totals, first)
+            case Collected():
+                emitter = CollectedEmitter(common, nest, order, held, totals, first)
+            case None:
+                emitter = _emitter(common, nest, order, shared)
+        kernels = [Kernel(f"{number}.{what}", _sized(body, common)) for what, body in emitter.kernels()]
+        if held is not None:
+            if len(kernels) > 1:  # the first one counts what the second one fills
+                phases[-1].append(kernels.pop(0))
+                phases.append([])
+            results.append(Result(held, len(phases) - 1, first))
+            first += _slots(held)
+        phases[-1] += kernels
+    buffers = (b for r in results for b in r.arrays.buffers)
+    arguments = (common.sizes.buffer, totals, *(b for o in operands.values() for b in o.buffers), *buffers)
+    written = _written(tuple(operands.values()), results, totals)
     modules = tuple(
         Module(f"{function.name}.{n}", arguments, (), tuple(kernels), (), written) for n, kernels in enumerate(phases)
     )
-    return Program(problem, modules, tuple(operands.values()), conversions, collected, tuple(orders))
+    return Program(
+        problem, modules, tuple(operands.values()), conversions, tuple(results), slots, tuple(orders)
+    )  # fmt: skip
+
+
+def result_format(nest: Nest, problem: Problem) -> Format | None:
+    """The format of a sparse result that has levels of its own; None for all other targets."""
+    target = problem.function.tensor(nest.statement.target)
+    return target.format if target.is_sparse and target.name not in dict(problem.shared) else None
+
+
+def _result_arrays(problem: Problem, nest: Nest, order: tuple[str, ...]) -> Assembled | Collected | None:
+    """What the caller allocates for a statement."""
+    function, format = problem.function, result_format(nest, problem)
+    if format is None:
+        return None
+    target, s = function.tensor(nest.statement.target), nest.statement
+    number = function.statements.index(s)
+    definitions = [x for x in function.statements if x.target == target.name]
+    if len(definitions) == 1 and is_ordered(nest, order, format):
+        index = INT64 if any(t == INT64 for _, t in problem.index_types) else INT32
+        return assembled_of(number, target, index, _bound(nest, format))
+    if s is not definitions[0] and (s.reduction != "+" or s.initialise):
+        raise CannotLower(f"a second definition of the sparse '{target.name}' with another operator than +=")
+    return collected_of(number, target)
+
+
+def _bound(nest: Nest, format: Format) -> tuple[str, ...]:
+    """Operands that together store an element wherever the result does; empty where that is not certain."""
+    loops = set(nest.loops)
+    whole = [a.tensor for a, p in nest.paths.items() if {s.loop for s in p.steps} == loops]
+    certain = len(whole) == len(nest.paths) and all(x.is_free for x in nest.loops.values()) and whole
+    if not certain or format.depth < len(format.levels) or nest.term.without(tuple(nest.paths)) is not None:
+        return ()
+    return tuple(whole)
+
+
+def _slots(x: Assembled | Collected | None) -> int:
+    return 0 if x is None else 1 if isinstance(x, Collected) else x.format.depth
 
 
 def _operand(t: Symbol, problem: Problem, shared: Mapping[str, str]) -> Operand:
     """The arrays of a tensor. One that shares the places of another, or is collected, has no levels of its own."""
     own = t.is_sparse and t.role is Role.INPUT and t.name not in shared
     return operand_of(t.name, t.dtype, t.role, t.format, problem.index_type(t.name) if own else None)
-
-
-def _collected(function: Function, shared: Mapping[str, str]) -> list[Collected]:
-    found: list[Collected] = []
-    for number, s in enumerate(function.statements):
-        target = function.tensor(s.target)
-        if not target.is_sparse or target.name in shared:
-            continue
-        again = any(c.tensor == target.name for c in found)
-        if again and (s.reduction != "+" or s.initialise):
-            raise CannotLower(f"a second definition of the sparse '{target.name}' with another operator than +=")
-        found.append(collected_of(number, target))
-    return found
 
 
 def _emitter(common: Shared, nest: Nest, order: tuple[str, ...], shared: Mapping[str, str]) -> StatementEmitter:
@@ -104,13 +166,6 @@ def _sized(body: Stmt, common: Shared) -> Stmt:
     return body
 
 
-def _arguments(
-    common: Shared, totals: Buffer, operands: tuple[Operand, ...], collected: tuple[Collected, ...]
-) -> tuple[Buffer, ...]:
-    arrays = (b for o in operands for b in o.buffers)
-    return (common.sizes.buffer, totals, *arrays, *(b for c in collected for b in c.buffers))
-
-
-def _written(operands: tuple[Operand, ...], collected: tuple[Collected, ...], totals: Buffer) -> tuple[str, ...]:
-    results = (o.values.name for o in operands if o.role is not Role.INPUT)
-    return (totals.name, *results, *(b.name for c in collected for b in c.buffers))
+def _written(operands: tuple[Operand, ...], results: list[Result], totals: Buffer) -> tuple[str, ...]:
+    dense = (o.values.name for o in operands if o.role is not Role.INPUT)
+    return (totals.name, *dense, *(b.name for r in results for b in r.arrays.buffers))

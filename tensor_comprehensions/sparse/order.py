@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations
 from math import inf
 
+from ..tc_lang.formats import Format
 from ..tc_lang.formula import Value
 from ..tc_lang.function import Access, Index
-from .graph import Nest, Path
+from .graph import Nest, Path, is_ordered
 
 MAX_PERMUTED = 7
 """Loops up to which all orders are compared: 5040 of them."""
@@ -24,13 +25,24 @@ CONVERSION = 30.0 * 100_000
 """The cost of an operand that is converted first: 30 for each of the elements assumed."""
 
 
-def choose_order(nest: Nest) -> tuple[str, ...]:
-    """The names of the loops, outermost first, in the cheapest order; operands that it does not walk are converted."""
+SORTING = 30.0
+"""The cost of an element of a result that is not appended in its order."""
+
+
+def choose_order(nest: Nest, result: Format | None = None) -> tuple[str, ...]:
+    """The names of the loops, outermost first, in the cheapest order; operands that it does not walk are converted.
+
+    Args:
+        result: the format of a sparse result, which is best written in its order.
+    """
     names, paths = tuple(nest.loops), tuple(nest.paths.values())
     best: tuple[tuple[float, int, bool, int], tuple[str, ...]] | None = None
     for rank, order in enumerate(_orders(names, frozenset(e for p in paths for e in hard_edges(p)))):
         wrong = sum(CONVERSION if is_convertible(p) else inf for p in paths if not walks(p, order))
-        cost = (_cost(order, nest) + wrong, _scatters(order, nest), not _is_contiguous(order, nest), rank)
+        iterations = _cost(order, nest)
+        if result is not None and not is_ordered(nest, order, result):
+            iterations *= SORTING
+        cost = (iterations + wrong, _scatters(order, nest), not _is_contiguous(order, nest), rank)
         if best is None or cost < best[0]:
             best = cost, order
     assert best is not None

@@ -106,6 +106,36 @@ class Collected:
         return (*self.coordinates, self.values)
 
 
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """The arrays of a sparse result that a statement writes level by level.
+
+    bound: the operands that together store at least as many elements; empty where they are counted first.
+    """
+
+    statement: int
+    tensor: str
+    format: Format
+    index: DType
+    pos: tuple[Buffer | None, ...]
+    crd: tuple[Buffer | None, ...]
+    values: Buffer
+    bound: tuple[str, ...] = ()
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """In the order of the arguments of the kernel."""
+        levels = (b for pair in zip(self.pos, self.crd, strict=True) for b in pair if b is not None)
+        return (*levels, self.values)
+
+
+def assembled_of(statement: int, target: Symbol, index: DType, bound: tuple[str, ...]) -> Assembled:
+    """The arrays of a statement that defines the sparse `target`."""
+    assert target.format is not None
+    own = operand_of(f"{target.name}.{statement}", target.dtype, target.role, target.format, index)
+    return Assembled(statement, target.name, target.format, index, own.pos, own.crd, own.values, bound)
+
+
 def collected_of(statement: int, target: Symbol) -> Collected:
     """The list of elements of a statement that defines the sparse `target`."""
     stem = f"{target.name}.{statement}"

@@ -20,7 +20,7 @@ GRAIN_ELEMENTS = 32_768
 """Elements that a thread fills at least."""
 CHUNK_ITERATIONS, MAX_CHUNKS = 64, 1_024
 """Iterations of the outermost loop that a thread takes at least, and the most chunks that there are."""
-_TOTAL = "in a register"
+IN_REGISTER = "in a register"
 """Among the indices of a state where the sum of the element is kept in a register."""
 
 
@@ -96,7 +96,7 @@ class DenseEmitter(StatementEmitter):
         start = self.neutral if self.starts_anew else Load(values, where)
         first = Store(total, (), build.cast(start, total.type.dtype))
         last = Store(values, where, build.cast(Load(total, ()), values.type.dtype))
-        return Allocate((total,), build.block(first, then(_summing(state)), last))
+        return Allocate((total,), build.block(first, then(summing(state)), last))
 
     def _initial(self, state: State) -> Stmt:
         """The identity for every element below the covered loops."""
@@ -117,8 +117,8 @@ class DenseEmitter(StatementEmitter):
         return values, (index,)
 
     def combine(self, state: State, value: Expr) -> Stmt:
-        if _TOTAL in state.indices:
-            return _add_to(self.total(), value, self.s.reduction)
+        if IN_REGISTER in state.indices:
+            return add_to(self.total(), value, self.s.reduction)
         return _update(*self._place(state), value, self.s.reduction)
 
 
@@ -138,7 +138,7 @@ class SharedEmitter(StatementEmitter):
         total = self.total()
         first = Store(total, (), build.cast(self.neutral, total.type.dtype))
         last = Store(*self._place(state), build.cast(Load(total, ()), self.values.type.dtype))
-        return Allocate((total,), build.block(first, then(_summing(state)), last))
+        return Allocate((total,), build.block(first, then(summing(state)), last))
 
     def _place(self, state: State) -> tuple[Buffer, tuple[Expr, ...]]:
         own = Access(self.s.target, self.s.subscripts, self.values.type.dtype)
@@ -150,8 +150,8 @@ class SharedEmitter(StatementEmitter):
         return self.values, (flat(place.low, place),)
 
     def combine(self, state: State, value: Expr) -> Stmt:
-        if _TOTAL in state.indices:
-            return _add_to(self.total(), value, self.s.reduction)
+        if IN_REGISTER in state.indices:
+            return add_to(self.total(), value, self.s.reduction)
         return _update(*self._place(state), value, self.s.reduction)
 
 
@@ -196,12 +196,12 @@ class CollectedEmitter(StatementEmitter):
         total, found = self.total(), build.register(f"{self.s.target}.found", BOOL)
         first = (Store(total, (), build.cast(self.neutral, total.type.dtype)), Store(found, (), build.FALSE))
         append = self._append(state, build.cast(Load(total, ()), self.values.type.dtype))
-        return Allocate((total, found), build.block(*first, then(_summing(state)), If(Load(found, ()), append)))
+        return Allocate((total, found), build.block(*first, then(summing(state)), If(Load(found, ()), append)))
 
     def combine(self, state: State, value: Expr) -> Stmt:
-        if _TOTAL in state.indices:
+        if IN_REGISTER in state.indices:
             found = Store(build.register(f"{self.s.target}.found", BOOL), (), build.TRUE)
-            return build.block(_add_to(self.total(), value, self.s.reduction), found)
+            return build.block(add_to(self.total(), value, self.s.reduction), found)
         if self.nest.paths:
             return self._append(state, build.cast(value, self.values.type.dtype))
         name = self.names.fresh("value")
@@ -224,11 +224,13 @@ class CollectedEmitter(StatementEmitter):
 _COUNT = build.register("count", INT64)
 
 
-def _summing(state: State) -> State:
-    return replace(state, indices={**state.indices, _TOTAL: build.const(0)})
+def summing(state: State) -> State:
+    """The state in which the sum of an element is kept in a register."""
+    return replace(state, indices={**state.indices, IN_REGISTER: build.const(0)})
 
 
-def _add_to(total: Buffer, value: Expr, reduction: str | None) -> Stmt:
+def add_to(total: Buffer, value: Expr, reduction: str | None) -> Stmt:
+    """Combine a value with a register."""
     return Store(total, (), build.cast(value, total.type.dtype), reduction)
 
 

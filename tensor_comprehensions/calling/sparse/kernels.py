@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,13 @@ from ...dtypes import INT32, INT64
 from ...errors import ArgumentError, CannotLower, InternalError
 from ...once import OncePerKey
 from ...runtime.host import host
-from ...sparse.problem import Collected, Operand, Problem, fixed_sizes
+from ...sparse.lower import Result
+from ...sparse.problem import Assembled, Collected, Operand, Problem, fixed_sizes
 from ...sparse.share import shared_patterns, with_shared_formats
 from ...strides import contiguous_strides
 from ...tc_lang.arguments import TensorType
 from ...tc_lang.arguments import match as match_arguments
-from ...tc_lang.formats import Format
+from ...tc_lang.formats import Format, LevelKind
 from ...tc_lang.formula import Value
 from ...tc_lang.function import Function, Role
 from ...tc_lang.sparse_rules import with_formats
@@ -167,15 +169,16 @@ class _Run:
             self.sparse[c.name] = call.sparse[c.source].to(c.format)
         numbers = [sizes[n] for n in problem.sizes] or [0]
         self.size_array = np.array(numbers, np.int64)
-        self.totals = np.zeros(max(1, len(self.program.collected)), np.int64)
+        self.totals = np.zeros(max(1, self.program.slots), np.int64)
         self.values = {o.name: self._values(o) for o in self.program.operands}
-        self.collected: dict[int, tuple[list[Tensor], Tensor]] = {}
+        self.arrays: dict[int, tuple[Tensor, ...]] = {}
 
     def results(self) -> dict[str, Tensor | SparseTensor]:
         """Run all phases; what the def returns, by name."""
         for number, executable in enumerate(self.kernel.executables):
-            if number:
-                self._allocate(number - 1)
+            for n, r in enumerate(self.program.results):
+                if r.phase == number:
+                    self.arrays[n] = self._allocate(r)
             code, value = executable(self._addresses())
             if code:
                 raise _failure(self.function.name, code, value)
@@ -199,12 +202,33 @@ class _Run:
         extents = self.program.problem.ranges.shape(name)
         return tuple(_number(x, self.sizes) for x in extents)
 
-    def _allocate(self, number: int) -> None:
-        """Memory for a collected result whose elements are counted."""
-        c, count = self.program.collected[number], int(self.totals[number])
-        dtype = TORCH_TYPES[self.function.tensor(c.tensor).dtype]
-        coordinates = [torch.empty(count, dtype=torch.int64) for _ in c.coordinates]
-        self.collected[number] = coordinates, torch.empty(count, dtype=dtype)
+    def _allocate(self, r: Result) -> tuple[Tensor, ...]:
+        """Memory for a sparse result, as large as it is counted to be, or as its operands together."""
+        dtype = TORCH_TYPES[self.function.tensor(r.arrays.tensor).dtype]
+        if isinstance(r.arrays, Collected):
+            count = int(self.totals[r.first])
+            coordinates = [torch.empty(count, dtype=torch.int64) for _ in r.arrays.coordinates]
+            return (*coordinates, torch.empty(count, dtype=dtype))
+        return self._level_arrays(r, r.arrays, dtype)
+
+    def _level_arrays(self, r: Result, x: Assembled, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        most = sum(self.sparse[name].values.numel() for name in x.bound)
+        extents, parents = x.format.extents(self._shape(x.tensor)), 1
+        index = torch.int64 if x.index == INT64 else torch.int32
+        arrays: list[Tensor] = []
+        for n, level in enumerate(x.format.levels[: x.format.depth]):
+            if level.is_dense:
+                parents *= extents[n]
+                continue
+            compressed = level.kind is LevelKind.COMPRESSED
+            entries = (most if x.bound else int(self.totals[r.first + n])) if compressed else parents
+            if compressed:
+                arrays.append(torch.empty(parents + 1, dtype=index))
+            arrays.append(torch.empty(entries, dtype=index))
+            parents = entries
+        tail = x.format.tail(self._shape(x.tensor))
+        make = torch.zeros if tail else torch.empty
+        return (*arrays, make(parents * prod(tail), dtype=dtype))
 
     def _addresses(self) -> list[int]:
         found = [self.size_array.ctypes.data, self.totals.ctypes.data]
@@ -214,9 +238,9 @@ class _Run:
                     if level is not None:
                         found += [x.data_ptr() for x in level if x is not None]
             found.append(self.values[o.name].data_ptr())
-        for number, c in enumerate(self.program.collected):
-            arrays = self.collected.get(number)
-            found += [0] * len(c.buffers) if arrays is None else [x.data_ptr() for x in (*arrays[0], arrays[1])]
+        for n, r in enumerate(self.program.results):
+            arrays = self.arrays.get(n)
+            found += [0] * len(r.arrays.buffers) if arrays is None else [x.data_ptr() for x in arrays]
         return found
 
     def _result(self, name: str) -> Tensor | SparseTensor:
@@ -227,17 +251,45 @@ class _Run:
         if not symbol.is_sparse:
             return self.values[name]
         assert symbol.format is not None
-        mine = [(n, c) for n, c in enumerate(self.program.collected) if c.tensor == name]
-        return self._assemble(symbol.format, self._shape(name), mine)
+        mine = [(n, r) for n, r in enumerate(self.program.results) if r.arrays.tensor == name]
+        ((number, first), *others) = mine
+        if isinstance(first.arrays, Assembled) and not others:
+            return self._assembled(number, first, first.arrays)
+        return self._sorted(symbol.format, self._shape(name), [n for n, _ in mine], first.arrays.statement)
 
-    def _assemble(self, format: Format, shape: tuple[int, ...], mine: list[tuple[int, Collected]]) -> SparseTensor:
+    def _assembled(self, number: int, r: Result, x: Assembled) -> SparseTensor:
+        """A sparse tensor whose levels are written; what was allocated too much is cut off."""
+        arrays, shape = list(self.arrays[number]), self._shape(x.tensor)
+        extents, parents = x.format.extents(shape), 1
+        levels: list[tuple[Tensor | None, Tensor] | None] = []
+        for n, level in enumerate(x.format.levels):
+            if level.is_dense:
+                parents *= extents[n] if n < x.format.depth else 1
+                levels.append(None)
+                continue
+            compressed = level.kind is LevelKind.COMPRESSED
+            pos = arrays.pop(0)[: parents + 1] if compressed else None
+            parents = int(self.totals[r.first + n]) if compressed else parents
+            levels.append((pos, _cut(arrays.pop(0), parents)))
+        tail = x.format.tail(shape)
+        return SparseTensor(x.format, shape, levels, _cut(arrays[0], parents * prod(tail)).reshape(parents, *tail))
+
+    def _sorted(self, format: Format, shape: tuple[int, ...], mine: list[int], statement: int) -> SparseTensor:
         """A sparse tensor of collected elements."""
-        places = torch.cat([torch.stack(self.collected[n][0]) for n, _ in mine], 1)
-        values = torch.cat([self.collected[n][1] for n, _ in mine])
-        reduction = self.function.statements[mine[0][1].statement].reduction or "+"
+        places = torch.cat([torch.stack(self.arrays[n][:-1]) for n in mine], 1)
+        values = torch.cat([self.arrays[n][-1] for n in mine])
+        reduction = self.function.statements[statement].reduction or "+"
         types = {t.index_dtype for t in self.call.sparse.values()}
         index = torch.int64 if torch.int64 in types else torch.int32
         return pack.from_coordinates(places, values, shape, format, index, reduction)
+
+
+SPARE = 2
+"""An array may have so many times the elements of a result before it is copied to its own size."""
+
+
+def _cut(x: Tensor, count: int) -> Tensor:
+    return x[:count] if len(x) <= SPARE * count else x[:count].clone()
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, name: str, op: str) -> Tensor:

@@ -1,0 +1,280 @@
+"""Sparse results that are written level by level, in the order in which they are stored (TACO, section 6.3).
+
+The loops over the indices of the result come first and in the order of its levels, so that every element is appended
+behind those before it. Where a reduced loop is outside of the last of these, a dense row takes the sums, and what was
+touched is appended when the row is complete ("Tensor algebra compilation with workspaces", CGO 2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ..dtypes import BOOL, INT64, UINT8
+from ..loop_ir import build
+from ..loop_ir.instructions import BIT_AND, TRAILING_ZEROS
+from ..loop_ir.nodes import (
+    BITS,
+    Allocate,
+    Buffer,
+    Expr,
+    If,
+    Let,
+    Load,
+    Loop,
+    LoopKind,
+    ReduceLanes,
+    Space,
+    Stmt,
+    Store,
+    While,
+)
+from ..tc_lang.formats import Format, LevelKind
+from ..tc_lang.function import Index
+from .emit import StatementEmitter
+from .graph import scatters
+from .problem import Assembled
+from .results import IN_REGISTER, add_to, summing
+from .walk import Body, State
+
+LINE = 64
+"""Flags of a row that one bit of the next level of flags stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """The registers of an assembly: entries of each level so far, positions whose start is written, the last entry."""
+
+    counts: tuple[Buffer, ...]
+    started: tuple[Buffer, ...]
+    parents: tuple[Buffer, ...]
+    coordinates: tuple[Buffer, ...]
+
+    @staticmethod
+    def of(depth: int) -> _Cells:
+        return _Cells(*(tuple(build.register(f"{what}.{n}") for n in range(depth)) for what in _WHAT))
+
+    @property
+    def all(self) -> tuple[Buffer, ...]:
+        return (*self.counts, *self.started, *self.parents, *self.coordinates)
+
+
+_WHAT = ("count", "started", "parent", "coordinate")
+
+
+@dataclass(frozen=True, slots=True)
+class AssemblingEmitter(StatementEmitter):
+    """Writes the levels and the values of a sparse result.
+
+    counts: whether this is the walk that only counts the entries of each level.
+    """
+
+    result: Assembled
+    totals: Buffer
+    first: int
+    counts: bool = False
+
+    @property
+    def values(self) -> Buffer:
+        return self.result.values
+
+    @property
+    def format(self) -> Format:
+        return self.result.format
+
+    def kernels(self) -> Iterator[tuple[str, Stmt]]:
+        if not self.result.bound:
+            yield "count", replace(self, counts=True).assembly()
+        yield "assemble", self.assembly()
+
+    def assembly(self) -> Stmt:
+        """The whole walk, with the entries counted from 0."""
+        cells = _Cells.of(self.format.depth)
+        start: list[Stmt] = [Store(c, (), build.const(0)) for c in (*cells.counts, *cells.started)]
+        start += [Store(c, (), build.const(-1)) for c in (*cells.parents, *cells.coordinates)]
+        if not self.counts:
+            start += [
+                Store(pos, (build.const(0),), self._index(build.const(0))) for pos in self.result.pos if pos is not None
+            ]
+        ends = [Store(self.totals, (build.const(self.first + n),), Load(c, ())) for n, c in enumerate(cells.counts)]
+        return Allocate(cells.all, build.block(*start, self._with_rows(self.walk()), self._finish(cells), *ends))
+
+    def widths(self) -> Iterator[tuple[int, int]]:
+        """One after the other: each element moves the end of a level."""
+        yield from ()
+
+    def _index(self, e: Expr) -> Expr:
+        return build.cast(e, self.result.index)
+
+    # --- appending -----------------------------------------------------------------------------------------------
+
+    def append(self, coordinates: Mapping[str, Expr], then: Stmt | None, position: str) -> Stmt:
+        """Enter an element; `then` runs where its position among the values is bound to the name `position`."""
+        cells = _Cells.of(self.format.depth)
+        names = [e.name for e in self.s.subscripts if isinstance(e, Index)]
+        by_level = [coordinates[names[d]] for d in self.format.order]
+        return self._enter(0, build.const(0), by_level, cells, then or build.NOTHING, position)
+
+    def _enter(self, n: int, parent: Expr, coordinates: list[Expr], cells: _Cells, then: Stmt, position: str) -> Stmt:
+        if n == len(self.format.levels):
+            return Let(position, parent, then)
+        level, c = self.format.levels[n], coordinates[n]
+        if level.is_dense:
+            extent = self.shared.extents(self.s.target)[self.format.order[n]]
+            below = build.add(build.mul(parent, extent), c)
+            return self._enter(n + 1, below, coordinates, cells, then, position)
+        crd = self.result.crd[n]
+        assert crd is not None
+        if level.kind is LevelKind.SINGLETON:
+            store = build.NOTHING if self.counts else Store(crd, (parent,), self._index(c))
+            return build.block(store, self._enter(n + 1, parent, coordinates, cells, then, position))
+        name = self.names.fresh(f"{self.s.target}.parent")
+        held, count = build.var(name), Load(cells.counts[n], ())
+        entry: list[Stmt] = [] if self.counts else [Store(crd, (count,), self._index(c))]
+        entry = [*self._start(n, held, cells), *entry, Store(cells.counts[n], (), build.const(1), "+")]
+        if level.unique and n + 1 < len(self.format.levels):  # the next element may have the same entry
+            same = build.logical_and(
+                build.eq(Load(cells.parents[n], ()), held), build.eq(Load(cells.coordinates[n], ()), c)
+            )
+            entry += [Store(cells.parents[n], (), held), Store(cells.coordinates[n], (), c)]
+            enter: Stmt = If(build.logical_not(same), build.block(*entry))
+        else:
+            enter = build.block(*entry)
+        place = self.names.fresh(f"{self.s.target}.place")
+        inner = self._enter(n + 1, build.var(place), coordinates, cells, then, position)
+        return Let(name, parent, build.block(enter, Let(place, build.sub(count, 1), inner)))
+
+    def _start(self, n: int, parent: Expr, cells: _Cells) -> list[Stmt]:
+        """Write where the entries of all parents up to this one begin."""
+        pos, started, count = self.result.pos[n], cells.started[n], Load(cells.counts[n], ())
+        if self.counts or pos is None:
+            return []
+        step = build.block(
+            Store(started, (), build.const(1), "+"), Store(pos, (Load(started, ()),), self._index(count))
+        )
+        return [While(build.lt(Load(started, ()), parent), step)]
+
+    def _finish(self, cells: _Cells) -> Stmt:
+        """Write where the entries of the parents that are left begin and end."""
+        parts: list[Stmt] = []
+        parents: Expr = build.const(1)
+        extents = self.shared.extents(self.s.target)
+        for n in range(self.format.depth):
+            level = self.format.levels[n]
+            if level.is_dense:
+                parents = build.mul(parents, extents[self.format.order[n]])
+            elif level.kind is LevelKind.COMPRESSED:
+                parts += self._start(n, parents, cells)
+                parents = Load(cells.counts[n], ())
+        return build.block(*parts)
+
+    # --- values --------------------------------------------------------------------------------------------------
+
+    def around(self, depth: int, state: State, then: Body) -> Stmt:
+        if self.is_scattered and depth == self._row_depth:
+            return build.block(then(state), self._gather(state))
+        if depth != self.settled or depth == len(self.order):
+            return then(state)
+        total, found = self.total(), build.register(f"{self.s.target}.found", BOOL)
+        first = (Store(total, (), build.cast(self.neutral, total.type.dtype)), Store(found, (), build.FALSE))
+        append = self._append(state, build.cast(Load(total, ()), self.values.type.dtype))
+        return Allocate((total, found), build.block(*first, then(summing(state)), If(Load(found, ()), append)))
+
+    def combine(self, state: State, value: Expr) -> Stmt:
+        if self.is_scattered:
+            return self._touch(state, value)
+        if IN_REGISTER in state.indices:
+            found = Store(build.register(f"{self.s.target}.found", BOOL), (), build.TRUE)
+            return found if self.counts else build.block(add_to(self.total(), value, self.s.reduction), found)
+        cast = build.cast(value, self.values.type.dtype)
+        if self.nest.paths:
+            return self._append(state, cast)
+        name = self.names.fresh("value")
+        held = build.var(name, cast.type.dtype)
+        return Let(name, cast, If(build.ne(held, build.const(0, cast.type.dtype)), self._append(state, held)))
+
+    def _append(self, state: State, value: Expr) -> Stmt:
+        position = self.names.fresh(f"{self.s.target}.position")
+        store = None if self.counts else Store(self.values, (build.var(position),), value)
+        return self.append(state.indices, store, position)
+
+    # --- a row that takes sums -----------------------------------------------------------------------------------
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether a reduced loop is outside of the last index of the result."""
+        return scatters(self.nest, self.order, self.format)
+
+    @property
+    def _row_depth(self) -> int:
+        """The depth at which all indices but the last are known."""
+        return len(self.format.levels) - 1
+
+    @property
+    def _rows(self) -> tuple[Buffer, Buffer, Buffer]:
+        """Sums by coordinate, a flag for each that is touched, and a flag for every `LINE` of them."""
+        dtype = self.values.type.dtype.accumulator
+        stem = self.s.target
+        return (
+            build.dynamic(f"{stem}.row", dtype, space=Space.SCRATCH),
+            build.dynamic(f"{stem}.touched", UINT8, space=Space.SCRATCH),
+            build.dynamic(f"{stem}.line", UINT8, space=Space.SCRATCH),
+        )
+
+    def _with_rows(self, body: Stmt) -> Stmt:
+        if not self.is_scattered:
+            return body
+        extent = self.shared.extents(self.s.target)[self.format.order[-1]]
+        lines = build.add(build.div(extent, LINE), 1)
+        row, touched, line = self._rows
+        whole = build.mul(lines, LINE)
+        for buffer, length in ((row, whole), (touched, whole), (line, lines)):
+            if self.counts and buffer is row:
+                continue
+            name = f"{buffer.name}.i"
+            zero = build.store(buffer, (build.var(name),), build.const(0, buffer.type.dtype))
+            clear = Loop(name, build.const(0), length, zero, LoopKind.VECTOR, factor=(self.lanes, 1))
+            body = Allocate((buffer,), build.block(clear, body), length)
+        return body
+
+    def _touch(self, state: State, value: Expr) -> Stmt:
+        row, touched, line = self._rows
+        (last,) = (e for d in self.format.order[-1:] for e in (self.s.subscripts[d],) if isinstance(e, Index))
+        at = state.indices[last.name]
+        one = build.const(1, UINT8)
+        marks = [Store(touched, (at,), one), Store(line, (build.div(at, LINE),), one)]
+        if self.counts:
+            return build.block(*marks)
+        return build.block(Store(row, (at,), build.cast(value, row.type.dtype), "+"), *marks)
+
+    def _gather(self, state: State) -> Stmt:
+        """Append what was touched, in order, and leave the row clear."""
+        row, touched, line = self._rows
+        (last,) = (e.name for d in self.format.order[-1:] for e in (self.s.subscripts[d],) if isinstance(e, Index))
+        extent = self.shared.extents(self.s.target)[self.format.order[-1]]
+        t, at = self.names.fresh("line"), self.names.fresh(last)
+        bits = build.register(self.names.fresh("bits"))
+        first, held = build.mul(build.var(t), LINE), build.var(at)
+        flags = build.ne(build.load(touched, build.ramp(first, 1, LINE)), build.const(0, UINT8, LINE))
+        position = self.names.fresh(f"{self.s.target}.position")
+        dtype = self.values.type.dtype
+        store = (
+            None if self.counts else Store(self.values, (build.var(position),), build.cast(Load(row, (held,)), dtype))
+        )
+        append = self.append({**state.indices, last: held}, store, position)
+        clear = [] if self.counts else [Store(row, (held,), build.const(0, row.type.dtype))]
+        rest = build.call(BIT_AND, Load(bits, ()), build.sub(Load(bits, ()), 1))
+        one = Let(
+            at,
+            build.add(first, build.call(TRAILING_ZEROS, Load(bits, ()))),
+            build.block(append, *clear, Store(bits, (), rest)),
+        )
+        unmark = build.store(touched, (build.ramp(first, 1, LINE),), build.const(0, UINT8, LINE))
+        each = build.block(
+            Store(bits, (), ReduceLanes(BITS, flags)),
+            While(build.ne(Load(bits, ()), build.const(0, INT64)), one),
+            unmark,
+            Store(line, (build.var(t),), build.const(0, UINT8)),
+        )
+        scan = If(build.ne(Load(line, (build.var(t),)), build.const(0, UINT8)), each)
+        return Allocate((bits,), Loop(t, build.const(0), build.add(build.div(extent, LINE), 1), scan))
