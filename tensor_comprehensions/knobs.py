@@ -123,7 +123,7 @@ def _absolute(path: str) -> str:
 def bytes_of(variable: str, text: str) -> int:
     """The number of bytes that `500M` means, given for `variable`. Raises ArgumentError."""
     digits, unit = text.rstrip("KMGkmg"), text[len(text.rstrip("KMGkmg")) :].upper()
-    if not digits.isascii() or not digits.isdigit() or len(unit) > 1:
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 18 or len(unit) > 1:
         raise ArgumentError(f"{variable} is {text!r}", expected="a number of bytes, such as 500M or 2G")
     return int(digits) << {"": 0, "K": 10, "M": 20, "G": 30}[unit]
 

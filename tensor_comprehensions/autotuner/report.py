@@ -22,12 +22,12 @@ Results = Sequence[tuple[str, Tuned]]
 
 def write(path: Path, results: Results) -> tuple[Path, Path]:
     """Write `path` as HTML and JSON; their places. Raises ArgumentError where that is not possible."""
-    page, data = path.with_suffix(".html"), path.with_suffix(".json")
     try:
+        page, data = path.with_suffix(".html"), path.with_suffix(".json")
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text("\n".join(_page(results)), encoding="utf-8")
         data.write_text(json.dumps([facts(name, found) for name, found in results], indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a folder without a name for a file; a NUL
         raise ArgumentError(f"the report cannot be written: {error}") from error
     return page, data
 

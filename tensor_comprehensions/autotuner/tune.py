@@ -65,13 +65,14 @@ def tune(
     *,
     executor: Executor | None = None,
     evaluator: Evaluator | None = None,
-    journal: Path | None = None,
+    journal: Path | Journal | None = None,
     observe: Observer = lambda tuner, generation: None,
     spaced: Spaced | None = None,
 ) -> Tuned:
     """Search, keep what was learnt in the store, and give the result.
 
     executor: where to evaluate, instead of on `devices` of this machine. evaluator: the same, made already.
+    journal: what to go on from: a file, or a journal that the caller closes.
     spaced: what may be tried, and first of all; without it, everything around the options to start from.
     The first Ctrl-C ends the search with the best so far; a second one raises KeyboardInterrupt.
 
@@ -79,7 +80,7 @@ def tune(
     """
     start = time.monotonic()
     key = subject.key(devices[0].threads)
-    book = Journal(journal)
+    book = journal if isinstance(journal, Journal) else Journal(journal)
     where = evaluator or (Local(devices) if executor is None else Elsewhere(executor, devices[0]))
     try:
         where.begin()
@@ -100,7 +101,8 @@ def tune(
             )
             found = tuner.run()
     finally:
-        book.close()
+        if book is not journal:
+            book.close()
         if evaluator is None:
             where.close()
     publish(subject, key, found, effort)
@@ -179,6 +181,7 @@ def remembered(
 # --- budgets and signals -----------------------------------------------------------------------------------------
 
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*")
 
 
 def seconds(budget: object) -> float:
@@ -186,12 +189,21 @@ def seconds(budget: object) -> float:
     if isinstance(budget, int | float) and not isinstance(budget, bool) and budget > 0:
         return float(budget) if budget < FOREVER else math.inf
     if isinstance(budget, str):
-        parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]*)\s*", budget)
-        if parts and re.fullmatch(r"(?:\d+(?:\.\d+)?\s*[a-z]*\s*)+", budget) and all(u in _UNITS for _, u in parts):
-            total = sum(float(number) * _UNITS[unit] for number, unit in parts)
-            if total > 0:
-                return total
+        total = _total(budget)
+        if total > 0:
+            return total
     raise ArgumentError(f"the budget is {budget!r}", expected='seconds, or a text such as "90s", "2min", "1h 30min"')
+
+
+def _total(text: str) -> float:
+    """Seconds of "1h 30min"; 0 for what is no such text."""
+    total, at = 0.0, 0
+    while at < len(text):
+        part = _PART.match(text, at)
+        if part is None or part[2] not in _UNITS:
+            return 0.0
+        total, at = total + float(part[1]) * _UNITS[part[2]], part.end()
+    return total
 
 
 @contextmanager

@@ -6,6 +6,8 @@ import re
 
 from ..dtypes import ALIASES, DTYPES
 
+NEAR = 1000
+"""Characters around a mistake that a hint looks at: some of what it looks for takes quadratic time."""
 _BRACKETS = "subscripts and sizes stand in round brackets: x(i), float(N) x"
 _RANGE = "a range is written first:end, as in `where k in 0:3`"
 _SYNTAX = (
@@ -38,7 +40,7 @@ _FUNCTIONS = {
 
 def of_syntax(text: str, start: int) -> str:
     """A hint for a mistake at the offset `start`; "" where none comes to mind."""
-    before, here = text[:start], text[start:]
+    before, here = text[max(0, start - NEAR) : start], text[start : start + NEAR]
     if declared := re.search(r"\bdef\s+\w+\s*\((?:[^{}]*,)?\s*(\w+)\s*$", before):
         name = declared[1]
         if here[:1] in ("(", "[") and name not in (*DTYPES, *ALIASES):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
     parse, s = later("tc_lang.parse"), later("tc_lang.syntax")
 
-_QUOTIENT = re.compile(r"\d\s*\)*\s*/\s*\(*\s*[-+]?\d")
+_QUOTIENT = re.compile(r"\d[\s)]*/[\s(]*[-+]?\d")
 
 
 def notes(source: str | bytes, functions: Sequence[Function]) -> Iterator[CheckError]:

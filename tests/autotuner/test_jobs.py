@@ -207,7 +207,7 @@ MISTAKES = {
     "unknown setting": ("bugdet = 3\n[[tune]]\nsource = ''", "no setting 'bugdet'"),
     "nothing": ("budget = 3", "has nothing to tune"),
     "both": ("[[tune]]\nsource = ''\nfile = 'x'", "either file or source"),
-    "no file": ("[[tune]]\nfile = 'absent.tc'", "cannot read absent.tc"),
+    "no file": ("[[tune]]\nfile = 'absent.tc'", r"cannot read the defs: .*absent\.tc"),
     "no def": ("[[tune]]\nsource = 'def f(float(N) x) -> (y) { y(i) = x(i) }'\ndef = 'g'", "no def 'g'"),
     "sizes": ("[[tune]]\nsource = 'def f(float(N) x) -> (y) { y(i) = x(i) }'\nsizes = [3]", "sizes are 3"),
     "devices": ("devices = 'cpu'\n[[tune]]\nsource = 'def f(float(N) x) -> (y) { y(i) = x(i) }'", "devices is 'cpu'"),
