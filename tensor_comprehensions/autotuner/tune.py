@@ -35,6 +35,8 @@ from .tuner import Effort, Observer, Stop, Tuned, Tuner
 
 FOREVER = 1 << 62
 """Seconds that are as good as no limit."""
+DIGITS = 19
+"""Of an extent: keys may come from elsewhere."""
 NEAREST = 3
 """Tuned sizes whose options a search starts from."""
 
@@ -153,8 +155,8 @@ def near(store: Store, key: Key, names: str) -> list[CpuOptions]:
 
 def _distance(mine: Key, other: Key) -> float:
     """How far the shapes of two keys are apart: the sum over all extents of the logarithm of their ratio."""
-    a, b = (re.findall(r"\d+", k["shapes"]) for k in (mine, other))
-    if len(a) != len(b):
+    a, b = (re.findall("[0-9]+", k["shapes"]) for k in (mine, other))
+    if len(a) != len(b) or max(map(len, [*a, *b]), default=0) > DIGITS:
         return math.inf
     return sum(abs(math.log((int(x) + 1) / (int(y) + 1))) for x, y in zip(a, b, strict=True))
 
