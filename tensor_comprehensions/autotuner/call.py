@@ -21,11 +21,12 @@ from ..tc_lang.function import BoundFunction, Function
 from . import tuner_pb2 as pb
 from .device import devices as named_devices
 from .evaluators import Here
+from .lookup import remembered
 from .problem import describe
 from .report import write
 from .search import SEARCHES
 from .space import pipelines
-from .tune import Subject, remembered, seconds, tune
+from .tune import Subject, seconds, tune
 from .tuner import Effort, Tuned
 
 IMPLICIT = 30.0
@@ -105,7 +106,7 @@ def autotune(
     subject = subject_of(kernels, arguments, _plain(options), trying.seed, store_of(store))
     found = tune(subject, trying, named_devices(devices), executor=executor, **others)
     logger("tune").info(
-        "%s: %.3g s, %.2f times as fast as untuned (%.3g s), after %d candidates in %.0f s",
+        "%s: %.3g s in the race, %.2f times as fast as untuned (%.3g s), after %d candidates in %.0f s",
         kernels.function.name, found.seconds, found.speedup, found.default_seconds, len(found.outcomes), found.elapsed,
     )  # fmt: skip
     if report is not None:

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import torch
-
 from ..cache import tuning
 from ..cache.key import Key, make_key, spelling
 from ..cache.records import from_message, to_message
-from ..cache.store import Store, current
+from ..cache.store import Store
 from ..errors import ArgumentError
 from ..inspection import logger
 from ..options import CpuOptions
@@ -29,16 +27,13 @@ from . import tuner_pb2 as pb
 from .device import Device
 from .evaluators import Elsewhere, Evaluator, Local
 from .journal import Journal
+from .lookup import starting_points
 from .problem import Problem
 from .space import Genome, Space, space
 from .tuner import Effort, Observer, Stop, Tuned, Tuner
 
 FOREVER = 1 << 62
 """Seconds that are as good as no limit."""
-DIGITS = 19
-"""Of an extent: keys may come from elsewhere."""
-NEAREST = 3
-"""Tuned sizes whose options a search starts from."""
 
 
 Spaced = tuple[Space, tuple[Genome, ...]]
@@ -87,7 +82,7 @@ def tune(
     try:
         where.begin()
         problem = Problem(subject.message)
-        known = begun(book, problem.digest, lambda: starting_points(subject, key))
+        known = begun(book, problem.digest, lambda: known_options(subject, key))
         made, seeds = spaced or space(subject.bound, subject.target, subject.start, known)
         with stoppable() as stop:
             tuner = Tuner(
@@ -121,6 +116,13 @@ def publish(subject: Subject, key: Key, found: Tuned, effort: Effort) -> None:
     tuning.record(subject.store, key, kept)
 
 
+def known_options(subject: Subject, key: Key) -> list[CpuOptions]:
+    """What the store knows that a search of `subject` may start from, best first."""
+    found = starting_points(subject.store, key, spelling(subject.bound), subject.start)
+    logger("tune").debug("%s: the search starts from %d options that are known", subject.function.name, len(found))
+    return found
+
+
 def begun(book: Journal, problem: str, look: Callable[[], list[CpuOptions]]) -> list[CpuOptions]:
     """What a search starts from, beside the default: as when it began, if it is one that goes on."""
     record = book.start(problem)
@@ -128,56 +130,6 @@ def begun(book: Journal, problem: str, look: Callable[[], list[CpuOptions]]) -> 
         record = pb.Start(known=map(to_message, look()))
         book.add(problem, record)
     return [from_message(message) for message in record.known]
-
-
-# --- what is known -----------------------------------------------------------------------------------------------
-
-
-def starting_points(subject: Subject, key: Key) -> list[CpuOptions]:
-    """Options that the store knows to be good for these sizes or for near ones, best first."""
-    names = spelling(subject.bound)
-    found = [m.options for m in tuning.recall(subject.store, key) if m.validated and m.spelling in ("", names)][
-        :NEAREST
-    ]
-    found += near(subject.store, key, names)[:NEAREST]
-    return [o for o in dict.fromkeys(found) if isinstance(o, CpuOptions) and o != subject.start]
-
-
-def near(store: Store, key: Key, names: str) -> list[CpuOptions]:
-    """The best options of other sizes of the same def, nearest first by the ratios of the sizes."""
-    ranked = []
-    for other, measurements in tuning.family(store, key).items():
-        usable = [m for m in measurements if m.validated and m.spelling in ("", names)]
-        if usable:
-            ranked.append((_distance(key, other), other.digest, usable[0].options))
-    return [options for _, _, options in sorted(ranked, key=lambda r: r[:2])]
-
-
-def _distance(mine: Key, other: Key) -> float:
-    """How far the shapes of two keys are apart: the sum over all extents of the logarithm of their ratio."""
-    a, b = (re.findall("[0-9]+", k["shapes"]) for k in (mine, other))
-    if len(a) != len(b) or max(map(len, [*a, *b]), default=0) > DIGITS:
-        return math.inf
-    return sum(abs(math.log((int(x) + 1) / (int(y) + 1))) for x, y in zip(a, b, strict=True))
-
-
-def remembered(
-    function: Function, bound: BoundFunction, target: Target, store: Store | None = None, *, exact: bool = False
-) -> CpuOptions | None:
-    """The best options that the cache knows for these sizes, or else for the nearest; None where it knows none.
-
-    exact: only for these sizes.
-    """
-    store = current() if store is None else store
-    key = make_key(function, bound, target, threads=torch.get_num_threads())
-    names = spelling(bound)
-    best = tuning.best(store, key, names)
-    if best is not None and isinstance(best.options, CpuOptions):
-        return best.options
-    found = [] if exact else near(store, key, names)
-    if found:
-        logger("tune").debug("%s: not tuned for these sizes; options of the nearest sizes are used", function.name)
-    return found[0] if found else None
 
 
 # --- budgets and signals -----------------------------------------------------------------------------------------

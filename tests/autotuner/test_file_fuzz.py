@@ -30,8 +30,9 @@ from tensor_comprehensions.autotuner.device import devices
 from tensor_comprehensions.autotuner.evaluators import answer
 from tensor_comprehensions.autotuner.job import dealt, read_job, shard_of
 from tensor_comprehensions.autotuner.journal import Journal
+from tensor_comprehensions.autotuner.lookup import near
 from tensor_comprehensions.autotuner.outcomes import outcome_of
-from tensor_comprehensions.autotuner.tune import begun, near, seconds
+from tensor_comprehensions.autotuner.tune import begun, seconds
 from tensor_comprehensions.cache import code, entry, exchange, programs, tuning
 from tensor_comprehensions.cache.code import Code
 from tensor_comprehensions.cache.entry import Damaged
