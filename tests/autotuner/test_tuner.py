@@ -446,7 +446,8 @@ def test_the_log_of_a_lookup_says_which_record_and_what_differs(
     assert f"sizes {what.key(1)['shapes']} instead of {other.key(1)['shapes']}" in nearest
     elsewhere = replace(what, target=replace(what.target, name="another"))
     assert f"target {what.target.name!r} instead of 'another'" in said(store, elsewhere)
-    old = replace(measured, options=CpuOptions(vectors=3), versions=(("torch", "1.0"),))
+    versions = tuple((name, "1.0" if name == "torch" else text) for name, text in measured.versions)
+    old = replace(measured, options=CpuOptions(vectors=3), versions=versions)
     tuning.record(store, other.key(threads), [old])
     assert "measured by other versions (torch 1.0 instead of" in said(store, other)
 
