@@ -56,6 +56,7 @@ def bounded(operations: int, run: Callable[[], R]) -> R | None:
 class Node:
     """What one loop nest computes: a statement, or the statements of a cluster that `structured` lowers as one.
 
+    It is called as its first statement is: listings, logs and strategies say S2 of the same statement of a def.
     Indices of the members are named alike: the free ones are those of the domain.
     """
 

@@ -52,7 +52,7 @@ def _leaf(leaf: Leaf) -> Iterator[str]:
     for node in leaf.nodes:
         for s in node.statements:
             update = f" {s.reduction}=" + ("!" if s.initialise else "") if s.reduction else " ="
-            yield f"  {node.name}: {s.target}{update}"
+            yield f"  {s.name}: {s.target}{update}"
 
 
 def _dim(dim: Dim) -> str:

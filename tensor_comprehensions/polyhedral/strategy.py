@@ -145,14 +145,15 @@ def nodes(function: BoundFunction, options: CpuOptions, target: Target) -> tuple
     position = 0
     while position < len(function.statements):
         cluster = recognise(function.statements, position, tensors) if options.structured else None
-        reason = _refusal(cluster, f"S{len(found)}", buffers, options, target)
+        name = function.statements[position].name
+        reason = _refusal(cluster, name, buffers, options, target)
         if cluster is not None and reason is None:
-            found.append(Node(f"S{len(found)}", cluster.statements, cluster))
+            found.append(Node(name, cluster.statements, cluster))
             position += len(cluster.statements)
             continue
         for part in split_initialisation(function, function.statements[position]):
             if all(i.extent for i in part.free):
-                found.append(Node(f"S{len(found)}", (part,)))
+                found.append(Node(part.name, (part,)))
         position += 1
     return tuple(found)
 

@@ -74,7 +74,7 @@ def _scop(function: BoundFunction, options: MappingOptions | None, target: GpuTa
     pieces = [p for s in function.statements for p in split_initialisation(function, s)]
     alive = [p for p in pieces if all(i.extent for i in p.free)]
     parts = frozenset(t.name for t in function.tensors) - frozenset(t.name for t in whole.tensors)
-    return Scop(function, tuple(Node(f"S{k}", (p,)) for k, p in enumerate(alive)), parts)
+    return Scop(function, tuple(Node(p.name, (p,)) for p in alive), parts)
 
 
 def _groups(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tuple[Group, ...]:
