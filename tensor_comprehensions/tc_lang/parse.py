@@ -9,6 +9,7 @@ from typing import Any
 
 from ..dtypes import ALIASES, DTYPES
 from ..errors import ParseError, Span
+from ..interrupts import deferred_interrupts
 from . import syntax as s
 from .hints import of_syntax
 
@@ -32,8 +33,8 @@ def parse(source: str | bytes) -> s.Program:
     Raises ParseError, with its place, for every text that is not in the grammar.
     """
     text = _text(source)
-    import lark  # here because importing it costs more than the rest of the package together
-
+    with deferred_interrupts():
+        import lark  # here because importing it costs more than the rest of the package together
     try:
         program: s.Program = _parser().parse(text)
     except lark.exceptions.UnexpectedToken as e:
@@ -66,8 +67,8 @@ def _text(source: str | bytes) -> str:
 
 @cache
 def _parser() -> Any:
-    from . import tables
-
+    with deferred_interrupts():
+        from . import tables
     return tables.parser(transformer=_Builder(), lexer_callbacks={"ID": _name})
 
 

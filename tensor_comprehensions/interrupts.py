@@ -1,0 +1,34 @@
+"""Ctrl-C where work must not stop half way: what has begun is finished first, and the interrupt comes then."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+
+class deferred_interrupts:
+    """Hold back Ctrl-C for the `with` block, for work that cannot be undone: an import of another package.
+
+    Python runs handlers of signals in the main thread only; in other threads nothing can come.
+    """
+
+    def __enter__(self) -> None:
+        self._before: Any = None
+        self._frame: FrameType | None = None
+        self._came = False
+        if threading.current_thread() is threading.main_thread():
+            before = signal.getsignal(signal.SIGINT)
+            if callable(before):
+                self._before = before
+                signal.signal(signal.SIGINT, self._note)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            if self._came:
+                self._before(signal.SIGINT, self._frame)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came, self._frame = True, frame
