@@ -73,7 +73,7 @@ def define(
             or else for the nearest ones; the cache tells. Nothing is searched then, unless TC_TUNE=auto.
     """
     functions = programs.functions(source)
-    for note in notes(source, functions):
+    for note in notes(functions):
         warnings.warn(str(note), stacklevel=3)  # guarded stands in between
     if not isinstance(backward, Mapping | None):
         raise ArgumentError(
