@@ -22,6 +22,7 @@ from ..cache.records import from_message, to_message
 from ..cache.store import Store, current
 from ..errors import ArgumentError
 from ..inspection import logger
+from ..interrupts import deferred_interrupts
 from ..options import CpuOptions
 from ..target import Target
 from ..tc_lang.function import BoundFunction, Function
@@ -82,7 +83,8 @@ def tune(
     book = Journal(journal)
     where = evaluator or (Local(devices) if executor is None else Elsewhere(executor, devices[0]))
     try:
-        where.begin()
+        with deferred_interrupts():  # else a process could be started that nothing knows of
+            where.begin()
         problem = Problem(subject.message)
         known = begun(book, problem.digest, lambda: starting_points(subject, key))
         made, seeds = spaced or space(subject.bound, subject.target, subject.start, known)
@@ -100,9 +102,10 @@ def tune(
             )
             found = tuner.run()
     finally:
-        book.close()
-        if evaluator is None:
-            where.close()
+        with deferred_interrupts():
+            book.close()
+            if evaluator is None:
+                where.close()
     publish(subject, key, found, effort)
     return found
 
