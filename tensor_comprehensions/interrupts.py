@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import weakref
 from types import FrameType
 from typing import Any
 
@@ -16,19 +17,29 @@ class deferred_interrupts:
 
     def __enter__(self) -> None:
         self._before: Any = None
-        self._frame: FrameType | None = None
-        self._came = False
+        self._came: list[FrameType | None] = []
         if threading.current_thread() is threading.main_thread():
             before = signal.getsignal(signal.SIGINT)
             if callable(before):
                 self._before = before
-                signal.signal(signal.SIGINT, self._note)
+                signal.signal(signal.SIGINT, _handler(weakref.ref(self), before))
 
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             if self._came:
-                self._before(signal.SIGINT, self._frame)
+                self._before(signal.SIGINT, self._came[0])
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._came, self._frame = True, frame
+
+def _handler(block: weakref.ref[deferred_interrupts], before: Any) -> Any:
+    """Notes the interrupt in `block`; gives way to `before` where a lack of memory has ended the block half way."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        here = block()
+        if here is not None:
+            here._came.append(frame)
+            return
+        signal.signal(signal.SIGINT, before)
+        before(number, frame)
+
+    return note

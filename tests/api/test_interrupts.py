@@ -109,6 +109,16 @@ def test_an_interrupt_waits_for_the_end_of_an_import() -> None:
     thread.join()
 
 
+def test_a_block_that_never_came_to_its_end_keeps_no_interrupt() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        deferred_interrupts().__enter__()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_fork_after_an_interrupt_does_not_wait_for_ever() -> None:
     """The gate counted threads, and an interrupt could come between counting up and counting down."""
