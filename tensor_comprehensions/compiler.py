@@ -18,6 +18,7 @@ from .codegen import c, llvm
 from .compiled import Compilation, Compiled, Job
 from .errors import ArgumentError, CannotLower, InternalError
 from .inspection import Dump, logger
+from .interrupts import deferred_interrupts
 from .loop_ir.hoist import hoist_accumulators
 from .loop_ir.nodes import Module, Stmt
 from .loop_ir.show import show
@@ -49,8 +50,8 @@ class Strategy:
 
 def _polyhedral() -> Any:
     """The strategy's module, imported when something is lowered: a kernel that is found in the cache needs no isl."""
-    from .polyhedral import strategy
-
+    with deferred_interrupts():
+        from .polyhedral import strategy
     return strategy
 
 

@@ -43,6 +43,14 @@ class Knobs:
     verify: bool = field(
         default=False, metadata={"variable": "TC_VERIFY", "help": "1: prove every transform and check after every pass"}
     )
+    tracebacks: str = field(
+        default="short",
+        metadata={
+            "variable": "TC_TRACEBACKS",
+            "help": "full: show the frames of this package in the traceback of a mistake, too",
+            "choices": ("short", "full"),
+        },
+    )
     tune: str = field(
         default="",
         metadata={
@@ -171,8 +179,8 @@ def known() -> Knobs:
 def override(**values: Any) -> Iterator[Knobs]:
     """Put other values in force for the `with` block: `with override(verify=True): ...`."""
     before = current()
-    _put(replace(before, **values))
     try:
+        _put(replace(before, **values))
         yield _current
     finally:
         _put(before)

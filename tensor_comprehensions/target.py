@@ -162,7 +162,8 @@ GPUS = {f"{g.kind}:{g.name}": g for g in _GPUS}
 
 
 def target(text: str) -> GpuTarget:
-    """The target that `text` names, one of `GPUS`. Raises ArgumentError."""
-    if text not in GPUS:
+    """The target that `text` names, one of `GPUS`; `sm_90` is `cuda:sm_90`. Raises ArgumentError."""
+    found = GPUS.get(text) or GPUS.get(f"cuda:{text}")
+    if found is None:
         raise ArgumentError(f"there is no target {text!r}", expected=f"a Target, or one of {', '.join(GPUS)}")
-    return GPUS[text]
+    return found

@@ -20,6 +20,7 @@ from ..cache.records import from_message, to_message
 from ..cache.store import Store
 from ..errors import ArgumentError
 from ..inspection import logger
+from ..interrupts import deferred_interrupts
 from ..options import CpuOptions
 from ..target import Target
 from ..tc_lang.function import BoundFunction, Function
@@ -80,7 +81,8 @@ def tune(
     book = journal if isinstance(journal, Journal) else Journal(journal)
     where = evaluator or (Local(devices) if executor is None else Elsewhere(executor, devices[0]))
     try:
-        where.begin()
+        with deferred_interrupts():  # else a process could be started that nothing knows of
+            where.begin()
         problem = Problem(subject.message)
         known = begun(book, problem.digest, lambda: known_options(subject, key))
         made, seeds = spaced or space(subject.bound, subject.target, subject.start, known)
@@ -98,10 +100,11 @@ def tune(
             )
             found = tuner.run()
     finally:
-        if book is not journal:
-            book.close()
-        if evaluator is None:
-            where.close()
+        with deferred_interrupts():
+            if book is not journal:
+                book.close()
+            if evaluator is None:
+                where.close()
     publish(subject, key, found, effort)
     return found
 

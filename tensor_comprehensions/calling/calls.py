@@ -311,7 +311,12 @@ def deliver(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
 def check_machine(options: object, target: object) -> None:
     """Are these options and a target that the compiler takes? Raises ArgumentError."""
     if not isinstance(options, CpuOptions):
-        raise ArgumentError(f"options is {article(type(options).__name__)}", expected="CpuOptions(...)")
+        raise ArgumentError(
+            f"options is {article(type(options).__name__)}",
+            expected="CpuOptions(...)",
+            found=repr(options) if isinstance(options, str) else "",
+            suggestion='define the operator with it: tc.define(text, options="tuned")' if options == "tuned" else "",
+        )
     if not isinstance(target, Target):
         raise ArgumentError(f"target is {article(type(target).__name__)}", expected="a Target")
     if len(target.cache) < 2 or min(target.cache) < 1:
