@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 import pytest
-from llvm_harness import TARGETS, module, run
+from llvm_harness import module, run
 
 from tensor_comprehensions.dtypes import FLOAT32, FLOAT64, DType
 from tensor_comprehensions.loop_ir import build as ir
@@ -14,6 +14,7 @@ from tensor_comprehensions.loop_ir.nodes import Call, Loop, LoopKind
 from tensor_comprehensions.loop_ir.vectorize import vectorize
 from tensor_comprehensions.math_functions import FUNCTIONS
 from tensor_comprehensions.target import Target
+from tests.anywhere import TARGETS
 
 TINY, HUGE = np.float32(1e-45), np.float32(3.4e38)
 SPECIAL = np.array(
