@@ -101,6 +101,7 @@ def doctor(patch: pytest.MonkeyPatch, name: str, without: str = "") -> Target:
     patch.setattr(llvm, "get_host_cpu_name", lambda: name)
     patch.setattr(host, "_may_use_tiles", lambda: True)
     patch.setattr(host, "_host", host._host.__wrapped__)
+    patch.setattr(knobs, "_current", replace(knobs.current(), target=""))
     return host.host()
 
 
