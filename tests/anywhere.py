@@ -42,8 +42,8 @@ def interpreted(compiled: Compiled, inputs: Mapping[str, torch.Tensor]) -> tuple
     if failures:
         site, value = failures[0]
         raise failure(compiled.bound.name, compiled.sites, site + 1, value)
-    types = {name: compiled.bound.tensor(name).dtype.name for name in compiled.bound.returns}
-    return tuple(torch.from_numpy(arrays[name]).to(getattr(torch, dtype)) for name, dtype in types.items())
+    returns = [compiled.bound.tensor(name) for name in compiled.bound.returns]
+    return tuple(torch.from_numpy(arrays[t.name]).reshape(t.shape).to(getattr(torch, t.dtype.name)) for t in returns)
 
 
 def interpret_module(
