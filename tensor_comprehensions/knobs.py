@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .errors import ArgumentError
+from .processors import FEATURES
 
 TOPICS = {
     "schedule": "which strategy lowers a def, what refused and why, and the schedule tree",
@@ -84,6 +85,14 @@ class Knobs:
             "variable": "TC_CACHE_KEY",
             "help": "file with a secret that signs compiled code, which may then move",
             "path": True,
+        },
+    )
+    target: str = field(
+        default="",
+        metadata={
+            "variable": "TC_TARGET",
+            "help": "take this processor for that one, as far as it can do the same: haswell, nehalem",
+            "choices": ("", *FEATURES),
         },
     )
 

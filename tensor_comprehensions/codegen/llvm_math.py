@@ -15,7 +15,8 @@ from .llvm_types import constant, mangled, register, scalar, vector
 
 _INTRINSICS = {
     "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round", "rint": "rint",
-    "fabs": "fabs", "copysign": "copysign", "fma": "fma", "fmin": "minnum", "fmax": "maxnum",
+    "nearbyint": "nearbyint", "fabs": "fabs", "copysign": "copysign", "fma": "fma",
+    "fmin": "minnum", "fmax": "maxnum",
 }  # fmt: skip
 
 _NOTHING = "(mathematics)"  # no buffer: such a call may move out of loops, not out of branches

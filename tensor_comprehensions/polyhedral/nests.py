@@ -233,7 +233,8 @@ class Emitter:
         down, along = (Axis(d.name, *self._range(leaf, d)) for d in (row, lanes))
         factor = self._factor(leaf, lanes)
         if self.staged and any(s.streaming for s in stores):
-            body = past_caches(stores, reads, down, along, (lanes.lower, lanes.upper), (block, factor[1]))
+            before = 0 if lanes.row is None else self.tiles[lanes.row].before
+            body = past_caches(stores, reads, down, along, (lanes.lower, lanes.upper), (block, factor[1]), before)
         elif is_pointwise(leaf) and not self.staged:
             near = in_pieces(stores, reads, down, along, block, self.target)
             ahead = lookahead(reads, self.target)

@@ -22,13 +22,14 @@ from .storage import Extent
 class Tile:
     """A row inside the group's parallel loop: it covers `size` values from `start` on, within the row's range.
 
-    exact: all of them are in the range.
+    exact: all of them are in the range. before: the size of those before this one, if it is the last and shorter.
     """
 
     row: Row
     start: ir.Expr
     size: int
     exact: bool = False
+    before: int = 0
 
     def bounds(self, dim: Dim, node: Node) -> tuple[ir.Expr, ir.Expr]:
         """The range of `dim`, in the index of `node`, inside this tile."""
@@ -81,9 +82,8 @@ def with_remainders(tiles: tuple[Tile, ...], body: Callable[[tuple[Tile, ...]], 
         tile = tiles[k]
         rest = tile.row.extent % tile.size
         if rest:
-            whole, shorter = (
-                (*tiles[:k], replace(tile, size=size, exact=True), *tiles[k + 1 :]) for size in (tile.size, rest)
-            )
+            last = replace(tile, size=rest, exact=True, before=tile.size)
+            whole, shorter = ((*tiles[:k], t, *tiles[k + 1 :]) for t in (replace(tile, exact=True), last))
             fits = build.le(build.add(tile.start, tile.size), tile.row.upper)
             return build.when(fits, with_remainders(whole, body, k + 1), with_remainders(shorter, body, k + 1))
     return body(tiles)

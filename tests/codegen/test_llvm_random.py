@@ -7,7 +7,7 @@ import random
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from llvm_harness import TARGETS, compare, module
+from llvm_harness import compare, module
 
 from tensor_comprehensions.dtypes import INT64
 from tensor_comprehensions.loop_ir import build as ir
@@ -27,6 +27,7 @@ from tensor_comprehensions.loop_ir.nodes import (
     Stmt,
     Store,
 )
+from tests.anywhere import TARGETS
 
 N = 8
 GLOBALS = tuple(ir.buffer(name, INT64, (N,)) for name in ("A", "B", "C"))

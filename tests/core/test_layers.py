@@ -13,7 +13,8 @@ import tensor_comprehensions
 PACKAGE = Path(tensor_comprehensions.__file__).parent
 LAYERS = (
     ("errors", "dtypes", "fluent", "interrupts", "later", "once", "strides"),
-    ("math_functions", "target", "knobs", "guard"),
+    ("math_functions", "processors"),
+    ("target", "knobs", "guard"),
     ("inspection",),
     ("tc_lang",),
     ("loop_ir",),
