@@ -14,13 +14,14 @@ from itertools import count
 from ...dtypes import BOOL, INT64, DType
 from ...errors import InternalError
 from ..formula import Formula, Value, number
-from ..function import Access, Binary, Cast, Const, Expr, Function, Index, Select, Unary, walk
+from ..function import Access, Binary, Cast, Const, Expr, Function, Index, Select, Unary
 from ..ranges import Bounds, symbolic_ranges
 from ..unparse import of_formula
 from .derivatives import NoDerivative, compare, converted, derivatives, exchanged, guarded, over, times
 from .gradient import Gradient, Key
+from .reach import ALWAYS, read_condition
 from .shorten import shortened
-from .transposed import Gathering, gathering, substituted, uses
+from .transposed import Gathering, gathering, inside, substituted, uses
 from .versions import Step, Steps, extent, refusal
 from .windows import padded, turned
 from .write import Written, write
@@ -282,19 +283,18 @@ class _Reverse:
         return value == Access(name, subscripts, dtype) and dtype == dtype.accumulator
 
     def _scatter(self, step: Step, access: Access, value: Expr) -> None:
-        start = [lower for lower, _ in self.steps.versions[access.tensor].bounds]
-        subscripts = tuple(_less(e, s) for e, s in zip(access.subscripts, start, strict=True))
-        guarded_read = any(isinstance(x, Select) for x in walk(step.value))
-        if guarded_read and isinstance(value, Select):  # where the guards do not hold, the subscripts may lead anywhere
-            zero = Const(0, INT64)
-            subscripts = tuple(
-                e if isinstance(e, Index | Const) else Select(value.condition, e, zero, INT64) for e in subscripts
-            )
-        name = self._own(access.tensor)
         bounds = self.steps.versions[access.tensor].bounds
-        subscripts = tuple(_part(e, step.ranges, extent(b)) for e, b in zip(subscripts, bounds, strict=True))
+        read = read_condition(access, step.value)
+        subscripts = tuple(self._place(e, b, step, read) for e, b in zip(access.subscripts, bounds, strict=True))
         value, box = _without_idle(value, subscripts, dict(step.ranges))
-        self.written.append(Written(name, subscripts, "+=", value, box))
+        self.written.append(Written(self._own(access.tensor), subscripts, "+=", value, box))
+
+    def _place(self, e: Expr, bounds: Bounds, step: Step, read: Expr) -> Expr:
+        """A subscript of a scatter: where the step does not read the element, it may lead anywhere, and 0 is taken."""
+        place = _less(e, bounds[0])
+        if read != ALWAYS and inside(e, bounds, step.ranges, self.sizes):
+            return Select(read, place, Const(0, INT64), INT64)
+        return _part(place, step.ranges, extent(bounds))
 
 
 def _without_idle(
