@@ -48,12 +48,14 @@ FOUND = {
         " T(i,j) = Z(i,j) + X((N-1-i) % 1) * Z((N-1) % 2, (i+N) % 2) where i in 0:N }",
         {"K": 2, "N": 5},
     ),
-    "many ways to bound one index": (
-        "def f(double(N,M,N) x, double(K,M,K) y) -> (z) { t(i) = sin(hypot(y((3*i+1)%1,i,0) + y((i/2)%1,(i+1)/2,i%1),"
-        " 1 + fabs(fmin(x(i/2,i,i), y(min(max(i,0),K-1),i/2,i%1))))) where i in 0:M"
-        "\n z(i+1,j) = (j < 2 ? (((x(i%1,min(max(N-j,0),N-1),i) < 0.1 || i % 2 == 0) ? y((j+1)%1,i/2,i%1)"
-        " : t((i+2)/2)) + pow(t(i), 2.0)) : t(i)) where i in 0:M, j in -1:N }",
-        {"N": 3, "M": 3, "K": 1},
+    "a product over a range that starts late": (
+        "def f(double(N,M) x) -> (y) { y(i) *=! 1 + 0.3 * x(i-1,j) where i in 1:N, j in 2:M }",
+        {"N": 4, "M": 5},
+    ),
+    "a maximum over a range that starts late": (
+        "def f(double(N,M) x) -> (y, z) { y(i) max=! x(i-1,j) where i in 1:N, j in 1:M"
+        "\n z(i) min=! sin(x(i-1,j)) * x(i,j) where i in 1:N, j in 1:M }",
+        {"N": 4, "M": 5},
     ),
 }
 
@@ -80,6 +82,22 @@ def test_where_a_value_is_flat_its_element_is_read_nonetheless() -> None:
     gradient = differentiate(compiled(source)).function
     arrays = {"X": np.array([1.0, -2.0, 3.0]), "words": np.array([1, 2]), "d_y": np.ones(2)}
     assert run(gradient, arrays)["d_X"].tolist() == [0.0, -0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("source", "shapes"),
+    [
+        ("def f(double(V) a, long(N) I) -> (b) { b(i) = I(i) >= 0 ? a(I(i)) * i : 0.0 }", {"a": 0, "I": 3, "d_b": 3}),
+        ("def f(double(V) a, long(N) I) -> (b) { b +=! I(i) >= 0 ? a(I(i)) : 0.0 }", {"a": 0, "I": 3}),
+        ("def f(double(V) a, long(M) I) -> (b) { b = I(0) >= 0 ? a(I(0)) * a(I(0)) : 0.5 }", {"a": 0, "I": 1}),
+    ],
+)
+def test_an_empty_table_that_nothing_is_read_from(source: str, shapes: dict[str, int]) -> None:
+    """The scatter, which takes element 0 where nothing is read, once left the table."""
+    gradient = differentiate(compiled(source)).function
+    kinds = {p.name: "float64" if p.dtype.is_float else "int64" for p in gradient.parameters}
+    arrays = {n: np.full([shapes[n]] if n in shapes else [], -1, kind) for n, kind in kinds.items()}
+    assert run(gradient, arrays)["d_a"].shape == (0,)
 
 
 @pytest.mark.parametrize(
