@@ -48,6 +48,11 @@ FOUND = {
         " T(i,j) = Z(i,j) + X((N-1-i) % 1) * Z((N-1) % 2, (i+N) % 2) where i in 0:N }",
         {"K": 2, "N": 5},
     ),
+    "a product that an output holds for a part of the range": (
+        "def f(double(N) x, double(N) w, double(N) v) -> (y, z) { y(i) = x(i)*w(i) where i in 1:N-1"
+        "\n z(i) = x(i)*x(i)*w(i)*v(i) where i in 0:N }",
+        {"N": 5},
+    ),
     "a product over a range that starts late": (
         "def f(double(N,M) x) -> (y) { y(i) *=! 1 + 0.3 * x(i-1,j) where i in 1:N, j in 2:M }",
         {"N": 4, "M": 5},
