@@ -133,7 +133,7 @@ def test_random_programs(capsys: pytest.CaptureFixture[str], request: pytest.Fix
     right = 0
     for n in range(PROGRAMS * (100 if request.config.getoption("--long") else 1)):
         name = f"{SEED}:{n}"
-        program = draw_program(name, 3)
+        program = draw_program(name, 2)
         try:
             check_program(program, n)
             right += 1
