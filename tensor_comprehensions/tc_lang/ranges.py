@@ -57,6 +57,17 @@ def infer_ranges(function: Function, sizes: Mapping[str, Value]) -> Ranges:
     return Ranges(inference.bounds, statements, inference.sizes)
 
 
+def infer_statement(function: Function, sizes: Mapping[str, Value], known: Ranges, n: int) -> Mapping[str, Bounds]:
+    """The ranges of the indices of the n-th statement alone, where the tensors have the bounds of `known`.
+
+    Raises RangeError as `infer_ranges` does.
+    """
+    before = {s.target for s in function.statements[:n]}
+    before |= {t.name for t in function.tensors if t.role is Role.INPUT}
+    bounds = {name: b for name, b in known.tensors.items() if name in before}
+    return _Inference(function, {**known.sizes, **sizes}, bounds).statement(n)
+
+
 def symbolic_ranges(function: Function) -> Ranges:
     """The ranges as formulas in the sizes and specialised scalars of the signature."""
     return infer_ranges(function, {name: Formula.name(name) for name in (*function.sizes, *function.scalars)})
