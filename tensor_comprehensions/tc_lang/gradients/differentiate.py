@@ -21,7 +21,7 @@ from .derivatives import NoDerivative, compare, converted, derivatives, exchange
 from .gradient import Gradient, Key
 from .shorten import shortened
 from .transposed import Gathering, gathering, substituted, uses
-from .versions import Step, Steps, extent, refusal
+from .versions import Step, Steps, extent, part, refusal
 from .windows import padded, turned
 from .write import Written, write
 
@@ -292,7 +292,7 @@ class _Reverse:
             )
         name = self._own(access.tensor)
         bounds = self.steps.versions[access.tensor].bounds
-        subscripts = tuple(_part(e, step.ranges, extent(b)) for e, b in zip(subscripts, bounds, strict=True))
+        subscripts = tuple(part(e, step.ranges, extent(b)) for e, b in zip(subscripts, bounds, strict=True))
         value, box = _without_idle(value, subscripts, dict(step.ranges))
         self.written.append(Written(name, subscripts, "+=", value, box))
 
@@ -310,13 +310,6 @@ def _without_idle(
         factor = Const(float(n), value.dtype) if n is not None else Cast(of_formula(extent(bounds)), value.dtype)
         value = times(value, factor)
     return value, kept
-
-
-def _part(e: Expr, ranges: Mapping[str, Bounds], size: Value) -> Expr:
-    """A subscript on the left; a bare index would say that it takes all the places of the dimension."""
-    if isinstance(e, Index) and ranges[e.name] != (0, size):
-        return Binary("+", e, Const(0, INT64), INT64)
-    return e
 
 
 def _less(e: Expr, start: Value) -> Expr:
