@@ -136,7 +136,8 @@ def _module(
     )
     written = tuple(t.name for t in function.tensors if t.role in (Role.OUTPUT, Role.INOUT))
     memory = (*temporaries, *checks.temporaries)
-    return Module(function.name, arguments, memory, tuple(kernels), checks.sites, written)
+    partial = frozenset(s.target for s in function.statements if s.elements)
+    return Module(function.name, arguments, memory, tuple(kernels), checks.sites, written, partial)
 
 
 def _buffer(tensor: Tensor) -> Buffer:

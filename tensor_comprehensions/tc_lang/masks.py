@@ -123,9 +123,9 @@ def _inequality(form: Affine) -> Inequality | None:
             return None
     total += Affine(form.constant).scaled(d)
     terms = [(a.name, c) for a, c in total.terms if isinstance(a, Variable) and isinstance(c, int)]
-    if len(terms) < len(total.terms) or not isinstance(total.constant, int):
+    if not terms or len(terms) < len(total.terms) or not isinstance(total.constant, int):
         return None
-    factor = gcd(*(c for _, c in terms)) or 1
+    factor = gcd(*(c for _, c in terms))
     return Inequality(tuple(sorted((n, c // factor) for n, c in terms)), total.constant // factor)
 
 

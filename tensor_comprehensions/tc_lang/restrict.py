@@ -259,8 +259,9 @@ def _is_exactly(e: Binary, value: bool, domain: Region, box: Box) -> bool:
     """Is an equality implied, by an inequality from either side?"""
     if e.op != ("==" if value else "!="):
         return False
+    divides = any(isinstance(x, Binary) and x.op in ("/", "%") for x in walk(e))  # regions with quotients are larger
     region = region_where(e, value, box)
-    return len(region) == 2 and includes(region, domain, box)
+    return not divides and len(region) == 2 and includes(region, domain, box)
 
 
 # --- small things --------------------------------------------------------------------------------------------------
