@@ -170,15 +170,18 @@ def _definition(s: BoundStatement) -> tuple[str, ...] | None:
 
 def _wanted(statements: Sequence[BoundStatement], tensor: str) -> Region:
     """The elements of a temporary that its readers want, over its dimensions."""
-    uses = [use for s in statements for use in _uses(s, tensor)]
+    found = [use for s in statements for use in _uses(s, tensor)]
+    uses = [use for use in found if use is not None]
+    if len(uses) < len(found):
+        return ()
     boxes = [box for _, box in uses]
     candidates = dict.fromkeys(g for region, _ in uses for g in region)
     kept = tuple(g for g in candidates if all(is_implied(g, region, box) for region, box in uses))
     return kept if kept and _share(kept, boxes[0]) <= MOST_KEPT else ()
 
 
-def _uses(s: BoundStatement, tensor: str) -> Iterator[tuple[Region, Box]]:
-    """For each read of `tensor` by `s` the elements that it wants, and the box that they are in.
+def _uses(s: BoundStatement, tensor: str) -> Iterator[tuple[Region, Box] | None]:
+    """For each read of `tensor` by `s` the elements that it wants, and the box that they are in; None: any.
 
     A definition of the tensor that reads it at its own point wants nothing that others do not.
     """
@@ -188,7 +191,7 @@ def _uses(s: BoundStatement, tensor: str) -> Iterator[tuple[Region, Box]]:
             continue
         names = index_subscripts(access)
         if names is None:
-            yield (), {}
+            yield None
             continue
         place = {name: dimension(d) for d, name in enumerate(names)}
         local = tuple(g for g in region if all(name in place for name, _ in g.terms))

@@ -27,17 +27,16 @@ MASKS = (
     "k <= q", "k < q", "k >= q + 3", "q - k < 4 && k - q < 4", "q/4 == k/4", "k < 7", "2*k <= q + 5", "!(k > q)",
     "k <= q && q < 20", "k <= q || k < 3", "k >= 2 && k <= q + 1 && q != 5", "q < 9", "k != q", "q <= 40",
 )  # fmt: skip
-LOW = "-1.0/0.0"
 ATTENTION = """def attention(float(B,H,Q,D) query, float(B,H,K,D) key, float(B,H,K,E) value) -> (out) {{
     score(b,h,q,k) +=! query(b,h,q,d) * key(b,h,k,d)
-    largest(b,h,q) max=! {mask} ? score(b,h,q,k) : -1.0/0.0
+    largest(b,h,q) max=! {mask} ? score(b,h,q,k) : -inf
     weight(b,h,q,k) = {mask} ? exp((score(b,h,q,k) - largest(b,h,q)) * rsqrt(float(D))) : 0
     total(b,h,q) +=! weight(b,h,q,k)
     mixed(b,h,q,e) +=! {mask} ? weight(b,h,q,k) * value(b,h,k,e) : 0
     out(b,h,q,e) = mixed(b,h,q,e) / total(b,h,q)
 }}"""
 SOFTMAX = """def softmax(float(Q,K) x, float(K,E) v) -> (total, mixed) {{
-    masked(q,k) = {mask} ? x(q,k) : -1.0/0.0
+    masked(q,k) = {mask} ? x(q,k) : -inf
     largest(q) max=! masked(q,k)
     weight(q,k) = exp((masked(q,k) - largest(q)) * 0.5)
     total(q) +=! weight(q,k)
@@ -46,7 +45,7 @@ SOFTMAX = """def softmax(float(Q,K) x, float(K,E) v) -> (total, mixed) {{
 DEFS = (
     "def f(float(Q,K) A, float(K,E) B) -> (O) {{ O(q,e) +=! {mask} ? A(q,k) * B(k,e) : 0.0 }}",
     "def f(float(Q,E) A, float(E,K) B) -> (O) {{ O(q,k) +=! {mask} ? A(q,e) * B(e,k) : 0.0 }}",
-    "def f(float(Q,K) A) -> (O) {{ O(q) max=! {mask} ? A(q,k) : -1.0/0.0 }}",
+    "def f(float(Q,K) A) -> (O) {{ O(q) max=! {mask} ? A(q,k) : -inf }}",
     "def f(float(Q,K) A) -> (O) {{ O(k) +=! {mask} ? A(q,k) : 0 }}",
     "def f(float(Q,K) A) -> (O) {{ O(q) *=! {mask} ? A(q,k) : 1 }}",
     "def f(int32(Q,K) A) -> (O) {{ O(k) min=! {mask} ? A(q,k) : 2147483647 }}",
@@ -213,7 +212,7 @@ REDUCTION = "def f(float(Q,K) A, float(K,E) B) -> (O) {{ O(q,e) +=! {} }}"
         REDUCTION.format("A(q,k) > 0 ? A(q,k) * B(k,e) : 0"),  # data decides
         REDUCTION.format("k <= q + 49 ? A(q,k) * B(k,e) : 0"),  # always
         "def f(float(Q,K) A) -> (O) { O(q) max=! k <= q ? A(q,k) : -1e30 }",  # not neutral
-        "def f(float(Q,K) A) -> (O) { O(q) +=! k <= q ? A(q,k) : -1.0/0.0 }",
+        "def f(float(Q,K) A) -> (O) { O(q) +=! k <= q ? A(q,k) : -inf }",
         "def f(float(Q,K) A) -> (O) { O(q,k) = k <= q ? A(q,k) : 0 }",  # all of an output is wanted
         "def f(float(Q,K) A) -> (O) { O(q) +=! k + q < 50 ? A(q, k + q) : 0 where k in 0:50 }",  # the mask guards
         "def f(float(Q) A) -> (O) { O(q) +=! q < 20 ? A(q) : 0 }",  # nothing is summed
