@@ -23,7 +23,9 @@ from .scop import Node
 def op_of(node: Node, buffers: Mapping[str, Buffer]) -> StructuredOp | None:
     """The statement of `node` as an op without a second factor, named as its cluster would be; None for others."""
     (s, *others) = node.statements
-    if node.cluster is not None or others or s.checks or any(_moves_by_data(e) for e in (*s.subscripts, s.value)):
+    if node.cluster is not None or others or s.checks or s.domain:
+        return None
+    if any(_moves_by_data(e) for e in (*s.subscripts, s.value)):
         return None
     pairs = [(IteratorKind.PARALLEL, i) for i in s.free] + [(IteratorKind.REDUCTION, i) for i in s.reduced]
     iterators = tuple(Iterator(f"{node.name}_{i.name}", i.extent, kind) for kind, i in pairs)

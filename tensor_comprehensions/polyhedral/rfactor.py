@@ -52,7 +52,7 @@ def in_stages(function: BoundFunction, cut: Callable[[BoundStatement], Cut | Non
     """`function` with each statement that `cut` has an answer for in two stages."""
     tensors, statements = list(function.tensors), []
     for s in function.statements:
-        found = cut(s)
+        found = None if s.domain else cut(s)
         if found is None:
             statements.append(s)
             continue

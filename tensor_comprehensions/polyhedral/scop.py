@@ -16,7 +16,7 @@ import islpy as isl
 
 from ..structured.recognise import Cluster
 from ..tc_lang import function as tc
-from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, walk
+from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Inequality, walk
 from .affine import isl_name, quasi_affine
 
 
@@ -71,6 +71,16 @@ class Node:
     @cached_property
     def reduced(self) -> tuple[BoundIndex, ...]:
         return tuple(dict.fromkeys(i for s in self.statements for i in s.reduced))
+
+    @property
+    def elements(self) -> tuple[Inequality, ...]:
+        """What holds for all elements that anybody wants; members of a cluster agree."""
+        return self.statements[0].elements
+
+    @cached_property
+    def domain(self) -> tuple[Inequality, ...]:
+        """What holds wherever something is computed. The node's instances are those of the box all the same."""
+        return tuple(dict.fromkeys(g for s in self.statements for g in s.domain))
 
     @cached_property
     def writes(self) -> tuple[tc.Access, ...]:

@@ -19,6 +19,7 @@ from ..structured.strategy import meant_for
 from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
+from ..tc_lang.restrict import restrict
 from . import movement
 from .affine import affine
 from .checks import Checks, check_loops
@@ -52,6 +53,11 @@ def explain(function: BoundFunction, options: CpuOptions, target: Target) -> str
     return _with_or_without_clusters(options, lambda o: _explain(function, o, target))
 
 
+def _simplified(function: BoundFunction) -> BoundFunction:
+    """`function` with as few dimensions, and as little of its domains, as it can do with."""
+    return restrict(collapse(function))
+
+
 def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R]) -> R:
     """`run` with `options`; without `structured` where it refuses the tile that fusion leaves of a contraction."""
     with LOCK:
@@ -64,14 +70,14 @@ def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R
 
 
 def _explain(function: BoundFunction, options: CpuOptions, target: Target) -> str:
-    function = in_parts(collapse(function), options, target)
+    function = in_parts(_simplified(function), options, target)
     plan = plan_schedule(_scop(function, nodes(function, options, target)), options, target)
     buffers = {t.name: _buffer(t) for t in function.tensors}
     return "\n".join(show(plan, lambda s, node: pipeline(function, s, node, buffers, options, target)))
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
-    function = in_parts(collapse(function), options, target)
+    function = in_parts(_simplified(function), options, target)
     scop = _scop(function, nodes(function, options, target))
     plan = plan_schedule(scop, options, target)
     if current().verify:
@@ -130,7 +136,8 @@ def _module(
     )
     written = tuple(t.name for t in function.tensors if t.role in (Role.OUTPUT, Role.INOUT))
     memory = (*temporaries, *checks.temporaries)
-    return Module(function.name, arguments, memory, tuple(kernels), checks.sites, written)
+    partial = frozenset(s.target for s in function.statements if s.elements)
+    return Module(function.name, arguments, memory, tuple(kernels), checks.sites, written, partial)
 
 
 def _buffer(tensor: Tensor) -> Buffer:
@@ -174,7 +181,7 @@ def contractions(
 
     They are what `structured` lowers, or what the only statement does where that is no contraction.
     """
-    given = collapse(function)
+    given = _simplified(function)
     function = in_parts(given, options, target, products=False)
     buffers = {t.name: _buffer(t) for t in function.tensors}
     found = nodes(function, options, target)
@@ -189,19 +196,19 @@ def contractions(
 
 def sums_in_parts(function: BoundFunction, options: CpuOptions, target: Target) -> bool:
     """Does `function` (legalised), where no strategy says how, sum products in parts? No pipeline says that."""
-    whole = collapse(function)
+    whole = _simplified(function)
     untold = replace(options, strategy=None)
     return in_parts(whole, untold, target) != in_parts(whole, untold, target, products=False)
 
 
 def staged(function: BoundFunction, options: CpuOptions, target: Target) -> BoundFunction:
     """`function` (legalised) with its reductions in as many parts as it is lowered with."""
-    return in_parts(collapse(function), options, target)
+    return in_parts(_simplified(function), options, target)
 
 
 def only_contractions(function: BoundFunction, options: CpuOptions, target: Target) -> bool:
     """Are there but contractions in `function` (legalised), and what `structured` does with their results?"""
-    function = in_parts(collapse(function), options, target, products=False)
+    function = in_parts(_simplified(function), options, target, products=False)
     return all(n.cluster is not None for n in nodes(function, options, target))
 
 

@@ -9,6 +9,7 @@ from ..errors import CannotLower
 from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Stmt
 from ..target import Target
+from .domain import is_wanted
 from .expert import choose
 from .facts import shared
 from .fragment_kernel import allocated, fragment_kernel
@@ -74,10 +75,19 @@ def _inside(
     op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: tuple[Pack, ...], depth: int
 ) -> Stmt:
     """The code inside `plan.levels[:depth]`: the panels of `packs` made there, then the rest of the loops."""
+    if depth in (plan.collapsed, len(plan.levels)) or any(step.depth == depth for step in packs):
+        return build.when(is_wanted(op, region), _computed(op, plan, region, operands, packs, depth))
+    return _computed(op, plan, region, operands, packs, depth)
+
+
+def _computed(
+    op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: tuple[Pack, ...], depth: int
+) -> Stmt:
+    """`_inside` for a region with elements that are wanted."""
     if depth == plan.unpacked:
         results = unpack(op, plan, region, f"{op.name}_results")
         inner = replace(plan, unpacked=None, streaming=False)
-        body = _inside(results.op, inner, region, operands, packs, depth)
+        body = _computed(results.op, inner, region, operands, packs, depth)
         return Allocate((results.buffer,), build.block(body, results.store))
     panels, operands = _panels(op, plan, region, operands, (step for step in packs if step.depth == depth))
     if depth == len(plan.levels):

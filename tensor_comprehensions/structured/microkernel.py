@@ -11,15 +11,14 @@ from ..loop_ir.nodes import Allocate, Block, Buffer, Call, Expr, Let, Load, Loop
 from ..loop_ir.rewrite import walk_expr
 from .affine import steps
 from .ahead import hints
-from .op import ACCUMULATOR, StructuredOp, loads, names
+from .domain import Step, inside, masked_sum, summed_along
+from .op import ACCUMULATOR, HalfSpace, StructuredOp, loads, names
 from .plan import Plan
 from .registers import Cell, get, join, side_by_side, together, whole_runs
 from .tile import Region, each_extent, local, number, point
 from .turned import along, flattened, store_turned
 from .vector import evaluate, first_lanes, multiply_add
 
-Step = Callable[[dict[str, Expr]], Stmt]
-"""Makes the code for given values of the reductions."""
 CHEAP_CALLS = ("fma", "fmin", "fmax", "fabs", "sqrt", "floor", "ceil", "trunc", "rint")
 
 
@@ -162,18 +161,21 @@ def _reduce(
     """The reduction loops around one step of multiply-adds."""
     loops = plan.reductions[: len(plan.reductions) - plan.unrolled]
     unrolled = plan.reductions[len(loops) :]
-    slides = unrolled and plan.joined == 1
+    slides = unrolled and plan.joined == 1 and not op.terms
+    bounded = summed_along(op, loops, unrolled)
     windows = _windows(op, plan, region, operands, cells, unrolled[-1]) if slides else None
     apart = unrolled[:-1] if windows else unrolled
 
-    def unrolled_steps(values: dict[str, Expr]) -> Stmt:
-        """All of the unrolled reductions where the others have given values."""
+    def unrolled_steps(values: dict[str, Expr], *, masked: bool = bool(op.terms) and not bounded) -> Stmt:
+        """All of the unrolled reductions where the others have given values; masked: each term is asked for."""
         parts: list[Stmt] = []
         for offsets in product(*(range(region[name].size) for name in apart)):
             at = dict(values)
             for name, offset in zip(apart, offsets, strict=True):
                 at |= reduction_values(region, name, build.const(offset))
-            parts.append(_step(op.name, operands, cells, registers, at) if windows is None else slide(windows, at))
+            only = op.terms if masked else ()
+            step = _step(op.name, operands, cells, registers, at, only) if windows is None else slide(windows, at)
+            parts.append(step)
         return build.block(*parts)
 
     def slide(windows: Windows, at: dict[str, Expr]) -> Stmt:
@@ -186,17 +188,24 @@ def _reduce(
         values |= reduction_values(region, name, Var(f"{name}_r"))
     if not loops:
         return unrolled_steps(values)
-    innermost = _innermost(
-        loops[-1],
-        plan.steps,
-        region,
-        lambda at: unrolled_steps(values | at),
-        lambda at: hints(op, plan, region, values | at),
-    )
+
+    def before(at: dict[str, Expr]) -> Stmt:
+        return hints(op, plan, region, values | at)
+
+    def step(at: dict[str, Expr]) -> Stmt:
+        return unrolled_steps(values | at)
+
+    def masked(at: dict[str, Expr]) -> Stmt:
+        return unrolled_steps(values | at, masked=True)
+
+    if bounded:
+        innermost = masked_sum(op, loops[-1], plan.steps, region, before, step, masked)
+    else:
+        innermost = _innermost(loops[-1], plan.steps, region, before, step)
     return build.loops([(f"{name}_r", region[name].size) for name in loops[:-1]], innermost)
 
 
-def _innermost(name: str, at_once: int, region: Region, step: Step, before: Step) -> Stmt:
+def _innermost(name: str, at_once: int, region: Region, before: Step, step: Step) -> Stmt:
     """The loop over the reduction `name` with `at_once` steps per iteration, then what is left of them."""
     full, rest = divmod(region[name].size, at_once)
     first = build.mul(Var(f"{name}_r"), at_once)
@@ -215,9 +224,14 @@ def reduction_values(region: Region, name: str, offset: Expr) -> dict[str, Expr]
 
 
 def _step(
-    prefix: str, operands: Sequence[Operand], cells: Sequence[Cell], registers: Buffer, at: dict[str, Expr]
+    prefix: str,
+    operands: Sequence[Operand],
+    cells: Sequence[Cell],
+    registers: Buffer,
+    at: dict[str, Expr],
+    only: Sequence[HalfSpace] = (),
 ) -> Stmt:
-    """One multiply-add per accumulator; what several of them read is read once and named."""
+    """One multiply-add per accumulator; what several of them read is read once and named. only: for terms in there."""
     read: dict[tuple[int, ...], Var] = {}
     sequence: list[tuple[Var, Expr] | Store] = []
     moves = [_moves(operand, cells[0]) for operand in operands]
@@ -235,6 +249,9 @@ def _step(
             factors.append(read[key])
         whole = Load(registers, (build.const(group[0].register),))
         total = multiply_add(factors[0], factors[1], whole)
+        if only:
+            kept = side_by_side(group, [inside(only, c.at | at) for c in group], registers.type.lanes)
+            total = build.select(build.broadcast(kept, registers.type.lanes), total, whole)
         sequence.append(build.store(registers, (group[0].register,), total))
     return _scoped(sequence)
 

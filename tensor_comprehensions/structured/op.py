@@ -36,6 +36,14 @@ class Iterator:
 
 
 @dataclass(frozen=True, slots=True)
+class HalfSpace:
+    """Points where `sum of coefficient * iterator + rest >= 0`; `rest` is over variables of surrounding loops."""
+
+    terms: tuple[tuple[str, int], ...]
+    rest: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class StructuredOp:
     """`output = epilogue(initial + sum over the reduction iterators of left * right)`.
 
@@ -55,6 +63,8 @@ class StructuredOp:
         reduction: the combining operator; only "+" for products.
         pairs: the reduction along which the factors are pairs of bfloat16 (`pairs.py`), whose two products are summed
             at once; "" where they are not.
+        elements: of parallel iterators; elements outside are not wanted, but may be computed.
+        terms: products outside are not summed; an element without any is as if the sum were zero.
     """
 
     name: str
@@ -66,6 +76,8 @@ class StructuredOp:
     epilogue: Expr | None = None
     reduction: str = "+"
     pairs: str = ""
+    elements: tuple[HalfSpace, ...] = ()
+    terms: tuple[HalfSpace, ...] = ()
 
     def __post_init__(self) -> None:
         if self.left.type != self.right.type:

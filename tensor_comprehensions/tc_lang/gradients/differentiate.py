@@ -22,7 +22,7 @@ from .gradient import Gradient, Key
 from .reach import ALWAYS, read_condition
 from .shorten import shortened
 from .transposed import Gathering, gathering, inside, substituted, uses
-from .versions import Step, Steps, extent, refusal
+from .versions import Step, Steps, extent, part, refusal
 from .windows import padded, turned
 from .write import Written, write
 
@@ -307,7 +307,7 @@ class _Reverse:
         place = _less(e, bounds[0])
         if read != ALWAYS and inside(e, bounds, step.ranges, self.sizes):
             return Select(read, place, Const(0, INT64), INT64)
-        return _part(place, step.ranges, extent(bounds))
+        return part(place, step.ranges, extent(bounds))
 
 
 def _unless_empty(
@@ -337,13 +337,6 @@ def _without_idle(
         factor = Const(float(n), value.dtype) if n is not None else Cast(of_formula(extent(bounds)), value.dtype)
         value = times(value, factor)
     return value, kept
-
-
-def _part(e: Expr, ranges: Mapping[str, Bounds], size: Value) -> Expr:
-    """A subscript on the left; a bare index would say that it takes all the places of the dimension."""
-    if isinstance(e, Index) and ranges[e.name] != (0, size):
-        return Binary("+", e, Const(0, INT64), INT64)
-    return e
 
 
 def _less(e: Expr, start: Value) -> Expr:
