@@ -200,8 +200,9 @@ class _Model:
     def starts(self, side: Side, region: Mapping[str, int]) -> float:
         """Short runs of a factor's tensor that a region reads."""
         run = self._run(side, region)
-        if self.factor(side).step(self.plan.vector) != 1 and self.plan.tile(self.plan.vector) > STREAMS:
-            name, step = self.factor(side).nearest[0]
+        nearest = self.factor(side).nearest  # nothing, where data decides or the factor reads several elements
+        if nearest and self.factor(side).step(self.plan.vector) != 1 and self.plan.tile(self.plan.vector) > STREAMS:
+            name, step = nearest[0]
             run = min(run, step * region[name])
         short = run * self.factor(side).bytes < FETCHED_AHEAD
         return self.elements(side, region) * self._together(side) / run if short else 0.0
