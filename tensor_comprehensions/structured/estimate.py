@@ -235,10 +235,12 @@ class _Model:
         return [sum(sizes) for sizes in zip(*self.footprints.values(), self.outputs, strict=True)]
 
     def moving(self) -> float:
-        """Cycles for the bytes that reach each cache."""
+        """Cycles for the bytes that reach each cache; what the second one has room for is in it already."""
         total = 0.0
         last = len(self.plan.levels)
         for capacity, cost in zip(self.target.cache, TRANSFER, strict=False):
+            if self.working[0] <= self.target.cache[1] * self.room and capacity > self.target.cache[0]:
+                break
             depth = next((d for d in range(last + 1) if self.working[d] <= capacity * self.room), last)
             for side in Side:
                 total += cost * self._arriving(self.footprints[side][depth], self.factor(side).used, depth)
