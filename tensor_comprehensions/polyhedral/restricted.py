@@ -74,7 +74,8 @@ def condition(inequalities: Sequence[Inequality], indices: Mapping[str, ir.Expr]
 def bounded(
     inequalities: Sequence[Inequality], index: str, start: ir.Expr, stop: ir.Expr, indices: Mapping[str, ir.Expr]
 ) -> tuple[ir.Expr, ir.Expr]:
-    """The part of `start .. stop` in which all of them hold."""
+    """The part of `start .. stop` in which all of them hold; an empty one begins where it stops."""
+    first = start
     for g in inequalities:
         c = dict(g.terms)[index]
         rest = value_of(g, indices, index)
@@ -82,4 +83,4 @@ def bounded(
             start = build.maximum(start, build.sub(0, build.div(rest, c)))
         else:
             stop = build.minimum(stop, build.add(build.div(rest, -c), 1))
-    return start, stop
+    return (start if start is first else build.minimum(start, stop)), stop

@@ -27,6 +27,7 @@ from .collapse import collapse
 from .emit import emit, pipeline
 from .leaf import leaves
 from .legality import Scheduled, check
+from .reorder import reorder
 from .schedule import schedule
 from .scop import LOCK, Node, Scop
 from .show import show
@@ -70,14 +71,14 @@ def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R
 
 
 def _explain(function: BoundFunction, options: CpuOptions, target: Target) -> str:
-    function = in_parts(_simplified(function), options, target)
+    function = in_parts(reorder(_simplified(function), options, target), options, target)
     plan = plan_schedule(_scop(function, nodes(function, options, target)), options, target)
     buffers = {t.name: _buffer(t) for t in function.tensors}
     return "\n".join(show(plan, lambda s, node: pipeline(function, s, node, buffers, options, target)))
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
-    function = in_parts(_simplified(function), options, target)
+    function = in_parts(reorder(_simplified(function), options, target), options, target)
     scop = _scop(function, nodes(function, options, target))
     plan = plan_schedule(scop, options, target)
     if current().verify:
@@ -198,7 +199,7 @@ def sums_in_parts(function: BoundFunction, options: CpuOptions, target: Target) 
     """Does `function` (legalised), where no strategy says how, sum products in parts? No pipeline says that."""
     whole = _simplified(function)
     untold = replace(options, strategy=None)
-    return in_parts(whole, untold, target) != in_parts(whole, untold, target, products=False)
+    return in_parts(reorder(whole, untold, target), untold, target) != in_parts(whole, untold, target, products=False)
 
 
 def staged(function: BoundFunction, options: CpuOptions, target: Target) -> BoundFunction:
