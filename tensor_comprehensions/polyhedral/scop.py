@@ -17,7 +17,7 @@ import islpy as isl
 from ..structured.recognise import Cluster
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, walk
-from .affine import isl_name, quasi_affine
+from .affine import isl_name, isl_tensor, quasi_affine
 
 
 def _context() -> isl.Context:
@@ -168,7 +168,7 @@ class Scop:
         inner = ", ".join(isl_name(i.name) for i in node.reduced)
         formula = (f"exists {inner} : " if inner else "") + (" and ".join(conditions) or "0 = 0")
         element = ", ".join(f"x{d}" for d in range(len(access.subscripts)))
-        return f"{instance(node)} -> T_{tensor.name}[{element}] : {formula}"
+        return f"{instance(node)} -> {isl_tensor(tensor.name)}[{element}] : {formula}"
 
     def _program_order(self) -> isl.UnionMap:
         depth = max((len(n.free) for n in self.nodes), default=0)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Load, Type, Var
 from ..loop_ir.promotion import View
+from ..naming import mint
 from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundIndex, BoundStatement, Role, Tensor, map_operands, walk
@@ -32,7 +33,7 @@ class Cluster:
         output: the element that is stored in the end.
         left, right: the factors, of the accumulator's type.
         initial: what the sum starts from, of that type; None is zero.
-        epilogue: what is stored, over `tc.Index("acc", accumulator type)`; None stores the sum.
+        epilogue: what is stored, over `tc.Index(ACCUMULATOR, accumulator type)`; None stores the sum.
     """
 
     statements: tuple[BoundStatement, ...]
@@ -54,7 +55,7 @@ class Cluster:
     def op(
         self, name: str, buffers: Mapping[str, Buffer | View[int]], tiles: Mapping[str, tuple[Expr, int]] | None = None
     ) -> StructuredOp:
-        """The cluster as a structured op whose iterators are named `{name}_{index}`.
+        """The cluster as a structured op whose iterators are named `name.index`.
 
         tiles: for free indices that surrounding loops have tiled, the first value (int64) and how many follow.
         """
@@ -64,8 +65,8 @@ class Cluster:
         for kind, indices in ((IteratorKind.PARALLEL, self.free), (IteratorKind.REDUCTION, self.reduced)):
             for i in indices:
                 origin, extent = tiles.get(i.name, (build.const(i.lower), i.extent))
-                iterators.append(Iterator(f"{name}_{i.name}", extent, kind))
-                values[i.name] = build.add(Var(f"{name}_{i.name}"), origin)
+                iterators.append(Iterator(mint(name, i.name), extent, kind))
+                values[i.name] = build.add(Var(mint(name, i.name)), origin)
         scope = Scope(values, buffers)
         buffer, where = element(self.output.tensor, self.output.subscripts, scope)
         return StructuredOp(

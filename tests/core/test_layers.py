@@ -12,7 +12,7 @@ import tensor_comprehensions
 
 PACKAGE = Path(tensor_comprehensions.__file__).parent
 LAYERS = (
-    ("errors", "dtypes", "fluent", "guard", "later", "once", "strides"),
+    ("errors", "dtypes", "fluent", "guard", "later", "naming", "once", "strides"),
     ("math_functions", "target", "knobs"),
     ("inspection",),
     ("tc_lang",),
