@@ -115,7 +115,7 @@ class Compiled(Compilation):
 
     @property
     def job(self) -> Job:
-        return Job(self.options, self.target)
+        return compiler.job_of(self.bound, self.options, self.target)
 
     @property
     def resources(self) -> dict[str, int]:
