@@ -24,10 +24,11 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What stays the same while a def goes through the passes."""
+    """What stays the same while a def goes through the passes. name: the def's, for people."""
 
     options: CpuOptions
     target: Target
+    name: str = ""
 
 
 @dataclass(frozen=True, eq=False)

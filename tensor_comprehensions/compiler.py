@@ -88,18 +88,18 @@ class Pass:
 
 
 def _lower(bound: BoundFunction, job: Job) -> Module:
-    reasons = []
+    reasons, name = [], job.name or bound.name
     for strategy in STRATEGIES:
         try:
             module = strategy.lower(bound, job.options, job.target)
         except CannotLower as refusal:
             reasons.append(f"{strategy.name}: {refusal}")
-            logger("schedule").debug("%s: refused by %s", bound.name, reasons[-1])
+            logger("schedule").debug("%s: refused by %s", name, reasons[-1])
         else:
-            logger("schedule").debug("%s: lowered by %s", bound.name, strategy.name)
+            logger("schedule").debug("%s: lowered by %s", name, strategy.name)
             check_bindings(module)
             return module
-    raise InternalError(f"no strategy lowers {bound.name}: {'; '.join(reasons)}")
+    raise InternalError(f"no strategy lowers {name}: {'; '.join(reasons)}")
 
 
 def _bodies(transform: Callable[[Stmt], Stmt]) -> Callable[[Module, Job], Module]:
@@ -292,13 +292,13 @@ def job_of(bound: BoundFunction, options: CpuOptions, target: Target) -> Job:
     """What the passes get to compile `bound`: strategies name the loops of its canonical form. Raises as `settle`."""
     options = settle(bound, options, target)
     if not options.strategy:
-        return Job(options, target)
+        return Job(options, target, bound.name)
     assert isinstance(options.strategy, tuple)
     own, canonical = (
         {name: op for name, _, op in contractions(b, options, target)} for b in (bound, canonicalize(bound))
     )
     pairs = ((name, translate_pipeline(p, own[name], canonical[name])) for name, p in options.strategy)  # type: ignore[arg-type]
-    return Job(replace(options, strategy=tuple(pairs)), target)
+    return Job(replace(options, strategy=tuple(pairs)), target, bound.name)
 
 
 def digest(bound: BoundFunction, options: object, target: object) -> str:
