@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Let, Load, Loop, LoopKind, Stmt, Store
+from ..naming import mint
 from ..structured.transpose import CACHE_LINE, Axis, begin_lines, with_registers
 from ..structured.vector import evaluate
 from .promote import chunk_of, chunk_start, places_of, turned_into, with_loads
@@ -96,7 +97,7 @@ def _pitch(buffer: Buffer, lanes: int) -> int:
 
 def _by_lines(store: Store, line: int, lane: Axis, whole: tuple[int, int], along: Callable[[Expr, Expr], Stmt]) -> Stmt:
     """`along` the lines of `store` that begin in `lane`, and what there is before the first in all of the range."""
-    lines = build.var(f"{lane.name}.lines")
+    lines = build.var(mint(lane.name, "lines"))
     before = build.when(build.le(lane.start, whole[0]), along(lane.start, lines))
     stop = build.minimum(_line_at(store, line, lane, lane.stop), whole[1])
     first = build.minimum(_line_at(store, line, lane, lane.start), lane.stop)

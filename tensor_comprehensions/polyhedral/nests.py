@@ -12,6 +12,7 @@ from ..loop_ir.intrinsics import PREFETCH_LATER
 from ..loop_ir.nodes import Buffer, LoopKind
 from ..loop_ir.promotion import View, held
 from ..loop_ir.vectorize import vectorize
+from ..naming import mint
 from ..options import CpuOptions
 from ..structured import contraction
 from ..structured.movement import Movement
@@ -205,7 +206,7 @@ class Emitter:
 
         together = self._rows_together
         first = rows.extent % together or together
-        block = build.var(f"{rows.name}_block")
+        block = build.var(mint(rows.name, "block"))
         begun = along(build.const(rows.lower), first, *self._initialisations(leaf))
         others = along(block, together)
         start, stop = build.const(rows.lower + first), build.const(rows.upper)

@@ -16,6 +16,7 @@ from math import inf, prod
 
 from ..errors import CannotLower
 from ..loop_ir.nodes import Buffer, Type
+from ..naming import mint
 from ..options import CpuOptions
 from ..strides import contiguous_strides
 from ..structured.cost import is_far
@@ -270,7 +271,7 @@ def _reordered(found: _Contraction, orders: Orders) -> tuple[BoundFunction, Boun
     for access, order in zip(found.accesses, orders, strict=True):
         tensor = function.tensor(access.tensor)
         if order is not None:
-            name = _fresh(f"{tensor.name}_ordered", names)
+            name = _fresh(mint(tensor.name, "ordered"), names)
             names.add(name)
             shape = tuple(found.extents[n] for n in order)
             tensor = Tensor(name, tensor.dtype, shape, contiguous_strides(shape), Role.TEMPORARY)

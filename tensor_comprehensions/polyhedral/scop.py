@@ -14,10 +14,11 @@ from typing import TypeVar
 
 import islpy as isl
 
+from ..naming import SEPARATOR
 from ..structured.recognise import Cluster
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Inequality, walk
-from .affine import isl_name, quasi_affine
+from .affine import isl_name, isl_tensor, quasi_affine
 
 
 def _context() -> isl.Context:
@@ -179,7 +180,7 @@ class Scop:
         inner = ", ".join(isl_name(i.name) for i in node.reduced)
         formula = (f"exists {inner} : " if inner else "") + (" and ".join(conditions) or "0 = 0")
         element = ", ".join(f"x{d}" for d in range(len(access.subscripts)))
-        return f"{instance(node)} -> T_{tensor.name}[{element}] : {formula}"
+        return f"{instance(node)} -> {isl_tensor(tensor.name)}[{element}] : {formula}"
 
     def _program_order(self) -> isl.UnionMap:
         depth = max((len(n.free) for n in self.nodes), default=0)
@@ -255,6 +256,11 @@ def union_map(text: str) -> isl.UnionMap:
 def domain_of(nodes: Sequence[Node]) -> isl.UnionSet:
     """The instances of `nodes`."""
     return isl.UnionSet("{ " + "; ".join(map(_domain, nodes)) + " }", CONTEXT)
+
+
+def node_name(first: BoundStatement) -> str:
+    """The name of the nest whose first statement is `first`, which isl reads as it stands."""
+    return first.name.replace(SEPARATOR, "_")
 
 
 def instance(node: Node) -> str:

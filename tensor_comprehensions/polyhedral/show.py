@@ -8,7 +8,7 @@ from ..tc_lang.function import Inequality
 from .leaf import Dim, Leaf
 from .legality import Scheduled
 from .schedule import Row
-from .scop import Node
+from .scop import Node, node_name
 
 
 def show(plan: Sequence[Scheduled], pipeline: Callable[[Scheduled, Node], object]) -> Iterator[str]:
@@ -54,7 +54,7 @@ def _leaf(leaf: Leaf) -> Iterator[str]:
         for s in node.statements:
             update = f" {s.reduction}=" + ("!" if s.initialise else "") if s.reduction else " ="
             where = f" where {' and '.join(map(_inequality, s.domain))}" if s.domain else ""
-            yield f"  {s.name}: {s.target}{update}{where}"
+            yield f"  {node_name(s)}: {s.target}{update}{where}"
 
 
 def _inequality(g: Inequality) -> str:

@@ -11,6 +11,7 @@ from ..errors import CannotLower
 from ..knobs import current
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Kernel, Module, Type
+from ..naming import mint
 from ..options import CpuOptions
 from ..structured.op import StructuredOp
 from ..structured.pairs import paired
@@ -29,7 +30,7 @@ from .leaf import leaves
 from .legality import Scheduled, check
 from .reorder import reorder
 from .schedule import schedule
-from .scop import LOCK, Node, Scop
+from .scop import LOCK, Node, Scop, node_name
 from .show import show
 from .split import in_parts
 from .storage import local_temporaries
@@ -93,11 +94,11 @@ def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Modu
         for s in (s for n in scheduled.group.nodes for s in n.statements):
             checks += check_loops(function, s, buffers, len(checks.sites), options, target)
         for nest in checks.loops[len(before.loops) :]:  # apart: one may read through what the one before verifies
-            kernels.append(Kernel(f"{function.name}_check{len(kernels)}", nest))
+            kernels.append(Kernel(mint(function.name, f"check{len(kernels)}"), nest))
         local = local_temporaries(function, groups, scheduled.group) if options.contract else ()
         contracted |= {t.name for t in local}
         body = emit(function, scheduled, local, buffers, options, target)
-        kernels.append(Kernel(function.name if len(plan) == 1 else f"{function.name}_{len(kernels)}", body))
+        kernels.append(Kernel(function.name if len(plan) == 1 else mint(function.name, len(kernels)), body))
     return _module(function, buffers, contracted, kernels, checks)
 
 
@@ -153,7 +154,7 @@ def nodes(function: BoundFunction, options: CpuOptions, target: Target) -> tuple
     position = 0
     while position < len(function.statements):
         cluster = recognise(function.statements, position, tensors) if options.structured else None
-        name = function.statements[position].name
+        name = node_name(function.statements[position])
         reason = _refusal(cluster, name, buffers, options, target)
         if cluster is not None and reason is None:
             found.append(Node(name, cluster.statements, cluster))
@@ -161,7 +162,7 @@ def nodes(function: BoundFunction, options: CpuOptions, target: Target) -> tuple
             continue
         for part in split_initialisation(function, function.statements[position]):
             if all(i.extent for i in part.free):
-                found.append(Node(part.name, (part,)))
+                found.append(Node(node_name(part), (part,)))
         position += 1
     return tuple(found)
 
@@ -218,10 +219,10 @@ def split_initialisation(function: BoundFunction, s: BoundStatement) -> tuple[Bo
     if not s.initialise or s.reduction is None or _plain(s):
         return (s,)
     tensor = function.tensor(s.target)
-    indices = tuple(BoundIndex(f"d{k}", 0, extent) for k, extent in enumerate(tensor.shape))
+    indices = tuple(BoundIndex(mint(f"d{k}"), 0, extent) for k, extent in enumerate(tensor.shape))
     neutral = build.neutral(s.reduction, s.value.dtype)
     fill = BoundStatement(
-        name=f"{s.name}_init",
+        name=mint(s.name, "init"),
         target=s.target,
         subscripts=tuple(tc.Index(i.name, tc.INDEX_TYPE) for i in indices),
         reduction=None,

@@ -10,6 +10,7 @@ from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.nodes import LoopKind
 from ..loop_ir.promotion import Digit, View, held
+from ..naming import mint
 from ..options import CpuOptions
 from ..tc_lang.function import Tensor
 from .leaf import Dim
@@ -46,7 +47,7 @@ def tiles_of(group: Group, sizes: Sequence[int]) -> tuple[tuple[Tile, ...], tupl
     tiles, counts = [], []
     for row, size in zip(group.rows, sizes, strict=True):
         count = -(-row.extent // size)
-        name = f"{row.places[0][1][0]}_tile"
+        name = mint(row.places[0][1][0], "tile")
         start = build.const(row.lower) if count == 1 else build.var(name)
         tiles.append(Tile(row, start, size))
         counts.append(count)
@@ -59,7 +60,7 @@ def tile_loops(tiles: Sequence[Tile], counts: Sequence[int], body: ir.Stmt, tota
     if not moving:
         return body
     trips = prod(c for _, c in moving)
-    flat = build.var("tile")
+    flat = build.var(mint("tile"))
     inner = trips
     for tile, count in moving:
         inner //= count
@@ -70,7 +71,7 @@ def tile_loops(tiles: Sequence[Tile], counts: Sequence[int], body: ir.Stmt, tota
     parallel = options.grain > 0 and total > options.grain
     grain = max(1, options.grain * trips // max(1, total)) if parallel else 1
     kind = LoopKind.PARALLEL if parallel else LoopKind.SERIAL
-    return ir.Loop("tile", build.const(0), build.const(trips), body, kind, grain=grain)
+    return ir.Loop(flat.name, build.const(0), build.const(trips), body, kind, grain=grain)
 
 
 def with_remainders(tiles: tuple[Tile, ...], body: Callable[[tuple[Tile, ...]], ir.Stmt], position: int = 0) -> ir.Stmt:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..loop_ir import build
 from ..loop_ir.nodes import Expr, Let, Loop, Stmt, Var
+from ..naming import mint
 from .op import HalfSpace, StructuredOp
 from .tile import Region, local, number
 
@@ -96,15 +97,14 @@ def masked_sum(
 
     step: where all points have a term; `at_once` of them per iteration, each after `before`. masked: where some have.
     """
-    prefix = f"{name}_"
     part = region[name]
 
     def at(offset: Expr) -> dict[str, Expr]:
         return {name: build.add(offset, part.origin), local(name): offset, number(name): part.number}
 
     ends = stretch(op, region, name)
-    first, stop, begin, full = (Var(f"{prefix}{end}") for end in ("first", "stop", "begin", "full"))
-    counter = Var(f"{prefix}r")
+    first, stop, begin, full = (Var(mint(name, end)) for end in ("first", "stop", "begin", "full"))
+    counter = Var(mint(name, "r"))
     offset = build.add(begin, build.mul(counter, at_once))
     many = build.block(before(at(offset)), *(step(at(build.add(offset, s))) for s in range(at_once)))
     rest = build.add(begin, build.mul(full, at_once))

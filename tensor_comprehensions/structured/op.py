@@ -11,8 +11,9 @@ from ..errors import InternalError
 from ..loop_ir import build
 from ..loop_ir.nodes import Const, Expr, Load, Type, Var
 from ..loop_ir.rewrite import walk_expr
+from ..naming import SEPARATOR, mint
 
-ACCUMULATOR = "acc"
+ACCUMULATOR = mint("acc")
 
 
 class IteratorKind(Enum):
@@ -122,6 +123,13 @@ class StructuredOp:
     def multiplications(self) -> int:
         """How many products the op sums in all."""
         return prod(i.extent for i in self.iterators)
+
+    def shown(self, iterator: str) -> str:
+        """The name that an iterator has for people: that of the def's index, or of those that are walked together."""
+        own = iterator.removeprefix(mint(self.name, ""))
+        joined = own.replace(SEPARATOR, "_")
+        taken = joined != own and any(i.name in (joined, mint(self.name, joined)) for i in self.iterators)
+        return own if taken else joined
 
     def iterator(self, name: str) -> Iterator:
         return next(i for i in self.iterators if i.name == name)

@@ -13,6 +13,7 @@ from ..loop_ir import build
 from ..loop_ir.affine import subtract
 from ..loop_ir.nodes import Buffer, Expr, Load, Type, Var
 from ..loop_ir.promotion import View
+from ..naming import mint
 from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundIndex, BoundStatement, Inequality, Role, Tensor, map_operands, walk
@@ -33,7 +34,7 @@ class Cluster:
         output: the element that is stored in the end.
         left, right: the factors, of the accumulator's type.
         initial: what the sum starts from, of that type; None is zero.
-        epilogue: what is stored, over `tc.Index("acc", accumulator type)`; None stores the sum.
+        epilogue: what is stored, over `tc.Index(ACCUMULATOR, accumulator type)`; None stores the sum.
     """
 
     statements: tuple[BoundStatement, ...]
@@ -55,7 +56,7 @@ class Cluster:
     def op(
         self, name: str, buffers: Mapping[str, Buffer | View[int]], tiles: Mapping[str, tuple[Expr, int]] | None = None
     ) -> StructuredOp:
-        """The cluster as a structured op whose iterators are named `{name}_{index}`.
+        """The cluster as a structured op whose iterators are named `name.index`.
 
         tiles: for free indices that surrounding loops have tiled, the first value (int64) and how many follow.
         """
@@ -65,8 +66,8 @@ class Cluster:
         for kind, indices in ((IteratorKind.PARALLEL, self.free), (IteratorKind.REDUCTION, self.reduced)):
             for i in indices:
                 origin, extent = tiles.get(i.name, (build.const(i.lower), i.extent))
-                iterators.append(Iterator(f"{name}_{i.name}", extent, kind))
-                values[i.name] = build.add(Var(f"{name}_{i.name}"), origin)
+                iterators.append(Iterator(mint(name, i.name), extent, kind))
+                values[i.name] = build.add(Var(mint(name, i.name)), origin)
         scope = Scope(values, buffers)
         buffer, where = element(self.output.tensor, self.output.subscripts, scope)
         return StructuredOp(
@@ -86,8 +87,8 @@ def _half_space(g: Inequality, name: str, values: Mapping[str, Expr]) -> HalfSpa
     """An inequality of a cluster over the iterators of its op, and the surrounding loops of their tiles."""
     rest: Expr = build.const(g.constant)
     for index, c in g.terms:
-        rest = build.add(rest, build.mul(subtract(values[index], Var(f"{name}_{index}")), c))
-    return HalfSpace(tuple((f"{name}_{index}", c) for index, c in g.terms), rest)
+        rest = build.add(rest, build.mul(subtract(values[index], Var(mint(name, index))), c))
+    return HalfSpace(tuple((mint(name, index), c) for index, c in g.terms), rest)
 
 
 def recognise(statements: Sequence[BoundStatement], start: int, tensors: Mapping[str, Tensor]) -> Cluster | None:

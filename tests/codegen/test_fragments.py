@@ -172,9 +172,9 @@ def test_only_where_memory_holds_fragments_or_panels_do() -> None:
 def test_it_prints_and_c_refuses() -> None:
     m = checked(matmul(16, 16, 32), tile(m=16, n=16) >> pack("B") >> fragments())
     text = show(m)
-    assert "allocate fragment float32 c_acc[1][16][16]" in text
-    assert "fragment_load(&c_rows[0, 0, 0], &A[0, k_r * 16 * 2], 0)" in text
-    assert "fragment_dot_bfloat16(&c_acc[0, 0, 0], &c_rows[0, 0, 0], &c_columns[0, 0, 0])" in text
+    assert "allocate fragment float32 c.acc[1][16][16]" in text
+    assert "fragment_load(&c.rows[0, 0, 0], &A[0, k.r * 16 * 2], 0)" in text
+    assert "fragment_dot_bfloat16(&c.acc[0, 0, 0], &c.rows[0, 0, 0], &c.columns[0, 0, 0])" in text
     with pytest.raises(CannotLower, match="no spelling of the intrinsic fragment_"):
         c.emit(m)
 

@@ -12,7 +12,7 @@ import tensor_comprehensions
 
 PACKAGE = Path(tensor_comprehensions.__file__).parent
 LAYERS = (
-    ("errors", "dtypes", "fluent", "interrupts", "later", "once", "strides"),
+    ("errors", "dtypes", "fluent", "interrupts", "later", "naming", "once", "strides"),
     ("math_functions", "processors"),
     ("target", "knobs", "guard"),
     ("inspection",),
