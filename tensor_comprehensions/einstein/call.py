@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from ..api import Op
+from ..errors import TCError
+from ..guard import shorten_traceback
 from ..once import OncePerKey
 from .operators import LIMIT, check_kinds, kinds_of, operator_for
 from .traced import traced
@@ -36,9 +38,17 @@ def einsum(equation: str, *operands: Any, out: Any = None) -> Any:
     if _is_traced():
         return traced(equation, operands, out)
     try:
-        key = (equation, *[(x.shape, x.dtype) for x in operands])
-        operator = _by_shapes.get(key, lambda: operator_for(equation, *operands))
-    except (AttributeError, RuntimeError, TypeError):  # not of tensors, or of sizes that are symbols and have no hash
-        check_kinds(type(equation).__name__, kinds_of(operands))
-        operator = operator_for(equation, *operands)
-    return operator(*operands) if out is None else operator(*operands, out=out)
+        try:
+            key = (equation, *[(x.shape, x.dtype) for x in operands])
+            operator = _by_shapes.get(key, lambda: operator_for(equation, *operands))
+        except (
+            AttributeError,
+            RuntimeError,
+            TypeError,
+        ):  # no tensors, or sizes that are symbols without a hash
+            check_kinds(type(equation).__name__, kinds_of(operands))
+            operator = operator_for(equation, *operands)
+        return operator(*operands) if out is None else operator(*operands, out=out)
+    except TCError as error:
+        shorten_traceback(error)
+        raise

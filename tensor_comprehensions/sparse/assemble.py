@@ -29,6 +29,7 @@ from ..loop_ir.nodes import (
     Store,
     While,
 )
+from ..naming import mint
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.function import Index
 from .emit import StatementEmitter
@@ -273,7 +274,7 @@ class AssemblingEmitter(StatementEmitter):
         row, touched, line = self._rows
         (last,) = (e.name for d in self.format.order[-1:] for e in (self.s.subscripts[d],) if isinstance(e, Index))
         extent = self.shared.extents(self.s.target)[self.format.order[-1]]
-        t, at = self.names.fresh("line"), self.names.fresh(last)
+        t, at = self.names.fresh(mint("line")), self.names.fresh(mint(last, "at"))
         bits = build.register(self.names.fresh("bits"))
         first, held = build.mul(build.var(t), LINE), build.var(at)
         flags = build.ne(build.load(touched, build.ramp(first, 1, LINE)), build.const(0, UINT8, LINE))

@@ -9,6 +9,7 @@ from ..dtypes import BOOL, INT64
 from ..errors import CannotLower
 from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store
+from ..naming import mint
 from ..tc_lang.function import Access, Index
 from .emit import StatementEmitter
 from .levels import flat
@@ -16,6 +17,7 @@ from .problem import Collected
 from .share import representative
 from .walk import Body, State
 
+CHUNK, CHUNKS, ELEMENT = mint("chunk"), mint("chunks"), mint("element")
 GRAIN_ELEMENTS = 32_768
 """Elements that a thread fills at least."""
 CHUNK_ITERATIONS, MAX_CHUNKS = 64, 1_024
@@ -73,13 +75,13 @@ class DenseEmitter(StatementEmitter):
         total: Expr = build.const(1)
         for extent in self.shared.extents(self.s.target):
             total = build.mul(total, extent)
-        chunk, i = build.var("chunk"), build.var("i")
+        chunk, i = build.var(CHUNK), build.var(ELEMENT)
         first = build.mul(chunk, GRAIN_ELEMENTS)
         last = build.minimum(build.add(first, GRAIN_ELEMENTS), total)
         store = build.store(self.values, (i,), self.neutral)
-        inner = Loop("i", first, last, store, LoopKind.VECTOR, factor=(self.lanes, 1))
+        inner = Loop(ELEMENT, first, last, store, LoopKind.VECTOR, factor=(self.lanes, 1))
         chunks = build.add(build.div(total, GRAIN_ELEMENTS), 1)
-        return Loop("chunk", build.const(0), chunks, inner, LoopKind.PARALLEL)
+        return Loop(CHUNK, build.const(0), chunks, inner, LoopKind.PARALLEL)
 
     def around(self, depth: int, state: State, then: Body) -> Stmt:
         """Initialise what is below the covered loops, or keep it in a register until it is stored."""
@@ -221,7 +223,7 @@ class CollectedEmitter(StatementEmitter):
         return build.block(*places, Store(self.values, (end,), value), move)
 
 
-_COUNT = build.register("count", INT64)
+_COUNT = build.register(mint("count"), INT64)
 
 
 def summing(state: State) -> State:
@@ -257,9 +259,9 @@ def _in_parallel(body: Stmt) -> Stmt:
 
 
 def _chunked(loop: Loop) -> Stmt:
-    extent, chunk, count = build.sub(loop.stop, loop.start), build.var("chunk"), build.var("chunks")
+    extent, chunk, count = build.sub(loop.stop, loop.start), build.var(CHUNK), build.var(CHUNKS)
     chunks = build.minimum(build.maximum(build.div(extent, CHUNK_ITERATIONS), 1), MAX_CHUNKS)
     first = build.add(loop.start, build.div(build.mul(chunk, extent), count))
     last = build.add(loop.start, build.div(build.mul(build.add(chunk, 1), extent), count))
     inner = replace(loop, start=first, stop=last)
-    return Let("chunks", chunks, Loop("chunk", build.const(0), count, inner, LoopKind.PARALLEL))
+    return Let(CHUNKS, chunks, Loop(CHUNK, build.const(0), count, inner, LoopKind.PARALLEL))
