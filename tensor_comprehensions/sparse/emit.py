@@ -14,6 +14,7 @@ from ..loop_ir.vectorize import vectorize
 from ..target import Target
 from ..tc_lang.bind import identity
 from ..tc_lang.function import Access, Statement
+from .chunks import in_parallel
 from .graph import Nest
 from .levels import flat, sum_run
 from .problem import Operand, Problem, Sizes
@@ -111,6 +112,10 @@ class StatementEmitter(ABC):
             self.leaf, self.around, self.choose, lanes,
         )  # fmt: skip
         return walker.nest_loops()
+
+    def in_parallel(self, body: Stmt) -> Stmt:
+        """The loops with the outermost one shared by threads."""
+        return in_parallel(body, self.nest, self.order, self.shared.operands, self.names)
 
     def widths(self) -> Iterator[tuple[int, int]]:
         """Lanes and interleaved vectors that suit the innermost loop."""
