@@ -7,7 +7,7 @@ touched is appended when the row is complete ("Tensor algebra compilation with w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..dtypes import BOOL, INT64, UINT8
@@ -40,6 +40,15 @@ from .walk import Body, State
 
 LINE = 64
 """Flags of a row that one bit of the next level of flags stands for."""
+
+
+def _inside_chunks(s: Stmt, around: Callable[[Stmt], Stmt]) -> Stmt:
+    """`s` with `around` the body of its parallel loop."""
+    if isinstance(s, Loop) and s.kind is LoopKind.PARALLEL:
+        return replace(s, body=around(s.body))
+    if isinstance(s, Let):
+        return replace(s, body=_inside_chunks(s.body, around))
+    return around(s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +93,53 @@ class AssemblingEmitter(StatementEmitter):
         return self.result.format
 
     def kernels(self) -> Iterator[tuple[str, Stmt]]:
+        if self.counts_rows:
+            yield "count", build.block(replace(self, counts=True).rows(), self._scan())
+            yield "assemble", self.rows()
+            return
         if not self.result.bound:
             yield "count", replace(self, counts=True).assembly()
         yield "assemble", self.assembly()
+
+    # --- row by row, in parallel ---------------------------------------------------------------------------------
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether the entries of each row are counted in an array of their own, so that threads share the rows."""
+        return self.result.counts_rows
+
+    def rows(self) -> Stmt:
+        """The walk in chunks of rows: the entries of each are counted, or written from where the row begins."""
+        cells = _Cells.of(self.format.depth)
+        body = self.walk()
+        whole = self.in_parallel(body)
+        return _inside_chunks(whole, lambda inner: Allocate(cells.all, self._with_rows(inner)))
+
+    def _scan(self) -> Stmt:
+        """From the entries of each row to where these begin; their sum is the number of all."""
+        pos, name = self._row_starts, mint("row")
+        count, extent = build.register(mint("sum")), self.shared.extents(self.s.target)[self.format.order[0]]
+        after = build.add(build.var(name), 1)
+        add = Store(count, (), build.cast(build.load(pos, after), INT64), "+")
+        loop = Loop(name, build.const(0), extent, build.block(add, Store(pos, (after,), self._index(Load(count, ())))))
+        first = (Store(count, (), build.const(0)), Store(pos, (build.const(0),), self._index(build.const(0))))
+        last = Store(self.totals, (build.const(self.first + 1),), Load(count, ()))
+        return Allocate((count,), build.block(*first, loop, last))
+
+    @property
+    def _row_starts(self) -> Buffer:
+        pos = self.result.pos[-1]
+        assert pos is not None
+        return pos
+
+    def _counted_row(self, row: Expr, body: Stmt) -> Stmt:
+        """A row whose entries go to where it begins, or are counted."""
+        count = _Cells.of(self.format.depth).counts[-1]
+        if self.counts:
+            last = Store(self._row_starts, (build.add(row, 1),), self._index(Load(count, ())))
+            return build.block(Store(count, (), build.const(0)), body, last)
+        start = build.cast(build.load(self._row_starts, row), INT64)
+        return build.block(Store(count, (), start), body)
 
     def assembly(self) -> Stmt:
         """The whole walk, with the entries counted from 0."""
@@ -113,7 +166,8 @@ class AssemblingEmitter(StatementEmitter):
         """Enter an element; `then` runs where its position among the values is bound to the name `position`."""
         cells = _Cells.of(self.format.depth)
         names = [e.name for e in self.s.subscripts if isinstance(e, Index)]
-        by_level = [coordinates[names[d]] for d in self.format.order]
+        starts = self.starts
+        by_level = [build.sub(coordinates[names[d]], starts[d]) for d in self.format.order]
         return self._enter(0, build.const(0), by_level, cells, then or build.NOTHING, position)
 
     def _enter(self, n: int, parent: Expr, coordinates: list[Expr], cells: _Cells, then: Stmt, position: str) -> Stmt:
@@ -184,10 +238,14 @@ class AssemblingEmitter(StatementEmitter):
         extents = self.shared.extents(self.s.target)
         names = [e.name for e in self.s.subscripts if isinstance(e, Index)]
         for d in self.format.order[:-1]:
-            parent = build.add(build.mul(parent, extents[d]), state.indices[names[d]])
+            parent = build.add(build.mul(parent, extents[d]), build.sub(state.indices[names[d]], self.starts[d]))
         return self._start(len(self.format.levels) - 1, parent, _Cells.of(self.format.depth))
 
     def around(self, depth: int, state: State, then: Body) -> Stmt:
+        if self.counts_rows and depth == self._row_depth:
+            (row,) = (e.name for d in self.format.order[:1] for e in (self.s.subscripts[d],) if isinstance(e, Index))
+            index = build.sub(state.indices[row], self.starts[self.format.order[0]])
+            return self._counted_row(index, self._around(depth, state, then))
         if self._starts_rows and depth == self._row_depth:
             return build.block(*self._row(state), self._around(depth, state, then))
         return self._around(depth, state, then)
@@ -262,7 +320,7 @@ class AssemblingEmitter(StatementEmitter):
     def _touch(self, state: State, value: Expr) -> Stmt:
         row, touched, line = self._rows
         (last,) = (e for d in self.format.order[-1:] for e in (self.s.subscripts[d],) if isinstance(e, Index))
-        at = state.indices[last.name]
+        at = build.sub(state.indices[last.name], self.starts[self.format.order[-1]])
         one = build.const(1, UINT8)
         marks = [Store(touched, (at,), one), Store(line, (build.div(at, LINE),), one)]
         if self.counts:
@@ -276,14 +334,14 @@ class AssemblingEmitter(StatementEmitter):
         extent = self.shared.extents(self.s.target)[self.format.order[-1]]
         t, at = self.names.fresh(mint("line")), self.names.fresh(mint(last, "at"))
         bits = build.register(self.names.fresh("bits"))
-        first, held = build.mul(build.var(t), LINE), build.var(at)
+        first, held, start = build.mul(build.var(t), LINE), build.var(at), self.starts[self.format.order[-1]]
         flags = build.ne(build.load(touched, build.ramp(first, 1, LINE)), build.const(0, UINT8, LINE))
         position = self.names.fresh(f"{self.s.target}.position")
         dtype = self.values.type.dtype
         store = (
             None if self.counts else Store(self.values, (build.var(position),), build.cast(Load(row, (held,)), dtype))
         )
-        append = self.append({**state.indices, last: held}, store, position)
+        append = self.append({**state.indices, last: build.add(held, start)}, store, position)
         clear = [] if self.counts else [Store(row, (held,), build.const(0, row.type.dtype))]
         rest = build.call(BIT_AND, Load(bits, ()), build.sub(Load(bits, ()), 1))
         one = Let(

@@ -68,6 +68,11 @@ class StatementEmitter(ABC):
         return self.shared.operands[self.s.target].values
 
     @property
+    def starts(self) -> list[Expr]:
+        """The least index of each dimension of the target, which is stored as coordinate 0."""
+        return [self.shared.sizes.value(lower) for lower, _ in self.shared.problem.ranges.tensors[self.s.target]]
+
+    @property
     def neutral(self) -> Const:
         """The identity of the reduction; 0 for `=`."""
         dtype = self.values.type.dtype

@@ -127,7 +127,8 @@ def _result_arrays(problem: Problem, nest: Nest, order: tuple[str, ...]) -> Asse
     definitions = [x for x in function.statements if x.target == target.name]
     if len(definitions) == 1 and is_ordered(nest, order, format):
         index = INT64 if any(t == INT64 for _, t in problem.index_types) else INT32
-        return assembled_of(number, target, index, _bound(nest, format))
+        bound = _bound(nest, format)
+        return assembled_of(number, target, index, bound, not bound and _has_rows(nest, order, format))
     if s is not definitions[0] and (s.reduction != "+" or s.initialise):
         raise CannotLower(f"a second definition of the sparse '{target.name}' with another operator than +=")
     return collected_of(number, target)
@@ -141,6 +142,12 @@ def _bound(nest: Nest, format: Format) -> tuple[str, ...]:
     if not certain or format.depth < len(format.levels) or nest.term.without(tuple(nest.paths)) is not None:
         return ()
     return tuple(whole)
+
+
+def _has_rows(nest: Nest, order: tuple[str, ...], format: Format) -> bool:
+    """Whether the outermost loop runs over the rows of a result, all of which are there, and threads can share them."""
+    iterated = any(step.loop == order[0] for p in nest.paths.values() for step in p.iterated)
+    return format.word == "ds" and not iterated and not nest.loops[order[0]].window
 
 
 def _slots(x: Assembled | Collected | None) -> int:

@@ -112,6 +112,7 @@ class Assembled:
     """The arrays of a sparse result that a statement writes level by level.
 
     bound: the operands that together store at least as many elements; empty where they are counted first.
+    counts_rows: whether the entries of each row are counted first, into `pos`, which the caller allocates before that.
     """
 
     statement: int
@@ -122,6 +123,7 @@ class Assembled:
     crd: tuple[Buffer | None, ...]
     values: Buffer
     bound: tuple[str, ...] = ()
+    counts_rows: bool = False
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -130,11 +132,11 @@ class Assembled:
         return (*levels, self.values)
 
 
-def assembled_of(statement: int, target: Symbol, index: DType, bound: tuple[str, ...]) -> Assembled:
+def assembled_of(statement: int, target: Symbol, index: DType, bound: tuple[str, ...], counts_rows: bool) -> Assembled:
     """The arrays of a statement that defines the sparse `target`."""
     assert target.format is not None
     own = operand_of(f"{target.name}.{statement}", target.dtype, target.role, target.format, index)
-    return Assembled(statement, target.name, target.format, index, own.pos, own.crd, own.values, bound)
+    return Assembled(statement, target.name, target.format, index, own.pos, own.crd, own.values, bound, counts_rows)
 
 
 def collected_of(statement: int, target: Symbol) -> Collected:

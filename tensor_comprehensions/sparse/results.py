@@ -223,8 +223,8 @@ class CollectedEmitter(StatementEmitter):
         if self.counts:
             return move
         places = [
-            Store(crd, (end,), subscript)
-            for crd, subscript in zip(self.result.coordinates, self.subscripts(state), strict=True)
+            Store(crd, (end,), build.sub(subscript, start))
+            for crd, subscript, start in zip(self.result.coordinates, self.subscripts(state), self.starts, strict=True)
         ]
         return build.block(*places, Store(self.values, (end,), value), move)
 

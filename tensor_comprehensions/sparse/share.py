@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..tc_lang.function import Access, Function, Role, Statement, Symbol
+from ..tc_lang.ranges import symbolic_ranges
 from .absent import term_of
 
 
@@ -16,13 +17,14 @@ def shared_patterns(function: Function) -> dict[str, str]:
     places of one.
     """
     sources: dict[str, str] = {}
+    ranges = symbolic_ranges(function).tensors
     symbols = {t.name: t for t in function.tensors}
     for name, symbol in symbols.items():
         if symbol.role is Role.TEMPORARY or (symbol.role is Role.OUTPUT and symbol.is_sparse):
             statements = [s for s in function.statements if s.target == name]
             found = {_source(s, symbol, symbols, sources) for s in statements}
             (source,) = found if len(found) == 1 else (None,)
-            if source is not None:
+            if source is not None and (symbol.role is Role.TEMPORARY or ranges[name] == ranges[source]):
                 sources[name] = source
     return sources
 

@@ -172,13 +172,16 @@ class _Run:
         self.totals = np.zeros(max(1, self.program.slots), np.int64)
         self.values = {o.name: self._values(o) for o in self.program.operands}
         self.arrays: dict[int, tuple[Tensor, ...]] = {}
+        self.rows: dict[int, Tensor] = {}
 
     def results(self) -> dict[str, Tensor | SparseTensor]:
         """Run all phases; what the def returns, by name."""
         for number, executable in enumerate(self.kernel.executables):
             for n, r in enumerate(self.program.results):
+                if isinstance(r.arrays, Assembled) and r.arrays.counts_rows and r.phase == number + 1:
+                    self.rows[n] = torch.empty(self._shape(r.arrays.tensor)[0] + 1, dtype=_index_dtype(r.arrays))
                 if r.phase == number:
-                    self.arrays[n] = self._allocate(r)
+                    self.arrays[n] = self._allocate(n, r)
             code, value = executable(self._addresses())
             if code:
                 raise _failure(self.function.name, code, value)
@@ -202,19 +205,19 @@ class _Run:
         extents = self.program.problem.ranges.shape(name)
         return tuple(_number(x, self.sizes) for x in extents)
 
-    def _allocate(self, r: Result) -> tuple[Tensor, ...]:
+    def _allocate(self, number: int, r: Result) -> tuple[Tensor, ...]:
         """Memory for a sparse result, as large as it is counted to be, or as its operands together."""
         dtype = TORCH_TYPES[self.function.tensor(r.arrays.tensor).dtype]
         if isinstance(r.arrays, Collected):
             count = int(self.totals[r.first])
             coordinates = [torch.empty(count, dtype=torch.int64) for _ in r.arrays.coordinates]
             return (*coordinates, torch.empty(count, dtype=dtype))
-        return self._level_arrays(r, r.arrays, dtype)
+        return self._level_arrays(number, r, r.arrays, dtype)
 
-    def _level_arrays(self, r: Result, x: Assembled, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def _level_arrays(self, number: int, r: Result, x: Assembled, dtype: torch.dtype) -> tuple[Tensor, ...]:
         most = sum(self.sparse[name].values.numel() for name in x.bound)
         extents, parents = x.format.extents(self._shape(x.tensor)), 1
-        index = torch.int64 if x.index == INT64 else torch.int32
+        index = _index_dtype(x)
         arrays: list[Tensor] = []
         for n, level in enumerate(x.format.levels[: x.format.depth]):
             if level.is_dense:
@@ -223,7 +226,7 @@ class _Run:
             compressed = level.kind is LevelKind.COMPRESSED
             entries = (most if x.bound else int(self.totals[r.first + n])) if compressed else parents
             if compressed:
-                arrays.append(torch.empty(parents + 1, dtype=index))
+                arrays.append(self.rows[number] if x.counts_rows else torch.empty(parents + 1, dtype=index))
             arrays.append(torch.empty(entries, dtype=index))
             parents = entries
         tail = x.format.tail(self._shape(x.tensor))
@@ -240,7 +243,10 @@ class _Run:
             found.append(self.values[o.name].data_ptr())
         for n, r in enumerate(self.program.results):
             arrays = self.arrays.get(n)
-            found += [0] * len(r.arrays.buffers) if arrays is None else [x.data_ptr() for x in arrays]
+            if arrays is None and n in self.rows:  # the array of the rows comes first
+                found += [self.rows[n].data_ptr(), *[0] * (len(r.arrays.buffers) - 1)]
+            else:
+                found += [0] * len(r.arrays.buffers) if arrays is None else [x.data_ptr() for x in arrays]
         return found
 
     def _result(self, name: str) -> Tensor | SparseTensor:
@@ -282,6 +288,10 @@ class _Run:
         types = {t.index_dtype for t in self.call.sparse.values()}
         index = torch.int64 if torch.int64 in types else torch.int32
         return pack.from_coordinates(places, values, shape, format, index, reduction)
+
+
+def _index_dtype(x: Assembled) -> torch.dtype:
+    return torch.int64 if x.index == INT64 else torch.int32
 
 
 SPARE = 2

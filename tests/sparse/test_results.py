@@ -1,0 +1,81 @@
+"""Sparse results beyond the conformance programs: parts of index ranges, large ones, any number of threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import tensor_comprehensions as tc
+
+OPS = tc.define("""
+def part(double(N,M) A: csr) -> (C: csr) { C(i,j) = 2 * A(i,j) where i in 5:20, j in 3:9 }
+def product_part(double(N,K) A: csr, double(K,M) B: csr) -> (C: csr) {
+    C(i,j) +=! A(i,k) * B(k,j) where i in 2:30, j in 4:20
+}
+def beside(double(N,M) A: csr, double(N) x) -> (C: csr) { C(i,j) = A(i,j) * x(i+1) }
+def product(double(N,K) A: csr, double(K,M) B: csr) -> (C: csr) { C(i,j) +=! A(i,k) * B(k,j) }
+def both(double(N,M) A: csr, double(N,M) B: csr) -> (C: csr) { C(i,j) = A(i,j) * B(i,j) }
+def either(double(N,M) A: coo, double(N,M) B: coo) -> (C: coo) { C(i,j) = A(i,j) + B(i,j) }
+def masked(double(N,M) W: csr, double(N,K) A: csr, double(K,M) B: csr) -> (C: csr) {
+    C(i,j) +=! W(i,j) * A(i,k) * B(k,j)
+}
+def rows(double(N,M) A: csr, double(M) x) -> (y) { y(i) +=! A(i,j) * x(j) }
+def names(double(sizes,totals) chunk: csr, double(totals) chunks) -> (count) {
+    count(element) +=! chunk(element,line) * chunks(line)
+}
+""")
+
+
+def matrix(rows: int, columns: int, seed: int, density: float = 0.02) -> sp.csr_array:
+    return sp.random_array((rows, columns), density=density, format="csr", rng=np.random.default_rng(seed))
+
+
+def dense(x: tc.SparseTensor) -> np.ndarray:
+    return np.asarray(x.check().dense().numpy())
+
+
+def test_results_of_a_part_of_an_index_range_begin_at_0() -> None:
+    a, b = matrix(40, 30, 0, 0.3), matrix(30, 25, 1, 0.3)
+    A, B = tc.as_sparse(a), tc.as_sparse(b)
+    np.testing.assert_allclose(dense(OPS.part(A)), 2 * a.toarray()[5:20, 3:9])
+    np.testing.assert_allclose(dense(OPS.product_part(A, B)), (a @ b).toarray()[2:30, 4:20])
+    x = np.random.default_rng(2).random(40)
+    np.testing.assert_allclose(dense(OPS.beside(A, torch.from_numpy(x))), a.toarray()[:39] * x[1:, None])
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request: pytest.FixtureRequest) -> object:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_large_results() -> None:
+    a, b, c, w = matrix(3000, 2000, 3), matrix(3000, 2000, 4), matrix(2000, 3000, 5), matrix(3000, 3000, 6)
+    A, B, C, W = map(tc.as_sparse, (a, b, c, w))
+    np.testing.assert_allclose(dense(OPS.both(A, B)), (a * b).toarray())
+    np.testing.assert_allclose(dense(OPS.product(A, C)), (a @ c).toarray())
+    np.testing.assert_allclose(dense(OPS.either(A.to("coo"), B.to("coo"))), (a + b).toarray())
+    np.testing.assert_allclose(dense(OPS.masked(W, A, C)), (w * (a @ c)).toarray())
+
+
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    A, C = tc.as_sparse(matrix(3000, 2000, 3)), tc.as_sparse(matrix(2000, 3000, 5))
+    x, before, found = torch.rand(2000, dtype=torch.float64), torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append((OPS.product(A, C).values, OPS.rows(A, x)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(p, found[0][0]) and torch.equal(y, found[0][1]) for p, y in found)
+
+
+def test_names_that_kernels_use_are_free_for_programs() -> None:
+    a = matrix(50, 40, 7, 0.2)
+    x = np.random.default_rng(8).random(40)
+    np.testing.assert_allclose(OPS.names(tc.as_sparse(a), torch.from_numpy(x)).numpy(), a @ x)
