@@ -100,7 +100,7 @@ def _result(r: Result) -> str:
     if not isinstance(r.arrays, Assembled):
         return "elements are collected, then sorted"
     if r.arrays.bound:
-        return f"levels are written into memory for as many elements as {' and '.join(r.arrays.bound)} have"
+        return f"levels are written into memory for the elements of {' and '.join(r.arrays.bound)} together"
     return "elements are counted first, then levels are written"
 
 

@@ -40,7 +40,7 @@ def test_the_schedule_names_merges_and_shared_places() -> None:
     a = store(torch.tensor([1.0, 0, 2, 0]).double(), "s")
     text = add.f.compile(a, a).source("schedule")
     assert "i: merges a(i), b(i): a(i) and b(i); a(i); b(i)" in text
-    assert "as many elements as a and b have" in text
+    assert "for the elements of a and b together" in text
     attend = tc.define(ATTENTION).attend
     mask = tc.as_sparse(torch.eye(4), "csr")
     text = attend.compile(mask, *torch.rand(3, 4, 3)).source("schedule")
