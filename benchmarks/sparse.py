@@ -196,8 +196,20 @@ def _scipy_sparse_product(a: Any, b: Any) -> Callable[[], Any]:
 
 
 def _torch_sparse_product(a: Any, b: Any) -> Callable[[], Any]:
+    """torch leaves the rows of a product unsorted; SciPy sorts them in place, where it is there."""
     left, right = a.torch(), b.torch()
-    return lambda: left @ right
+
+    def run() -> Any:
+        product = left @ right
+        if scipy_sparse is None:
+            return product.to_sparse_coo().coalesce()
+        pos, crd, values = product.crow_indices(), product.col_indices(), product.values()
+        found = scipy_sparse.csr_array((values.numpy(), crd.numpy(), pos.numpy()), shape=tuple(product.shape))
+        found.has_sorted_indices = False
+        found.sort_indices()
+        return found
+
+    return run
 
 
 def _scipy_mttkrp(tensor: Any, c: Tensor, d: Tensor) -> Callable[[], Any]:

@@ -90,3 +90,10 @@ def test_the_reference_takes_whatever_a_call_takes() -> None:
     gemv = tc.define("def f(double(N,M) A: csr, double(M) x) -> (y) { y(i) += A(i,j) * x(j) }").f
     y = torch.ones(3).double()
     assert torch.equal(gemv.reference(tc.as_sparse(torch.eye(3).double(), "csr"), y, y=y), 2 * y)
+
+
+def test_the_reference_takes_the_dense_format_for_dense() -> None:
+    op = tc.define("def f(double(N) a, double(N) b) -> (y: s) { y(i) = a(i) * b(i) }").f
+    x = torch.tensor([0.0, 2, 3]).double()
+    a, b = tc.as_sparse(x, "dense"), torch.ones(3).double()
+    assert op(a, b).coordinates().tolist() == op.reference(a, b).coordinates().tolist() == [[1, 2]]
