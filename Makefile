@@ -4,13 +4,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_FLAGS ?=
 
-.PHONY: demo test lint docs
+# What says most about a processor: every kind of kernel, and code for others, which is interpreted.
+TARGETS := haswell nehalem
+QUICK := not whole_lines and not longer_than and not no_two_tiles
+TARGET_TESTS := tests/conformance/test_kernels.py tests/runtime/test_host.py tests/polyhedral/test_transpose.py
+
+.PHONY: demo test test-targets lint docs
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+# The same with the processor taken for older ones.
+test-targets: $(VENV)/installed
+	for target in $(TARGETS); do \
+	  TC_TARGET=$$target $(BIN)/python -m pytest $(PYTEST_FLAGS) $(TARGET_TESTS) -k "$(QUICK)" || exit 1; \
+	done
 
 docs: $(VENV)/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -5,6 +5,8 @@ Ours, as the cost model chooses and (`--search`) after a search of so many candi
 the paper's upper bound. Only einsum computes the same thing and is a peer; its result is brought into the order of the
 indices asked for, in which ours stands. What it takes without, as a view of a result in an order that suited it, stands
 beside. The regret of the model is what its choice takes longer than the best candidate that the search found.
+
+`--random N` draws N others instead (`random_contractions.py` says how), which `--seed` determines.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from torch import Tensor
 
 import tensor_comprehensions
 
+from .random_contractions import draw as draw_contraction
 from .report import machine
 from .runner import OURS, using_threads
 from .timing import Quartiles, interleave, keep_memory, ratios, release_memory
@@ -104,7 +107,8 @@ class Measured:
         ratios: time of each other contender over ours, round by round; above 1 ours is faster.
         errors: of each contender, relative to the largest element.
         failures: why a contender has no times.
-        schedule: how ours was lowered. searched: the pipeline that the search found, where there was one.
+        schedule: how ours was lowered. searched: the pipeline that the search found, where there was one; the
+            schedule where that is what no pipeline says.
     """
 
     id: str
@@ -162,6 +166,17 @@ def contractions(size: str) -> list[Contraction]:
     entries = json.loads(Path(__file__).with_suffix(".json").read_text())
     dtype = torch.float64 if size.endswith("float64") else torch.float32
     return [Contraction(e["id"], e["name"], e["group"], e["sizes"][size], dtype) for e in entries]
+
+
+def random_contractions(count: int, seed: int) -> list[Contraction]:
+    """So many draws of `random_contractions.py`. Their names are reversed, as the paper's are."""
+    choose = random.Random(seed)
+    found = []
+    for number in range(count):
+        row_major, sizes = draw_contraction(choose)
+        name = "-".join(tensor[::-1] for tensor in row_major.split("-"))
+        found.append(Contraction(f"random{number}", name, "random", sizes, torch.float32))
+    return found
 
 
 def measure(case: Contraction, size: str, settings: Settings) -> Measured:
@@ -240,7 +255,7 @@ def _contenders(case: Contraction, a: Tensor, b: Tensor, settings: Settings) -> 
         if settings.search:
             tuned = tensor_comprehensions.define(case.source).contract
             found = tuned.search(a, b, count=settings.search, seconds=settings.search_seconds)
-            admitted.searched = str(found.options.strategy)
+            admitted.searched = str(found.options.strategy or admitted.schedule)
             if tuned.compile(a, b).source("schedule") != admitted.schedule:
                 admit(SEARCHED, lambda: tuned(a, b))
     return admitted
@@ -335,7 +350,9 @@ def read_json(path: Path) -> list[Measured]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    chosen = part(select(contractions(options.size), options.kernels), options.shard)
+    size = f"random, seed {options.seed}" if options.random else options.size
+    cases = random_contractions(options.random, options.seed) if options.random else contractions(size)
+    chosen = part(select(cases, options.kernels), options.shard)
     if options.list:
         print("\n".join(f"{c.name:24} {c.group:10} {c.equation}" for c in chosen))
         return 0
@@ -351,7 +368,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kept = not options.fresh_pages and keep_memory()
         for case in chosen:
             release_memory()
-            results.append(measure(case, options.size, settings))
+            results.append(measure(case, size, settings))
             print(line(row(results[-1])), flush=True)
             if options.json:
                 write_json(options.json, results, {**asdict(settings), "memory reused": kept})
@@ -381,6 +398,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.contractions", description=__doc__)
     add = parser.add_argument
     add("--size", choices=SIZES, default="ci", help="which of the list's sizes (default ci: about 50 MiB a case)")
+    add("--random", type=int, default=0, metavar="N", help="instead of the list, N random ones that --seed determines")
     add("--kernels", nargs="+", metavar="PATTERN", help="names, ids or groups, with shell wildcards; default all")
     add("--threads", type=int, default=1, metavar="N", help="default 1")
     add("--fresh-pages", action="store_true", help="let every call pay for the page faults of its outputs")
@@ -389,7 +407,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--search-seconds", type=float, default=20.0, metavar="S", help="for one search (default 20)")
     add("--without", nargs="+", default=[], choices=OTHERS, help="contenders that do not run")
     add("--shard", default="1/1", metavar="K/N", help="only every N-th contraction, from the K-th on")
-    add("--seed", type=int, default=0, help="of the inputs and of the order of turns")
+    add("--seed", type=int, default=0, help="of the inputs, of the order of turns and of random contractions")
     add("--json", type=Path, metavar="PATH", help="write everything measured")
     add("--plot", type=Path, metavar="PATH", help="write bars of the speeds (.svg or .png)")
     add("--load", nargs="+", type=Path, metavar="PATH", help="measure nothing: show what --json wrote before")

@@ -83,6 +83,10 @@ def cases() -> Iterator[Case]:
     )  # fmt: skip
     heads = (r(2, 8, 128, 64), r(2, 8, 128, 64), r(2, 8, 128, 64))
     yield Case("attention.tc", "attention", heads, F.scaled_dot_product_attention)
+    yield Case(
+        "causal_attention.tc", "causal_attention", heads,
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+    )  # fmt: skip
     machine = (r(256, 200), 0.5, r(200), r(200, 16))
     yield Case("factorisation.tc", "factorisation_machine", machine, _factorisation_machine)
     taps = (r(32, 32, 2), r(32), r(32, 32, 2), r(32), r(32, 32), r(32), r(64, 32), r(64))
@@ -91,6 +95,14 @@ def cases() -> Iterator[Case]:
     yield Case("lstm.tc", "lstm_cell", cell, _lstm_cell)
     yield Case("movement.tc", "transpose", (r(2048, 2048),), lambda x: x.t().contiguous())
     yield Case("movement.tc", "gelu_residual", (r(2048, 2048), r(2048, 2048)), lambda x, residual: residual + F.gelu(x))
+    before = r(1024, 1024)
+    yield Case("wave.tc", "wave", (r(1024, 1024), 0.1), lambda now, c: _wave(now, c, before), {"next": before})
+
+
+def _wave(now: Tensor, c: float, before: Tensor) -> Tensor:
+    kernel = torch.tensor([[0, c, 0], [c, 2 - 4 * c, c], [0, c, 0]])
+    inner = F.conv2d(now[None, None], kernel[None, None])[0, 0] - before[1:-1, 1:-1]
+    return torch.cat([before[:1], torch.cat([before[1:-1, :1], inner, before[1:-1, -1:]], 1), before[-1:]])
 
 
 def _mlp3(x: Tensor, *layers: Tensor) -> Tensor:

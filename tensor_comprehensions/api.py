@@ -33,8 +33,9 @@ from .calling.describe import documentation, python_signature, signature
 from .calling.kernels import Kernels, Machine
 from .calling.lanes import Lanes
 from .errors import ArgumentError
-from .guard import guarded
+from .guard import guarded, shorten_traceback
 from .inspection import Picture
+from .interrupts import deferred_interrupts
 from .options import CpuOptions, MappingOptions
 from .runtime.host import host
 from .structured.strategy import frozen
@@ -75,7 +76,7 @@ def define(
         formats: how tensors of the defs are stored, by name, such as {"A": "csr"}, where the text does not say it.
     """
     functions = programs.functions(source)
-    for note in notes(source, functions):
+    for note in notes(functions):
         warnings.warn(str(note), stacklevel=3)  # guarded stands in between
     if not isinstance(backward, Mapping | None):
         raise ArgumentError(
@@ -105,6 +106,7 @@ class Library:
             self[name]
         self.__dict__.update(self.__ops)
 
+    @guarded
     def __getitem__(self, name: str) -> Op:
         if name in self.__ops:
             return self.__ops[name]
@@ -115,6 +117,7 @@ class Library:
             suggestion=f"did you mean '{near[0]}'?" if near else "",
         )
 
+    @guarded
     def __call__(self, *_: Value, **__: Value) -> NoReturn:
         """A program is no operator. Raises ArgumentError that says so."""
         raise ArgumentError("a program is called by the name of a def", expected=repr(self).replace("\n ", ""))
@@ -122,7 +125,11 @@ class Library:
     def __getattr__(self, name: str) -> Op:
         if name.startswith("_"):  # how Python itself asks what an object can do
             raise AttributeError(name)
-        return self[name]
+        try:
+            return self[name]
+        except UnknownDef as error:
+            shorten_traceback(error)
+            raise
 
     def __iter__(self) -> Iterator[Op]:
         return iter(self.__ops.values())
@@ -181,6 +188,7 @@ class Op(Caller):
         return _defined, (self.function.source, self.function.name, self._gradients.given, self._asked, stored)
 
     @property
+    @guarded
     def overload(self) -> Overload:
         """The operator of torch that this def is, one of `torch.ops.tc`: all positional, initial values last.
 
@@ -286,8 +294,8 @@ class Op(Caller):
             if not isinstance(value, (int, float)) or value < least:
                 raise ArgumentError(f"the {name} is {value!r}", expected=f"a number, at least {least}")
         check_runs_here(self.function.name, machine.target)
-        from .autotuner import call
-
+        with deferred_interrupts():
+            from .autotuner import call
         found = call.search(self._kernels, arguments, machine.options, int(count), float(seconds))
         self._kernels.tune(sizes_of(self.function, arguments), arguments, machine, found.options)
         self._look_anew()
@@ -330,14 +338,14 @@ class Op(Caller):
         Raises:
             ArgumentError: an argument means nothing, or no candidate works.
         """
-        from .autotuner import call
-        from .autotuner.device import is_gpu
-
+        with deferred_interrupts():
+            from .autotuner import call
+            from .autotuner.device import is_gpu
         trying = call.effort(budget, generations, population, seed, search)
         devices = (devices,) if isinstance(devices, str) else devices
         if isinstance(devices, Sequence) and any(map(is_gpu, devices)):
-            from .autotuner import call_gpu
-
+            with deferred_interrupts():
+                from .autotuner import call_gpu
             tuned = call_gpu.autotune(
                 self._kernels, tensors, initial, options, trying,
                 devices=devices, executor=executor, store=store, report=report,
@@ -361,8 +369,8 @@ class Op(Caller):
         """
         machine = self._machine if options is None else Machine(options, host())
         check_machine(machine.options, machine.target)
-        from .calling.entries import entry_of
-
+        with deferred_interrupts():
+            from .calling.entries import entry_of
         arguments = examples(self._kernels.interface, tensors, initial)
         bound, chosen = self._kernels.entry(arguments, machine)
         return entry_of(self.function, bound, arguments, chosen, machine.target, current(), self._forget)
@@ -423,6 +431,6 @@ def _formats_by_def(functions: Sequence[Function], formats: Mapping[str, str] | 
 
 
 def _choose_tuned(function: Function, bound: BoundFunction, arguments: Arguments) -> CpuOptions | None:
-    from .autotuner.call import choose
-
+    with deferred_interrupts():
+        from .autotuner.call import choose
     return choose(function, bound, arguments)

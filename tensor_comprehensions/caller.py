@@ -18,7 +18,7 @@ from .calling.kernels import Kernels, Machine
 from .calling.lanes import MISS, Lanes
 from .compiled import Compiled
 from .errors import ArgumentError, InternalError, TCError
-from .guard import guarded, told
+from .guard import guarded, shorten_traceback, told
 from .inspection import Picture
 from .runtime.cells import RECORDED
 from .torch_ext.autograd import Gradients, is_recorded, record, recorded
@@ -52,44 +52,48 @@ class Caller:
             if self._out_is_inout and out is not None:
                 out, initial = None, {"out": out, **initial}
             return traced(operator, tensors, out, initial)
-        plain = special = recording = False
         try:
-            direct = self._direct
-            watched = profiler._is_profiler_enabled and operator is not None
-            if direct is not None and out is None and not (initial or watched):
-                result = direct(*tensors)
-                if result is RECORDED:
-                    plain = self._gradients.possible and not (_is_transformed() or _casts("cpu"))
-                elif result is not NotImplemented:
-                    return result
-            if not plain:
-                if self._out_is_inout and out is not None:
-                    out, initial = None, {"out": out, **initial}
-                result = MISS if watched else self._lanes.call(tensors, out, initial)
-                values = (*tensors, *initial.values())
-                sparse = result is MISS and self._kernels.has_sparse(values)
-                special = result is MISS and not sparse and operator is not None and is_special(values)
-                recording = result is MISS and not (sparse or special) and is_recorded(values)
-                if result is MISS and not (special or recording):
-                    if sparse:
-                        return self._kernels.sparse.call(tensors, initial)
-                    if self._kernels.are_elsewhere(values):
-                        result = self._kernels.gpu.call(tensors, out, initial, None)
-                        self._direct = self._kernels.gpu.direct()
+            plain = special = recording = False
+            try:
+                direct = self._direct
+                watched = profiler._is_profiler_enabled and operator is not None
+                if direct is not None and out is None and not (initial or watched):
+                    result = direct(*tensors)
+                    if result is RECORDED:
+                        plain = self._gradients.possible and not (_is_transformed() or _casts("cpu"))
+                    elif result is not NotImplemented:
                         return result
-                    result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
-                self._direct = self._lanes.direct()
-        except (TCError, InternalError):
+                if not plain:
+                    if self._out_is_inout and out is not None:
+                        out, initial = None, {"out": out, **initial}
+                    result = MISS if watched else self._lanes.call(tensors, out, initial)
+                    values = (*tensors, *initial.values())
+                    sparse = result is MISS and self._kernels.has_sparse(values)
+                    special = result is MISS and not sparse and operator is not None and is_special(values)
+                    recording = result is MISS and not (sparse or special) and is_recorded(values)
+                    if result is MISS and not (special or recording):
+                        if sparse:
+                            return self._kernels.sparse.call(tensors, initial)
+                        if self._kernels.are_elsewhere(values):
+                            result = self._kernels.gpu.call(tensors, out, initial, None)
+                            self._direct = self._kernels.gpu.direct()
+                            return result
+                        result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
+                    self._direct = self._lanes.direct()
+            except (TCError, InternalError):
+                raise
+            except Exception as error:
+                raise told(error) from error
+            if plain:  # what torch and those who listen to it say of a call is left as it is
+                return record(self, self._gradients, tensors)
+            if recording:
+                return recorded(self, self._kernels.interface, self._gradients, tensors, out, initial)
+            if special and operator is not None:
+                return through(operator, tensors, out, initial)
+            return result
+        except TCError as error:
+            shorten_traceback(error)
             raise
-        except Exception as error:
-            raise told(error) from error
-        if plain:  # what torch and those who listen to it say of a call is left as it is
-            return record(self, self._gradients, tensors)
-        if recording:
-            return recorded(self, self._kernels.interface, self._gradients, tensors, out, initial)
-        if special and operator is not None:
-            return through(operator, tensors, out, initial)
-        return result
 
 
 class Kernel(Caller):

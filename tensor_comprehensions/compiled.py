@@ -24,10 +24,11 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What stays the same while a def goes through the passes."""
+    """What stays the same while a def goes through the passes. name: the def's, for people."""
 
     options: CpuOptions
     target: Target
+    name: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,7 @@ class Compiled(Compilation):
 
     @property
     def job(self) -> Job:
-        return Job(self.options, self.target)
+        return compiler.job_of(self.bound, self.options, self.target)
 
     @property
     def resources(self) -> dict[str, int]:

@@ -18,8 +18,11 @@ from .codegen import c, llvm
 from .compiled import Compilation, Compiled, Job
 from .errors import ArgumentError, CannotLower, InternalError
 from .inspection import Dump, logger
+from .interrupts import deferred_interrupts
+from .loop_ir.binding import check_bindings
 from .loop_ir.hoist import hoist_accumulators
-from .loop_ir.nodes import Module, Stmt
+from .loop_ir.nodes import CheckSite, Module, Stmt
+from .loop_ir.rename import rename
 from .loop_ir.show import show
 from .loop_ir.simplify import simplify
 from .loop_ir.unroll import unroll
@@ -31,7 +34,9 @@ from .runtime.cpu import ObjectCode
 from .structured.op import StructuredOp
 from .structured.settle import settled, told
 from .structured.strategy import meant_for
+from .structured.translate import translate_pipeline
 from .target import Target
+from .tc_lang.canonical_bound import Spelling, canonicalize, errors_of
 from .tc_lang.function import BoundFunction
 from .tc_lang.legalise import legalise
 
@@ -49,8 +54,8 @@ class Strategy:
 
 def _polyhedral() -> Any:
     """The strategy's module, imported when something is lowered: a kernel that is found in the cache needs no isl."""
-    from .polyhedral import strategy
-
+    with deferred_interrupts():
+        from .polyhedral import strategy
     return strategy
 
 
@@ -84,17 +89,18 @@ class Pass:
 
 
 def _lower(bound: BoundFunction, job: Job) -> Module:
-    reasons = []
+    reasons, name = [], job.name or bound.name
     for strategy in STRATEGIES:
         try:
             module = strategy.lower(bound, job.options, job.target)
         except CannotLower as refusal:
             reasons.append(f"{strategy.name}: {refusal}")
-            logger("schedule").debug("%s: refused by %s", bound.name, reasons[-1])
+            logger("schedule").debug("%s: refused by %s", name, reasons[-1])
         else:
-            logger("schedule").debug("%s: lowered by %s", bound.name, strategy.name)
+            logger("schedule").debug("%s: lowered by %s", name, strategy.name)
+            check_bindings(module)
             return module
-    raise InternalError(f"no strategy lowers {bound.name}: {'; '.join(reasons)}")
+    raise InternalError(f"no strategy lowers {name}: {'; '.join(reasons)}")
 
 
 def _bodies(transform: Callable[[Stmt], Stmt]) -> Callable[[Module, Job], Module]:
@@ -110,7 +116,13 @@ def _bodies(transform: Callable[[Stmt], Stmt]) -> Callable[[Module, Job], Module
     return run
 
 
+def _emit(module: Module, job: Job) -> str:
+    check_bindings(module)
+    return llvm.emit(module, job.target, process.mathematics())
+
+
 PASSES = (
+    Pass("canonicalize", lambda bound, job: canonicalize(bound), repr),
     Pass("legalise", lambda bound, job: legalise(bound), repr),
     Pass("lower", _lower),
     Pass("simplify", _bodies(simplify), topic="loops"),
@@ -118,19 +130,30 @@ PASSES = (
     Pass("unroll", _bodies(unroll)),
     Pass("hoist", _bodies(hoist_accumulators)),
     Pass("simplify_again", _bodies(simplify), again="simplify"),
-    Pass("emit", lambda module, job: llvm.emit(module, job.target, process.mathematics()), str, "ll", "code"),
+    Pass("emit", _emit, str, "ll", "code"),
     Pass("assemble", lambda text, job: cpu.assemble(text, job.target), None),
     Pass("load", lambda code, job: cpu.load_object(code), None),
 )
-LOWERING = PASSES[:2]
+LOWERING = PASSES[:3]
 """Those that look at options."""
+
+
+def sites_of(module: Module, bound: BoundFunction) -> tuple[CheckSite, ...]:
+    """What a failed check of `bound` means, with the names of its program."""
+    spelling = Spelling.of(bound) if module.sites else None
+    return tuple(replace(s, tensor=spelling.name(s.tensor)) for s in module.sites) if spelling else ()
+
+
+def readable(module: Module, bound: BoundFunction) -> Module:
+    """What `bound` was lowered to, with the names of its program."""
+    return rename(module, Spelling.of(bound).name, bound.name)
 
 
 KINDS: dict[str, Callable[[Compiled], str]] = {
     "tc": lambda k: k.text,
-    "schedule": lambda k: _polyhedral().explain(k.stage("legalise"), k.options, k.target),
-    "loops": lambda k: show(k.stage("simplify")),
-    "c": lambda k: c.emit(k.stage("simplify"), header=k.text),
+    "schedule": lambda k: _polyhedral().explain(legalise(k.bound), k.options, k.target),
+    "loops": lambda k: show(readable(k.stage("simplify"), k.bound)),
+    "c": lambda k: c.emit(readable(k.stage("simplify"), k.bound), header=k.text),
     "llvm": lambda k: k.stage("emit"),
     "asm": lambda k: cpu.assembly(k.stage("emit"), k.target),
 }
@@ -139,12 +162,12 @@ KINDS: dict[str, Callable[[Compiled], str]] = {
 
 def compile_function(bound: BoundFunction, text: str, options: CpuOptions, target: Target) -> Compiled:
     """Run `PASSES` on `bound`, whose def reads `text`."""
-    job = Job(options, target)
+    job = job_of(bound, options, target)
     results, seconds, dump = run_passes(PASSES, bound, text, job)
     module: Module = results["simplify_again"]
     compiled = Compiled(
         bound, text, options, target, seconds, results["assemble"], results["load"],
-        temporary_bytes(module), module.sites, len(module.kernels),
+        temporary_bytes(module), sites_of(module, bound), len(module.kernels),
     )  # fmt: skip
     if dump is not None:
         dump.write(2 + len(PASSES), "assembly", compiled.source("asm"), "s")
@@ -184,9 +207,10 @@ def run_passes(
     seconds: list[tuple[str, float]] = []
     for number, step in enumerate(passes, 2 + len(results)):
         start, before = perf_counter(), value
-        value = results[step.name] = step.of(value, job, results)
+        with errors_of(bound):
+            value = results[step.name] = step.of(value, job, results)
         seconds.append((step.name, perf_counter() - start))
-        _observe(bound.name, step, value, number, dump)
+        _observe(bound, step, value, number, dump)
         if isinstance(value, Module) and value is not before and knobs.current().verify:
             _verify(bound.name, step, value)
     return results, tuple(seconds), dump
@@ -196,7 +220,7 @@ def explain_compilation(made: Compilation, dump: Dump | None) -> None:
     """Tell what is not the result of a pass: the schedule, and where the time went."""
     name = made.bound.name
     if dump is not None:
-        dump.write(3, "schedule", made.source("schedule"))
+        dump.write(4, "schedule", made.source("schedule"))
     if logger("schedule").isEnabledFor(DEBUG):
         logger("schedule").debug("%s: schedule:\n%s", name, made.source("schedule"))
     times = ", ".join(f"{step} {seconds * 1e3:.1f}" for step, seconds in made.seconds)
@@ -265,6 +289,19 @@ def settle(bound: BoundFunction, options: CpuOptions, target: Target) -> CpuOpti
     return replace(options, strategy=tuple(pairs))
 
 
+def job_of(bound: BoundFunction, options: CpuOptions, target: Target) -> Job:
+    """What the passes get to compile `bound`: strategies name the loops of its canonical form. Raises as `settle`."""
+    options = settle(bound, options, target)
+    if not options.strategy:
+        return Job(options, target, bound.name)
+    assert isinstance(options.strategy, tuple)
+    own, canonical = (
+        {name: op for name, _, op in contractions(b, options, target)} for b in (bound, canonicalize(bound))
+    )
+    pairs = ((name, translate_pipeline(p, own[name], canonical[name])) for name, p in options.strategy)  # type: ignore[arg-type]
+    return Job(replace(options, strategy=tuple(pairs)), target, bound.name)
+
+
 def digest(bound: BoundFunction, options: object, target: object) -> str:
     """A short name for what a kernel depends on, the same in every process."""
     return sha256(repr((bound, options, target)).encode()).hexdigest()[:8]
@@ -275,11 +312,15 @@ def temporary_bytes(module: Module) -> tuple[int, ...]:
     return tuple(b.bytes for b in module.temporaries)
 
 
-def _observe(name: str, step: Pass, value: Any, number: int, dump: Dump | None) -> None:
-    if dump is not None and step.show is not None:
-        dump.write(number, step.name, step.show(value), step.suffix)
-    if step.topic and step.show is not None and logger(step.topic).isEnabledFor(DEBUG):
-        logger(step.topic).debug("%s: after %s:\n%s", name, step.name, step.show(value))
+def _observe(bound: BoundFunction, step: Pass, value: Any, number: int, dump: Dump | None) -> None:
+    log = logger(step.topic) if step.topic and logger(step.topic).isEnabledFor(DEBUG) else None
+    if step.show is None or (dump is None and log is None):
+        return
+    text = step.show(readable(value, bound) if isinstance(value, Module) else value)
+    if dump is not None:
+        dump.write(number, step.name, text, step.suffix)
+    if log is not None:
+        log.debug("%s: after %s:\n%s", bound.name, step.name, text)
 
 
 def _verify(name: str, step: Pass, module: Module) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 from .codegen import cuda, opencl
 from .codegen.gpu import GpuCode, shared_bytes
 from .compiled import Compilation
-from .compiler import Pass, explain_compilation, run_passes
+from .compiler import Pass, explain_compilation, readable, run_passes, sites_of
 from .errors import ArgumentError, CannotLower
 from .loop_ir.affine import Interval
+from .loop_ir.binding import check_bindings
 from .loop_ir.build import const
 from .loop_ir.nodes import Buffer, CheckSite, Kernel, Module
 from .loop_ir.rewrite import substitute_stmt
@@ -27,6 +28,7 @@ from .options import MappingOptions
 from .runtime import cubins, nvrtc
 from .runtime.nvrtc import Cubin
 from .target import GpuTarget
+from .tc_lang.canonical_bound import canonicalize
 from .tc_lang.function import BoundFunction
 from .tc_lang.legalise import legalise
 
@@ -37,13 +39,11 @@ class GpuJob:
 
     Attributes:
         options: None leaves the mapping to the cost model.
-        header: what the opening comment of the text says.
         aligned: whether the text may rely on arguments at multiples of 16 bytes.
     """
 
     options: MappingOptions | None
     target: GpuTarget
-    header: str = ""
     aligned: bool = True
 
 
@@ -59,6 +59,7 @@ def _lower(bound: BoundFunction, job: GpuJob) -> Module:
         module: Module = _mapper().lower(bound, job.options, job.target)
     except CannotLower as refusal:
         raise ArgumentError(f"{bound.name} cannot be mapped to {job.target.name}: {refusal}") from refusal
+    check_bindings(module)
     for kernel in module.kernels:
         check_limits(bound.name, kernel, job.target)
     return module
@@ -99,10 +100,12 @@ def _simplified(kernel: Kernel) -> Kernel:
 
 
 def _emit(module: Module, job: GpuJob) -> GpuCode:
-    return cuda.emit(module, header=job.header, aligned=job.aligned)
+    check_bindings(module)
+    return cuda.emit(module, aligned=job.aligned)
 
 
 GPU_PASSES = (
+    Pass("canonicalize", lambda bound, job: canonicalize(bound, bound.name), repr),
     Pass("legalise", lambda bound, job: legalise(bound), repr),
     Pass("lower", _lower),
     Pass("simplify", _simplify, topic="loops"),
@@ -117,8 +120,8 @@ class GpuCompiled(Compilation):
     Attributes:
         options: None where the cost model chose.
         aligned: whether it is for arguments at multiples of 16 bytes only; `code` tells whether it needs that.
-        code: the text and its launches.
-        arguments, temporaries: the arrays that launches count, in order; a call provides the latter.
+        code: the text, in canonical names but for the kernels', and its launches.
+        arguments, temporaries: the arrays that launches count, in order, in canonical names; calls provide the latter.
         sites: what the number of a failed check means.
     """
 
@@ -140,7 +143,16 @@ class GpuCompiled(Compilation):
 
     @property
     def job(self) -> GpuJob:
-        return GpuJob(self.options, self.target, header(self.text, self.bound, self.options, self.target), self.aligned)
+        return GpuJob(self.options, self.target, self.aligned)
+
+    @property
+    def header(self) -> str:
+        """What the opening comment of a text says to people."""
+        shapes = ", ".join(f"{t.name}({', '.join(map(str, t.shape))})" for t in self.bound.tensors if t.shape)
+        text = definition(self.text, self.bound.name)
+        chosen = "chosen from the sizes" if self.options is None else repr(self.options)
+        about = (f"sizes: {shapes}", f"mapping: {chosen}", f"target: {self.target.name}")
+        return "\n".join(("", text.strip("\n"), "", *about))
 
     @functools.cached_property
     def cubin(self) -> Cubin:
@@ -171,10 +183,10 @@ class GpuCompiled(Compilation):
 
 GPU_KINDS: Mapping[str, Callable[[GpuCompiled], str]] = {
     "tc": lambda k: k.text,
-    "schedule": lambda k: str(_mapper().explain(k.stage("legalise"), k.options, k.target)),
-    "loops": lambda k: show(k.stage("simplify")),
-    "cuda": lambda k: k.code.source,
-    "opencl": lambda k: opencl.emit(k.stage("simplify"), header=k.text).source,
+    "schedule": lambda k: str(_mapper().explain(legalise(k.bound), k.options, k.target)),
+    "loops": lambda k: show(readable(k.stage("simplify"), k.bound)),
+    "cuda": lambda k: cuda.emit(readable(k.stage("simplify"), k.bound), header=k.header, aligned=k.aligned).source,
+    "opencl": lambda k: opencl.emit(readable(k.stage("simplify"), k.bound), header=k.text).source,
 }
 """What `source` of a kernel for a graphics processor can show."""
 
@@ -183,23 +195,15 @@ def compile_gpu(
     bound: BoundFunction, text: str, options: MappingOptions | None, target: GpuTarget, *, aligned: bool = True
 ) -> GpuCompiled:
     """Run `GPU_PASSES` on `bound`, whose def reads `text`. Raises ArgumentError where `target` has too little of it."""
-    job = GpuJob(options, target, header(text, bound, options, target), aligned)
+    job = GpuJob(options, target, aligned)
     results, seconds, dump = run_passes(GPU_PASSES, bound, text, job)
     module: Module = results["simplify"]
     compiled = GpuCompiled(
         bound, text, options, target, seconds, aligned, results["emit"],
-        module.arguments, module.temporaries, module.sites,
+        module.arguments, module.temporaries, sites_of(module, bound),
     )  # fmt: skip
     explain_compilation(compiled, dump)
     return compiled
-
-
-def header(text: str, bound: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> str:
-    """What the opening comment of the text says."""
-    shapes = ", ".join(f"{t.name}({', '.join(map(str, t.shape))})" for t in bound.tensors if t.shape)
-    text = definition(text, bound.name)
-    chosen = "chosen from the sizes" if options is None else repr(options)
-    return "\n".join(("", text.strip("\n"), "", f"sizes: {shapes}", f"mapping: {chosen}", f"target: {target.name}"))
 
 
 def definition(text: str, name: str) -> str:

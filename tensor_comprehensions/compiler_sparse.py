@@ -14,6 +14,7 @@ from . import knobs
 from .codegen import c, llvm
 from .errors import ArgumentError, InternalError
 from .inspection import logger
+from .loop_ir.binding import check_bindings
 from .loop_ir.hoist import hoist_accumulators
 from .loop_ir.nodes import Module, Stmt
 from .loop_ir.show import show
@@ -104,6 +105,7 @@ def compile_sparse(problem: Problem, target: Target) -> CompiledSparseKernel:
 
 
 def _run_passes(module: Module) -> Module:
+    check_bindings(module)
     _check(module, "lower")
     for name, transform in SPARSE_PASSES:
         module = replace(module, kernels=tuple(replace(k, body=transform(k.body)) for k in module.kernels))

@@ -19,6 +19,7 @@ from .torch_ext.autograd import PythonGradient
 def op(function: Callable[..., Any]) -> Op: ...
 @overload
 def op(*, backward: str | PythonGradient | None = None) -> Callable[[Callable[..., Any]], Op]: ...
+@guarded
 def op(
     function: Callable[..., Any] | None = None, *, backward: str | PythonGradient | None = None
 ) -> Op | Callable[[Callable[..., Any]], Op]:

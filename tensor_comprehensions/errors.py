@@ -18,6 +18,11 @@ class Span:
     end: int
 
 
+def printable(text: str) -> str:
+    """`text` with what no file and no terminal can take, halves of surrogate pairs, in words that they can."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 class TCError(Exception):
     """A mistake in a TC program or in a call, told with its place and the way out.
 
@@ -69,7 +74,7 @@ class TCError(Exception):
         for label, text in (("expected", self.expected), ("found", self.found), ("help", self.suggestion)):
             if text:
                 lines.append(f"  {label}: {text}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class ParseError(TCError):
@@ -112,6 +117,7 @@ def _caret_lines(source: str, span: Span) -> list[str]:
     start = source.rfind("\n", 0, span.start) + 1
     stop = source.find("\n", span.start)
     text = source[start : stop if stop >= 0 else len(source)].replace("\t", " ")
+    text = "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in text)  # one column for one character
     column = span.start - start
     first = max(0, column - WIDTH // 2) if len(text) > WIDTH else 0
     shown = text[first : first + WIDTH]

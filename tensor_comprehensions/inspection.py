@@ -51,7 +51,7 @@ class Dump:
         """Write stage `number`. Raises ArgumentError when the folder cannot be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / f"{number:02}_{name}.{suffix}").write_text(text)
+            (self.folder / f"{number:02}_{name}.{suffix}").write_text(text, "utf-8", "backslashreplace")
         except OSError as error:
             raise ArgumentError(
                 f"cannot write to the folder that TC_DUMP names: {error}", suggestion="name a folder that you may write"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .errors import ArgumentError
+from .processors import FEATURES
 
 TOPICS = {
     "schedule": "which strategy lowers a def, what refused and why, and the schedule tree",
@@ -43,6 +44,14 @@ class Knobs:
     )
     verify: bool = field(
         default=False, metadata={"variable": "TC_VERIFY", "help": "1: prove every transform and check after every pass"}
+    )
+    tracebacks: str = field(
+        default="short",
+        metadata={
+            "variable": "TC_TRACEBACKS",
+            "help": "full: show the frames of this package in the traceback of a mistake, too",
+            "choices": ("short", "full"),
+        },
     )
     tune: str = field(
         default="",
@@ -77,6 +86,14 @@ class Knobs:
             "variable": "TC_CACHE_KEY",
             "help": "file with a secret that signs compiled code, which may then move",
             "path": True,
+        },
+    )
+    target: str = field(
+        default="",
+        metadata={
+            "variable": "TC_TARGET",
+            "help": "take this processor for that one, as far as it can do the same: haswell, nehalem",
+            "choices": ("", *FEATURES),
         },
     )
 
@@ -124,7 +141,7 @@ def _absolute(path: str) -> str:
 def bytes_of(variable: str, text: str) -> int:
     """The number of bytes that `500M` means, given for `variable`. Raises ArgumentError."""
     digits, unit = text.rstrip("KMGkmg"), text[len(text.rstrip("KMGkmg")) :].upper()
-    if not digits.isascii() or not digits.isdigit() or len(unit) > 1:
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 18 or len(unit) > 1:
         raise ArgumentError(f"{variable} is {text!r}", expected="a number of bytes, such as 500M or 2G")
     return int(digits) << {"": 0, "K": 10, "M": 20, "G": 30}[unit]
 
@@ -172,8 +189,8 @@ def known() -> Knobs:
 def override(**values: Any) -> Iterator[Knobs]:
     """Put other values in force for the `with` block: `with override(verify=True): ...`."""
     before = current()
-    _put(replace(before, **values))
     try:
+        _put(replace(before, **values))
         yield _current
     finally:
         _put(before)

@@ -12,6 +12,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from .interrupts import deferred_interrupts
+
 
 class Later(ModuleType):
     """A module that is not imported before something of it is asked for."""
@@ -31,14 +33,15 @@ def later(name: str) -> Any:
 
 
 def load(name: str) -> ModuleType:
-    """Import a module by its full name."""
-    collecting = gc.isenabled()
-    gc.disable()  # what modules make stays, and a collection among torch's objects takes a quarter of an import
-    try:
-        return import_module(name)
-    finally:
-        if collecting:
-            if not gc.get_freeze_count():  # nobody keeps objects apart, which would come back
-                gc.freeze()
-                gc.unfreeze()  # all there are count as old: the next look at young ones is no look at torch's
-            gc.enable()
+    """Import a module by its full name. An interrupt waits: a package that is imported by half stays so for ever."""
+    with deferred_interrupts():
+        collecting = gc.isenabled()
+        gc.disable()  # what modules make stays, and a collection among torch's objects takes a quarter of an import
+        try:
+            return import_module(name)
+        finally:
+            if collecting:
+                if not gc.get_freeze_count():  # nobody keeps objects apart, which would come back
+                    gc.freeze()
+                    gc.unfreeze()  # all there are count as old: the next look at young ones is no look at torch's
+                gc.enable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
@@ -47,7 +48,7 @@ class OncePerKey(Generic[K, V]):
 
     def _make(self, key: K, make: Callable[[], V]) -> V:
         try:
-            with _gate:
+            with _gate.mine():
                 value = make()
             with self._lock:
                 self._values[key] = value
@@ -65,36 +66,50 @@ class OncePerKey(Generic[K, V]):
 class _Gate:
     """Lets threads make values side by side, and lets no fork happen while one is at it.
 
-    A child of such a fork would inherit locked libraries whose owners do not exist in it.
+    A child of such a fork would inherit locked libraries whose owners do not exist in it. A thread that makes a value
+    holds a lock of its own: nothing has to be counted, which an interrupt could keep from being counted back.
     """
+
+    PAUSE = 0.001
+    """Seconds between two looks of a fork that waits."""
 
     def __init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
-        self._changed = threading.Condition()
-        self._inside = 0
-        self._mine = threading.local()
+        self._registering = threading.RLock()
+        self._locks: WeakSet[Any] = WeakSet()
+        self._threads = threading.local()
+        self._held: list[Any] = []
 
-    def __enter__(self) -> None:
-        with self._changed:
-            self._inside += 1
-        self._mine.depth = getattr(self._mine, "depth", 0) + 1
-
-    def __exit__(self, *_: object) -> None:
-        self._mine.depth -= 1
-        with self._changed:
-            self._inside -= 1
-            self._changed.notify_all()
+    def mine(self) -> Any:
+        """The lock that this thread holds while it makes a value."""
+        lock = getattr(self._threads, "lock", None)
+        if lock is None:
+            with self._registering:
+                lock = threading.RLock()
+                self._locks.add(lock)
+                self._threads.lock = lock
+        return lock
 
     def before_fork(self) -> None:
-        own = getattr(self._mine, "depth", 0)
-        self._changed.acquire()
-        while self._inside > own:
-            self._changed.wait()
+        while not self._take_all():
+            time.sleep(self.PAUSE)
+
+    def _take_all(self) -> bool:
+        """Take the locks of all threads, or none: a thread that makes a value may itself be about to fork."""
+        self._registering.acquire()
+        self._held = [self._registering]
+        for lock in list(self._locks):
+            if not lock.acquire(blocking=False):
+                self.after_in_parent()
+                return False
+            self._held.append(lock)
+        return True
 
     def after_in_parent(self) -> None:
-        self._changed.release()
+        while self._held:
+            self._held.pop().release()
 
     def after_in_child(self) -> None:
         self._reset()

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import ArgumentError
+from .later import later
+from .processors import BASELINE, FEATURES
+
+_this: Any = later("runtime.host")
+"""The processor of this process, which is looked at when code is to be run."""
 
 _MESHED = frozenset(
     ("skylake-avx512", "cascadelake", "cooperlake", "icelake-server", "sapphirerapids", "emeraldrapids",
@@ -25,8 +31,8 @@ class Target:
 
     Attributes:
         kind: "cpu".
-        name: the processor, as LLVM names it.
-        features: LLVM's feature string, "+avx2,+fma,...".
+        name: the processor, as LLVM names it: code uses what it has by `processors.FEATURES`.
+        features: LLVM's feature string, "+avx2,-fma,...": what it has beside that, and what it lacks.
         vector_bits: width of the widest vector register that pays.
         vector_registers: how many of them there are.
         cache: bytes of the data caches of one core, smallest first; two levels at least.
@@ -38,6 +44,22 @@ class Target:
     vector_bits: int
     vector_registers: int
     cache: tuple[int, ...]
+
+    @property
+    def code_features(self) -> frozenset[str]:
+        """The features that code for it may use."""
+        told = [f.strip() for f in self.features.split(",")]
+        present, absent = ({f[1:] for f in told if f.startswith(sign)} for sign in "+-")
+        return (FEATURES.get(self.name, BASELINE) | present) - absent
+
+    def missing_features(self) -> tuple[str, ...]:
+        """Those that the processor of this process lacks."""
+        found: tuple[str, ...] = _this.missing_features(self)
+        return found
+
+    def runs_here(self) -> bool:
+        """Whether this process can run code for it."""
+        return not self.missing_features()
 
     def lanes(self, bits: int) -> int:
         """How many scalars of `bits` bits fill a vector register."""
@@ -162,7 +184,8 @@ GPUS = {f"{g.kind}:{g.name}": g for g in _GPUS}
 
 
 def target(text: str) -> GpuTarget:
-    """The target that `text` names, one of `GPUS`. Raises ArgumentError."""
-    if text not in GPUS:
+    """The target that `text` names, one of `GPUS`; `sm_90` is `cuda:sm_90`. Raises ArgumentError."""
+    found = GPUS.get(text) or GPUS.get(f"cuda:{text}")
+    if found is None:
         raise ArgumentError(f"there is no target {text!r}", expected=f"a Target, or one of {', '.join(GPUS)}")
-    return GPUS[text]
+    return found

@@ -34,6 +34,7 @@ class Golden:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="rewrite the golden files with what the tests now produce")
+    parser.addoption("--examples", type=int, help="so many random programs for each property, whatever a test says")
     parser.addoption("--long", action="store_true", help="run a hundred times as many random programs, for hours")
 
 
@@ -41,6 +42,22 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("long", max_examples=100 * settings.default.max_examples)
     if config.getoption("--long"):
         settings.load_profile("long")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--examples`, run properties alone, each with so many examples, drawn afresh and not by its name."""
+    examples = config.getoption("--examples")
+    if not examples:
+        return
+    items[:] = [item for item in items if getattr(getattr(item, "obj", None), "is_hypothesis_test", False)]
+    for test in {getattr(item.obj, "__func__", item.obj) for item in items}:  # type: ignore[attr-defined]
+        setattr(
+            test, SETTINGS, settings(getattr(test, SETTINGS), max_examples=examples, derandomize=False, database=None)
+        )
+
+
+SETTINGS = "_hypothesis_internal_use_settings"
+"""Where hypothesis keeps the settings of a test; it takes none a second time by its decorator."""
 
 
 @pytest.fixture

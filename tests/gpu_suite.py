@@ -158,9 +158,9 @@ def random_options(r: Random, target: GpuTarget) -> MappingOptions:
 
 def mapped(case: Case, options: MappingOptions | None, target: GpuTarget) -> Module:
     """The module that is printed for a case."""
-    job = GpuJob(options, target, "")
+    job = GpuJob(options, target)
     value: Any = case.bound
-    for step in GPU_PASSES[1:3]:
+    for step in GPU_PASSES[2:4]:
         value = step.run(value, job)
         verify(value)
     module: Module = value

@@ -21,26 +21,34 @@ from ..tc_lang.function import BoundFunction, Function
 from . import tuner_pb2 as pb
 from .device import devices as named_devices
 from .evaluators import Here
+from .lookup import remembered
 from .problem import describe
 from .report import write
 from .search import SEARCHES
 from .space import pipelines
-from .tune import Subject, remembered, seconds, tune
+from .tune import Subject, seconds, tune
 from .tuner import Effort, Tuned
 
 IMPLICIT = 30.0
 """Seconds that a search takes which TC_TUNE=auto starts."""
+GENERATION_BITS, POPULATION_BITS = 31, 20
+"""Of their numbers at most; a population is in memory."""
 SEED_BITS = 63
 """Of a seed at most: seeds made from it fit into messages."""
 
 
 def effort(budget: object, generations: object, population: object, seed: object, search: object) -> Effort:
     """How hard to try, as users say it. Raises ArgumentError."""
-    for name, value, least in (("generations", generations, 1), ("population", population, 4), ("seed", seed, 0)):
+    for name, value, least, bits in (
+        ("generations", generations, 1, GENERATION_BITS),
+        ("population", population, 4, POPULATION_BITS),
+        ("seed", seed, 0, SEED_BITS),
+    ):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ArgumentError(f"{name} is {value!r}", expected=f"a whole number, at least {least}")
-    if isinstance(seed, int) and seed.bit_length() > SEED_BITS:
-        raise ArgumentError(f"seed is {seed!r}", expected=f"a whole number of at most {SEED_BITS} bits")
+        if value.bit_length() > bits:
+            found = repr(value) if value.bit_length() < 128 else f"a number of {value.bit_length()} bits"
+            raise ArgumentError(f"{name} is {found}", expected=f"a whole number of at most {bits} bits")
     if not isinstance(search, str) or search not in SEARCHES:
         raise ArgumentError(f"there is no search {search!r}", expected=", ".join(SEARCHES))
     return Effort(seconds(budget), generations, population, search, seed)  # type: ignore[arg-type]
@@ -52,12 +60,16 @@ def store_of(given: object) -> Store:
         return current()
     if isinstance(given, Store):
         return given
-    if isinstance(given, str | Path):
+    if not isinstance(given, str | Path) or not str(given):
+        raise ArgumentError(f"the store is {given!r}", expected="a folder")
+    try:
         store = Store(Path(given).expanduser())
-        if reason := store.refusal():  # before a search whose results would be lost
-            raise ArgumentError(f"the store {given} cannot be used: {reason}", expected="a folder of this user's own")
-        return store
-    raise ArgumentError(f"the store is {given!r}", expected="a folder")
+        reason = store.refusal()  # before a search whose results would be lost
+    except (RuntimeError, ValueError) as error:  # a home of no user; a NUL
+        reason = str(error)
+    if reason:
+        raise ArgumentError(f"the store {given} cannot be used: {reason}", expected="a folder of this user's own")
+    return store
 
 
 def autotune(
@@ -94,7 +106,7 @@ def autotune(
     subject = subject_of(kernels, arguments, _plain(options), trying.seed, store_of(store))
     found = tune(subject, trying, named_devices(devices), executor=executor, **others)
     logger("tune").info(
-        "%s: %.3g s, %.2f times as fast as untuned (%.3g s), after %d candidates in %.0f s",
+        "%s: %.3g s in the race, %.2f times as fast as untuned (%.3g s), after %d candidates in %.0f s",
         kernels.function.name, found.seconds, found.speedup, found.default_seconds, len(found.outcomes), found.elapsed,
     )  # fmt: skip
     if report is not None:

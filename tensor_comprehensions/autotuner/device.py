@@ -13,6 +13,9 @@ import torch
 from ..errors import ArgumentError
 from ..runtime.host import host
 
+_NAME = r"cpu(?::(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?"
+DIGITS = 9
+"""Of the number of a processor."""
 MOST = 1 << 16
 """Processors of a range."""
 
@@ -33,20 +36,27 @@ def is_gpu(name: object) -> bool:
 
 def device(name: object) -> Device:
     """The device that "cpu" (all processors and torch's threads) or "cpu:0,2-3" means. Raises ArgumentError."""
-    if not isinstance(name, str) or not (match := re.fullmatch(r"cpu(?::(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?", name)):
+    if not isinstance(name, str) or not (match := re.fullmatch(_NAME, name, re.ASCII)):
         raise ArgumentError(f"the device is {name!r}", expected="cpu, or processors such as cpu:0-3 or cpu:0,2")
     here = available()
     if match[1] is None:
         return Device(name, here, torch.get_num_threads())
-    cpus: list[int] = []
+    cpus: set[int] = set()
     for part in match[1].split(","):
-        first, _, last = part.partition("-")
-        cpus += range(int(first), min(int(last or first), int(first) + MOST) + 1)
-    if not cpus or (missing := sorted(set(cpus) - set(here))):
-        raise ArgumentError(
-            f"there is no processor {missing[0] if cpus else name}", expected=f"one of {', '.join(map(str, here))}"
-        )
-    return Device(name, tuple(sorted(set(cpus))), len(set(cpus)))
+        found = _processors(part)
+        if not found or (missing := [n for n in found if n not in here]):
+            raise ArgumentError(
+                f"there is no processor {missing[0] if found else name}", expected=f"one of {', '.join(map(str, here))}"
+            )
+        cpus.update(found)
+    return Device(name, tuple(sorted(cpus)), len(cpus))
+
+
+def _processors(part: str) -> range:
+    """The processors of "3" or "0-3", or the first MOST of them."""
+    first, dash, last = part.partition("-")
+    low, high = (int(n) if len(n) <= DIGITS else 10**DIGITS for n in (first, last if dash else first))
+    return range(low, min(high, low + MOST) + 1)
 
 
 def devices(names: Sequence[object]) -> tuple[Device, ...]:

@@ -82,7 +82,7 @@ def _bytes(access: Load) -> int:
 
 
 def _shown(op: StructuredOp, i: Iterator) -> str:
-    return i.name.removeprefix(f"{op.name}_")
+    return op.shown(i.name)
 
 
 def _sizes(i: Iterator) -> tuple[int, ...]:

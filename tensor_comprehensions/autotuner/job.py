@@ -5,8 +5,7 @@ Always holds: a job that was killed goes on where its journal ends; what a finis
 
 from __future__ import annotations
 
-import json
-import sys
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ..cache.store import Store
-from ..calling.arguments import numbers
 from ..calling.calls import Interface, gather
 from ..calling.kernels import Kernels
 from ..calling.samples import sample_arguments
@@ -26,6 +24,8 @@ from ..tc_lang.function import Function
 from .call import effort, subject_of
 from .device import Device, devices
 from .evaluators import Evaluator, Local
+from .job_file import check_settings, read_table, sizes_of, source_of, text_of
+from .journal import Journal
 from .search import GENERATIONS, POPULATION
 from .tune import tune
 from .tuner import Effort, Tuned, Tuner
@@ -40,6 +40,7 @@ _JOB: dict[str, Any] = {
     "store": None,
     "tune": [],
 }
+_SHARD = re.compile("[0-9]{1,6}/[0-9]{1,6}")
 SMALLEST = 8
 """Candidates of a generation from which it pays to breed."""
 _TASK: dict[str, Any] = {"file": None, "source": None, "def": None, "sizes": [{}], "budget": None}
@@ -66,8 +67,8 @@ class Job:
 
 def read_job(path: Path) -> Job:
     """The job in a TOML or JSON file. Raises ArgumentError that names what is wrong in it."""
-    table = _table(path)
-    _check(table, _JOB, str(path))
+    table = read_table(path)
+    check_settings(table, _JOB, str(path))
     entries = table.get("tune", [])
     if not isinstance(entries, list) or not entries:
         raise ArgumentError(f"{path} has nothing to tune", expected='tables [[tune]] with "file" or "source"')
@@ -75,74 +76,37 @@ def read_job(path: Path) -> Job:
     tasks = [task for n, entry in enumerate(entries) for task in _tasks(entry, given, path, f"{path}: tune[{n}]")]
     if not isinstance(given["devices"], list):
         raise ArgumentError(f"{path}: devices is {given['devices']!r}", expected='a list such as ["cpu"]')
-    return Job(tuple(tasks), devices(given["devices"]), given["store"])
-
-
-def _table(path: Path) -> dict[str, Any]:
-    try:
-        data = path.read_bytes()
-        if path.suffix == ".json":
-            found = json.loads(data)
-        else:
-            found = _toml().loads(data.decode())
-    except OSError as error:
-        raise ArgumentError(f"cannot read the job {path}: {error}") from error
-    except ValueError as error:  # of either format, and of UTF-8
-        raise ArgumentError(f"the job {path} cannot be understood: {error}") from error
-    if not isinstance(found, dict):
-        raise ArgumentError(f"the job {path} is no table")
-    return found
-
-
-def _toml() -> Any:
-    if sys.version_info >= (3, 11):
-        import tomllib
-
-        return tomllib
-    try:
-        import tomli
-    except ImportError as error:
-        raise ArgumentError(
-            "this Python reads no TOML by itself",
-            suggestion="pip install 'tensor-comprehensions[tune]', or write the job as JSON",
-        ) from error
-    return tomli
-
-
-def _check(table: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
-    if unknown := [name for name in table if name not in known]:
-        raise ArgumentError(f"{where}: there is no setting {unknown[0]!r}", expected=", ".join(known))
+    return Job(tuple(tasks), devices(given["devices"]), text_of(given, "store", str(path)))
 
 
 def _tasks(entry: Any, job: Mapping[str, Any], path: Path, where: str) -> Iterator[Task]:
     if not isinstance(entry, dict):
         raise ArgumentError(f"{where} is no table")
-    _check(entry, _TASK, where)
+    check_settings(entry, _TASK, where)
     given = {**_TASK, **entry}
-    trying = effort(given["budget"] or job["budget"], job["generations"], job["population"], job["seed"], job["search"])
-    sizes = given["sizes"] if isinstance(given["sizes"], list) else [given["sizes"]]
+    budget = job["budget"] if given["budget"] is None else given["budget"]
+    try:
+        trying = effort(budget, job["generations"], job["population"], job["seed"], job["search"])
+    except ArgumentError as error:
+        raise ArgumentError(f"{where}: {error.message}", expected=error.expected) from None
+    several = sizes_of(given["sizes"], where)
     for function in _functions(given, path, where):
-        for one in sizes:
-            values = numbers(one) if isinstance(one, str) else one
-            if not isinstance(values, dict):
-                raise ArgumentError(f"{where}: sizes are {one!r}", expected='a list of {M = 128} or "M=128"')
+        for values in several:
             shown = ",".join(f"{name}={value}" for name, value in values.items())
             yield Task(f"{function.name}({shown})", function, values, trying)
 
 
 def _functions(given: Mapping[str, Any], path: Path, where: str) -> list[Function]:
-    if (given["file"] is None) == (given["source"] is None):
+    source, file, name = (text_of(given, setting, where) for setting in ("source", "file", "def"))
+    if (file is None) == (source is None):
         raise ArgumentError(f"{where}: either file or source tells the program")
-    source = given["source"]
-    if source is None:
-        try:
-            source = (path.parent / given["file"]).read_text()
-        except (OSError, TypeError, UnicodeDecodeError) as error:
-            raise ArgumentError(f"{where}: cannot read {given['file']}: {error}") from error
-    functions = compile_source(source)
-    found = [f for f in functions if given["def"] in (None, f.name)]
+    functions = compile_source(source_of(path.parent / file, where) if file is not None else source or "")
+    found = [f for f in functions if name in (None, f.name)]
     if not found:
-        raise ArgumentError(f"{where}: there is no def {given['def']!r}", expected=", ".join(f.name for f in functions))
+        raise ArgumentError(
+            f"{where}: there is no def{'' if name is None else f' {name!r}'}",
+            expected=", ".join(f.name for f in functions),
+        )
     return found
 
 
@@ -152,7 +116,7 @@ def _functions(given: Mapping[str, Any], path: Path, where: str) -> list[Functio
 def shard_of(text: str) -> tuple[int, int]:
     """`3/64` as (3, 64), counted from 0. Raises ArgumentError."""
     number, _, count = text.partition("/")
-    if number.isdigit() and count.isdigit() and int(number) < int(count):
+    if _SHARD.fullmatch(text) and int(number) < int(count):
         return int(number), int(count)
     raise ArgumentError(f"the shard is {text!r}", expected="such as 0/64 up to 63/64")
 
@@ -204,13 +168,14 @@ def work(
     Raises KeyboardInterrupt where it is interrupted twice.
     """
     found: list[tuple[str, Tuned]] = []
+    book = Journal(journal)  # for all tasks: another process that wants it is refused, whichever is at work
     where = Local(on) if evaluator is None else evaluator()
     try:
         for number, task in enumerate(tasks):
             watcher.begin(number, len(tasks), task)
             try:
-                tuned = _tuned(task, on, store, journal, watcher, where)
-            except (TCError, InternalError) as error:
+                tuned = _tuned(task, on, store, book, watcher, where)
+            except (TCError, InternalError, OSError) as error:  # no process can be started, say
                 logger("tune").debug("%s: %s", task.name, error)
                 watcher.end(task, None, str(error))
                 continue
@@ -220,13 +185,12 @@ def work(
                 break
     finally:
         where.close()
+        book.close()
     return found
 
 
-def _tuned(
-    task: Task, on: Sequence[Device], store: Store, journal: Path | None, watcher: Watcher, where: Evaluator
-) -> Tuned:
+def _tuned(task: Task, on: Sequence[Device], store: Store, book: Journal, watcher: Watcher, where: Evaluator) -> Tuned:
     tensors, initial = sample_arguments(task.function, task.sizes)
     arguments = gather(Interface.of(task.function), tensors, initial)
     subject = subject_of(Kernels(task.function), arguments, CpuOptions(), task.effort.seed, store)
-    return tune(subject, task.effort, on, evaluator=where, journal=journal, observe=watcher.seen)
+    return tune(subject, task.effort, on, evaluator=where, journal=book, observe=watcher.seen)

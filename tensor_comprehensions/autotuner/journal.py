@@ -1,26 +1,35 @@
 """A file that remembers what became of each candidate, so that a search that was killed goes on where it was.
 
-Always holds: a record that was not written whole is as if it had not been written.
+Always holds: a record that was not written whole is as if it had not been written; one process at a time writes; and a
+disk that takes no more ends the journal, not the search.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from google.protobuf.message import DecodeError
 
+from ..cache.records import from_message
+from ..cache.tc_cache_pb2 import Options
 from ..errors import ArgumentError
+from ..inspection import logger
 from . import tuner_pb2 as pb
 
 _MAGIC = b"tcjournal1\n"
 _HEADER = struct.Struct("<II")
 LARGEST = 1 << 20
 """Bytes of a record."""
+LARGEST_FILE = 1 << 28
+"""Bytes of a journal that is read."""
 Record = pb.Start | pb.Outcome | pb.Decision
 
 
@@ -30,34 +39,42 @@ class Journal:
     Args:
         path: the file; None keeps nothing.
 
-    Raises ArgumentError where the file cannot be written, or is something else.
+    Raises ArgumentError where the file cannot be written, is something else, or is another search's at this time.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._known: dict[tuple[str, bytes], pb.Outcome] = {}
         self._decided: dict[str, pb.Decision] = {}
         self._started: dict[str, pb.Start] = {}
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
+        self._end = 0
+        self._path = path
         if path is None:
             return
         try:
-            self._file = path.open("a+b")
-            end = self._read(self._file, path)
-            self._file.truncate(end)
-        except OSError as error:
+            self._file = open(path, "a+b", buffering=0, opener=_open_plain)  # noqa: SIM115
+            if not _lock(self._file):
+                raise ArgumentError(
+                    f"another search writes the journal {path}", suggestion="give each its own: --journal FILE"
+                )
+            self._end = self._read(self._file, path)
+            self._file.truncate(self._end)
+        except (OSError, ValueError) as error:  # a NUL in the name
+            self._discard()
             raise ArgumentError(f"the journal {path} cannot be written: {error}") from error
         except ArgumentError:
-            self.close()
+            self._discard()
             raise
 
-    def _read(self, file: BinaryIO, path: Path) -> int:
+    def _read(self, file: FileIO, path: Path) -> int:
         """Take in what there is; the offset at which the last whole record ends."""
+        if os.fstat(file.fileno()).st_size > LARGEST_FILE:
+            raise ArgumentError(f"the journal {path} has more than {LARGEST_FILE} bytes", suggestion="remove it")
         file.seek(0)
         data = file.read()
         if not data or _MAGIC.startswith(data):
             file.truncate(0)
-            file.write(_MAGIC)
-            file.flush()
+            _write_whole(file, _MAGIC)
             return len(_MAGIC)
         if not data.startswith(_MAGIC):
             raise ArgumentError(f"{path} is no journal of a search", suggestion="name another file, or remove it")
@@ -97,14 +114,68 @@ class Journal:
             name = problem.encode()
             kind = next(k for k, message in _KINDS.items() if isinstance(record, message))
             payload = kind + bytes([len(name)]) + name + record.SerializeToString(deterministic=True)
-            self._file.write(_HEADER.pack(len(payload), zlib.crc32(payload)) + payload)
-            self._file.flush()
+            data = _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
+            try:
+                _write_whole(self._file, data)
+            except OSError as error:
+                self._give_up(error)
+            else:
+                self._end += len(data)
+
+    def _give_up(self, error: OSError) -> None:
+        """Go on without the file: what it has is whole, and what follows is not kept."""
+        logger("tune").warning(
+            "the journal %s cannot be written: %s; the search goes on, and what it finds from now on is not in it",
+            self._path, error,
+        )  # fmt: skip
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._end)
+        self._discard()
+
+    def _discard(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
 
     def close(self) -> None:
         if self._file is not None:
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
+            try:
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                self._give_up(error)
+            self._discard()
+
+
+def _open_plain(name: str, flags: int) -> int:
+    """Open a plain file and nothing that would wait or never end. Raises OSError."""
+    descriptor = os.open(name, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("it is no plain file")
+    return descriptor
+
+
+def _lock(file: FileIO) -> bool:
+    """Keep other processes from a file as long as it is open here; False where one of them has it."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def _write_whole(file: FileIO, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) or 0 :]
 
 
 def _key(outcome: pb.Outcome) -> bytes:
@@ -122,9 +193,37 @@ def _records(data: bytes) -> Iterator[tuple[int, str, Record]]:
         at += _HEADER.size + length
         text = 2 + payload[1]
         try:
-            yield at, payload[2:text].decode(), _KINDS[payload[:1]].FromString(payload[text:])
+            record = _KINDS[payload[:1]].FromString(payload[text:])
+            problem = payload[2:text].decode()
         except (KeyError, DecodeError, UnicodeDecodeError):
             return
+        if _is_sound(record):
+            yield at, problem, record
+
+
+def _is_sound(record: Record) -> bool:
+    """Is it one that a search may have written: known words, and times that a run can take?"""
+    if isinstance(record, pb.Outcome):
+        if record.status not in pb.Status.values() or not 0 <= record.elapsed < math.inf:
+            return False
+        return record.status != pb.OK or _is_time(record.timing)
+    if isinstance(record, pb.Decision):
+        fit = len(record.timings) == len(record.finalists) and 0 <= record.elapsed < math.inf
+        return fit and all(_is_time(t) for t in record.timings)
+    return all(map(_is_known, record.known))
+
+
+def _is_time(timing: pb.Timing) -> bool:
+    """Are these quartiles, or those of no run?"""
+    return not timing.runs or all(0 < t < math.inf for t in (timing.low, timing.median, timing.high))
+
+
+def _is_known(options: Options) -> bool:
+    try:
+        from_message(options)
+    except (ArgumentError, TypeError, ValueError):
+        return False
+    return True
 
 
 _KINDS: dict[bytes, type[pb.Start] | type[pb.Outcome] | type[pb.Decision]] = {

@@ -21,7 +21,10 @@ PERIOD = 5.0
 
 
 def state(tuner: Tuner, generation: int) -> dict[str, str]:
-    """What there is to tell: generation, candidates, best, median, failures by kind, time left."""
+    """What there is to tell: generation, candidates, best, median, failures by kind, time left.
+
+    Times are those of the search; the race in the end takes its own.
+    """
     times = tuner.best
     failed = Counter(o.kind for o in tuner.outcomes if o.status not in (pb.OK, pb.SLOW))
     left = tuner.effort.seconds - tuner.elapsed()
@@ -29,7 +32,7 @@ def state(tuner: Tuner, generation: int) -> dict[str, str]:
     return {
         "generation": str(generation),
         "candidates": str(len(tuner.outcomes)),
-        "best": "-" if times is None or times.seconds is None else shown(times.seconds),
+        "best in search": "-" if times is None or times.seconds is None else shown(times.seconds),
         "median": "-" if middle is None else shown(middle),
         "failed": ", ".join(f"{count} {kind}" for kind, count in failed.most_common()) or "none",
         "left": f"{max(0.0, left):.0f} s" if math.isfinite(left) else "no limit",
@@ -65,7 +68,8 @@ def ended(found: Tuned | None, problem: str) -> str:
         return f"failed: {problem.splitlines()[0]}"
     early = ", ended early" if found.interrupted else ""
     return (
-        f"{shown(found.seconds)}, {found.speedup:.2f} times as fast as untuned ({shown(found.default_seconds)}), "
+        f"{shown(found.seconds)} in the race, {found.speedup:.2f} times as fast as untuned "
+        f"({shown(found.default_seconds)}), "
         f"{len(found.outcomes)} candidates in {found.elapsed:.0f} s{early}"
     )
 
@@ -73,7 +77,7 @@ def ended(found: Tuned | None, problem: str) -> str:
 class Table(Watcher):
     """A table with a row for each task, drawn over and over by `rich`."""
 
-    COLUMNS = ("generation", "candidates", "best", "median", "failed", "left")
+    COLUMNS = ("generation", "candidates", "best in search", "median", "failed", "left")
 
     def __init__(self, live: Any) -> None:
         self._live = live

@@ -16,8 +16,7 @@ from time import perf_counter
 import torch
 
 from ..cache.records import from_message
-from ..compiled import Job
-from ..compiler import lowered, machine_code, settle
+from ..compiler import job_of, lowered, machine_code
 from ..errors import CannotLower, TCError
 from ..options import CpuOptions
 from ..runtime import cpu
@@ -125,7 +124,7 @@ def compiled(problem: Problem, options: object) -> pb.Code:
     if not isinstance(options, CpuOptions):
         raise Rejected(pb.INVALID, f"options for another device: {type(options).__name__}")
     bound, text = _known(problem).bound, problem.message.source
-    job = Job(settle(bound, options, host()), host())
+    job = job_of(bound, options, host())
     made = lowered(bound, text, job)
 
     def code() -> pb.Code:

@@ -47,9 +47,9 @@ def handle(raw: bytes, phase: Phase) -> bytes:
 
 def target_of(name: str) -> GpuTarget:
     """What to map for on a device. Raises ArgumentError where there is none of this name."""
-    if match := re.fullmatch(r"emulated:(sm_\d+)", name):
+    if match := re.fullmatch(r"emulated:(sm_[0-9]+)", name):
         return target(f"cuda:{match[1]}")
-    match = re.fullmatch(r"cuda:(\d+)", name)
+    match = re.fullmatch(r"cuda:([0-9]{1,9})", name)
     if not match:
         raise ArgumentError(f"the device is {name!r}", expected='"cuda:0", or "emulated:sm_90"')
     if not torch.cuda.is_available() or int(match[1]) >= torch.cuda.device_count():

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import torch
-
 from ..cache import tuning
 from ..cache.key import Key, make_key, spelling
 from ..cache.records import from_message, to_message
-from ..cache.store import Store, current
+from ..cache.store import Store
 from ..errors import ArgumentError
 from ..inspection import logger
+from ..interrupts import deferred_interrupts
 from ..options import CpuOptions
 from ..target import Target
 from ..tc_lang.function import BoundFunction, Function
@@ -29,14 +28,13 @@ from . import tuner_pb2 as pb
 from .device import Device
 from .evaluators import Elsewhere, Evaluator, Local
 from .journal import Journal
+from .lookup import starting_points
 from .problem import Problem
 from .space import Genome, Space, space
 from .tuner import Effort, Observer, Stop, Tuned, Tuner
 
 FOREVER = 1 << 62
 """Seconds that are as good as no limit."""
-NEAREST = 3
-"""Tuned sizes whose options a search starts from."""
 
 
 Spaced = tuple[Space, tuple[Genome, ...]]
@@ -65,13 +63,14 @@ def tune(
     *,
     executor: Executor | None = None,
     evaluator: Evaluator | None = None,
-    journal: Path | None = None,
+    journal: Path | Journal | None = None,
     observe: Observer = lambda tuner, generation: None,
     spaced: Spaced | None = None,
 ) -> Tuned:
     """Search, keep what was learnt in the store, and give the result.
 
     executor: where to evaluate, instead of on `devices` of this machine. evaluator: the same, made already.
+    journal: what to go on from: a file, or a journal that the caller closes.
     spaced: what may be tried, and first of all; without it, everything around the options to start from.
     The first Ctrl-C ends the search with the best so far; a second one raises KeyboardInterrupt.
 
@@ -79,12 +78,13 @@ def tune(
     """
     start = time.monotonic()
     key = subject.key(devices[0].threads)
-    book = Journal(journal)
+    book = journal if isinstance(journal, Journal) else Journal(journal)
     where = evaluator or (Local(devices) if executor is None else Elsewhere(executor, devices[0]))
     try:
-        where.begin()
+        with deferred_interrupts():  # else a process could be started that nothing knows of
+            where.begin()
         problem = Problem(subject.message)
-        known = begun(book, problem.digest, lambda: starting_points(subject, key))
+        known = begun(book, problem.digest, lambda: known_options(subject, key))
         made, seeds = spaced or space(subject.bound, subject.target, subject.start, known)
         with stoppable() as stop:
             tuner = Tuner(
@@ -100,9 +100,11 @@ def tune(
             )
             found = tuner.run()
     finally:
-        book.close()
-        if evaluator is None:
-            where.close()
+        with deferred_interrupts():
+            if book is not journal:
+                book.close()
+            if evaluator is None:
+                where.close()
     publish(subject, key, found, effort)
     return found
 
@@ -117,6 +119,13 @@ def publish(subject: Subject, key: Key, found: Tuned, effort: Effort) -> None:
     tuning.record(subject.store, key, kept)
 
 
+def known_options(subject: Subject, key: Key) -> list[CpuOptions]:
+    """What the store knows that a search of `subject` may start from, best first."""
+    found = starting_points(subject.store, key, spelling(subject.bound), subject.start)
+    logger("tune").debug("%s: the search starts from %d options that are known", subject.function.name, len(found))
+    return found
+
+
 def begun(book: Journal, problem: str, look: Callable[[], list[CpuOptions]]) -> list[CpuOptions]:
     """What a search starts from, beside the default: as when it began, if it is one that goes on."""
     record = book.start(problem)
@@ -126,59 +135,10 @@ def begun(book: Journal, problem: str, look: Callable[[], list[CpuOptions]]) -> 
     return [from_message(message) for message in record.known]
 
 
-# --- what is known -----------------------------------------------------------------------------------------------
-
-
-def starting_points(subject: Subject, key: Key) -> list[CpuOptions]:
-    """Options that the store knows to be good for these sizes or for near ones, best first."""
-    names = spelling(subject.bound)
-    found = [m.options for m in tuning.recall(subject.store, key) if m.validated and m.spelling in ("", names)][
-        :NEAREST
-    ]
-    found += near(subject.store, key, names)[:NEAREST]
-    return [o for o in dict.fromkeys(found) if isinstance(o, CpuOptions) and o != subject.start]
-
-
-def near(store: Store, key: Key, names: str) -> list[CpuOptions]:
-    """The best options of other sizes of the same def, nearest first by the ratios of the sizes."""
-    ranked = []
-    for other, measurements in tuning.family(store, key).items():
-        usable = [m for m in measurements if m.validated and m.spelling in ("", names)]
-        if usable:
-            ranked.append((_distance(key, other), other.digest, usable[0].options))
-    return [options for _, _, options in sorted(ranked, key=lambda r: r[:2])]
-
-
-def _distance(mine: Key, other: Key) -> float:
-    """How far the shapes of two keys are apart: the sum over all extents of the logarithm of their ratio."""
-    a, b = (re.findall(r"\d+", k["shapes"]) for k in (mine, other))
-    if len(a) != len(b):
-        return math.inf
-    return sum(abs(math.log((int(x) + 1) / (int(y) + 1))) for x, y in zip(a, b, strict=True))
-
-
-def remembered(
-    function: Function, bound: BoundFunction, target: Target, store: Store | None = None, *, exact: bool = False
-) -> CpuOptions | None:
-    """The best options that the cache knows for these sizes, or else for the nearest; None where it knows none.
-
-    exact: only for these sizes.
-    """
-    store = current() if store is None else store
-    key = make_key(function, bound, target, threads=torch.get_num_threads())
-    names = spelling(bound)
-    best = tuning.best(store, key, names)
-    if best is not None and isinstance(best.options, CpuOptions):
-        return best.options
-    found = [] if exact else near(store, key, names)
-    if found:
-        logger("tune").debug("%s: not tuned for these sizes; options of the nearest sizes are used", function.name)
-    return found[0] if found else None
-
-
 # --- budgets and signals -----------------------------------------------------------------------------------------
 
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*")
 
 
 def seconds(budget: object) -> float:
@@ -186,12 +146,21 @@ def seconds(budget: object) -> float:
     if isinstance(budget, int | float) and not isinstance(budget, bool) and budget > 0:
         return float(budget) if budget < FOREVER else math.inf
     if isinstance(budget, str):
-        parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]*)\s*", budget)
-        if parts and re.fullmatch(r"(?:\d+(?:\.\d+)?\s*[a-z]*\s*)+", budget) and all(u in _UNITS for _, u in parts):
-            total = sum(float(number) * _UNITS[unit] for number, unit in parts)
-            if total > 0:
-                return total
+        total = _total(budget)
+        if total > 0:
+            return total
     raise ArgumentError(f"the budget is {budget!r}", expected='seconds, or a text such as "90s", "2min", "1h 30min"')
+
+
+def _total(text: str) -> float:
+    """Seconds of "1h 30min"; 0 for what is no such text."""
+    total, at = 0.0, 0
+    while at < len(text):
+        part = _PART.match(text, at)
+        if part is None or part[2] not in _UNITS:
+            return 0.0
+        total, at = total + float(part[1]) * _UNITS[part[2]], part.end()
+    return total
 
 
 @contextmanager

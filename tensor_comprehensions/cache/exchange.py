@@ -7,19 +7,25 @@ from pathlib import Path
 from ..errors import CacheError
 from . import code, entry, tuning
 from .entry import Damaged
-from .files import SYSTEM, System, write
+from .files import SYSTEM, System, read_bounded, write
 from .key import Key
 from .store import Store
 from .tuning import Measurement
 
+SUFFIX = ".tct"
+"""Of a file with measurements: a `.tc` file has defs."""
 Found = dict[Key, tuple[Measurement, ...]]
 
 
 def write_measurements(store: Store, path: Path) -> int:
-    """Write all measurements of a store to a file; the number of keys. Raises CacheError.
+    """Write all measurements of a store to a file; the number of keys. Raises CacheError, also for a `.tc` file.
 
     The same measurements give the same bytes, so that the file can be kept under version control.
     """
+    if path.suffix == ".tc":
+        raise CacheError(
+            f"{path} would be taken for a file with defs", suggestion=f"write to {path.with_suffix(SUFFIX)}"
+        )
     found = tuning.everything(store)
     try:
         write(SYSTEM, path, entry.pack(tuning.collection(found)))
@@ -36,9 +42,7 @@ def read_measurements(path: Path) -> Found:
     if path.is_dir():
         return tuning.everything(Store(path, "read", system=ANYBODY))
     try:
-        with path.open("rb") as file:
-            data = file.read(entry.LARGEST + entry.HEADER + 1)
-        return tuning.from_collection(entry.unpack(data))
+        return tuning.from_collection(entry.unpack(read_bounded(path, entry.LARGEST + entry.HEADER)))
     except (OSError, Damaged) as error:
         raise CacheError(f"cannot read {path}: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -64,6 +65,29 @@ def read(system: System, path: Path, limit: int) -> bytes:
         return b"".join(pieces)
     finally:
         system.close(descriptor)
+
+
+def read_bounded(path: Path, limit: int, *, pipes: bool = False) -> bytes:
+    """The bytes of a file that a user names, whoever owns it.
+
+    pipes: read a pipe or a device as well, such as `/dev/stdin`, and wait for what it gives.
+
+    Raises OSError, also for a name that no file can have, and for more than `limit` bytes.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | (0 if pipes else getattr(os, "O_NONBLOCK", 0)))
+
+    try:
+        with open(path, "rb", opener=opener) as file:
+            if not pipes and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "it is no plain file", str(path))
+            data = file.read(limit + 1)
+    except ValueError as error:  # a NUL in the name, or half of a character
+        raise OSError(errno.EINVAL, str(error), repr(path)) from None
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
+    return data
 
 
 def write(system: System, path: Path, data: bytes) -> None:

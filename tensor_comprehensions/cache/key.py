@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from hashlib import sha256
@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from ..errors import InternalError
 from ..tc_lang import function as f
+from ..tc_lang.canonical_bound import canonicalize
 from ..tc_lang.function import BoundFunction, Function
 from . import source
 from .store import current
@@ -24,6 +25,9 @@ PACKAGES = ("tensor-comprehensions", "islpy", "llvmlite", "torch", "numpy")
 """Whose versions are recorded."""
 FAMILY = ("kind", "def", "dtypes", "target.", "threads")
 """The parts that keys share which differ in sizes only; a name that ends in a dot stands for all below it."""
+
+FORM = "2"
+"""Of what is made of a def: what earlier ones made is not used again. Until 2, names of a def could reach its code."""
 
 
 class NotAKey(Exception):
@@ -85,11 +89,12 @@ def make_key(
     parts = [
         ("kind", "tuning" if options is None else "kernel"),
         ("def", function.canonical),
+        ("form", FORM),
         ("dtypes", " ".join(str(t.dtype) for t in tensors)),
         ("shapes", " ".join(_dimensions(t.shape) for t in tensors)),
         ("strides", " ".join(_dimensions(t.strides) for t in tensors)),
         ("alignment", str(alignment or "element")),
-        ("bound", sha256(repr(renamed(bound)).encode()).hexdigest()),
+        ("bound", sha256(repr(canonicalize(bound)).encode()).hexdigest()),
         *_fields("target", target),
     ]
     if options is None:
@@ -187,44 +192,3 @@ def _source() -> str:
         return source.digest(current())
     except source.Unreadable as reason:
         raise NotAKey(str(reason)) from reason
-
-
-# --- names -------------------------------------------------------------------------------------------------------
-
-
-def renamed(bound: BoundFunction) -> BoundFunction:
-    """`bound` with its names replaced by their places, so that defs which differ in names only become equal."""
-    tensors = {t.name: f"t{n}" for n, t in enumerate(bound.tensors)}
-    return replace(
-        bound,
-        name="f",
-        tensors=tuple(replace(t, name=tensors[t.name]) for t in bound.tensors),
-        statements=tuple(_statement(s, f"s{n}", tensors) for n, s in enumerate(bound.statements)),
-        returns=tuple(tensors[name] for name in bound.returns),
-    )
-
-
-def _statement(s: f.BoundStatement, name: str, tensors: Mapping[str, str]) -> f.BoundStatement:
-    indices = {index.name: f"i{n}" for n, index in enumerate(s.indices)}
-
-    def expression(e: f.Expr) -> f.Expr:
-        match e:
-            case f.Index(name=index):
-                return replace(e, name=indices.get(index, index))
-            case f.Access(tensor=tensor):
-                e = replace(e, tensor=tensors[tensor])
-        return f.rebuild(e, tuple(map(expression, f.children(e))))
-
-    def check(c: f.BoundsCheck) -> f.BoundsCheck:
-        guard = None if c.guard is None else expression(c.guard)
-        return replace(c, tensor=tensors[c.tensor], subscript=expression(c.subscript), guard=guard)
-
-    return replace(
-        s,
-        name=name,
-        target=tensors[s.target],
-        subscripts=tuple(map(expression, s.subscripts)),
-        value=expression(s.value),
-        indices=tuple(replace(index, name=indices[index.name]) for index in s.indices),
-        checks=tuple(map(check, s.checks)),
-    )

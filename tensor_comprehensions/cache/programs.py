@@ -40,7 +40,7 @@ def functions(source: str | bytes) -> tuple[Function, ...]:
     name = (PROGRAM, digest[:2], digest)
     payload = store.read(name)
     found = None if payload is None else from_bytes(payload)
-    if found is not None and all(f.source == source for f in found):
+    if found is not None and all(f.source == source.removeprefix("\ufeff") for f in found):
         logger("cache").debug("%s: found the checked def", ", ".join(f.name for f in found))
         return found
     made = check.compile_source(source)

@@ -17,9 +17,6 @@ from ..structured.pipeline import Pipeline, parse
 from .key import NotAKey
 from .tc_cache_pb2 import Field, List, Options, Value
 
-LONGEST_PIPELINE = 1 << 16
-"""Characters; longer ones are refused unread."""
-
 
 def records() -> Mapping[str, type]:
     """The classes of options by name."""
@@ -88,7 +85,7 @@ def _python(value: Value, default: object = None) -> Any:
         case "list":
             return tuple(_python(item) for item in value.list.items)
         case "pipeline":
-            return _pipeline(value.pipeline)
+            return parse(value.pipeline)
         case "options":
             return from_message(value.options)
         case "text" if isinstance(default, Enum):
@@ -100,12 +97,3 @@ def _member(kind: type[Enum], name: str) -> Enum:
     if name not in kind.__members__:
         raise ArgumentError(f"there is no {kind.__name__} {name!r}", expected=", ".join(kind.__members__))
     return kind[name]
-
-
-def _pipeline(text: str) -> Pipeline:
-    if len(text) > LONGEST_PIPELINE:
-        raise ArgumentError(f"a pipeline has {len(text)} characters", expected=f"at most {LONGEST_PIPELINE}")
-    try:
-        return parse(text)
-    except (RecursionError, MemoryError) as error:
-        raise ArgumentError("a pipeline nests too deep") from error

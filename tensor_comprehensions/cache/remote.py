@@ -15,13 +15,12 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from ..errors import CacheError
-from .exchange import Found, read_measurements, write_measurements
+from .exchange import SUFFIX, Found, read_measurements, write_measurements
 from .store import Store
 
 T = TypeVar("T")
 PATIENCE = 60.0
 """Seconds that a store may take."""
-SUFFIX = ".tct"
 
 
 def is_url(place: str) -> bool:

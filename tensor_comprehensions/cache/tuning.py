@@ -28,6 +28,8 @@ KEPT = 128
 """How many measurements a key keeps: the fastest."""
 SHORTEST, LONGEST = 1e-8, 1e5
 """Seconds that a call may have taken; what is said to be quicker or slower was not measured."""
+LATEST = 1 << 37
+"""Seconds since 1970 that have a date."""
 ATTEMPTS = 5
 """How often the files of a key are listed while others replace them."""
 SEGMENTS = 16
@@ -68,6 +70,8 @@ class Measurement:
             raise ArgumentError(f"a spread of {self.spread}", expected="0 or more")
         if not 0 < self.samples < 1 << 32:
             raise ArgumentError(f"a number of samples of {self.samples}", expected="1 or more")
+        if not 0 <= self.time < LATEST:
+            raise ArgumentError(f"a time of {self.time} seconds since 1970", expected=f"0 to {LATEST}")
 
     @property
     def is_current(self) -> bool:

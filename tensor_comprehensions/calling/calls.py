@@ -18,7 +18,6 @@ from ..dtypes import BFLOAT16, DType
 from ..errors import ArgumentError, InternalError, RangeError
 from ..later import later
 from ..options import CpuOptions, check_fields
-from ..runtime.host import host
 from ..runtime.pages import prefer_huge
 from ..strides import contiguous_strides
 from ..target import Target
@@ -311,7 +310,12 @@ def deliver(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
 def check_machine(options: object, target: object) -> None:
     """Are these options and a target that the compiler takes? Raises ArgumentError."""
     if not isinstance(options, CpuOptions):
-        raise ArgumentError(f"options is {article(type(options).__name__)}", expected="CpuOptions(...)")
+        raise ArgumentError(
+            f"options is {article(type(options).__name__)}",
+            expected="CpuOptions(...)",
+            found=repr(options) if isinstance(options, str) else "",
+            suggestion='define the operator with it: tc.define(text, options="tuned")' if options == "tuned" else "",
+        )
     if not isinstance(target, Target):
         raise ArgumentError(f"target is {article(type(target).__name__)}", expected="a Target")
     if len(target.cache) < 2 or min(target.cache) < 1:
@@ -324,9 +328,12 @@ def check_machine(options: object, target: object) -> None:
 
 def check_runs_here(op: str, target: Target) -> None:
     """Can this processor run what was compiled for `target`? Raises ArgumentError."""
-    here = set(host().features.split(","))
-    if missing := [f for f in target.features.split(",") if f.startswith("+") and f not in here]:
-        raise ArgumentError(f"this kernel of {op} is for {target.name}", found=f"a processor without {missing[0][1:]}")
+    if missing := target.missing_features():
+        raise ArgumentError(
+            f"this kernel of {op} is for {target.name}",
+            found=f"a processor without {', '.join(missing)}",
+            suggestion="compile without `target` for the processor of this process",
+        )
 
 
 # --- running ----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from torch import Tensor, strided
 from .. import knobs
 from ..compiled import Compiled
 from ..inspection import logger
+from ..interrupts import deferred_interrupts
 from ..once import OncePerKey
 from ..options import CpuOptions
 from ..runtime.dispatch import Launcher
@@ -98,8 +99,8 @@ class Kernels:
     @cached_property
     def gpu(self) -> GpuKernels:
         """Those for graphics processors, whose part of the package is loaded when the first is asked for."""
-        from .gpu.kernels import GpuKernels
-
+        with deferred_interrupts():
+            from .gpu.kernels import GpuKernels
         return GpuKernels(self)
 
     @cached_property

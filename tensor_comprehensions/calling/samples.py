@@ -32,6 +32,9 @@ def sample_arguments(
                 f"{function.name} has no size and no number called {name!r}",
                 expected=", ".join([*function.sizes, *numbers]),
             )
+    for name in function.scalars:
+        if not isinstance(numbers[name], int):
+            raise ArgumentError(f"{function.name}: {name} is {numbers[name]!r}", expected="a whole number")
     sizes = {name: _size(function, name, values) for name in function.sizes}
     shapes = output_shapes(function, sizes, {name: int(numbers[name]) for name in function.scalars})
     smallest = min(sizes.values(), default=1)

@@ -14,6 +14,7 @@ from ..errors import InternalError
 from ..loop_ir import nodes as ir
 from ..loop_ir.affine import Interval
 from ..loop_ir.instructions import INSTRUCTIONS
+from ..naming import SEPARATOR
 from .c_dialect import CDialect
 from .c_integers import LIMIT, small
 
@@ -73,7 +74,7 @@ class Scope:
 
     def bind(self, name: str) -> tuple[str, Scope]:
         """An identifier for `name` that nothing enclosing uses, and the scope in which it means it."""
-        identifier = self.fresh(name.lstrip("@%"))
+        identifier = self.fresh(name)
         return identifier, replace(self, names={**self.names, name: identifier})
 
     def bind_integer(self, name: str, where: Interval | None, wanted: str = "") -> tuple[str, Scope]:
@@ -101,7 +102,7 @@ class Scope:
         return replace(self, given=(*self.given, *_conjuncts(condition)))
 
     def fresh(self, wanted: str) -> str:
-        base = re.sub(r"\W", "_", wanted, flags=re.ASCII)
+        base = re.sub(r"\W", "_", wanted.lstrip(f"@%{SEPARATOR}"), flags=re.ASCII)
         base = f"_{base}" if base[:1].isdigit() or not base else base
         taken = set(self.names.values())
         return next(n for n in _candidates(base) if n not in taken and n not in self.dialect.reserved)

@@ -18,6 +18,7 @@ from ..loop_ir.affine import Interval
 from ..loop_ir.alike import alike
 from ..loop_ir.intrinsics import COPY_ASYNC, INTRINSICS, is_hint
 from ..loop_ir.rewrite import children, expressions, mentions, walk, walk_expr
+from ..naming import mint
 from .c_dialect import CDialect
 from .c_expressions import SUM, Scope, Text, array_shape, combine, element, is_scalar, spell
 from .c_integers import loop_range, small
@@ -247,16 +248,16 @@ def _injective(s: ir.Store) -> bool:
 
 def _staged(s: ir.Store) -> ir.Stmt:
     """The same store of a value (and through a mask and indices) computed in all lanes before the first is written."""
-    names = [f"index{n}" for n in range(len(s.indices))]
+    names = [mint(f"index{n}") for n in range(len(s.indices))]
     indices = tuple(ir.Var(n, i.type) for n, i in zip(names, s.indices, strict=True))
-    mask = None if s.mask is None else ir.Var("mask", s.mask.type)
-    staged: ir.Stmt = replace(s, indices=indices, value=ir.Var("value", s.value.type), mask=mask)
-    bindings = [*zip(names, s.indices, strict=True), ("value", s.value)]
+    mask = None if s.mask is None else ir.Var(mint("mask"), s.mask.type)
+    staged: ir.Stmt = replace(s, indices=indices, value=ir.Var(mint("value"), s.value.type), mask=mask)
+    bindings = [*zip(names, s.indices, strict=True), (mint("value"), s.value)]
     if s.mask is not None:
-        bindings.append(("mask", s.mask))
-    outer = [(f"staged {name}", value) for name, value in bindings]
+        bindings.append((mint("mask"), s.mask))
+    outer = [(mint(name, "staged"), value) for name, value in bindings]
     for name, value in bindings:  # from the outer names, so that no value sees a name bound here
-        staged = ir.Let(name, ir.Var(f"staged {name}", value.type), staged)
+        staged = ir.Let(name, ir.Var(mint(name, "staged"), value.type), staged)
     for name, value in outer:
         staged = ir.Let(name, value, staged)
     return staged

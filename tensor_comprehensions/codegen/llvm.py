@@ -40,6 +40,7 @@ from ..loop_ir.nodes import (
     Var,
     While,
 )  # fmt: skip
+from ..naming import SEPARATOR
 from ..target import Target
 from . import llvm_arithmetic as arithmetic
 from . import llvm_memory
@@ -512,4 +513,4 @@ def _trampoline(name: str, types: list[str]) -> Iterator[str]:
 
 def _plain(name: str) -> str:
     """A name with only the characters that LLVM takes without quotes."""
-    return "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in name)
+    return "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in name.lstrip(SEPARATOR))

@@ -24,7 +24,8 @@ from .llvm_types import constant, mangled, register, scalar, vector
 
 _INTRINSICS = {
     "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round", "rint": "rint",
-    "fabs": "fabs", "copysign": "copysign", "fma": "fma", "fmin": "minnum", "fmax": "maxnum",
+    "nearbyint": "nearbyint", "fabs": "fabs", "copysign": "copysign", "fma": "fma",
+    "fmin": "minnum", "fmax": "maxnum",
 }  # fmt: skip
 
 _BITS = {

@@ -72,7 +72,7 @@ step sign mix degrees radians any all shuffle prefetch printf mad INFINITY NAN M
 C = CDialect(
     name="OpenCL",
     types=_TYPES,
-    math={t.name: {name: name for name in FUNCTIONS} for t in (FLOAT32, FLOAT64)},
+    math={t.name: {name: name for name in FUNCTIONS} | {"nearbyint": "rint"} for t in (FLOAT32, FLOAT64)},
     suffixes={"float16": "f", "bfloat16": "f", "float32": "f", "uint32": "u", "uint64": "ul"},
     infinity="INFINITY",
     nan="NAN",

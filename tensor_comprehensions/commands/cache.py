@@ -45,7 +45,7 @@ def add_parser(
     merge = add("merge", _merge, "add the measurements of other caches, or of exported files")
     merge.add_argument("source", nargs="+", help="a folder, a file, or a URL below which shards put theirs")
     export = add("export", _export, "write all measurements to a file that can be shared")
-    export.add_argument("file", type=Path)
+    export.add_argument("file", type=Path, help=f"its name ends in {exchange.SUFFIX}, which is added to one without")
     export.add_argument("--code", action="store_true", help="copy signed code to a folder instead; needs TC_CACHE_KEY")
     import_ = add("import", _merge_one, "add the measurements of an exported file")
     import_.add_argument("file", type=Path)
@@ -197,7 +197,8 @@ def _export(arguments: Namespace) -> int:
     if arguments.code:
         print(f"{exchange.copy_code(store, Store(arguments.file, secret=store.secret))} kernels copied")
     else:
-        print(f"{exchange.write_measurements(store, arguments.file)} keys written to {arguments.file}")
+        file = arguments.file if arguments.file.suffix else arguments.file.with_suffix(exchange.SUFFIX)
+        print(f"{exchange.write_measurements(store, file)} keys written to {file}")
     return 0
 
 

@@ -14,7 +14,6 @@ from ..autotuner.report import write
 from ..autotuner.tune import seconds
 from ..cache import remote
 from ..cache.store import Store
-from ..errors import ArgumentError
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -54,8 +53,11 @@ def run(options: argparse.Namespace) -> int:
         if url is not None:
             print(f"results: {remote.upload(store, url)}")
     if found:
-        page, _ = write(options.report or options.job.with_suffix(f"{suffix}.html"), found)
+        page, _ = write(_report(options.report or options.job.with_suffix(f"{suffix}.html"), options.job), found)
         print(f"report: {page}")
-    if not tasks:
-        raise ArgumentError("there is nothing to do")
     return 0 if len(found) == len(tasks) and not any(f.interrupted for _, f in found) else 1
+
+
+def _report(page: Path, job: Path) -> Path:
+    """`page`, or beside it where its JSON would replace the job file."""
+    return page.with_suffix(".report.html") if page.with_suffix(".json") == job else page

@@ -10,8 +10,8 @@ import torch
 from ..api import Op
 from ..calling.arguments import article
 from ..calling.kernels import may_be_sparse
-from ..errors import ArgumentError
-from ..guard import guarded
+from ..errors import ArgumentError, TCError
+from ..guard import guarded, shorten_traceback
 from ..once import OncePerKey
 from .operators import LIMIT, check_kinds, kinds_of, operator_for
 from .traced import traced
@@ -44,12 +44,20 @@ def einsum(equation: str, *operands: Any, out: Any = None, format: str | None = 
     if format is not None or any(map(may_be_sparse, operands)):
         return _of_sparse(equation, operands, out, format)
     try:
-        key = (equation, *[(x.shape, x.dtype) for x in operands])
-        operator = _by_shapes.get(key, lambda: operator_for(equation, *operands))
-    except (AttributeError, RuntimeError, TypeError):  # not of tensors, or of sizes that are symbols and have no hash
-        check_kinds(type(equation).__name__, kinds_of(operands))
-        operator = operator_for(equation, *operands)
-    return operator(*operands) if out is None else operator(*operands, out=out)
+        try:
+            key = (equation, *[(x.shape, x.dtype) for x in operands])
+            operator = _by_shapes.get(key, lambda: operator_for(equation, *operands))
+        except (
+            AttributeError,
+            RuntimeError,
+            TypeError,
+        ):  # no tensors, or sizes that are symbols without a hash
+            check_kinds(type(equation).__name__, kinds_of(operands))
+            operator = operator_for(equation, *operands)
+        return operator(*operands) if out is None else operator(*operands, out=out)
+    except TCError as error:
+        shorten_traceback(error)
+        raise
 
 
 @guarded

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..dtypes import INT64
 from . import build
-from .nodes import Binary, Broadcast, Const, Expr, Ramp, Select, Var
+from .nodes import Binary, Broadcast, Const, Expr, Ramp, Select, Unary, Var
 
 Terms = dict[Expr, int]
 
@@ -28,6 +28,8 @@ def _collect(e: Expr, factor: int, terms: Terms) -> int:
             return _collect(left, factor, terms) + _collect(right, factor, terms)
         case Binary("sub", left, right):
             return _collect(left, factor, terms) + _collect(right, -factor, terms)
+        case Unary("neg", operand):
+            return _collect(operand, -factor, terms)
         case Binary("mul", left, Const(value)):
             return _collect(left, factor * int(value), terms)
         case Binary("mul", Const(value), right):

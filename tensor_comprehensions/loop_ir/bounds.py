@@ -169,8 +169,8 @@ def _upper(terms: Terms, constant: int, scope: Scope, depth: int) -> int | None:
     plain = _interval_bound(terms, constant, scope.ranges)
     if depth == 0 or not terms:
         return plain
-    # Of two atoms bound equally far inside the composite one first: what it hides may cancel the other.
-    atom = max(terms, key=lambda a: (_depth_of(a, scope), not isinstance(a, Var)))
+    # Of two atoms bound equally far inside the larger one first: what it hides may cancel the other.
+    atom = max(terms, key=lambda a: (_depth_of(a, scope), _size(a)))
     if _depth_of(atom, scope) < 0:
         return plain
     c = terms[atom]
@@ -243,6 +243,11 @@ def _expanded(e: Expr, scope: Scope) -> Expr:
         for a, k in parts.items():
             total[a] = total.get(a, 0) + c * k
     return affine.expression({a: k for a, k in total.items() if k != 0}, constant)
+
+
+def _size(e: Expr) -> int:
+    """Operators of a composite expression."""
+    return 1 + _size(e.left) + _size(e.right) if isinstance(e, Binary) else 0
 
 
 def _depth_of(e: Expr, scope: Scope) -> int:

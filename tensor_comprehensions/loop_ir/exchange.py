@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from ..errors import CannotLower
+from ..naming import mint
 from . import build
 from .intrinsics import BARRIER, COMMIT_ASYNC, COPY_ASYNC, SHUFFLE_DOWN, SHUFFLE_XOR, WAIT_ASYNC, WARP_BARRIER
 from .nodes import THREAD, Buffer, Expr, Invoke, Kernel, Launch, Load, Space, Stmt, Store, Type
@@ -25,7 +26,7 @@ def without_warps(kernel: Kernel) -> Kernel:
     dtypes = dict.fromkeys(
         s.operands[0][0].type.dtype for s in walk(kernel.body) if isinstance(s, Invoke) and s.name in _SHUFFLES
     )
-    buffers = {t: Buffer(f"exchange_{t.name}", Type(t), (prod(launch.block),), (1,), Space.SHARED) for t in dtypes}
+    buffers = {t: Buffer(mint("exchange", t.name), Type(t), (prod(launch.block),), (1,), Space.SHARED) for t in dtypes}
 
     def on_stmt(s: Stmt) -> Stmt:
         if isinstance(s, Invoke):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ..naming import mint
 from . import affine, build
 from .bounds import Scope, certainly_runs
 from .intrinsics import is_hint
@@ -102,7 +103,7 @@ class _Update:
 
     def register(self, names: Names) -> Buffer:
         lanes = max((i.type.lanes for i in self.indices), default=1)
-        name = names.fresh(f"{self.buffer.name}_sum" if self.op == "+" else f"{self.buffer.name}_acc")
+        name = names.fresh(mint(self.buffer.name, "sum" if self.op == "+" else "acc"))
         return Buffer(name, Type(self.buffer.type.dtype.accumulator, lanes), (), (), Space.REGISTER)
 
 

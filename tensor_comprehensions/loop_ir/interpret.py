@@ -25,6 +25,7 @@ from .nodes import (
     Binary,
     Block,
     Broadcast,
+    Buffer,
     Call,
     Cast,
     Check,
@@ -69,6 +70,7 @@ def interpret(module: Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> lis
         InternalError: the module reads undefined memory, leaves a buffer, or has a race.
     """
     machine = Machine()
+    machine.partial = module.partial
     for b in module.arguments:
         array = arrays[b.name]
         b = sized(b, array.shape[0]) if b.dynamic and array.ndim else b
@@ -76,7 +78,7 @@ def interpret(module: Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> lis
             raise InternalError(f"argument {b.name} is {array.dtype}{array.shape}, not {b.type}{b.shape}")
         machine.memory[b.name] = Memory.of_argument(b, array)
     for b in module.temporaries:
-        machine.memory[b.name] = Memory.undefined(b, depth=0)
+        machine.memory[b.name] = machine.new_memory(b, depth=0)
     with np.errstate(all="ignore"):
         for kernel in module.kernels:
             if machine.failures:
@@ -97,9 +99,14 @@ class Machine:
         self.races: list[Race] = []  # of the checked loops around the current statement, outermost first
         self.nested: list[Race] = []  # the same by depth, when there is such a loop
         self.failures: list[Failure] = []
+        self.partial: frozenset[str] = frozenset()
         # While translating: checked loops (None: the blocks, and the threads, of a launch), names that vary with each
         self.scopes: list[tuple[Loop | None, set[str]]] = []
         self.thread: Any = None  # the `Thread` of a launch that runs
+
+    def new_memory(self, b: Buffer, depth: int) -> Memory:
+        """Memory without a value yet, of a temporary."""
+        return (Memory.poisoned if b.name in self.partial else Memory.undefined)(b, depth)
 
     # --- statements ----------------------------------------------------------------------------------------------
 
@@ -190,7 +197,7 @@ class Machine:
         def run() -> None:
             outer = self.memory
             buffers = s.buffers if length is None else [sized(b, int(length())) for b in s.buffers]
-            self.memory = outer | {b.name: Memory.undefined(b, depth=len(self.races)) for b in buffers}
+            self.memory = outer | {b.name: self.new_memory(b, depth=len(self.races)) for b in buffers}
             inner()
             self.memory = outer
 

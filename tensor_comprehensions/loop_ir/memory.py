@@ -106,6 +106,15 @@ class Memory:
         shape = (1, *b.shape) if b.type.lanes == 1 else (1, *b.shape, b.type.lanes)
         return Memory(b, np.zeros(shape, storage(b.type.dtype)), np.zeros(shape, bool), depth)
 
+    @staticmethod
+    def poisoned(b: Buffer, depth: int) -> Memory:
+        """Memory that may be read, but is no good: NaN, or an unlikely integer."""
+        memory = Memory.undefined(b, depth)
+        kind = memory.data.dtype
+        memory.data[...] = np.iinfo(kind).max if kind.kind in "iu" else np.nan if kind.kind == "f" else True
+        memory.written[...] = True
+        return memory
+
     def read(self, indices: tuple[Value, ...], mask: Value | None, races: Sequence[Race]) -> Value:
         """The elements at `indices`; 0 where `mask` is false."""
         where, live = self.reach(indices, mask)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..naming import mint
 from .nodes import Allocate, Invoke, Let, Load, Loop, Stmt, Store
 from .rewrite import expressions, walk, walk_expr
 
@@ -32,9 +33,9 @@ class Names:
         return Names(taken)
 
     def fresh(self, stem: str) -> str:
-        """`stem_n` for the first n that is not taken yet."""
+        """`stem.n` for the first n that is not taken yet."""
         n = 0
-        while (name := f"{stem}_{n}") in self.taken:
+        while (name := mint(stem, n)) in self.taken:
             n += 1
         self.taken.add(name)
         return name

@@ -424,3 +424,4 @@ class Module:
     kernels: tuple[Kernel, ...]
     sites: tuple[CheckSite, ...] = ()
     written: tuple[str, ...] = ()  # names of the arguments that kernels may write
+    partial: frozenset[str] = frozenset()  # temporaries with elements that mean nothing: they may be read, not used

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..dtypes import DType
 from ..errors import CannotLower
+from ..naming import mint
 from . import build
 from .bounds import Scope, certainly_runs
 from .names import Names
@@ -49,7 +50,7 @@ class Reduction:
 
     def registers(self, names: Names, lanes: int, copies: int) -> Buffer:
         """`copies` vector registers for partial results."""
-        name = names.fresh(f"{self.buffer.name}_lanes")
+        name = names.fresh(mint(self.buffer.name, "lanes"))
         return Buffer(name, Type(self.dtype, lanes), (copies,), (1,), Space.REGISTER)
 
 

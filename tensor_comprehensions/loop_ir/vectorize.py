@@ -14,6 +14,7 @@ from typing_extensions import assert_never
 
 from ..dtypes import BOOL
 from ..errors import CannotLower
+from ..naming import mint
 from . import affine, build
 from .bounds import Scope, certainly_runs, lower_bound, upper_bound
 from .intrinsics import is_hint
@@ -224,14 +225,14 @@ def _pieces(loop: Loop, names: Names) -> list[_Piece]:
 
 def _dynamic_pieces(loop: Loop, names: Names) -> list[_Piece]:
     lanes, copies = loop.factor
-    name = names.fresh(f"{loop.var}_count")
+    name = names.fresh(mint(loop.var, "count"))
     trips = build.var(name)
     lets: tuple[tuple[str, Expr], ...] = ((name, build.maximum(affine.subtract(loop.stop, loop.start), 0)),)
     pieces: list[_Piece] = []
     at = loop.start
     for count in (copies, 1) if copies > 1 else (1,):
         width = lanes * count
-        name = names.fresh(f"{loop.var}_stop")
+        name = names.fresh(mint(loop.var, "stop"))
         end = build.add(loop.start, build.mul(build.div(trips, width), width))
         pieces.append(_Piece(at, build.var(name), count, lets=(*lets, (name, end))))
         at, lets = build.var(name), ()
@@ -271,5 +272,5 @@ def _tail_mask(piece: _Piece, lanes: int, names: Names) -> tuple[Expr | None, tu
     mask = Binary("lt", build.ramp(0, 1, lanes), build.broadcast(piece.count, lanes))
     if type(piece.count) is Const:
         return mask, None
-    name = names.fresh("mask")
+    name = names.fresh(mint("mask"))
     return build.var(name, BOOL, lanes), (name, mask)

@@ -7,6 +7,7 @@ from itertools import chain
 
 from ..dtypes import BOOL
 from ..errors import CannotLower
+from ..naming import mint
 from . import build
 from .intrinsics import CACHE_LINE, is_hint
 from .names import Names
@@ -135,7 +136,7 @@ class Widened:
             otherwise = self.stmt(s.otherwise) if s.otherwise is not None else None
             return build.when(conditions[0], self.stmt(s.then), otherwise)
         # The condition gets a name: the branches may overwrite what it reads.
-        bound = [self.names.fresh("mask") for _ in self.copies]
+        bound = [self.names.fresh(mint("mask")) for _ in self.copies]
         held: list[Expr] = [build.var(n, BOOL, self.lanes) for n in bound]
         then = self.where(held).stmt(s.then)
         parts = [then]

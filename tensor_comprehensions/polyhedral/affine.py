@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..naming import SEPARATOR
 from ..tc_lang import function as tc
 from ..translate import widens
 
@@ -31,7 +33,24 @@ class Affine:
 
 
 def isl_name(index: str) -> str:
-    return f"i_{index}"
+    """An index in isl's notation."""
+    return f"i_{isl_spelling(index)}"
+
+
+def isl_tensor(tensor: str) -> str:
+    """The tuple of the elements of a tensor in isl's notation."""
+    return f"T_{isl_spelling(tensor)}"
+
+
+def isl_spelling(name: str) -> str:
+    """`name`, which may have been minted, with the characters that isl reads, and like no other."""
+    return name.replace("_", "__").replace(SEPARATOR, "_d")
+
+
+def readable_isl(text: str) -> str:
+    """isl's notation with the indices as people know them."""
+    names = {"__": "_", "_d": "_"}
+    return re.sub(r"\bi_(?:__|_d|[^\W_])+", lambda n: "i_" + re.sub("__|_d", lambda x: names[x[0]], n[0][2:]), text)
 
 
 def affine(e: tc.Expr) -> Affine | None:

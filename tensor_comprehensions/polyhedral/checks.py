@@ -16,6 +16,7 @@ from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.nodes import Buffer, CheckSite, LoopKind, Space, Type
 from ..loop_ir.vectorize import vectorize
+from ..naming import mint
 from ..options import CpuOptions
 from ..target import Target
 from ..tc_lang import function as tc
@@ -29,6 +30,7 @@ VECTORS = 4
 # A subscript costs a fraction of a scalar operation; chunks are few enough for their results to be one cache line.
 CHEAPER = 4
 MOST_CHUNKS = 64
+CHUNK = mint("chunk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,8 @@ class _Check:
         outer = max(self.indices, key=lambda i: i.extent)
         grain = self.options.grain * CHEAPER
         chunks = min(outer.extent, MOST_CHUNKS, self.points // grain) if grain else 1
-        inside = Buffer(f"inside.{self.site}", Type(BOOL), (), (), Space.REGISTER)
-        flags = build.buffer(f"chunks.{self.site}", BOOL, (chunks,))
+        inside = Buffer(mint("inside", self.site), Type(BOOL), (), (), Space.REGISTER)
+        flags = build.buffer(mint("chunks", self.site), BOOL, (chunks,))
         try:
             if chunks > 1:
                 first, nest = self._in_chunks(inside, outer, flags), _conjunction(inside, flags)
@@ -128,12 +130,12 @@ class _Check:
         """`flags`, one for each chunk of `outer`."""
         (chunks,) = flags.shape
         size = -(-outer.extent // chunks)
-        chunk = build.var("chunk")
+        chunk = build.var(CHUNK)
         start = build.add(build.mul(chunk, size), outer.lower)
         nest = self._vector_nest(inside, {outer.name: (start, build.minimum(build.add(start, size), outer.upper))})
         store = ir.Store(flags, (chunk,), ir.Load(inside, ()))
         body = build.allocate([inside], build.block(_all(inside, nest), store))
-        return ir.Loop("chunk", build.const(0), build.const(chunks), body, LoopKind.PARALLEL)
+        return ir.Loop(CHUNK, build.const(0), build.const(chunks), body, LoopKind.PARALLEL)
 
     def _vector_nest(self, inside: Buffer, parts: Mapping[str, tuple[ir.Expr, ir.Expr]]) -> ir.Stmt:
         """The condition of the instances in `parts` taken into `inside`, lanes along the index that suits them best."""
@@ -185,5 +187,5 @@ def _all(inside: Buffer, nest: ir.Stmt) -> ir.Stmt:
 
 def _conjunction(inside: Buffer, flags: Buffer) -> ir.Stmt:
     """All `flags` taken into `inside`."""
-    update = ir.Store(inside, (), ir.Load(flags, (build.var("chunk"),)), "and")
-    return ir.Loop("chunk", build.const(0), build.const(flags.shape[0]), update)
+    update = ir.Store(inside, (), ir.Load(flags, (build.var(CHUNK),)), "and")
+    return ir.Loop(CHUNK, build.const(0), build.const(flags.shape[0]), update)

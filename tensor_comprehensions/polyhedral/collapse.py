@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from ..naming import mint
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Tensor, map_operands, walk
 
@@ -62,7 +63,8 @@ def _candidates(function: BoundFunction) -> frozenset[Candidate]:
 
 def _one_component(candidates: set[Candidate], function: BoundFunction) -> frozenset[Candidate]:
     """Candidates that must merge together, one per tensor; tensors that would merge twice at once are left alone."""
-    for start in sorted(candidates):
+    places = {t.name: place for place, t in enumerate(function.tensors)}
+    for start in sorted(candidates, key=lambda c: (places[c[0]], c[1])):
         component = _connected(start, candidates, function)
         if len({tensor for tensor, _ in component}) == len(component):
             return frozenset(component)
@@ -159,7 +161,7 @@ def _merged_tensor(t: Tensor, q: int) -> Tensor:
 def _merged_statement(s: BoundStatement, candidates: set[Candidate]) -> BoundStatement:
     pairs = tuple(dict.fromkeys(p for _, p in _pairs(s, candidates)))
     seconds = {j: i for i, j in pairs}
-    names = {i: f"{i}_{j}" for i, j in pairs}
+    names = {i: mint(i, j) for i, j in pairs}
     where = dict(candidates)
 
     def merged(tensor: str, subscripts: tuple[tc.Expr, ...]) -> tuple[tc.Expr, ...]:

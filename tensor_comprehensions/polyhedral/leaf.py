@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..tc_lang import function as tc
+from ..tc_lang.function import Inequality
 from .affine import affine
 from .schedule import Group, carries_nothing
 from .scop import Node, Scop
@@ -45,10 +46,14 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Nodes that run in one loop nest, one after another in its body."""
+    """Nodes that run in one loop nest, one after another in its body: on one domain, that of the first.
+
+    elements: the inequalities of that domain outside of which nobody wants an element of any of them.
+    """
 
     nodes: tuple[Node, ...]
     dims: tuple[Dim, ...]
+    elements: frozenset[Inequality] = frozenset()
 
     @property
     def mixed(self) -> bool:
@@ -65,8 +70,8 @@ def leaves(scop: Scop, group: Group, point_rows: Sequence[int], *, fuse: bool) -
     """The nests of a group whose rows `point_rows` are loops of the nests (the others are fixed outside)."""
     found: list[Leaf] = []
     for node in group.nodes:
-        leaf = Leaf((node,), _dims(scop, group, node, point_rows))
-        fused = _fused(found[-1], leaf) if found and fuse else None
+        leaf = Leaf((node,), _dims(scop, group, node, point_rows), frozenset(node.elements))
+        fused = _fused(group, found[-1], leaf) if found and fuse else None
         if fused is not None:
             found[-1] = fused
         else:
@@ -90,7 +95,7 @@ def _dims(scop: Scop, group: Group, node: Node, point_rows: Sequence[int]) -> tu
     return tuple(dims)
 
 
-def _fused(first: Leaf, second: Leaf) -> Leaf | None:
+def _fused(group: Group, first: Leaf, second: Leaf) -> Leaf | None:
     """Both leaves in one nest, where every conflicting pair of accesses meets in the same iteration."""
     (node,) = second.nodes
     if any(n.cluster is not None for n in (node, *first.nodes)):
@@ -104,8 +109,24 @@ def _fused(first: Leaf, second: Leaf) -> Leaf | None:
         kinds = {dim.kind, other.kind}
         kind = DimKind.REDUCTION if DimKind.REDUCTION in kinds else DimKind.PARALLEL
         dims.append(Dim(dim.name, kind, dim.lower, dim.upper, dim.row, (*dim.indices, *other.indices)))
-    fused = Leaf((*first.nodes, node), tuple(dims))
+    names = _names(group, dims, node, first.nodes[0])
+    if names is None or {g.renamed(names) for g in node.domain} != set(first.nodes[0].domain):
+        return None
+    elements = first.elements & {g.renamed(names) for g in node.elements}
+    fused = Leaf((*first.nodes, node), tuple(dims), elements)
     return None if fused.mixed else fused
+
+
+def _names(group: Group, dims: Sequence[Dim], node: Node, first: Node) -> dict[str, str] | None:
+    """The indices of `first` for those in the domain of `node`; None where they differ in value."""
+    names = {d.index(node): d.index(first) for d in dims}
+    used = {name for g in node.domain for name, _ in g.terms}
+    for row in group.rows:
+        (mine, shift), (theirs, other) = row.place(node), row.place(first)
+        if mine in used and shift != other:
+            return None
+        names.setdefault(mine, theirs)
+    return names if used <= names.keys() else None
 
 
 def _alignment(first: Leaf, second: Leaf) -> dict[str, Dim] | None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Let, Load, Loop, LoopKind, Stmt, Store
+from ..naming import mint
 from ..structured.transpose import CACHE_LINE, Axis, begin_lines, with_registers
 from ..structured.vector import evaluate
 from .promote import chunk_of, chunk_start, places_of, turned_into, with_loads
@@ -26,6 +27,7 @@ def past_caches(
     lane: Axis,
     whole: tuple[int, int],
     factor: tuple[int, int],
+    before: int = 0,
 ) -> Stmt:
     """The loops over `row` and `lane` around pointwise `stores` past the caches, which find `reads` in buffers.
 
@@ -34,23 +36,31 @@ def past_caches(
             the part before, and the other way round at its end.
         factor: rows and lanes of the square blocks that are turned, and lanes of the vectors that leave the buffers;
             how many of those at once.
+        before: lanes of each part before this one, if this is the last and shorter.
     """
     if parts := _parts(row):
-        return build.block(*(past_caches(stores, reads, part, lane, whole, factor) for part in parts))
+        return build.block(*(past_caches(stores, reads, part, lane, whole, factor, before) for part in parts))
     if parts := _parts(lane):
-        return build.block(*(past_caches(stores, reads, row, part, whole, factor) for part in parts))
+        whole_chunks, rest = parts
+        chunks = past_caches(stores, reads, row, whole_chunks, whole, factor, before)
+        return build.block(chunks, past_caches(stores, reads, row, rest, whole, factor, LARGEST_STAGE))
     rows, lanes = (chunk_of(a, min(LARGEST_STAGE, a.length or LARGEST_STAGE)) for a in (row, lane))
     assert rows.length is not None
     assert lanes.length is not None
     store = next(s for s in stores if s.streaming)
     line = CACHE_LINE // store.buffer.type.dtype.size
-    apart = lanes.length >= line and not _is_aligned(store.buffer, whole[0], lanes.length)
+
+    def is_apart(length: int) -> bool:
+        return length >= line and not _is_aligned(store.buffer, whole[0], length)
+
+    apart = is_apart(lanes.length)
+    at_once = factor if apart else (factor[0], max(1, min(factor[1], lanes.length // factor[0])))
     shape = (rows.length, lanes.length + line * apart)
     found = places_of(reads, rows, lanes, lambda read: (shape[0], _pitch(read.buffer, shape[1])))
     point = with_registers(stores, build.block(*(with_loads(s, found) for s in stores)))
 
     def along(start: Expr, stop: Expr) -> Stmt:
-        return Loop(lane.name, start, stop, point, LoopKind.VECTOR, factor=factor)
+        return Loop(lane.name, start, stop, point, LoopKind.VECTOR, factor=at_once)
 
     copies = [turned_into(found, rows, lanes, factor[0], along_reads=True)]
     inner = along(lanes.start, lanes.stop)
@@ -59,6 +69,7 @@ def past_caches(
         more = replace(lanes, start=first, stop=build.add(first, line))
         beyond = turned_into(found, rows, more, factor[0], along_reads=True)
         copies.append(build.when(build.lt(lanes.stop, whole[1]), beyond))
+    if apart or is_apart(before):  # then the part before this one has stored what is left of its last line
         inner = _by_lines(store, line, lanes, whole, along)
     body = build.block(*copies, Loop(row.name, rows.start, rows.stop, inner))
     body = build.allocate([place.buffer for place in found.values()], body)
@@ -86,7 +97,7 @@ def _pitch(buffer: Buffer, lanes: int) -> int:
 
 def _by_lines(store: Store, line: int, lane: Axis, whole: tuple[int, int], along: Callable[[Expr, Expr], Stmt]) -> Stmt:
     """`along` the lines of `store` that begin in `lane`, and what there is before the first in all of the range."""
-    lines = build.var(f"{lane.name}.lines")
+    lines = build.var(mint(lane.name, "lines"))
     before = build.when(build.le(lane.start, whole[0]), along(lane.start, lines))
     stop = build.minimum(_line_at(store, line, lane, lane.stop), whole[1])
     first = build.minimum(_line_at(store, line, lane, lane.start), lane.stop)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ..errors import ArgumentError, CannotLower
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Load
+from ..naming import mint
 from ..options import CpuOptions
 from ..structured.movement import Movement, movement_of
 from ..structured.op import Iterator, IteratorKind, StructuredOp
@@ -23,11 +24,13 @@ from .scop import Node
 def op_of(node: Node, buffers: Mapping[str, Buffer]) -> StructuredOp | None:
     """The statement of `node` as an op without a second factor, named as its cluster would be; None for others."""
     (s, *others) = node.statements
-    if node.cluster is not None or others or s.checks or any(_moves_by_data(e) for e in (*s.subscripts, s.value)):
+    if node.cluster is not None or others or s.checks or s.domain:
+        return None
+    if any(_moves_by_data(e) for e in (*s.subscripts, s.value)):
         return None
     pairs = [(IteratorKind.PARALLEL, i) for i in s.free] + [(IteratorKind.REDUCTION, i) for i in s.reduced]
-    iterators = tuple(Iterator(f"{node.name}_{i.name}", i.extent, kind) for kind, i in pairs)
-    values = {i.name: build.add(build.var(f"{node.name}_{i.name}"), i.lower) for _, i in pairs}
+    iterators = tuple(Iterator(mint(node.name, i.name), i.extent, kind) for kind, i in pairs)
+    values = {i.name: build.add(build.var(mint(node.name, i.name)), i.lower) for _, i in pairs}
     scope = Scope(values, buffers)
     buffer, where = element(s.target, s.subscripts, scope)
     value = translate(s.value, scope)
@@ -65,13 +68,13 @@ def asked(group: Group, buffers: Mapping[str, Buffer], options: CpuOptions, targ
 
 def prefixed(movement: Movement, node: Node) -> Movement:
     """With the names of the op's iterators."""
-    tiles = tuple((f"{node.name}_{name}", size) for name, size in movement.tiles)
-    return replace(movement, tiles=tiles, vector=f"{node.name}_{movement.vector}")
+    tiles = tuple((mint(node.name, name), size) for name, size in movement.tiles)
+    return replace(movement, tiles=tiles, vector=mint(node.name, movement.vector))
 
 
 def _unprefixed(movement: Movement, node: Node) -> Movement:
     """With the names of the node's indices."""
-    prefix = f"{node.name}_"
+    prefix = mint(node.name, "")
     tiles = tuple((name.removeprefix(prefix), size) for name, size in movement.tiles)
     return replace(movement, tiles=tiles, vector=movement.vector.removeprefix(prefix))
 

@@ -12,13 +12,14 @@ from ..loop_ir.intrinsics import PREFETCH_LATER
 from ..loop_ir.nodes import Buffer, LoopKind
 from ..loop_ir.promotion import View, held
 from ..loop_ir.vectorize import vectorize
+from ..naming import mint
 from ..options import CpuOptions
 from ..structured import contraction
 from ..structured.movement import Movement
 from ..structured.recognise import Cluster
 from ..structured.transpose import Axis, transposed
 from ..target import Target
-from ..tc_lang.function import BoundFunction, BoundStatement, Tensor
+from ..tc_lang.function import BoundFunction, BoundStatement, Inequality, Tensor
 from ..translate import Scope, element, translate
 from .clusters import cluster_op, cluster_plan
 from .leaf import Dim, DimKind, Leaf
@@ -27,6 +28,7 @@ from .lines import past_caches
 from .locality import crossing, is_pointwise, loop_order, stride, sums_columns, vector_dim
 from .prefetch import prefetches
 from .promote import in_pieces, lookahead, promotable, side, staged
+from .restricted import bounded, condition, restriction
 from .schedule import Group, reads_memory
 from .scop import Node
 from .storage import in_register
@@ -118,9 +120,12 @@ class Emitter:
         registers = tuple(t for t in self._local(leaf) if in_register(t, self.group, leaf))
         emitter = self._with_registers(registers)
         hints = self._prefetches(leaf, order, lanes) if lanes is not None else ()
-        body = build.block(*hints, *(emitter._update(leaf, n) for n in leaf.nodes))
+        only = restriction(leaf, order, lanes).chosen
+        body = build.block(*hints, *(emitter._update(leaf, n, only) for n in leaf.nodes))
         places = [emitter.buffers[t.name] for t in registers]
         body = build.allocate([p.buffer if isinstance(p, View) else p for p in places], body)
+        if leaf.nodes[0].domain:
+            return emitter._restricted_nest(leaf, order, lanes, body)
         if lanes is not None and not registers and self._walks_rows(leaf, lanes):
             return emitter._rows_at_a_time(leaf, order, lanes, body)
         if lanes is not None and not registers and (rows := self._summed_rows(leaf, lanes)):
@@ -131,6 +136,21 @@ class Emitter:
             if k == outermost_reduction:
                 body = build.block(*emitter._initialisations(leaf), body)
         return body
+
+    def _restricted_nest(self, leaf: Leaf, order: Sequence[Dim], lanes: Dim | None, body: ir.Stmt) -> ir.Stmt:
+        """The nest of a leaf that has a domain smaller than its box; what is `chosen` is so in `body` already."""
+        first = leaf.nodes[0]
+        indices = self._scope(leaf, first).indices
+        here = restriction(leaf, order, lanes)
+        outermost_reduction = next((k for k, d in enumerate(order) if d.kind is DimKind.REDUCTION), len(order))
+        for k in reversed(range(len(order))):
+            loop = self._loop(leaf, order[k], body, order[k] is lanes)
+            ends = bounded(here.bounds.get(k, ()), order[k].index(first), loop.start, loop.stop, indices)
+            body = replace(loop, start=ends[0], stop=ends[1])
+            if k == outermost_reduction:
+                sums = build.when(condition(here.begun, indices), body)
+                body = build.block(*self._initialisations(leaf), sums)
+        return build.when(condition(here.around, indices), body)
 
     def _summed_rows(self, leaf: Leaf, lanes: Dim) -> Dim | None:
         """The dimension whose rows a sum along them adds up at once; None where it goes row by row."""
@@ -186,7 +206,7 @@ class Emitter:
 
         together = self._rows_together
         first = rows.extent % together or together
-        block = build.var(f"{rows.name}_block")
+        block = build.var(mint(rows.name, "block"))
         begun = along(build.const(rows.lower), first, *self._initialisations(leaf))
         others = along(block, together)
         start, stop = build.const(rows.lower + first), build.const(rows.upper)
@@ -219,7 +239,7 @@ class Emitter:
     def _turned_nest(self, leaf: Leaf, lanes: Dim) -> ir.Stmt | None:
         """The nest with reads that cross `lanes` transposed; None where there are none."""
         row = crossing(self.function, leaf, lanes)
-        if row is None:
+        if row is None or leaf.nodes[0].domain:
             return None
         emitter = self._with_registers(tuple(t for t in self._local(leaf) if in_register(t, self.group, leaf)))
         stores = [emitter._update(leaf, n) for n in leaf.nodes]
@@ -233,7 +253,8 @@ class Emitter:
         down, along = (Axis(d.name, *self._range(leaf, d)) for d in (row, lanes))
         factor = self._factor(leaf, lanes)
         if self.staged and any(s.streaming for s in stores):
-            body = past_caches(stores, reads, down, along, (lanes.lower, lanes.upper), (block, factor[1]))
+            before = 0 if lanes.row is None else self.tiles[lanes.row].before
+            body = past_caches(stores, reads, down, along, (lanes.lower, lanes.upper), (block, factor[1]), before)
         elif is_pointwise(leaf) and not self.staged:
             near = in_pieces(stores, reads, down, along, block, self.target)
             ahead = lookahead(reads, self.target)
@@ -259,7 +280,7 @@ class Emitter:
         views = {t.name: held(t.name, t.dtype) for t in tensors}
         return replace(self, buffers={**self.buffers, **views})
 
-    def _loop(self, leaf: Leaf, dim: Dim, body: ir.Stmt, vector: bool) -> ir.Stmt:
+    def _loop(self, leaf: Leaf, dim: Dim, body: ir.Stmt, vector: bool) -> ir.Loop:
         start, stop = self._range(leaf, dim)
         if not vector:
             return ir.Loop(dim.name, start, stop, body)
@@ -307,7 +328,8 @@ class Emitter:
         row = self.group.rows[dim.row]
         return row.place(first)[1] - row.place(node)[1]
 
-    def _update(self, leaf: Leaf, node: Node) -> ir.Store:
+    def _update(self, leaf: Leaf, node: Node, only: Sequence[Inequality] = ()) -> ir.Store:
+        """only: of the first node's domain; terms where they do not hold are neutral."""
         (s,) = node.statements
         scope = self._scope(leaf, node)
         buffer, indices = element(s.target, s.subscripts, scope)
@@ -318,6 +340,9 @@ class Emitter:
                 build.binary(build.combiner(op, buffer.type.dtype), build.neutral(op, buffer.type.dtype), value),
                 None,
             )
+        if op is not None and only:
+            holds = condition(only, self._scope(leaf, leaf.nodes[0]).indices)
+            value = build.select(holds, value, build.neutral(op, buffer.type.dtype))
         return ir.Store(buffer, indices, value, op, streaming=op is None and s.target in self.streams)
 
     def _initialisations(self, leaf: Leaf) -> list[ir.Stmt]:

@@ -12,6 +12,7 @@ from ..loop_ir import affine, build
 from ..loop_ir.nodes import Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Store, Var
 from ..loop_ir.promotion import Digit, held
 from ..loop_ir.rewrite import map_expr, map_stmt, mentions, walk_expr
+from ..naming import mint
 from ..structured.estimate import INTERLEAVED
 from ..structured.transpose import CACHE_LINE, PIECE, Axis, begin_lines, transposed, with_registers
 from ..target import Target
@@ -130,7 +131,7 @@ def staged(
 
 def chunk_start(axis: Axis) -> str:
     """The name of the variable at which a part begins."""
-    return f"{axis.name}.start"
+    return mint(axis.name, "start")
 
 
 def chunk_of(axis: Axis, size: int) -> Axis:
@@ -149,7 +150,7 @@ def places_of(
     found = {}
     for k, read in enumerate(reads):
         digits = tuple(Digit(a.name, 1, extent) for a, extent in zip(axes, shape(read), strict=True))
-        view = held(f"{read.buffer.name}.{k}", read.buffer.type.dtype, digits, first)
+        view = held(mint(read.buffer.name, k), read.buffer.type.dtype, digits, first)
         found[read] = Load(view.buffer, view.indices({name: build.var(name) for name in first}))
     return found
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
+from ..naming import mint
 from ..strides import contiguous_strides
 from ..target import Target
 from ..tc_lang import function as tc
@@ -52,12 +53,12 @@ def in_stages(function: BoundFunction, cut: Callable[[BoundStatement], Cut | Non
     """`function` with each statement that `cut` has an answer for in two stages."""
     tensors, statements = list(function.tensors), []
     for s in function.statements:
-        found = cut(s)
+        found = None if s.domain else cut(s)
         if found is None:
             statements.append(s)
             continue
         index, parts = found
-        part = _part(s, _fresh(f"{s.target}_part", {t.name for t in tensors}), parts)
+        part = _part(s, _fresh(mint(s.target, "part"), {t.name for t in tensors}), parts)
         tensors.append(part)
         first, *others = _stages(s, index, part)
         statements.insert(_place(statements, s), first)
@@ -139,13 +140,13 @@ def _stages(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[Boun
     """The parts, their combination, and the terms that do not fill a chunk."""
     parts = part.shape[0]
     chunk = index.extent // parts
-    outer = BoundIndex(_fresh("p", {i.name for i in s.indices}), 0, parts)
+    outer = BoundIndex(_fresh(mint("p"), {i.name for i in s.indices}), 0, parts)
     inner = BoundIndex(index.name, 0, chunk)
     position = _sum(_sum(_times(outer.name, chunk), tc.Index(index.name, tc.INDEX_TYPE)), index.lower)
     where = (tc.Index(outer.name, tc.INDEX_TYPE), *(_offset(i) for i in s.free))
     yield replace(
         s,
-        name=f"{s.name}_parts",
+        name=mint(s.name, "parts"),
         target=part.name,
         subscripts=where,
         initialise=True,
@@ -155,7 +156,7 @@ def _stages(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[Boun
     )
     yield replace(
         s,
-        name=f"{s.name}_combined",
+        name=mint(s.name, "combined"),
         value=tc.Access(part.name, where, part.dtype),
         indices=(*s.free, outer),
         left=s.left,
@@ -164,7 +165,7 @@ def _stages(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[Boun
     if rest.extent:
         yield replace(
             s,
-            name=f"{s.name}_rest",
+            name=mint(s.name, "rest"),
             initialise=False,
             indices=tuple(rest if i == index else i for i in s.indices),
         )

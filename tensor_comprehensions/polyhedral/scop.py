@@ -14,10 +14,11 @@ from typing import TypeVar
 
 import islpy as isl
 
+from ..naming import SEPARATOR
 from ..structured.recognise import Cluster
 from ..tc_lang import function as tc
-from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, walk
-from .affine import isl_name, quasi_affine
+from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Inequality, walk
+from .affine import isl_name, isl_tensor, quasi_affine
 
 
 def _context() -> isl.Context:
@@ -56,6 +57,7 @@ def bounded(operations: int, run: Callable[[], R]) -> R | None:
 class Node:
     """What one loop nest computes: a statement, or the statements of a cluster that `structured` lowers as one.
 
+    It is called as its first statement is: listings, logs and strategies say S2 of the same statement of a def.
     Indices of the members are named alike: the free ones are those of the domain.
     """
 
@@ -70,6 +72,16 @@ class Node:
     @cached_property
     def reduced(self) -> tuple[BoundIndex, ...]:
         return tuple(dict.fromkeys(i for s in self.statements for i in s.reduced))
+
+    @property
+    def elements(self) -> tuple[Inequality, ...]:
+        """What holds for all elements that anybody wants; members of a cluster agree."""
+        return self.statements[0].elements
+
+    @cached_property
+    def domain(self) -> tuple[Inequality, ...]:
+        """What holds wherever something is computed. The node's instances are those of the box all the same."""
+        return tuple(dict.fromkeys(g for s in self.statements for g in s.domain))
 
     @cached_property
     def writes(self) -> tuple[tc.Access, ...]:
@@ -168,7 +180,7 @@ class Scop:
         inner = ", ".join(isl_name(i.name) for i in node.reduced)
         formula = (f"exists {inner} : " if inner else "") + (" and ".join(conditions) or "0 = 0")
         element = ", ".join(f"x{d}" for d in range(len(access.subscripts)))
-        return f"{instance(node)} -> T_{tensor.name}[{element}] : {formula}"
+        return f"{instance(node)} -> {isl_tensor(tensor.name)}[{element}] : {formula}"
 
     def _program_order(self) -> isl.UnionMap:
         depth = max((len(n.free) for n in self.nodes), default=0)
@@ -244,6 +256,11 @@ def union_map(text: str) -> isl.UnionMap:
 def domain_of(nodes: Sequence[Node]) -> isl.UnionSet:
     """The instances of `nodes`."""
     return isl.UnionSet("{ " + "; ".join(map(_domain, nodes)) + " }", CONTEXT)
+
+
+def node_name(first: BoundStatement) -> str:
+    """The name of the nest whose first statement is `first`, which isl reads as it stands."""
+    return first.name.replace(SEPARATOR, "_")
 
 
 def instance(node: Node) -> str:

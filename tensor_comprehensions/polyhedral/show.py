@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from ..tc_lang.function import Inequality
 from .leaf import Dim, Leaf
 from .legality import Scheduled
 from .schedule import Row
-from .scop import Node
+from .scop import Node, node_name
 
 
 def show(plan: Sequence[Scheduled], pipeline: Callable[[Scheduled, Node], object]) -> Iterator[str]:
@@ -52,7 +53,18 @@ def _leaf(leaf: Leaf) -> Iterator[str]:
     for node in leaf.nodes:
         for s in node.statements:
             update = f" {s.reduction}=" + ("!" if s.initialise else "") if s.reduction else " ="
-            yield f"  {node.name}: {s.target}{update}"
+            where = f" where {' and '.join(map(_inequality, s.domain))}" if s.domain else ""
+            yield f"  {node_name(s)}: {s.target}{update}{where}"
+
+
+def _inequality(g: Inequality) -> str:
+    """`j <= i + 3`: what is subtracted stands on the left."""
+
+    def side(sign: int, constant: int) -> str:
+        parts = [name if abs(c) == 1 else f"{abs(c)}*{name}" for name, c in g.terms if c * sign > 0]
+        return " + ".join([*parts, *([str(constant)] if constant > 0 or not parts else [])])
+
+    return f"{side(-1, max(0, -g.constant))} <= {side(1, max(0, g.constant))}"
 
 
 def _dim(dim: Dim) -> str:

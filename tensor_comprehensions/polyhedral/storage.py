@@ -104,7 +104,14 @@ def leaves_in_lines(function: BoundFunction, group: Group, target: Target) -> fr
 
 
 def _only_written(group: Group) -> frozenset[str]:
-    return frozenset(t for n in group.nodes for t in n.tensors) - {r.tensor for n in group.nodes for r in n.reads}
+    """Those without subscripts of several indices, along which rows begin anywhere in a line."""
+    read = {r.tensor for n in group.nodes for r in n.reads}
+    joined = {w.tensor for n in group.nodes for w in n.writes if any(_indices(e) > 1 for e in w.subscripts)}
+    return frozenset(t for n in group.nodes for t in n.tensors) - read - joined
+
+
+def _indices(e: tc.Expr) -> int:
+    return len({x.name for x in tc.walk(e) if isinstance(x, tc.Index)})
 
 
 def bytes_touched(function: BoundFunction, group: Group) -> int:

@@ -11,6 +11,7 @@ from ..errors import CannotLower
 from ..knobs import current
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Kernel, Module, Type
+from ..naming import mint
 from ..options import CpuOptions
 from ..structured.op import StructuredOp
 from ..structured.pairs import paired
@@ -19,6 +20,7 @@ from ..structured.strategy import meant_for
 from ..target import Target
 from ..tc_lang import function as tc
 from ..tc_lang.function import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
+from ..tc_lang.restrict import restrict
 from . import movement
 from .affine import affine
 from .checks import Checks, check_loops
@@ -26,8 +28,9 @@ from .collapse import collapse
 from .emit import emit, pipeline
 from .leaf import leaves
 from .legality import Scheduled, check
+from .reorder import reorder
 from .schedule import schedule
-from .scop import LOCK, Node, Scop
+from .scop import LOCK, Node, Scop, node_name
 from .show import show
 from .split import in_parts
 from .storage import local_temporaries
@@ -52,6 +55,11 @@ def explain(function: BoundFunction, options: CpuOptions, target: Target) -> str
     return _with_or_without_clusters(options, lambda o: _explain(function, o, target))
 
 
+def _simplified(function: BoundFunction) -> BoundFunction:
+    """`function` with as few dimensions, and as little of its domains, as it can do with."""
+    return restrict(collapse(function))
+
+
 def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R]) -> R:
     """`run` with `options`; without `structured` where it refuses the tile that fusion leaves of a contraction."""
     with LOCK:
@@ -64,14 +72,14 @@ def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R
 
 
 def _explain(function: BoundFunction, options: CpuOptions, target: Target) -> str:
-    function = in_parts(collapse(function), options, target)
+    function = in_parts(reorder(_simplified(function), options, target), options, target)
     plan = plan_schedule(_scop(function, nodes(function, options, target)), options, target)
     buffers = {t.name: _buffer(t) for t in function.tensors}
     return "\n".join(show(plan, lambda s, node: pipeline(function, s, node, buffers, options, target)))
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Module:
-    function = in_parts(collapse(function), options, target)
+    function = in_parts(reorder(_simplified(function), options, target), options, target)
     scop = _scop(function, nodes(function, options, target))
     plan = plan_schedule(scop, options, target)
     if current().verify:
@@ -86,11 +94,11 @@ def _lower(function: BoundFunction, options: CpuOptions, target: Target) -> Modu
         for s in (s for n in scheduled.group.nodes for s in n.statements):
             checks += check_loops(function, s, buffers, len(checks.sites), options, target)
         for nest in checks.loops[len(before.loops) :]:  # apart: one may read through what the one before verifies
-            kernels.append(Kernel(f"{function.name}_check{len(kernels)}", nest))
+            kernels.append(Kernel(mint(function.name, f"check{len(kernels)}"), nest))
         local = local_temporaries(function, groups, scheduled.group) if options.contract else ()
         contracted |= {t.name for t in local}
         body = emit(function, scheduled, local, buffers, options, target)
-        kernels.append(Kernel(function.name if len(plan) == 1 else f"{function.name}_{len(kernels)}", body))
+        kernels.append(Kernel(function.name if len(plan) == 1 else mint(function.name, len(kernels)), body))
     return _module(function, buffers, contracted, kernels, checks)
 
 
@@ -130,7 +138,8 @@ def _module(
     )
     written = tuple(t.name for t in function.tensors if t.role in (Role.OUTPUT, Role.INOUT))
     memory = (*temporaries, *checks.temporaries)
-    return Module(function.name, arguments, memory, tuple(kernels), checks.sites, written)
+    partial = frozenset(s.target for s in function.statements if s.elements)
+    return Module(function.name, arguments, memory, tuple(kernels), checks.sites, written, partial)
 
 
 def _buffer(tensor: Tensor) -> Buffer:
@@ -145,14 +154,15 @@ def nodes(function: BoundFunction, options: CpuOptions, target: Target) -> tuple
     position = 0
     while position < len(function.statements):
         cluster = recognise(function.statements, position, tensors) if options.structured else None
-        reason = _refusal(cluster, f"S{len(found)}", buffers, options, target)
+        name = node_name(function.statements[position])
+        reason = _refusal(cluster, name, buffers, options, target)
         if cluster is not None and reason is None:
-            found.append(Node(f"S{len(found)}", cluster.statements, cluster))
+            found.append(Node(name, cluster.statements, cluster))
             position += len(cluster.statements)
             continue
         for part in split_initialisation(function, function.statements[position]):
             if all(i.extent for i in part.free):
-                found.append(Node(f"S{len(found)}", (part,)))
+                found.append(Node(node_name(part), (part,)))
         position += 1
     return tuple(found)
 
@@ -173,7 +183,7 @@ def contractions(
 
     They are what `structured` lowers, or what the only statement does where that is no contraction.
     """
-    given = collapse(function)
+    given = _simplified(function)
     function = in_parts(given, options, target, products=False)
     buffers = {t.name: _buffer(t) for t in function.tensors}
     found = nodes(function, options, target)
@@ -188,19 +198,19 @@ def contractions(
 
 def sums_in_parts(function: BoundFunction, options: CpuOptions, target: Target) -> bool:
     """Does `function` (legalised), where no strategy says how, sum products in parts? No pipeline says that."""
-    whole = collapse(function)
+    whole = _simplified(function)
     untold = replace(options, strategy=None)
-    return in_parts(whole, untold, target) != in_parts(whole, untold, target, products=False)
+    return in_parts(reorder(whole, untold, target), untold, target) != in_parts(whole, untold, target, products=False)
 
 
 def staged(function: BoundFunction, options: CpuOptions, target: Target) -> BoundFunction:
     """`function` (legalised) with its reductions in as many parts as it is lowered with."""
-    return in_parts(collapse(function), options, target)
+    return in_parts(_simplified(function), options, target)
 
 
 def only_contractions(function: BoundFunction, options: CpuOptions, target: Target) -> bool:
     """Are there but contractions in `function` (legalised), and what `structured` does with their results?"""
-    function = in_parts(collapse(function), options, target, products=False)
+    function = in_parts(_simplified(function), options, target, products=False)
     return all(n.cluster is not None for n in nodes(function, options, target))
 
 
@@ -209,10 +219,10 @@ def split_initialisation(function: BoundFunction, s: BoundStatement) -> tuple[Bo
     if not s.initialise or s.reduction is None or _plain(s):
         return (s,)
     tensor = function.tensor(s.target)
-    indices = tuple(BoundIndex(f"d{k}", 0, extent) for k, extent in enumerate(tensor.shape))
+    indices = tuple(BoundIndex(mint(f"d{k}"), 0, extent) for k, extent in enumerate(tensor.shape))
     neutral = build.neutral(s.reduction, s.value.dtype)
     fill = BoundStatement(
-        name=f"{s.name}_init",
+        name=mint(s.name, "init"),
         target=s.target,
         subscripts=tuple(tc.Index(i.name, tc.INDEX_TYPE) for i in indices),
         reduction=None,

@@ -10,6 +10,7 @@ from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.nodes import LoopKind
 from ..loop_ir.promotion import Digit, View, held
+from ..naming import mint
 from ..options import CpuOptions
 from ..tc_lang.function import Tensor
 from .leaf import Dim
@@ -22,13 +23,14 @@ from .storage import Extent
 class Tile:
     """A row inside the group's parallel loop: it covers `size` values from `start` on, within the row's range.
 
-    exact: all of them are in the range.
+    exact: all of them are in the range. before: the size of those before this one, if it is the last and shorter.
     """
 
     row: Row
     start: ir.Expr
     size: int
     exact: bool = False
+    before: int = 0
 
     def bounds(self, dim: Dim, node: Node) -> tuple[ir.Expr, ir.Expr]:
         """The range of `dim`, in the index of `node`, inside this tile."""
@@ -45,7 +47,7 @@ def tiles_of(group: Group, sizes: Sequence[int]) -> tuple[tuple[Tile, ...], tupl
     tiles, counts = [], []
     for row, size in zip(group.rows, sizes, strict=True):
         count = -(-row.extent // size)
-        name = f"{row.places[0][1][0]}_tile"
+        name = mint(row.places[0][1][0], "tile")
         start = build.const(row.lower) if count == 1 else build.var(name)
         tiles.append(Tile(row, start, size))
         counts.append(count)
@@ -58,7 +60,7 @@ def tile_loops(tiles: Sequence[Tile], counts: Sequence[int], body: ir.Stmt, tota
     if not moving:
         return body
     trips = prod(c for _, c in moving)
-    flat = build.var("tile")
+    flat = build.var(mint("tile"))
     inner = trips
     for tile, count in moving:
         inner //= count
@@ -69,7 +71,7 @@ def tile_loops(tiles: Sequence[Tile], counts: Sequence[int], body: ir.Stmt, tota
     parallel = options.grain > 0 and total > options.grain
     grain = max(1, options.grain * trips // max(1, total)) if parallel else 1
     kind = LoopKind.PARALLEL if parallel else LoopKind.SERIAL
-    return ir.Loop("tile", build.const(0), build.const(trips), body, kind, grain=grain)
+    return ir.Loop(flat.name, build.const(0), build.const(trips), body, kind, grain=grain)
 
 
 def with_remainders(tiles: tuple[Tile, ...], body: Callable[[tuple[Tile, ...]], ir.Stmt], position: int = 0) -> ir.Stmt:
@@ -81,9 +83,8 @@ def with_remainders(tiles: tuple[Tile, ...], body: Callable[[tuple[Tile, ...]], 
         tile = tiles[k]
         rest = tile.row.extent % tile.size
         if rest:
-            whole, shorter = (
-                (*tiles[:k], replace(tile, size=size, exact=True), *tiles[k + 1 :]) for size in (tile.size, rest)
-            )
+            last = replace(tile, size=rest, exact=True, before=tile.size)
+            whole, shorter = ((*tiles[:k], t, *tiles[k + 1 :]) for t in (replace(tile, exact=True), last))
             fits = build.le(build.add(tile.start, tile.size), tile.row.upper)
             return build.when(fits, with_remainders(whole, body, k + 1), with_remainders(shorter, body, k + 1))
     return body(tiles)

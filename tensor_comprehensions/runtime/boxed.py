@@ -14,6 +14,8 @@ from typing import Any
 import llvmlite.binding as llvm
 import torch
 
+from ..errors import TCError
+from ..guard import shorten_traceback
 from ..once import OncePerKey
 from . import cells, process
 from .boxed_code import CALLBACK, THUNKS, assembly, cells_symbol
@@ -37,10 +39,11 @@ class BoxedCell(Cell):
         self.index, words = self._code.slot(self)
         super().__init__(kinds, outputs, words)
 
-    def register(self, namespace: str, name: str) -> None:
-        """Make the functions the kernels of an operator for the CPU."""
-        for key, function in ((b"CPU", "compute"), (b"AutogradCPU", "record")):
-            self._code.register(namespace, name, key, self._code.thunk(function, self.index))
+    def register(self, namespace: str, name: str, has: Callable[[str], bool]) -> None:
+        """Make the functions the kernels of an operator for the CPU, but for those that it `has`."""
+        for key, function in (("CPU", "compute"), ("AutogradCPU", "record")):
+            if not has(key):
+                self._code.register(namespace, name, key.encode(), self._code.thunk(function, self.index))
 
     def slow(self, layer: int, stack: int, count: int, outputs: int) -> None:
         """Call Python with the arguments on the stack, which are owned, and leave the results there."""
@@ -51,7 +54,6 @@ class BoxedCell(Cell):
             words[n] = handle_of(x)
 
 
-_python = ctypes.pythonapi
 _code: OncePerKey[str, _Code] = OncePerKey(1)
 
 
@@ -60,8 +62,8 @@ class _Code:
 
     def __init__(self) -> None:
         self._common = cells.code().common
-        self._callback = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 5, ctypes.c_void_p)(self._python)
-        llvm.add_symbol(CALLBACK, ctypes.cast(self._callback, ctypes.c_void_p).value or 0)
+        self._callback = self._python
+        llvm.add_symbol(CALLBACK, id(self._callback))
         self._count = itertools.count()
         self._pools: OncePerKey[int, _Pool] = OncePerKey(1 << 62)
         self._cells: dict[int, BoxedCell] = {}
@@ -91,19 +93,13 @@ class _Code:
         if register(library, name.encode(), function, major << 56 | minor << 48):
             raise RuntimeError(f"torch does not take a kernel of {namespace}::{name}")
 
-    def _python(self, index: int, layer: int, stack: int, count: int, outputs: int, error: int) -> int:
-        """Go on in Python; 1, and the parts of the exception, if it raises."""
+    def _python(self, index: int, layer: int, stack: int, count: int, outputs: int) -> None:
+        """Go on in Python."""
         try:
             self._cells[index].slow(layer, stack, count, outputs)
-        except BaseException as raised:
-            parts = (type(raised), raised, raised.__traceback__)
-            words = (ctypes.c_void_p * 3).from_address(error)
-            for n, part in enumerate(parts):
-                if part is not None:
-                    _python.Py_IncRef(ctypes.py_object(part))
-                words[n] = None if part is None else id(part)
-            return 1
-        return 0
+        except TCError as error:
+            shorten_traceback(error)
+            raise
 
 
 def _library(namespace: bytes, key: bytes) -> ctypes.c_void_p:

@@ -11,7 +11,8 @@ THUNKS = 32
 """How many cells one piece of code serves."""
 
 CALLBACK = "tc_boxed_callback"
-"""The symbol of the way back to Python."""
+"""The symbol of the Python function for what no kernel fits. It returns, or raises: nothing is between it and the
+dispatcher where an interrupt could be lost."""
 
 
 def cells_symbol(first: int) -> str:
@@ -43,7 +44,11 @@ define void @tc_{function}_{slot}(ptr %stack, i64 %count, i64 %outputs) uwtable 
 _CODE = r"""
 declare ptr @__cxa_allocate_exception(i64)
 declare void @__cxa_throw(ptr, ptr, ptr)
-declare i32 @tc_boxed_callback(i64, i64, i64, i64, i64, ptr)
+@tc_boxed_callback = external global i8
+@five.numbers = private constant [6 x i8] c"LLLLL\00"
+declare ptr @PyObject_CallFunction(ptr, ptr, ...)
+declare void @PyErr_Fetch(ptr, ptr, ptr)
+declare void @PyErr_NormalizeException(ptr, ptr, ptr)
 declare i32 @PyGILState_Ensure()
 declare void @PyGILState_Release(i32)
 declare void @Py_DecRef(ptr)
@@ -103,15 +108,23 @@ define internal void @throw(ptr %parts) uwtable noreturn {
 ; On in Python, which takes over the arguments.
 define internal void @python(i64 %index, i64 %layer, ptr %stack, i64 %count, i64 %outputs) uwtable {
   %parts = alloca ptr, i64 3
+  %value = getelementptr ptr, ptr %parts, i64 1
+  %traceback = getelementptr ptr, ptr %parts, i64 2
   %address = ptrtoint ptr %stack to i64
-  %failed = call i32 @tc_boxed_callback(
-    i64 %index, i64 %layer, i64 %address, i64 %count, i64 %outputs, ptr %parts)
-  %fine = icmp eq i32 %failed, 0
-  br i1 %fine, label %done, label %raise
+  %lock = call i32 @PyGILState_Ensure()
+  %result = call ptr (ptr, ptr, ...) @PyObject_CallFunction(
+    ptr @tc_boxed_callback, ptr @five.numbers, i64 %index, i64 %layer, i64 %address, i64 %count, i64 %outputs)
+  %failed = icmp eq ptr %result, null
+  br i1 %failed, label %raise, label %done
 raise:
+  call void @PyErr_Fetch(ptr %parts, ptr %value, ptr %traceback)
+  call void @PyErr_NormalizeException(ptr %parts, ptr %value, ptr %traceback)
+  call void @PyGILState_Release(i32 %lock)
   call void @throw(ptr %parts)
   unreachable
 done:
+  call void @Py_DecRef(ptr %result)
+  call void @PyGILState_Release(i32 %lock)
   ret void
 }
 

@@ -214,6 +214,7 @@ _PYTHON = (
     "PyGILState_Ensure", "PyGILState_Release", "Py_DecRef", "Py_IncRef", "PyTuple_GetItem", "PyTuple_New",
     "PyTuple_SetItem", "PyBytes_AsString", "PyErr_Clear", "PyErr_Occurred", "PyLong_AsLongLong", "PyFloat_AsDouble",
     "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_Type", "PyFloat_Type",
+    "PyObject_CallFunction", "PyErr_Fetch", "PyErr_NormalizeException",
 )  # fmt: skip
 _OBJECTS = {
     "tc_tensor": torch.Tensor,

@@ -12,6 +12,7 @@ import llvmlite.binding as llvm
 from ..errors import InternalError
 from ..target import Target
 from . import process
+from .host import unused_features
 
 _ENTRY = "tc_entry"
 _Entry = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
@@ -85,8 +86,9 @@ def _machine(target: Target) -> llvm.TargetMachine:
     native = llvm.Target.from_default_triple()
     # Of a processor that LLVM does not know it would else believe that it has 32 bits, and end the process.
     wide = "+64bit," if native.name == "x86-64" else ""
+    features = wide + unused_features(target) + target.features
     return native.create_target_machine(
-        cpu=target.name, features=wide + target.features, opt=2, reloc="static", codemodel="jitdefault", jit=True
+        cpu=target.name, features=features, opt=2, reloc="static", codemodel="jitdefault", jit=True
     )
 
 

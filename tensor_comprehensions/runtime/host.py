@@ -11,6 +11,9 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
+from .. import knobs
+from ..errors import ArgumentError
+from ..processors import BASELINE, FEATURES
 from ..target import Target
 
 _AVX512 = ("avx512f", "avx512vl", "avx512bw", "avx512dq")
@@ -22,21 +25,69 @@ _NEWER = (("amx-fp16", "graniterapids"), ("amx-tile", "sapphirerapids"))
 """What only newer processors have: the first that is there tells which one it is."""
 
 
-@functools.cache
 def host() -> Target:
-    """The processor, its vectors and its caches."""
-    features = llvm.get_host_cpu_features()
-    if features.get("amx-tile") and not _may_use_tiles():
-        features["amx-tile"] = False
+    """The processor, its vectors and its caches; with `TC_TARGET`, what it shares with that processor."""
+    return _host(knobs.current().target)
+
+
+@functools.cache
+def _host(named: str) -> Target:
+    """The processor, with no other features than `named` has, unless that is ""."""
+    features = _found_features()
+    if named:
+        if not is_x86():
+            raise ArgumentError(f"TC_TARGET is {named!r}", expected="nothing", found="a processor that is no x86-64")
+        for name in features:
+            features[name] = features[name] and name in FEATURES[named]
     available = {name for name in features if features[name]}
-    name = _name(llvm.get_host_cpu_name(), available)
+    name = named or _name(llvm.get_host_cpu_name(), available)
     bits, registers = _vectors(available)
     return Target("cpu", name, features.flatten(), bits, registers, _caches())
 
 
+def _found_features() -> llvm.FeatureMap:
+    """What the processor can do and the system allows, by the names of all features that LLVM knows for its kind."""
+    features = llvm.get_host_cpu_features()
+    if features.get("amx-tile") and not _may_use_tiles():
+        for name in features:
+            features[name] = features[name] and not name.startswith("amx-")
+    return features
+
+
+def missing_features(target: Target) -> tuple[str, ...]:
+    """The features that code for `target` may use and that this processor lacks.
+
+    Where there is no table of features by name, the name itself is one that only the same processor has.
+    """
+    here = host()
+    if here is target:
+        return ()
+    missing = target.code_features - here.code_features
+    if not is_x86() and target.name not in (here.name, "generic"):
+        missing |= {target.name}
+    return tuple(sorted(missing))
+
+
+def unused_features(target: Target) -> str:
+    """What LLVM must be told that `target` lacks: it goes by the name, which may stand for more than the table says.
+
+    It comes before `target.features`, so that what these need is there again.
+    """
+    if not is_x86():
+        return ""
+    known = sorted(llvm.get_host_cpu_features())
+    return "".join(f"-{name}," for name in known if name not in target.code_features | BASELINE)
+
+
+@functools.cache
+def is_x86() -> bool:
+    """Is this a processor that `processors` has a table for?"""
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
 def _may_use_tiles() -> bool:
     """Ask Linux to let this process, with all its threads, use the tile registers of AMX: it saves them on demand."""
-    if sys.platform != "linux" or platform.machine().lower() not in ("x86_64", "amd64"):
+    if sys.platform != "linux" or not is_x86():
         return False
     refused: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA)
     return refused == 0

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 else:
     llvm_math, nodes = later("codegen.llvm_math"), later("loop_ir.nodes")
 
-_REJECTED = ("acosh", "asinh", "cosh", "sinh", "fmod", "lgamma", "tgamma")  # wrong for large or special arguments
+_REJECTED = ("acosh", "asinh", "cosh", "sinh", "fmod", "remainder", "lgamma", "tgamma")
+"""Those of SLEEF that are wrong for large or special arguments."""
 _SUFFIXES = ("u10", "u05", "u15", "")  # SLEEF's error bounds in tenths of an ulp; exact functions have none
 
 # Kernels reach the pool through a cell, so that a forked child, whose pool is dead, can be told to do without.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -105,6 +106,20 @@ def _fold(e: Binary, op: str, left: Const, right: Const) -> Const:
     with np.errstate(all="ignore"):
         found = combine(op, np.asarray(left.value, _numpy(left)), np.asarray(right.value, _numpy(right)))
     return Const(_exact(found, e.dtype), e.dtype)
+
+
+def is_additive(e: Expr, absent: Collection[Access]) -> bool:
+    """Whether reads in `absent` that give 0 leave the same value as their absence, whatever the other operands hold."""
+    match e:
+        case Access():
+            return True
+        case Binary(op="+" | "-", left=left, right=right):
+            return is_additive(left, absent) and is_additive(right, absent)
+        case Binary(op="*", left=Const(value=value), right=x) | Binary(op="*", left=x, right=Const(value=value)):
+            return math.isfinite(value) and is_additive(x, absent)
+        case Unary(op="-", operand=x) | Cast(operand=x):
+            return is_additive(x, absent)
+    return not any(a in absent for a in reads(e))
 
 
 def is_zero(e: Expr) -> bool:

@@ -29,6 +29,7 @@ from ..loop_ir.nodes import (
     Store,
     While,
 )
+from ..naming import mint
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.function import Index
 from .emit import StatementEmitter
@@ -131,7 +132,8 @@ class AssemblingEmitter(StatementEmitter):
         name = self.names.fresh(f"{self.s.target}.parent")
         held, count = build.var(name), Load(cells.counts[n], ())
         entry: list[Stmt] = [] if self.counts else [Store(crd, (count,), self._index(c))]
-        entry = [*self._start(n, held, cells), *entry, Store(cells.counts[n], (), build.const(1), "+")]
+        begin = [] if self._starts_rows else self._start(n, held, cells)
+        entry = [*begin, *entry, Store(cells.counts[n], (), build.const(1), "+")]
         if level.unique and n + 1 < len(self.format.levels):  # the next element may have the same entry
             same = build.logical_and(
                 build.eq(Load(cells.parents[n], ()), held), build.eq(Load(cells.coordinates[n], ()), c)
@@ -170,7 +172,27 @@ class AssemblingEmitter(StatementEmitter):
 
     # --- values --------------------------------------------------------------------------------------------------
 
+    @property
+    def _starts_rows(self) -> bool:
+        """Whether all levels above the last are dense, so that a row is started once, not by each of its elements."""
+        above = self.format.levels[:-1]
+        return all(level.is_dense for level in above) and self.format.levels[-1].kind is LevelKind.COMPRESSED
+
+    def _row(self, state: State) -> list[Stmt]:
+        """Start the row of the indices that are known."""
+        parent: Expr = build.const(0)
+        extents = self.shared.extents(self.s.target)
+        names = [e.name for e in self.s.subscripts if isinstance(e, Index)]
+        for d in self.format.order[:-1]:
+            parent = build.add(build.mul(parent, extents[d]), state.indices[names[d]])
+        return self._start(len(self.format.levels) - 1, parent, _Cells.of(self.format.depth))
+
     def around(self, depth: int, state: State, then: Body) -> Stmt:
+        if self._starts_rows and depth == self._row_depth:
+            return build.block(*self._row(state), self._around(depth, state, then))
+        return self._around(depth, state, then)
+
+    def _around(self, depth: int, state: State, then: Body) -> Stmt:
         if self.is_scattered and depth == self._row_depth:
             return build.block(then(state), self._gather(state))
         if depth != self.settled or depth == len(self.order):
@@ -252,7 +274,7 @@ class AssemblingEmitter(StatementEmitter):
         row, touched, line = self._rows
         (last,) = (e.name for d in self.format.order[-1:] for e in (self.s.subscripts[d],) if isinstance(e, Index))
         extent = self.shared.extents(self.s.target)[self.format.order[-1]]
-        t, at = self.names.fresh("line"), self.names.fresh(last)
+        t, at = self.names.fresh(mint("line")), self.names.fresh(mint(last, "at"))
         bits = build.register(self.names.fresh("bits"))
         first, held = build.mul(build.var(t), LINE), build.var(at)
         flags = build.ne(build.load(touched, build.ramp(first, 1, LINE)), build.const(0, UINT8, LINE))

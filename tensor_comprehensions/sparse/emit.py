@@ -14,6 +14,7 @@ from ..loop_ir.vectorize import vectorize
 from ..target import Target
 from ..tc_lang.bind import identity
 from ..tc_lang.function import Access, Statement
+from .chunks import in_parallel
 from .graph import Nest
 from .levels import flat, sum_run
 from .problem import Operand, Problem, Sizes
@@ -107,9 +108,14 @@ class StatementEmitter(ABC):
     def _loops(self, lanes: tuple[int, int]) -> Stmt:
         common = self.shared
         walker = Walker(
-            self.nest, self.order, common.operands, common.sizes, self.names, self.leaf, self.around, lanes
+            self.nest, self.order, common.operands, common.sizes, self.names,
+            self.leaf, self.around, self.choose, lanes,
         )  # fmt: skip
         return walker.nest_loops()
+
+    def in_parallel(self, body: Stmt) -> Stmt:
+        """The loops with the outermost one shared by threads."""
+        return in_parallel(body, self.nest, self.order, self.shared.operands, self.names)
 
     def widths(self) -> Iterator[tuple[int, int]]:
         """Lanes and interleaved vectors that suit the innermost loop."""
@@ -148,6 +154,20 @@ class StatementEmitter(ABC):
         value = Translator(state.indices, self.shared.sizes, read).value(state.term.value)
         sums = [sum_run(state.places[a], self.shared.operands[a.tensor].values, r, self.names) for a, r in runs.items()]
         return build.allocate(runs.values(), build.block(*sums, self.combine(state, value)))
+
+    def choose(self, state: State, here: Mapping[Access, Expr]) -> Stmt:
+        """As `leaf`, with 0 for the operands whose condition does not hold."""
+
+        def read(access: Access, subscripts: tuple[Expr, ...], mask: Expr | None) -> Expr:
+            if access not in here:
+                values, index = self.shared.element(access.tensor, subscripts)
+                return build.load(values, index, mask=mask)
+            place = state.places[access]
+            element = build.load(self.shared.operands[access.tensor].values, flat(place.low, place), mask=mask)
+            return build.select(here[access], element, build.const(0, access.dtype))
+
+        value = Translator(state.indices, self.shared.sizes, read).value(state.term.value)
+        return self.combine(state, value)
 
     def subscripts(self, state: State) -> tuple[Expr, ...]:
         """The subscripts of the target."""

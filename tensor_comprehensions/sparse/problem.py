@@ -9,6 +9,7 @@ from functools import cached_property
 from ..dtypes import INT64, DType
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Type
+from ..naming import mint
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.formula import Applied, Formula, Name, Value
 from ..tc_lang.function import Function, Role, Symbol
@@ -145,7 +146,7 @@ def collected_of(statement: int, target: Symbol) -> Collected:
 
 def totals_buffer(count: int) -> Buffer:
     """How many elements each collected result has."""
-    return Buffer("totals", Type(INT64), (max(1, count),), (1,))
+    return Buffer(mint("totals"), Type(INT64), (max(1, count),), (1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class Sizes:
 
     @staticmethod
     def of(problem: Problem) -> Sizes:
-        buffer = Buffer("sizes", Type(INT64), (max(1, len(problem.sizes)),), (1,))
+        buffer = Buffer(mint("sizes"), Type(INT64), (max(1, len(problem.sizes)),), (1,))
         return Sizes(buffer, problem.sizes, dict(problem.fixed), problem.ranges.sizes)
 
     def value(self, x: Value) -> Expr:

@@ -9,17 +9,18 @@ from ..dtypes import BOOL, INT64
 from ..errors import CannotLower
 from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store
+from ..naming import mint
 from ..tc_lang.function import Access, Index
+from .chunks import CHUNK
 from .emit import StatementEmitter
 from .levels import flat
 from .problem import Collected
 from .share import representative
 from .walk import Body, State
 
+ELEMENT = mint("element")
 GRAIN_ELEMENTS = 32_768
 """Elements that a thread fills at least."""
-CHUNK_ITERATIONS, MAX_CHUNKS = 64, 1_024
-"""Iterations of the outermost loop that a thread takes at least, and the most chunks that there are."""
 IN_REGISTER = "in a register"
 """Among the indices of a state where the sum of the element is kept in a register."""
 
@@ -66,20 +67,27 @@ class DenseEmitter(StatementEmitter):
         if self.fills_first:
             yield "fill", self.fill()
         body = self.walk()
-        yield "walk", _in_parallel(body) if self.covered else body
+        yield "walk", self.in_parallel(body) if self.covered or self._is_independent else body
+
+    @property
+    def _is_independent(self) -> bool:
+        """Whether each iteration of the outermost loop writes elements of its own."""
+        first = self.order[0] if self.order else ""
+        steps = [step for p in self.nest.paths.values() for step in p.iterated if step.loop == first]
+        return self._is_plain and first in self.inside and all(step.level.unique for step in steps)
 
     def fill(self) -> Stmt:
         """Every element of the target becomes the identity of the reduction."""
         total: Expr = build.const(1)
         for extent in self.shared.extents(self.s.target):
             total = build.mul(total, extent)
-        chunk, i = build.var("chunk"), build.var("i")
+        chunk, i = build.var(CHUNK), build.var(ELEMENT)
         first = build.mul(chunk, GRAIN_ELEMENTS)
         last = build.minimum(build.add(first, GRAIN_ELEMENTS), total)
         store = build.store(self.values, (i,), self.neutral)
-        inner = Loop("i", first, last, store, LoopKind.VECTOR, factor=(self.lanes, 1))
+        inner = Loop(ELEMENT, first, last, store, LoopKind.VECTOR, factor=(self.lanes, 1))
         chunks = build.add(build.div(total, GRAIN_ELEMENTS), 1)
-        return Loop("chunk", build.const(0), chunks, inner, LoopKind.PARALLEL)
+        return Loop(CHUNK, build.const(0), chunks, inner, LoopKind.PARALLEL)
 
     def around(self, depth: int, state: State, then: Body) -> Stmt:
         """Initialise what is below the covered loops, or keep it in a register until it is stored."""
@@ -130,7 +138,7 @@ class SharedEmitter(StatementEmitter):
         if self.settled is None and self.s.reduction != "+":
             raise CannotLower(f"'{self.s.reduction}=' into '{self.s.target}' in another order than it is stored")
         body = self.walk()
-        yield "walk", _in_parallel(body) if self.order and self.nest.loops[self.order[0]].is_free else body
+        yield "walk", self.in_parallel(body) if self.order and self.nest.loops[self.order[0]].is_free else body
 
     def around(self, depth: int, state: State, then: Body) -> Stmt:
         if depth != self.settled or depth == len(self.order):
@@ -221,7 +229,7 @@ class CollectedEmitter(StatementEmitter):
         return build.block(*places, Store(self.values, (end,), value), move)
 
 
-_COUNT = build.register("count", INT64)
+_COUNT = build.register(mint("count"), INT64)
 
 
 def summing(state: State) -> State:
@@ -243,23 +251,3 @@ def _update(values: Buffer, where: tuple[Expr, ...], value: Expr, reduction: str
         return Store(values, where, value, reduction)
     old = build.cast(Load(values, where), dtype.accumulator)
     return Store(values, where, build.cast(build.binary(build.combiner(reduction, dtype), old, value), dtype))
-
-
-def _in_parallel(body: Stmt) -> Stmt:
-    """The outermost loop in chunks that threads share; its iterations write different elements."""
-    match body:
-        case Let(name, value, inner):
-            shared = _in_parallel(inner)
-            return body if shared is inner else Let(name, value, shared)
-        case Loop(kind=LoopKind.SERIAL):
-            return _chunked(body)
-    return body
-
-
-def _chunked(loop: Loop) -> Stmt:
-    extent, chunk, count = build.sub(loop.stop, loop.start), build.var("chunk"), build.var("chunks")
-    chunks = build.minimum(build.maximum(build.div(extent, CHUNK_ITERATIONS), 1), MAX_CHUNKS)
-    first = build.add(loop.start, build.div(build.mul(chunk, extent), count))
-    last = build.add(loop.start, build.div(build.mul(build.add(chunk, 1), extent), count))
-    inner = replace(loop, start=first, stop=last)
-    return Let("chunks", chunks, Loop("chunk", build.const(0), count, inner, LoopKind.PARALLEL))

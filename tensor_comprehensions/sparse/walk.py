@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from ..loop_ir import build
 from ..loop_ir.names import Names
-from ..loop_ir.nodes import Allocate, Expr, Let, Load, Loop, LoopKind, Stmt, Store, While
+from ..loop_ir.nodes import Allocate, Buffer, Expr, Let, Load, Loop, LoopKind, Stmt, Store, While
 from ..loop_ir.rewrite import walk_expr
 from ..tc_lang.function import Access
-from .absent import Term
+from .absent import Term, is_additive
 from .graph import Nest, Step, inner, outer
 from .lattice import Lattice, Point, build_lattice
 from .levels import ROOT, Cursor, Place, cursor, first_not_below, locate, run_end
@@ -32,6 +32,8 @@ class State:
 
 
 Body = Callable[[State], Stmt]
+Chosen = Callable[[State, Mapping[Access, Expr]], Stmt]
+"""What is done with an instance in which an operand counts where a condition holds, and is 0 elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Walker:
     """Prints the loops of one nest.
 
     leaf: what is done for each instance that is not void. around: what is put around the loop of a depth.
+    choose: the same as `leaf` without a branch, where operands may be absent.
     lanes: of vectors along the innermost loop, and how many side by side.
     """
 
@@ -49,6 +52,7 @@ class Walker:
     names: Names
     leaf: Body
     around: Callable[[int, State, Body], Stmt]
+    choose: Chosen
     lanes: tuple[int, int] = (1, 1)
 
     def nest_loops(self) -> Stmt:
@@ -176,12 +180,32 @@ class Walker:
         cells = {a: build.register(self.names.fresh(f"{a.tensor}.at")) for a in cursors}
         parts: list[Stmt] = [Store(cells[a], (), c.start) for a, c in cursors.items()]
         for point in lattice.points:
-            live = [build.lt(Load(cells[a], ()), cursors[a].stop) for a in _ordered(point, cursors)]
-            condition = _all(live)
-            parts.append(While(condition, self._merge_step(depth, state, lattice, point, cursors, cells)))
+            here = _ordered(point, cursors)
+            if len(here) == 1 and cursors[here[0]].is_unique:
+                parts.append(self._rest(depth, state, point, cursors[here[0]], cells[here[0]]))
+                continue
+            live = [build.lt(Load(cells[a], ()), cursors[a].stop) for a in here]
+            parts.append(While(_all(live), self._merge_step(depth, state, lattice, point, cursors, cells)))
         return Allocate(tuple(cells.values()), build.block(*parts))
 
-    def _merge_step(self, depth, state, lattice, point, cursors, cells) -> Stmt:  # type: ignore[no-untyped-def]
+    def _rest(self, depth: int, state: State, point: Point, c: Cursor, cell: Buffer) -> Stmt:
+        """A loop over what one operand stores behind the end of the others."""
+        (a,) = point.present
+        name, coordinate = self.names.fresh(f"{a.tensor}.p"), self.names.fresh(self.order[depth])
+        position = build.var(name)
+        body = self._child(depth, replace(state, term=point.term), build.var(coordinate), {a: c.at(position)})
+        return Loop(name, Load(cell, ()), c.stop, Let(coordinate, c.coordinate(position), body))
+
+    def _merge_step(
+        self,
+        depth: int,
+        state: State,
+        lattice: Lattice,
+        point: Point,
+        cursors: Mapping[Access, Cursor],
+        cells: Mapping[Access, Buffer],
+    ) -> Stmt:
+        """One coordinate: the least of those at which the operands of a point stand."""
         here = _ordered(point, cursors)
         names = {a: self.names.fresh(f"{a.tensor}.crd") for a in here}
         value = self.names.fresh(self.order[depth])
@@ -204,8 +228,24 @@ class Walker:
             body = Let(names[a], cursors[a].coordinate(Load(cells[a], ())), body)
         return body
 
-    def _cases(self, depth, state, points, value, at, cells, cursors, stops) -> Stmt:  # type: ignore[no-untyped-def]
+    def _cases(
+        self,
+        depth: int,
+        state: State,
+        points: Sequence[Point],
+        value: Expr,
+        at: Mapping[Access, Expr],
+        cells: Mapping[Access, Buffer],
+        cursors: Mapping[Access, Cursor],
+        stops: Mapping[Access, Expr],
+    ) -> Stmt:
         """The first of `points` whose operands are all at the coordinate; then these move on."""
+        moves = [self._advance(cells[a], at[a], stops[a]) for a in at]
+        if self._is_branchless(depth, state, points, at, cursors):
+            places = {a: cursors[a].at(Load(cells[a], ())) for a in at}
+            indices = {**state.indices, self.order[depth]: value}
+            chosen = State(points[0].term, {**state.places, **places}, indices)
+            return build.block(self.choose(chosen, at), *moves)
         chain: Stmt | None = None
         for p in reversed(points):
             present = {
@@ -219,11 +259,28 @@ class Walker:
             condition = _all([at[a] for a in p.present if a in at])
             needs_test = chain is not None or p.present != frozenset(at) or len(at) > 1
             chain = build.when(condition, child, chain) if needs_test else child
-        moves = [self._advance(cells[a], at[a], stops[a]) for a in at]
         return build.block(*([chain] if chain is not None else []), *moves)
 
+    def _is_branchless(
+        self,
+        depth: int,
+        state: State,
+        points: Sequence[Point],
+        at: Mapping[Access, Expr],
+        cursors: Mapping[Access, Cursor],
+    ) -> bool:
+        """Whether an instance at the innermost loop is a sum of what is there; one of the operands always is."""
+        if depth + 1 < len(self.order) or not all(cursors[a].is_unique for a in at):
+            return False
+        term, paths = points[0].term, self.nest.paths
+        alone = {next(iter(p.present)) for p in points if len(p.present) == 1}
+        complete = all(state.places[a].depth + 1 == len(paths[a].steps) for a in at)
+        others = [a for a in self._live(term) if a not in at]
+        plain = not term.exists and not term.aliases and not others
+        return alone == set(at) and complete and plain and is_additive(term.value, set(at))
+
     @staticmethod
-    def _advance(cell, here: Expr, stop: Expr) -> Stmt:  # type: ignore[no-untyped-def]
+    def _advance(cell: Buffer, here: Expr, stop: Expr) -> Stmt:
         return Store(cell, (), build.select(here, stop, Load(cell, ())))
 
     def _scan(

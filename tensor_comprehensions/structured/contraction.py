@@ -8,7 +8,9 @@ from dataclasses import replace
 from ..errors import CannotLower
 from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Stmt
+from ..naming import mint
 from ..target import Target
+from .domain import is_wanted
 from .expert import choose
 from .facts import shared
 from .fragment_kernel import allocated, fragment_kernel
@@ -74,17 +76,26 @@ def _inside(
     op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: tuple[Pack, ...], depth: int
 ) -> Stmt:
     """The code inside `plan.levels[:depth]`: the panels of `packs` made there, then the rest of the loops."""
+    if depth in (plan.collapsed, len(plan.levels)) or any(step.depth == depth for step in packs):
+        return build.when(is_wanted(op, region), _computed(op, plan, region, operands, packs, depth))
+    return _computed(op, plan, region, operands, packs, depth)
+
+
+def _computed(
+    op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: tuple[Pack, ...], depth: int
+) -> Stmt:
+    """`_inside` for a region with elements that are wanted."""
     if depth == plan.unpacked:
-        results = unpack(op, plan, region, f"{op.name}_results")
+        results = unpack(op, plan, region, mint(op.name, "results"))
         inner = replace(plan, unpacked=None, streaming=False)
-        body = _inside(results.op, inner, region, operands, packs, depth)
+        body = _computed(results.op, inner, region, operands, packs, depth)
         return Allocate((results.buffer,), build.block(body, results.store))
     panels, operands = _panels(op, plan, region, operands, (step for step in packs if step.depth == depth))
     if depth == len(plan.levels):
         body = (fragment_kernel if plan.instruction else microkernel)(op, plan, region, operands)
     else:
         level = plan.levels[depth]
-        name = f"{level.iterator}_t{depth}"
+        name = mint(level.iterator, f"t{depth}")
         body = loop(region, level, name, lambda r: _inside(op, plan, r, operands, packs, depth + 1))
     return _filled(panels, body)
 
@@ -96,7 +107,7 @@ def _panels(
     panels = []
     for step in packs:
         side = step.side.value
-        panel = pack(op, plan, op.factors[side], region, step.depth, f"{op.name}_{step.side.name.lower()}")
+        panel = pack(op, plan, op.factors[side], region, step.depth, mint(op.name, step.side.name.lower()))
         operands = tuple(panel.operand if i == side else o for i, o in enumerate(operands))
         panels.append(panel)
     return panels, operands

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Let, Loop, Stmt, Var
 from ..loop_ir.promotion import Digit
+from ..naming import mint
 from .affine import common_steps
 from .op import StructuredOp, loads
 from .tile import Region, local, number
@@ -100,7 +101,7 @@ class Copy:
         return sorted(names, key=lambda name: -abs(steps.get(name, 0)))
 
     def variable(self, name: str) -> Var:
-        return Var(f"{self.buffer.name}_{name}_c")
+        return Var(mint(self.buffer.name, name, "c"))
 
     def over(self, iterators: Sequence[str], body: Callable[[Offsets], Stmt]) -> Stmt:
         """Serial loops over the points of `iterators`."""
@@ -150,7 +151,7 @@ def _straight(copy: Copy, offsets: Offsets) -> Stmt:
     zero = build.const(0, copy.factor.type.dtype, lanes)
     whole = copy.size // lanes if copy.size > LONG_ROW * lanes else 0
     if whole:
-        vector = Var(f"{copy.buffer.name}_{copy.across}_vector")
+        vector = Var(mint(copy.buffer.name, copy.across, "vector"))
         there = {**offsets, copy.across: build.ramp(build.mul(vector, lanes), 1, lanes)}
         moves.append(Loop(vector.name, build.const(0), build.const(whole), copy.move(there)))
     for first in range(whole * lanes, copy.width, lanes):
@@ -188,7 +189,7 @@ def _turned(copy: Copy, along: str, offsets: Offsets) -> Stmt:
     total = copy.region[along].size
     pairs, rest = divmod(total, 2 * lanes)
     run = min(pairs, TRANSPOSE_RUN // (2 * lanes))
-    block, pair = Var(f"{copy.buffer.name}_{along}_run"), copy.variable(along)
+    block, pair = Var(mint(copy.buffer.name, along, "run")), copy.variable(along)
 
     def run_of_tiles(columns: Columns) -> Stmt:
         first = build.mul(block, run)
@@ -240,7 +241,7 @@ def _short_lines(copy: Copy, along: str, run: Sequence[str], offsets: Offsets) -
 def _all_columns(copy: Copy, lanes: int, body: Callable[[Columns], Stmt]) -> Stmt:
     """`body` for the columns of the panel, `lanes` at a time."""
     full = copy.size // lanes
-    group = Var(f"{copy.buffer.name}_{copy.across}_group")
+    group = Var(mint(copy.buffer.name, copy.across, "group"))
     parts: list[Stmt] = []
     if full:
         columns = (build.mul(group, lanes), lanes, lanes)
@@ -277,7 +278,7 @@ def _tile(copy: Copy, lanes: int, along: str, offsets: Offsets, run: tuple[Expr,
     bound: list[tuple[Var, Expr]] = []
 
     def bind(value: Expr) -> Expr:
-        bound.append((Var(f"{copy.buffer.name}_x{len(bound)}", value.type), value))
+        bound.append((Var(mint(copy.buffer.name, f"x{len(bound)}"), value.type), value))
         return bound[-1][0]
 
     body = put(transpose([bind(v) for v in values], lambda a, b, order: bind(build.shuffle(a, b, order))))

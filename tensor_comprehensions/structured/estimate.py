@@ -200,8 +200,9 @@ class _Model:
     def starts(self, side: Side, region: Mapping[str, int]) -> float:
         """Short runs of a factor's tensor that a region reads."""
         run = self._run(side, region)
-        if self.factor(side).step(self.plan.vector) != 1 and self.plan.tile(self.plan.vector) > STREAMS:
-            name, step = self.factor(side).nearest[0]
+        nearest = self.factor(side).nearest  # nothing, where data decides or the factor reads several elements
+        if nearest and self.factor(side).step(self.plan.vector) != 1 and self.plan.tile(self.plan.vector) > STREAMS:
+            name, step = nearest[0]
             run = min(run, step * region[name])
         short = run * self.factor(side).bytes < FETCHED_AHEAD
         return self.elements(side, region) * self._together(side) / run if short else 0.0
@@ -234,10 +235,12 @@ class _Model:
         return [sum(sizes) for sizes in zip(*self.footprints.values(), self.outputs, strict=True)]
 
     def moving(self) -> float:
-        """Cycles for the bytes that reach each cache."""
+        """Cycles for the bytes that reach each cache; what the second one has room for is in it already."""
         total = 0.0
         last = len(self.plan.levels)
         for capacity, cost in zip(self.target.cache, TRANSFER, strict=False):
+            if self.working[0] <= self.target.cache[1] * self.room and capacity > self.target.cache[0]:
+                break
             depth = next((d for d in range(last + 1) if self.working[d] <= capacity * self.room), last)
             for side in Side:
                 total += cost * self._arriving(self.footprints[side][depth], self.factor(side).used, depth)

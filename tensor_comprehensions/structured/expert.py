@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import inf, prod
 
 from ..errors import CannotLower
@@ -16,6 +17,7 @@ from .insistent import Whole, all_ways, whole_pays
 from .op import StructuredOp, loads
 from .plan import Plan
 from .ranking import SHORT_SUM, Ranking
+from .tile import tiles
 
 MIN_ROWS_TO_TURN = 8
 """Uses of an element below which turning it across costs more than it saves."""
@@ -26,17 +28,34 @@ TURNED_STEPS = 128
 SHORT_UNIT, TURNED_UNIT = 128, 512
 """Points of a contiguous run of the output below which lanes across such runs may be the better ones: of any, and of
 one along which the factor that it moves is not contiguous, and so has to be turned across, for sums in one block."""
+LITTLE_WORK, FORK, MUCH = 4 * PARALLEL_WORK, 6000.0, 0.85
+"""Multiply-adds from which on threads pay in any case; cycles until another thread has begun, and is known to be done;
+the part of the cycles of one thread that two may take: what others do to the second one is not foreseen."""
+PLANNED = 64
+"""Plans that are kept: an op is looked at to decide what is done around it, to be lowered, and to be shown."""
 TILES, CLEARLY = 6, 0.97
 """Register tiles that are looked at; less than this share of the cycles makes one of them better than those before."""
 
 
+@lru_cache(PLANNED)
 def choose(op: StructuredOp, target: Target, *, parallel: bool) -> Plan:
     """The plan that the cost model prefers for a normalised op, be the op worth one or not.
 
     Raises:
         CannotLower: the op has no contiguous output iterator that moves a factor.
     """
-    return prefer(rankings(op, target), target, parallel=parallel)
+    views = rankings(op, target)
+    shared = prefer(views, target, parallel=parallel)
+    if not shared.collapsed or op.multiplications >= LITTLE_WORK:
+        return shared
+    serial = prefer(views, target, parallel=False)
+    return shared if _shared_cycles(op, shared, target) < MUCH * estimate(op, serial, target) else serial
+
+
+def _shared_cycles(op: StructuredOp, plan: Plan, target: Target) -> float:
+    """Cycles until two threads are done with `plan`: where they are no faster, its work is too little to share."""
+    count = prod(tiles(op.extent(level.iterator), level.size) for level in plan.levels[: plan.collapsed])
+    return estimate(op, plan, target) * tiles(count, 2) / count + FORK
 
 
 def rankings(op: StructuredOp, target: Target) -> tuple[Ranking, ...]:

@@ -11,6 +11,7 @@ from ..loop_ir import build
 from ..loop_ir.intrinsics import FRAGMENT_LOAD, FRAGMENT_STORE, FRAGMENT_ZERO
 from ..loop_ir.nodes import Allocate, Buffer, Expr, Invoke, Load, Space, Stmt, Var
 from ..loop_ir.rewrite import substitute
+from ..naming import mint
 from .fragments import Layout, in_place, layout
 from .microkernel import Operand, cells_of, reduction_values, rows_from
 from .op import ACCUMULATOR, StructuredOp, accumulator
@@ -33,7 +34,7 @@ def fragment_kernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequ
     below, beside = (tiles(region[name].size, found.unit[name]) for name in (found.rows, found.columns))
     counts = below, beside
     shape = tuple(found.padded(name, size) for name, size in zip((found.rows, found.columns), found.sizes, strict=True))
-    sums = build.buffer(f"{op.name}_sums", op.dtype, shape, Space.SCRATCH)
+    sums = build.buffer(mint(op.name, "sums"), op.dtype, shape, Space.SCRATCH)
     total = _buffers(op, found)[0]
     body = build.block(
         *(Invoke(FRAGMENT_ZERO, (_fragment(total, n),)) for n in range(counts[0] * counts[1])),
@@ -49,10 +50,10 @@ def _buffers(op: StructuredOp, found: Layout) -> tuple[Buffer, Buffer, Buffer]:
     i, (below, beside) = found.instruction, found.counts
 
     def of(name: str, dtype: DType, *shape: int) -> Buffer:
-        return build.buffer(f"{op.name}_{name}", dtype, shape, Space.FRAGMENT)
+        return build.buffer(mint(op.name, name), dtype, shape, Space.FRAGMENT)
 
     return (
-        of(ACCUMULATOR, i.total, below * beside, i.rows, i.columns),
+        of("acc", i.total, below * beside, i.rows, i.columns),
         of("rows", i.factor, below, i.rows, i.steps),
         of("columns", i.factor, beside, i.steps, i.columns),
     )
@@ -65,11 +66,11 @@ def _fragment(buffer: Buffer, number: int) -> tuple[Buffer, tuple[Expr, ...]]:
 def _sum(op: StructuredOp, found: Layout, region: Region, operands: Sequence[Operand], counts: Counts) -> Stmt:
     """The reduction loops around one step: every fragment is loaded before the first product that needs it."""
     total, rows, columns = _buffers(op, found)
-    inner = Var(f"{found.along}_r")
+    inner = Var(mint(found.along, "r"))
     outer = [i.name for i in op.reductions if i.name != found.along]
     at = point(region) | reduction_values(region, found.along, build.mul(inner, found.instruction.steps))
     for name in outer:
-        at |= reduction_values(region, name, Var(f"{name}_r"))
+        at |= reduction_values(region, name, Var(mint(name, "r")))
     still, moving = found.still.value, 1 - found.still.value
     parts: list[Stmt] = []
     for below in range(counts[0]):
@@ -80,7 +81,7 @@ def _sum(op: StructuredOp, found: Layout, region: Region, operands: Sequence[Ope
             views = _fragment(total, below * counts[1] + beside), _fragment(rows, below), _fragment(columns, beside)
             parts.append(Invoke(found.instruction.name, views))
     steps = tiles(region[found.along].size, found.instruction.steps)
-    loops = [*((f"{name}_r", region[name].size) for name in outer), (inner.name, steps)]
+    loops = [*((mint(name, "r"), region[name].size) for name in outer), (inner.name, steps)]
     return build.loops(loops, build.block(*parts))
 
 

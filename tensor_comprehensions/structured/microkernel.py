@@ -9,17 +9,17 @@ from itertools import product
 from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Block, Buffer, Call, Expr, Let, Load, Loop, Space, Stmt, Store, Type, Var
 from ..loop_ir.rewrite import walk_expr
+from ..naming import mint
 from .affine import steps
 from .ahead import hints
-from .op import ACCUMULATOR, StructuredOp, loads, names
+from .domain import Step, inside, masked_sum, summed_along
+from .op import ACCUMULATOR, HalfSpace, StructuredOp, loads, names
 from .plan import Plan
 from .registers import Cell, get, join, side_by_side, together, whole_runs
 from .tile import Region, each_extent, local, number, point
 from .turned import along, flattened, store_turned
 from .vector import evaluate, first_lanes, multiply_add
 
-Step = Callable[[dict[str, Expr]], Stmt]
-"""Makes the code for given values of the reductions."""
 CHEAP_CALLS = ("fma", "fmin", "fmax", "fabs", "sqrt", "floor", "ceil", "trunc", "rint")
 
 
@@ -43,7 +43,7 @@ def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence
     """`op` on the register tile `region`, reading the factors as `operands` say."""
     cells = cells_of(op, plan, region)
     width = Type(op.dtype, plan.lanes * plan.joined)
-    registers = Buffer(f"{op.name}_{ACCUMULATOR}", width, (len(together(cells)),), (1,), Space.REGISTER)
+    registers = Buffer(mint(op.name, "acc"), width, (len(together(cells)),), (1,), Space.REGISTER)
 
     def exact(make: Callable[[Region, Sequence[Cell]], Stmt]) -> Stmt:
         """What touches memory that has no padding, for each extent that the region may have."""
@@ -162,18 +162,21 @@ def _reduce(
     """The reduction loops around one step of multiply-adds."""
     loops = plan.reductions[: len(plan.reductions) - plan.unrolled]
     unrolled = plan.reductions[len(loops) :]
-    slides = unrolled and plan.joined == 1
+    slides = unrolled and plan.joined == 1 and not op.terms
+    bounded = summed_along(op, loops, unrolled)
     windows = _windows(op, plan, region, operands, cells, unrolled[-1]) if slides else None
     apart = unrolled[:-1] if windows else unrolled
 
-    def unrolled_steps(values: dict[str, Expr]) -> Stmt:
-        """All of the unrolled reductions where the others have given values."""
+    def unrolled_steps(values: dict[str, Expr], *, masked: bool = bool(op.terms) and not bounded) -> Stmt:
+        """All of the unrolled reductions where the others have given values; masked: each term is asked for."""
         parts: list[Stmt] = []
         for offsets in product(*(range(region[name].size) for name in apart)):
             at = dict(values)
             for name, offset in zip(apart, offsets, strict=True):
                 at |= reduction_values(region, name, build.const(offset))
-            parts.append(_step(op.name, operands, cells, registers, at) if windows is None else slide(windows, at))
+            only = op.terms if masked else ()
+            step = _step(op.name, operands, cells, registers, at, only) if windows is None else slide(windows, at)
+            parts.append(step)
         return build.block(*parts)
 
     def slide(windows: Windows, at: dict[str, Expr]) -> Stmt:
@@ -183,28 +186,35 @@ def _reduce(
 
     values: dict[str, Expr] = {}
     for name in loops:
-        values |= reduction_values(region, name, Var(f"{name}_r"))
+        values |= reduction_values(region, name, Var(mint(name, "r")))
     if not loops:
         return unrolled_steps(values)
-    innermost = _innermost(
-        loops[-1],
-        plan.steps,
-        region,
-        lambda at: unrolled_steps(values | at),
-        lambda at: hints(op, plan, region, values | at),
-    )
-    return build.loops([(f"{name}_r", region[name].size) for name in loops[:-1]], innermost)
+
+    def before(at: dict[str, Expr]) -> Stmt:
+        return hints(op, plan, region, values | at)
+
+    def step(at: dict[str, Expr]) -> Stmt:
+        return unrolled_steps(values | at)
+
+    def masked(at: dict[str, Expr]) -> Stmt:
+        return unrolled_steps(values | at, masked=True)
+
+    if bounded:
+        innermost = masked_sum(op, loops[-1], plan.steps, region, before, step, masked)
+    else:
+        innermost = _innermost(loops[-1], plan.steps, region, before, step)
+    return build.loops([(mint(name, "r"), region[name].size) for name in loops[:-1]], innermost)
 
 
-def _innermost(name: str, at_once: int, region: Region, step: Step, before: Step) -> Stmt:
+def _innermost(name: str, at_once: int, region: Region, before: Step, step: Step) -> Stmt:
     """The loop over the reduction `name` with `at_once` steps per iteration, then what is left of them."""
     full, rest = divmod(region[name].size, at_once)
-    first = build.mul(Var(f"{name}_r"), at_once)
+    first = build.mul(Var(mint(name, "r")), at_once)
     parts: list[Stmt] = []
     if full:
         many = [step(reduction_values(region, name, build.add(first, s))) for s in range(at_once)]
         ahead = before(reduction_values(region, name, first))
-        parts.append(Loop(f"{name}_r", build.const(0), build.const(full), build.block(ahead, *many)))
+        parts.append(Loop(mint(name, "r"), build.const(0), build.const(full), build.block(ahead, *many)))
     parts += [step(reduction_values(region, name, build.const(full * at_once + s))) for s in range(rest)]
     return build.block(*parts)
 
@@ -215,9 +225,14 @@ def reduction_values(region: Region, name: str, offset: Expr) -> dict[str, Expr]
 
 
 def _step(
-    prefix: str, operands: Sequence[Operand], cells: Sequence[Cell], registers: Buffer, at: dict[str, Expr]
+    prefix: str,
+    operands: Sequence[Operand],
+    cells: Sequence[Cell],
+    registers: Buffer,
+    at: dict[str, Expr],
+    only: Sequence[HalfSpace] = (),
 ) -> Stmt:
-    """One multiply-add per accumulator; what several of them read is read once and named."""
+    """One multiply-add per accumulator; what several of them read is read once and named. only: for terms in there."""
     read: dict[tuple[int, ...], Var] = {}
     sequence: list[tuple[Var, Expr] | Store] = []
     moves = [_moves(operand, cells[0]) for operand in operands]
@@ -230,11 +245,14 @@ def _step(
             if key not in read:
                 values = [evaluate(operand.value, c.at | at, None if operand.padded else c.mask) for c in own]
                 value = build.broadcast(side_by_side(group, values, registers.type.lanes), registers.type.lanes)
-                read[key] = Var(f"{prefix}_v{len(read)}", value.type)
+                read[key] = Var(mint(prefix, f"v{len(read)}"), value.type)
                 sequence.append((read[key], value))
             factors.append(read[key])
         whole = Load(registers, (build.const(group[0].register),))
         total = multiply_add(factors[0], factors[1], whole)
+        if only:
+            kept = side_by_side(group, [inside(only, c.at | at) for c in group], registers.type.lanes)
+            total = build.select(build.broadcast(kept, registers.type.lanes), total, whole)
         sequence.append(build.store(registers, (group[0].register,), total))
     return _scoped(sequence)
 
@@ -279,7 +297,7 @@ def _slide(
                 if key not in read:
                     value = evaluate(operand.value, cell.at | values[tap], None if operand.padded else cell.mask)
                     value = build.broadcast(value, registers.type.lanes)
-                    read[key] = Var(f"{prefix}_v{len(read)}", value.type)
+                    read[key] = Var(mint(prefix, f"v{len(read)}"), value.type)
                     sequence.append((read[key], value))
                 factors.append(read[key])
             total = multiply_add(factors[0], factors[1], get(registers, cell))
@@ -390,20 +408,20 @@ def _suits_lanes(op: StructuredOp, vector: str) -> bool:
 def rows_from(buffer: Buffer, op: StructuredOp, plan: Plan, region: Region, columns: Sequence[Cell]) -> Stmt:
     """Store the sums in `buffer`, a row of it per row of the register tile; `columns` are the cells of the first."""
     rows = [name for name in _row_order(op, plan) if region[name].size > 1]
-    offsets: dict[str, Expr] = {name: Var(f"{name}_row") for name in rows}
+    offsets: dict[str, Expr] = {name: Var(mint(name, "row")) for name in rows}
     at = dict(columns[0].at)
     for name, row in offsets.items():
         at |= {name: build.add(region[name].origin, row), local(name): row}
     flat = flattened(rows, region, offsets)
     body = build.block(*(_epilogue(op, buffer, flat, at, c, v, plan) for v, c in enumerate(columns)))
-    return build.loops([(f"{name}_row", region[name].size) for name in rows], body)
+    return build.loops([(mint(name, "row"), region[name].size) for name in rows], body)
 
 
 def _spill(op: StructuredOp, plan: Plan, region: Region, values: Sequence[Expr]) -> tuple[Buffer, Stmt]:
     """A buffer with a row per row of the register tile, and what stores `values`, one of each cell, there."""
     vectors = _vectors(plan, region)
     shape = (len(values) // vectors, vectors * plan.lanes)
-    buffer = build.buffer(f"{op.name}_sums", op.dtype, shape, Space.SCRATCH)
+    buffer = build.buffer(mint(op.name, "sums"), op.dtype, shape, Space.SCRATCH)
     places = (divmod(k, vectors) for k in range(len(values)))
     at = ((row, build.ramp(v * plan.lanes, 1, plan.lanes)) for row, v in places)
     return buffer, Block(tuple(build.store(buffer, i, value) for i, value in zip(at, values, strict=True)))

@@ -108,7 +108,7 @@ def copying(op: StructuredOp, target: Target) -> Pipeline:
 
 
 def _times(op: StructuredOp, lane: Dimension, count: int) -> Pipeline:
-    return unroll(**{lane.name.removeprefix(f"{op.name}_"): count})
+    return unroll(**{op.shown(lane.name): count})
 
 
 def _chunks(op: StructuredOp, target: Target, lane: Dimension, lanes: int, vectors: int) -> Pipeline:
@@ -116,7 +116,7 @@ def _chunks(op: StructuredOp, target: Target, lane: Dimension, lanes: int, vecto
     others = prod(i.extent for i in op.parallel if i is not lane)
     chunk = max(vectors * lanes, lane.extent if others >= FEW else lane.extent * others // FEW // lanes * lanes)
     sizes = {i.name: 1 for i in op.parallel} | {lane.name: min(chunk, lane.extent)}
-    return _tiled(op, target, sizes) >> vectorize(_shown(op, lane.name), lanes=lanes) >> _times(op, lane, vectors)
+    return _tiled(op, target, sizes) >> vectorize(op.shown(lane.name), lanes=lanes) >> _times(op, lane, vectors)
 
 
 def _tiled(op: StructuredOp, target: Target, sizes: Mapping[str, int]) -> Pipeline:
@@ -126,10 +126,6 @@ def _tiled(op: StructuredOp, target: Target, sizes: Mapping[str, int]) -> Pipeli
     ordered = [*cut, *(name for name in sizes if name not in cut)]
     found = tile(**{nest.shown(name): sizes[name] for name in ordered})
     return found >> parallel(*(nest.shown(name) for name in cut)) if cut else found
-
-
-def _shown(op: StructuredOp, name: str) -> str:
-    return name.removeprefix(f"{op.name}_")
 
 
 def _lanes(op: StructuredOp, target: Target, extent: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ..errors import ArgumentError
+from ..naming import SEPARATOR
 from ..target import Target
 from .affine import steps
 from .op import Iterator as Dimension
@@ -71,14 +72,14 @@ class Nest:
 
     def shown(self, iterator: str) -> str:
         """The name that an index has in the def: ops of a kernel put their own name before it."""
-        return iterator.removeprefix(f"{self.op.name}_")
+        return self.op.shown(iterator)
 
     def iterator(self, name: str) -> Dimension:
         """Raises ArgumentError that lists the names there are."""
         found = [i for i in self.op.iterators if self.shown(i.name) == name]
         if found:
             return found[0]
-        merged = [self.shown(i.name) for i in self.op.iterators if name in self.shown(i.name).split("_")]
+        merged = [self.shown(i.name) for i in self.op.iterators if name in i.name.split(SEPARATOR)[1:]]
         raise ArgumentError(
             f"{self.op.name} has no iterator {name!r}",
             expected=", ".join(self.shown(i.name) for i in self.op.iterators),

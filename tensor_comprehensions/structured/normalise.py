@@ -19,8 +19,14 @@ def normalise(op: StructuredOp) -> StructuredOp:
     output = substitute(op.output, zeros)
     if not isinstance(output, Load):
         raise InternalError(f"{op.name}: the output became {output}")
+    elements, terms = (
+        tuple(replace(h, terms=tuple((n, c) for n, c in h.terms if n not in zeros)) for h in halves)
+        for halves in (op.elements, op.terms)
+    )
     return replace(
         op,
+        elements=elements,
+        terms=terms,
         iterators=tuple(i for i in op.iterators if i.extent != 1),
         output=output,
         left=substitute(op.left, zeros),

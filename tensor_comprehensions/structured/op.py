@@ -11,8 +11,9 @@ from ..errors import InternalError
 from ..loop_ir import build
 from ..loop_ir.nodes import Const, Expr, Load, Type, Var
 from ..loop_ir.rewrite import walk_expr
+from ..naming import SEPARATOR, mint
 
-ACCUMULATOR = "acc"
+ACCUMULATOR = mint("acc")
 
 
 class IteratorKind(Enum):
@@ -36,6 +37,14 @@ class Iterator:
 
 
 @dataclass(frozen=True, slots=True)
+class HalfSpace:
+    """Points where `sum of coefficient * iterator + rest >= 0`; `rest` is over variables of surrounding loops."""
+
+    terms: tuple[tuple[str, int], ...]
+    rest: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class StructuredOp:
     """`output = epilogue(initial + sum over the reduction iterators of left * right)`.
 
@@ -55,6 +64,8 @@ class StructuredOp:
         reduction: the combining operator; only "+" for products.
         pairs: the reduction along which the factors are pairs of bfloat16 (`pairs.py`), whose two products are summed
             at once; "" where they are not.
+        elements: of parallel iterators; elements outside are not wanted, but may be computed.
+        terms: products outside are not summed; an element without any is as if the sum were zero.
     """
 
     name: str
@@ -66,6 +77,8 @@ class StructuredOp:
     epilogue: Expr | None = None
     reduction: str = "+"
     pairs: str = ""
+    elements: tuple[HalfSpace, ...] = ()
+    terms: tuple[HalfSpace, ...] = ()
 
     def __post_init__(self) -> None:
         if self.left.type != self.right.type:
@@ -110,6 +123,13 @@ class StructuredOp:
     def multiplications(self) -> int:
         """How many products the op sums in all."""
         return prod(i.extent for i in self.iterators)
+
+    def shown(self, iterator: str) -> str:
+        """The name that an iterator has for people: that of the def's index, or of those that are walked together."""
+        own = iterator.removeprefix(mint(self.name, ""))
+        joined = own.replace(SEPARATOR, "_")
+        taken = joined != own and any(i.name in (joined, mint(self.name, joined)) for i in self.iterators)
+        return own if taken else joined
 
     def iterator(self, name: str) -> Iterator:
         return next(i for i in self.iterators if i.name == name)

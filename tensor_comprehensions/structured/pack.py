@@ -10,6 +10,7 @@ from ..errors import InternalError
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Space, Stmt, Var
 from ..loop_ir.promotion import Digit, shape_of
+from ..naming import mint
 from .copying import Copy, Shape, copy_tile
 from .fragments import Layout, layout
 from .microkernel import Operand
@@ -111,7 +112,7 @@ def _padded(plan: Plan) -> frozenset[str]:
 
 def _clear(buffer: Buffer, lanes: int) -> Stmt:
     """Zeros all over a panel, whose last dimension need not be whole vectors."""
-    names = [f"{buffer.name}_z{d}" for d in range(len(buffer.shape))]
+    names = [mint(buffer.name, f"z{d}") for d in range(len(buffer.shape))]
     lanes = lanes if buffer.shape[-1] % lanes == 0 else 1
     last = build.mul(Var(names[-1]), lanes)
     where = (*map(Var, names[:-1]), build.ramp(last, 1, lanes) if lanes > 1 else last)

@@ -24,7 +24,7 @@ def paired(op: StructuredOp, target: Target) -> StructuredOp:
     Only where both factors are such elements and nothing more, and have parallel iterators of their own: elements
     that meet only once are not worth bringing together.
     """
-    if not target.dots_bfloat16 or op.dtype != FLOAT32 or not all(map(_is_element, op.factors)):
+    if not target.dots_bfloat16 or op.dtype != FLOAT32 or op.terms or not all(map(_is_element, op.factors)):
         return op
     left, right = (frozenset(names(factor)) for factor in op.factors)
     own = [any(i.name in side - other for i in op.parallel) for side, other in ((left, right), (right, left))]

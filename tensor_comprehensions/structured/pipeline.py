@@ -19,6 +19,8 @@ from keyword import iskeyword
 from ..errors import ArgumentError
 
 Sizes = tuple[tuple[str, int], ...]
+LONGEST = 1 << 16
+"""Characters of a pipeline as a text; longer ones are refused unread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +225,12 @@ class Pipeline:
 
 def parse(text: str) -> Pipeline:
     """The pipeline that `text`, written as in Python, describes. Raises ArgumentError; runs nothing."""
+    if len(text) > LONGEST:
+        raise ArgumentError(f"a pipeline has {len(text)} characters", expected=f"at most {LONGEST}")
     try:
         return _evaluated(ast.parse(text.strip(), mode="eval").body)
+    except (RecursionError, MemoryError):  # both of the nesting, with a frame for each level
+        raise ArgumentError("a pipeline nests too deep", expected="pieces, one after the other") from None
     except (SyntaxError, TypeError, ValueError) as error:
         raise ArgumentError(
             f"{text!r} is no pipeline: {error}", expected='such as tile(m=8, n=32) >> pack(B="n1")'

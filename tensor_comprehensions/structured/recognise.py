@@ -10,15 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..loop_ir import build
+from ..loop_ir.affine import subtract
 from ..loop_ir.nodes import Buffer, Expr, Load, Type, Var
 from ..loop_ir.promotion import View
+from ..naming import mint
 from ..target import Target
 from ..tc_lang import function as tc
-from ..tc_lang.function import BoundIndex, BoundStatement, Role, Tensor, map_operands, walk
+from ..tc_lang.function import BoundIndex, BoundStatement, Inequality, Role, Tensor, map_operands, walk
 from ..translate import Scope, element, translate
 from .expert import objection
 from .normalise import normalise
-from .op import ACCUMULATOR, Iterator, IteratorKind, StructuredOp
+from .op import ACCUMULATOR, HalfSpace, Iterator, IteratorKind, StructuredOp
 from .terms import group, replace_reads, rounded
 
 
@@ -32,7 +34,7 @@ class Cluster:
         output: the element that is stored in the end.
         left, right: the factors, of the accumulator's type.
         initial: what the sum starts from, of that type; None is zero.
-        epilogue: what is stored, over `tc.Index("acc", accumulator type)`; None stores the sum.
+        epilogue: what is stored, over `tc.Index(ACCUMULATOR, accumulator type)`; None stores the sum.
     """
 
     statements: tuple[BoundStatement, ...]
@@ -54,7 +56,7 @@ class Cluster:
     def op(
         self, name: str, buffers: Mapping[str, Buffer | View[int]], tiles: Mapping[str, tuple[Expr, int]] | None = None
     ) -> StructuredOp:
-        """The cluster as a structured op whose iterators are named `{name}_{index}`.
+        """The cluster as a structured op whose iterators are named `name.index`.
 
         tiles: for free indices that surrounding loops have tiled, the first value (int64) and how many follow.
         """
@@ -64,8 +66,8 @@ class Cluster:
         for kind, indices in ((IteratorKind.PARALLEL, self.free), (IteratorKind.REDUCTION, self.reduced)):
             for i in indices:
                 origin, extent = tiles.get(i.name, (build.const(i.lower), i.extent))
-                iterators.append(Iterator(f"{name}_{i.name}", extent, kind))
-                values[i.name] = build.add(Var(f"{name}_{i.name}"), origin)
+                iterators.append(Iterator(mint(name, i.name), extent, kind))
+                values[i.name] = build.add(Var(mint(name, i.name)), origin)
         scope = Scope(values, buffers)
         buffer, where = element(self.output.tensor, self.output.subscripts, scope)
         return StructuredOp(
@@ -76,7 +78,17 @@ class Cluster:
             right=translate(self.right, scope),
             initial=None if self.initial is None else translate(self.initial, scope),
             epilogue=None if self.epilogue is None else translate(self.epilogue, scope),
+            elements=tuple(_half_space(g, name, values) for g in self.statements[self.update].elements),
+            terms=tuple(_half_space(g, name, values) for g in self.statements[self.update].terms),
         )
+
+
+def _half_space(g: Inequality, name: str, values: Mapping[str, Expr]) -> HalfSpace:
+    """An inequality of a cluster over the iterators of its op, and the surrounding loops of their tiles."""
+    rest: Expr = build.const(g.constant)
+    for index, c in g.terms:
+        rest = build.add(rest, build.mul(subtract(values[index], Var(mint(name, index))), c))
+    return HalfSpace(tuple((mint(name, index), c) for index, c in g.terms), rest)
 
 
 def recognise(statements: Sequence[BoundStatement], start: int, tensors: Mapping[str, Tensor]) -> Cluster | None:
@@ -93,7 +105,7 @@ def recognise(statements: Sequence[BoundStatement], start: int, tensors: Mapping
     if not _sums(update) or (update.initialise and at > start):
         return None
     pair = group(update)
-    if pair is None or any(not _same_points(s, update) for s in statements[start:at]):
+    if pair is None or any(not _same_points(s, update) or _lacks(s, update) for s in statements[start:at]):
         return None
     cluster = _base(statements[start : at + 1], tensors, pair.left, pair.right, pair.scale)
     for following in range(at + 1, len(statements)):
@@ -141,6 +153,11 @@ def _same_points(s: BoundStatement, update: BoundStatement) -> bool:
     return _ranges(s) == _ranges(update)
 
 
+def _lacks(s: BoundStatement, update: BoundStatement) -> bool:
+    """Does `s` define other elements than `update`?"""
+    return set(_renamed(s, update).elements) != set(update.elements)
+
+
 def _ranges(s: BoundStatement) -> tuple[tuple[int, int], ...]:
     found = {i.name: (i.lower, i.upper) for i in s.free}
     return tuple(found[n] for n in _plain(s) or ())
@@ -162,6 +179,7 @@ def _renamed(s: BoundStatement, update: BoundStatement) -> BoundStatement:
         subscripts=tuple(map(rename, s.subscripts)),
         value=rename(s.value),
         indices=tuple(indices),
+        elements=tuple(g.renamed({name: names.get(name, name) for name, _ in g.terms}) for g in s.elements),
         checks=tuple(
             replace(c, subscript=rename(c.subscript), guard=None if c.guard is None else rename(c.guard))
             for c in s.checks
@@ -203,6 +221,8 @@ def _extended(
     if not _pointwise(s) or not _same_points(s, update):
         return None
     s = _renamed(s, update)
+    if set(s.elements) != set(update.elements):
+        return None
     current = cluster.output
     output = replace(current, tensor=s.target, subscripts=s.subscripts, dtype=tensors[s.target].dtype)
     if s.target != current.tensor and not _replaces(cluster, s, statements[at + 1 :], tensors):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ..loop_ir import build
 from ..loop_ir.build import FALSE, TRUE
 from ..loop_ir.nodes import Const, Expr, Let, Loop, LoopKind, Stmt, Type, Var
+from ..naming import mint
 from .plan import Edge, Level
 
 
@@ -103,14 +104,14 @@ def nest(region: Region, levels: Sequence[Level], prefix: str, body: Body) -> St
     """Serial loops over the tiles of all `levels`, outermost first."""
     if not levels:
         return body(region)
-    name = f"{prefix}_{levels[0].iterator}_t{len(levels)}"
+    name = mint(prefix, levels[0].iterator, f"t{len(levels)}")
     return loop(region, levels[0], name, lambda r: nest(r, levels[1:], prefix, body))
 
 
 def parallel_nest(region: Region, levels: Sequence[Level], prefix: str, grain: int, body: Body) -> Loop:
     """One parallel loop over the tiles of all `levels` (distinct iterators), the last level varying fastest."""
     counts = [tiles(region[level.iterator].size, level.size) for level in levels]
-    counter = f"{prefix}_tile"
+    counter = mint(prefix, "tile")
     total = 1
     for count in counts:
         total *= count
@@ -144,7 +145,7 @@ def _digits(flat: Expr, region: Region, levels: list[Level], counts: list[int], 
     rest = build.div(flat, count)
     if count == 1:
         return _choose(build.const(0), region, level, lambda r: _digits(rest, r, outer, outer_counts, prefix, body))
-    name, rest_name = f"{prefix}_{level.iterator}_t", f"{prefix}_rest{len(outer)}"
+    name, rest_name = mint(prefix, level.iterator, "t"), mint(prefix, f"rest{len(outer)}")
     if not outer:
         return _choose(flat, region, level, body)
     inner = _choose(Var(name), region, level, lambda r: _digits(Var(rest_name), r, outer, outer_counts, prefix, body))
@@ -174,9 +175,9 @@ def point(region: Region) -> dict[str, Expr]:
 
 def local(iterator: str) -> str:
     """The variable for an iterator's value counted from the start of its tile; panels are indexed by it."""
-    return f"{iterator}'"
+    return mint(iterator, "local")
 
 
 def number(iterator: str) -> str:
     """The variable for the number of an iterator's tile; panels are indexed by it."""
-    return f"{iterator}#"
+    return mint(iterator, "number")

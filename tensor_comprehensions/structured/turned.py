@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Let, Loop, Stmt, Var
+from ..naming import mint
 from .affine import steps
 from .op import ACCUMULATOR, StructuredOp
 from .plan import Plan
@@ -76,13 +77,13 @@ class _Tile:
     def rows_loop(self, body: Callable[[Point], Stmt]) -> Stmt:
         """Loops over the rows' iterators other than `unit`; `body` gets their offsets in the tile."""
         others = [name for name in self.rows if name != self.unit and self.region[name].size > 1]
-        loops = [(f"{name}_row", self.region[name].size) for name in others]
-        return build.loops(loops, body({name: Var(f"{name}_row") for name in others}))
+        loops = [(mint(name, "row"), self.region[name].size) for name in others]
+        return build.loops(loops, body({name: Var(mint(name, "row")) for name in others}))
 
     def columns(self, offsets: Point) -> Stmt:
         """All columns, `side` at a time."""
         full, rest = divmod(self.region[self.across].size, self.side)
-        group = Var(f"{self.across}_group")
+        group = Var(mint(self.across, "group"))
         parts: list[Stmt] = []
         if full:
             body = self._blocks(offsets, build.mul(group, self.side), self.side)
@@ -101,7 +102,7 @@ class _Tile:
         bound: list[tuple[Var, Expr]] = []
 
         def bind(value: Expr) -> Expr:
-            bound.append((Var(f"{self.op.name}_s{start}_{len(bound)}", value.type), value))
+            bound.append((Var(mint(self.op.name, f"s{start}", len(bound)), value.type), value))
             return bound[-1][0]
 
         lines: list[Expr] = [build.const(0, self.op.dtype, self.side)] * self.side

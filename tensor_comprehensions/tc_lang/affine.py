@@ -153,7 +153,7 @@ def _division(e: Binary, a: Affine, b: Affine, sizes: Mapping[str, Value]) -> Af
     whole, rest = _split(a, d)
     if e.op == "/":
         return whole if not rest.terms and number(rest.constant) == 0 else whole + _quotient(rest, d)
-    return rest if not rest.terms else Affine(0, ((Remainder(rest, d), 1),))
+    return Affine(rest.constant % d) if not rest.terms else Affine(0, ((Remainder(rest, d), 1),))
 
 
 def _split(a: Affine, d: int) -> tuple[Affine, Affine]:

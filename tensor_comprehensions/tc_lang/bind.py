@@ -32,7 +32,7 @@ from .function import (
     walk,
 )
 from .prove import Guards, Verdict, examine, injective
-from .ranges import Bounds, Ranges, infer_ranges
+from .ranges import Bounds, Ranges, infer_ranges, is_updatable_in_part
 
 MAX_BYTES = 1 << 62
 
@@ -205,7 +205,9 @@ class _Binder:
     # --- what the left side must satisfy ---------------------------------------------------------------------------
 
     def _check_agreement(self, s: Statement, indices: tuple[BoundIndex, ...]) -> None:
-        """All definitions of a tensor give the same ranges to the dimensions they write whole."""
+        """All definitions of a tensor give the same ranges to the dimensions they write whole, or to a named part."""
+        if is_updatable_in_part(self.function.tensor(s.target)):
+            return
         by_name = {i.name: i for i in indices}
         for d, (e, bounds) in enumerate(zip(s.subscripts, self.ranges.tensors[s.target], strict=True)):
             if not isinstance(e, Index):

@@ -27,9 +27,10 @@ from .function import (
     Symbol,
     walk,
 )
+from .hints import of_name
 from .inline import Body, Item
 from .mistake import Mistake
-from .parse import parse
+from .parse import parse, text_of
 from .ranges import symbolic_ranges
 from .sparse_rules import check_sparse_accesses
 from .typed import Typed
@@ -42,8 +43,8 @@ def compile_source(source: str | bytes) -> tuple[Function, ...]:
 
     Raises ParseError, CheckError or RangeError with the place of the first mistake; nothing else, for any text.
     """
-    program = parse(source)
-    text = source if isinstance(source, str) else source.decode("utf-8")
+    text = text_of(source)
+    program = parse(text)
     defs: dict[str, s.Def] = {}
     for d in program.defs:
         if d.name in defs:
@@ -308,6 +309,7 @@ def _check_indices(item: Item, world: World, used: Mapping[str, Span], left: int
             used[name],
             expected="a reduction operator: +=!, *=!, min=!, max=!",
             found="=",
+            suggestion=of_name(name),
         )
     for c in item.tree.clauses:
         if isinstance(c, s.Range) and c.index not in checker.indices:

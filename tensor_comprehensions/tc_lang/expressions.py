@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from math import isfinite
 
 from ..dtypes import INT32, INT64, DType
 from ..errors import CheckError, Span
@@ -19,6 +20,9 @@ from .hints import of_function
 from .library import CONSTANTS, arity, builtin_names, is_builtin
 from .mistake import Mistake
 from .typed import Typed
+
+SHORT = 2
+"""Letters of a name that may be a slip whatever it looks like: `v` for `w`."""
 
 
 @dataclass(slots=True)
@@ -100,7 +104,7 @@ class ExpressionChecker:
                 e.span,
                 expected="an integer",
                 found=str(x.type),
-                suggestion="cast it: int32(...)",
+                suggestion="call the index otherwise" if _is_constant(x) else "cast it: int32(...)",
             )
         return t.convert(x, INT64)
 
@@ -227,7 +231,7 @@ class ExpressionChecker:
         if e.name in self.scope.sizes:
             raise self.world.error(f"'{e.name}' is a size, not a tensor", e.span, found=f"{e.name}(...)")
         if not is_builtin(e.name):
-            raise self._unknown(e.name, e.span)
+            raise self._unknown(e.name, e.span, len(e.arguments))
         least, most = arity(e.name)
         n = len(e.arguments)
         if n < least or (most is not None and n > most):
@@ -277,7 +281,8 @@ class ExpressionChecker:
     def _rank(self, name: str) -> int:
         return self.world.tensors[self.scope.tensors[name]].rank
 
-    def _unknown(self, name: str, span: Span) -> CheckError:
+    def _unknown(self, name: str, span: Span, rank: int | None = None) -> CheckError:
+        """What is said of a name that means nothing here; `rank`: how many subscripts it is given."""
         if name in self.world.defs:
             return self.world.error(
                 f"'{name}' is a def, and a call of a def is a statement of its own",
@@ -285,13 +290,25 @@ class ExpressionChecker:
                 expected=f"`x = {name}(...)` with bare names",
             )
         tensors = [n for n in self.scope.tensors if self._is_tensor(n)]
-        close = get_close_matches(name, tensors, n=1) or get_close_matches(name, list(builtin_names()), n=1)
+        fitting = [n for n in tensors if self._rank(n) == rank and self.scope.tensors[n] != self.target]
+        close = get_close_matches(name, fitting, n=1) or get_close_matches(name, tensors, n=1)
+        close = close or get_close_matches(name, list(builtin_names()), n=1)
+        if not close and len(fitting) == 1 and len(name) <= SHORT:
+            close = fitting
+        written = of_function(name)
+        dimensions = f"a tensor of {rank} dimension{'s' * (rank != 1)}"
         return self.world.error(
             f"'{name}' is neither a tensor nor a builtin",
             span,
+            expected=f"{dimensions}: {', '.join(fitting[:8])}" if fitting and not written else "",
             found=f"'{name}'",
-            suggestion=of_function(name) or (f"did you mean '{close[0]}'?" if close else ""),
+            suggestion=written or (f"did you mean '{close[0]}'?" if close else ""),
         )
+
+
+def _is_constant(x: Typed) -> bool:
+    """Is it `inf` or `nan`, which somebody takes for the name of an index?"""
+    return isinstance(x.expr, Const) and x.expr.dtype.is_float and not isfinite(x.expr.value)
 
 
 def _loaded(access: Access, subscripts: tuple[Typed, ...], index: bool) -> Typed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 from ..errors import InternalError
 
@@ -145,10 +146,28 @@ def greater(a: Value, b: Value) -> Value:
 def _extremum(op: str, a: Value, b: Value) -> Value:
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b) if op == "min" else max(a, b)
-    difference = number(_difference(a, b))
-    if difference is not None:
-        return a if (difference <= 0) == (op == "min") else b
-    return Formula((((Applied(op, formula(a), formula(b)),), 1),))
+    operands = _operands(op, a)
+    for x in _operands(op, b):
+        _add_operand(op, operands, x)
+    return reduce(lambda x, y: _atom(op, formula(x), formula(y)), operands)
+
+
+def _operands(op: str, x: Value) -> list[Value]:
+    """What `x` is the minimum or the maximum of: itself, where it is none."""
+    match x:
+        case Formula(terms=(((Applied() as atom,), 1),)) if atom.op == op:
+            return [*_operands(op, atom.left), *_operands(op, atom.right)]
+    return [x]
+
+
+def _add_operand(op: str, operands: list[Value], x: Value) -> None:
+    """Add `x` to the operands of an extremum, unless one of them is known to be better, or instead of a worse one."""
+    for n, known in enumerate(operands):
+        difference = number(_difference(known, x))
+        if difference is not None:
+            operands[n] = known if (difference <= 0) == (op == "min") else x
+            return
+    operands.append(x)
 
 
 def _difference(a: Value, b: Value) -> Value:
@@ -193,9 +212,11 @@ def _quotient(a: Formula, divisor: int) -> Formula:
 
 
 def _remainder(a: Formula, b: Formula) -> Formula:
-    x, y = a.value, b.value
-    if x is not None and y:
-        return formula(x % y)
+    y = b.value
+    if y:
+        rest = Formula(tuple((m, c % y) for m, c in a.terms if c % y)).value
+        if rest is not None:
+            return formula(rest % y)
     return _atom("%", a, b)
 
 

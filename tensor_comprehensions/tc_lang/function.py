@@ -8,7 +8,7 @@ Strategies lower `BoundFunction`s and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import prod
@@ -315,6 +315,18 @@ class BoundIndex:
 
 
 @dataclass(frozen=True, slots=True)
+class Inequality:
+    """`sum of coefficient * index + constant >= 0`; terms are sorted by name, and no coefficient is zero."""
+
+    terms: tuple[tuple[str, int], ...]
+    constant: int
+
+    def renamed(self, names: Mapping[str, str]) -> Inequality:
+        """Over other indices; `names` has one for each of these."""
+        return Inequality(tuple(sorted((names[name], c) for name, c in self.terms)), self.constant)
+
+
+@dataclass(frozen=True, slots=True)
 class BoundsCheck:
     """A run-time check: where `guard` holds (always when None), `0 <= subscript < extent` must hold.
 
@@ -341,6 +353,9 @@ class BoundStatement:
     completely before anything is written.
     checks: what must be verified before the statement reads memory.
     exists: accesses of sparse tensors: the statement is for the places where they store an element.
+    elements, terms: see `restrict.py`, which alone gives any. No element outside `elements`, which are about free
+    indices, needs a value. Terms outside `terms` are not added: an element that has none is what a reduction starts
+    from.
     """
 
     name: str
@@ -354,6 +369,8 @@ class BoundStatement:
     staged: bool = False
     checks: tuple[BoundsCheck, ...] = ()
     exists: tuple[Access, ...] = ()
+    elements: tuple[Inequality, ...] = ()
+    terms: tuple[Inequality, ...] = ()
     span: Span | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -365,6 +382,11 @@ class BoundStatement:
     def reduced(self) -> tuple[BoundIndex, ...]:
         """The indices that appear on the right only."""
         return self.indices[self.left :]
+
+    @property
+    def domain(self) -> tuple[Inequality, ...]:
+        """What holds, beside the ranges of the indices, wherever the value is computed."""
+        return tuple(dict.fromkeys((*self.elements, *self.terms)))
 
 
 @dataclass(frozen=True, slots=True)

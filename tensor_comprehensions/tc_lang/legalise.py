@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from operator import is_
 
 from ..dtypes import INT64, UINT8, DType
+from ..naming import mint
 from ..strides import contiguous_strides
 from .bind import identity
 from .function import (
@@ -56,20 +57,20 @@ class _Work:
                 yield _filled(s, self.tensors[s.target])
             return
         if s.staged:
-            copy = self._temporary(f"{s.target}_before", self.tensors[s.target], self.tensors[s.target].dtype)
-            yield self._copy(f"{s.name}_copy", s, s.target, copy)
+            copy = self._temporary(mint(s.target, "before"), self.tensors[s.target], self.tensors[s.target].dtype)
+            yield self._copy(mint(s.name, "copy"), s, s.target, copy)
             s = _reading(s, copy.name)
         target = self.tensors[s.target]
         wide = _accumulator(target.dtype)
         if s.reduction is None or wide == target.dtype:
             yield s
             return
-        accumulator = self._temporary(f"{s.target}_wide", target, wide)
+        accumulator = self._temporary(mint(s.target, "wide"), target, wide)
         if not s.initialise:
-            yield self._copy(f"{s.name}_load", s, s.target, accumulator)
+            yield self._copy(mint(s.name, "load"), s, s.target, accumulator)
         value = s.value if s.value.dtype == wide else Cast(s.value, wide)
         yield replace(s, target=accumulator.name, value=value)
-        yield self._copy(f"{s.name}_store", s, accumulator.name, target)
+        yield self._copy(mint(s.name, "store"), s, accumulator.name, target)
 
     def _temporary(self, name: str, like: Tensor, dtype: DType) -> Tensor:
         name = self._fresh(name, self.tensors)
@@ -81,14 +82,14 @@ class _Work:
         n, candidate = 0, name
         while candidate in taken:
             n += 1
-            candidate = f"{name}_{n}"
+            candidate = mint(name, n)
         return candidate
 
     def _copy(self, name: str, s: BoundStatement, source: str, destination: Tensor) -> BoundStatement:
         """`destination(...) = source(...)`, whole."""
         name = self._fresh(name, self.names)
         self.names.add(name)
-        indices = tuple(BoundIndex(f"i{d}", 0, extent) for d, extent in enumerate(destination.shape))
+        indices = tuple(BoundIndex(mint(f"d{d}"), 0, extent) for d, extent in enumerate(destination.shape))
         subscripts = tuple(Index(i.name, INT64) for i in indices)
         value: Expr = Access(source, subscripts, self.tensors[source].dtype)
         if value.dtype != destination.dtype:
@@ -101,7 +102,7 @@ class _Work:
 def _filled(s: BoundStatement, target: Tensor) -> BoundStatement:
     """`s` without its reduction: every element of its target is the identity."""
     assert s.reduction is not None
-    indices = tuple(BoundIndex(f"i{d}", 0, extent) for d, extent in enumerate(target.shape))
+    indices = tuple(BoundIndex(mint(f"d{d}"), 0, extent) for d, extent in enumerate(target.shape))
     subscripts = tuple(Index(i.name, INT64) for i in indices)
     value = Const(identity(s.reduction, target.dtype), target.dtype)
     return BoundStatement(s.name, s.target, subscripts, None, False, value, indices, len(indices), span=s.span)

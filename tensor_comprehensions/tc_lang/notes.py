@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 else:
     parse, s = later("tc_lang.parse"), later("tc_lang.syntax")
 
-_QUOTIENT = re.compile(r"\d\s*\)*\s*/\s*\(*\s*[-+]?\d")
+_QUOTIENT = re.compile(r"\d[\s)]*/[\s(]*[-+]?\d")
 
 
-def notes(source: str | bytes, functions: Sequence[Function]) -> Iterator[CheckError]:
-    """Remarks on the text of checked `functions`, each with its place. What cannot have any is not parsed again."""
-    text = source.decode() if isinstance(source, bytes) else source
+def notes(functions: Sequence[Function]) -> Iterator[CheckError]:
+    """Remarks on the text of the checked `functions` of a program, each with its place.
+
+    What cannot have any is not parsed again.
+    """
+    text = functions[0].source if functions else ""
     if not _QUOTIENT.search(text):
         return
     for d, function in zip(parse.parse(text).defs, functions, strict=True):

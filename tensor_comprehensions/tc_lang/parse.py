@@ -9,14 +9,16 @@ from typing import Any
 
 from ..dtypes import ALIASES, DTYPES
 from ..errors import ParseError, Span
+from ..interrupts import deferred_interrupts
 from . import syntax as s
-from .hints import of_syntax
+from .hints import of_number, of_syntax
 
 MAX_DEPTH = 150
 """How deep an expression may nest: every later stage may recurse over expressions without fear."""
 
 _MAX_DIGITS = 40
 _MAX_NAME = 200
+_MARK = "\ufeff"
 
 _SPELLING = {
     "ID": "a name", "INT": "an integer", "HEX": "an integer", "FLOAT": "a number", "SCALAR": "a type",
@@ -31,15 +33,16 @@ def parse(source: str | bytes) -> s.Program:
 
     Raises ParseError, with its place, for every text that is not in the grammar.
     """
-    text = _text(source)
-    import lark  # here because importing it costs more than the rest of the package together
-
+    text = text_of(source)
+    with deferred_interrupts():
+        import lark  # here because importing it costs more than the rest of the package together
     try:
         program: s.Program = _parser().parse(text)
     except lark.exceptions.UnexpectedToken as e:
         raise _unexpected_token(text, e) from None
     except lark.exceptions.UnexpectedCharacters as e:
         at = e.pos_in_stream or 0
+        _check_number(text, at)
         span = Span(at, at + 1)
         expected = _alternatives(tuple(e.allowed or ()))
         raise ParseError(
@@ -47,27 +50,30 @@ def parse(source: str | bytes) -> s.Program:
             suggestion=of_syntax(text, at),
         ) from None  # fmt: skip
     except ParseError as e:
-        raise ParseError(e.message, source=text, span=e.span, expected=e.expected, found=e.found) from None
+        raise ParseError(
+            e.message, source=text, span=e.span, expected=e.expected, found=e.found, suggestion=e.suggestion
+        ) from None
     _check_depth(program, text)
     _check_tuple_calls(program, text)
     return program
 
 
-def _text(source: str | bytes) -> str:
+def text_of(source: str | bytes) -> str:
+    """The text of a program, without the mark that some editors put before it. Raises ParseError."""
     if isinstance(source, bytes | bytearray):
         try:
-            return source.decode("utf-8")
+            return source.decode("utf-8").removeprefix(_MARK)
         except UnicodeDecodeError as e:
             raise ParseError(f"the text is not UTF-8: byte {e.start} is wrong") from None
     if not isinstance(source, str):
         raise ParseError("a TC program is a string", expected="str", found=type(source).__name__)
-    return source
+    return source.removeprefix(_MARK)
 
 
 @cache
 def _parser() -> Any:
-    from . import tables
-
+    with deferred_interrupts():
+        from . import tables
     return tables.parser(transformer=_Builder(), lexer_callbacks={"ID": _name})
 
 
@@ -79,11 +85,23 @@ def _unexpected_token(text: str, e: Any) -> ParseError:
         return ParseError(
             "the text ends too early", source=text, span=Span(end, end + 1), expected=expected, found="the end"
         )
+    _check_number(text, token.start_pos)
     span = Span(token.start_pos, token.end_pos)
     return ParseError(
         f"unexpected '{token}'", source=text, span=span, expected=expected, found=f"'{token}'",
         suggestion=of_syntax(text, token.start_pos),
     )  # fmt: skip
+
+
+def _check_number(text: str, at: int) -> None:
+    """Refuse a number with a suffix, or before a name, which the grammar sees as several things."""
+    found = of_number(text, at)
+    if found is not None:
+        start, end, way_out = found
+        raise ParseError(
+            f"'{text[start:end]}' is no number", source=text, span=Span(start, end), expected="a number or a name",
+            found=f"'{text[start:end]}'", suggestion=way_out,
+        )  # fmt: skip
 
 
 def _alternatives(terminals: Collection[str]) -> str:

@@ -59,8 +59,8 @@ def examine(subscript: Expr, extent: int, guards: Guards, box: Mapping[str, Inte
     low, high = interval(subscript, box)
     if low >= 0 and high < extent:
         return Finding(Verdict.SAFE)
-    conjuncts = [c for guard in guards for c in _conjuncts(*guard)]
-    if guards and _implied(subscript, extent, conjuncts, box):
+    known = [c for guard in guards for c in conjuncts(*guard)]
+    if guards and _implied(subscript, extent, known, box):
         return Finding(Verdict.GUARDED)
     if reads_tensors(subscript):
         return Finding(Verdict.UNKNOWN)
@@ -68,26 +68,26 @@ def examine(subscript: Expr, extent: int, guards: Guards, box: Mapping[str, Inte
     if not guards and all(isinstance(atom, Variable) for atom, _ in form.terms):
         low, high = form_interval(form, box)
         return Finding(Verdict.VIOLATED, high if high >= extent else low)
-    return _enumerate(subscript, extent, conjuncts, box)
+    return _enumerate(subscript, extent, known, box)
 
 
-def _conjuncts(e: Expr, holds: bool) -> Iterator[tuple[Expr, bool]]:
+def conjuncts(e: Expr, holds: bool) -> Iterator[tuple[Expr, bool]]:
     """The conditions that hold together where `e` is `holds`."""
     match e:
         case Unary(op="!", operand=x):
-            yield from _conjuncts(x, not holds)
+            yield from conjuncts(x, not holds)
         case Binary(op="&&", left=a, right=b) if holds:
-            yield from _conjuncts(a, True)
-            yield from _conjuncts(b, True)
+            yield from conjuncts(a, True)
+            yield from conjuncts(b, True)
         case Select(condition=a, then=b, otherwise=Const(value=False)) if holds:
-            yield from _conjuncts(a, True)
-            yield from _conjuncts(b, True)
+            yield from conjuncts(a, True)
+            yield from conjuncts(b, True)
         case Binary(op="||", left=a, right=b) if not holds:
-            yield from _conjuncts(a, False)
-            yield from _conjuncts(b, False)
+            yield from conjuncts(a, False)
+            yield from conjuncts(b, False)
         case Select(condition=a, then=Const(value=True), otherwise=b) if not holds:
-            yield from _conjuncts(a, False)
-            yield from _conjuncts(b, False)
+            yield from conjuncts(a, False)
+            yield from conjuncts(b, False)
         case _:
             yield e, holds
 
@@ -95,13 +95,13 @@ def _conjuncts(e: Expr, holds: bool) -> Iterator[tuple[Expr, bool]]:
 # --- one guard implies the claim -----------------------------------------------------------------------------------
 
 
-def _implied(subscript: Expr, extent: int, conjuncts: Conjuncts, box: Mapping[str, Interval]) -> bool:
+def _implied(subscript: Expr, extent: int, guards: Conjuncts, box: Mapping[str, Interval]) -> bool:
     form = affine_once(_unwidened(subscript))
-    known = [g for c in conjuncts for g in _inequalities(*c, box)]
-    return _nonnegative(form, known, box) and _nonnegative(Affine(extent - 1) - form, known, box)
+    known = [g for c in guards for g in inequalities(*c, box)]
+    return is_nonnegative(form, known, box) and is_nonnegative(Affine(extent - 1) - form, known, box)
 
 
-def _nonnegative(claim: Affine, known: list[Affine], box: Mapping[str, Interval]) -> bool:
+def is_nonnegative(claim: Affine, known: list[Affine], box: Mapping[str, Interval]) -> bool:
     """Whether `claim >= 0` follows from the box, or from the box and one of `known` (each `>= 0`)."""
     if form_interval(claim, box)[0] >= 0:
         return True
@@ -122,7 +122,7 @@ def _ratios(claim: Affine, g: Affine) -> list[tuple[int, int]]:
     return ratios
 
 
-def _inequalities(e: Expr, holds: bool, box: Mapping[str, Interval]) -> Iterator[Affine]:
+def inequalities(e: Expr, holds: bool, box: Mapping[str, Interval]) -> Iterator[Affine]:
     """The forms that are at least zero where the comparison `e` is `holds`. Arithmetic that may wrap tells nothing."""
     match e:
         case Binary(op=op, left=a, right=b) if op in COMPARISONS and a.dtype.is_integer:
@@ -153,11 +153,9 @@ def _unwidened(e: Expr) -> Expr:
 # --- enumeration ---------------------------------------------------------------------------------------------------
 
 
-def _enumerate(
-    subscript: Expr, extent: int, conjuncts: list[tuple[Expr, bool]], box: Mapping[str, Interval]
-) -> Finding:
+def _enumerate(subscript: Expr, extent: int, guards: list[tuple[Expr, bool]], box: Mapping[str, Interval]) -> Finding:
     """Try every point. Guards that depend on data are taken to hold, and then a violation is only possible."""
-    usable = [(e, holds) for e, holds in conjuncts if not reads_tensors(e)]
+    usable = [(e, holds) for e, holds in guards if not reads_tensors(e)]
     names = index_names(subscript, *(e for e, _ in usable))
     ranges = {name: (box[name][0], box[name][1] + 1) for name in names}
     if prod(upper - lower for lower, upper in ranges.values()) > ENUMERATED:
@@ -169,8 +167,8 @@ def _enumerate(
         for e, holds in usable:
             bad = bad & (evaluate(e) == holds)
     if not np.any(bad):
-        return Finding(Verdict.GUARDED if conjuncts else Verdict.SAFE)
-    if len(usable) < len(conjuncts):
+        return Finding(Verdict.GUARDED if guards else Verdict.SAFE)
+    if len(usable) < len(guards):
         return Finding(Verdict.UNKNOWN)
     values, bad = np.broadcast_arrays(values, bad)
     return Finding(Verdict.VIOLATED, int(values[bad][0]))

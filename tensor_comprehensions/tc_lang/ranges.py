@@ -51,10 +51,21 @@ def infer_ranges(function: Function, sizes: Mapping[str, Value]) -> Ranges:
     """
     inference = _Inference(function, dict(sizes))
     for tensor in function.tensors:
-        if tensor.role is Role.INPUT:
+        if tensor.role is Role.INPUT or is_updatable_in_part(tensor):
             inference.declare(tensor)
     statements = tuple(inference.statement(n) for n in range(len(function.statements)))
     return Ranges(inference.bounds, statements, inference.sizes)
+
+
+def infer_statement(function: Function, sizes: Mapping[str, Value], known: Ranges, n: int) -> Mapping[str, Bounds]:
+    """The ranges of the indices of the n-th statement alone, where the tensors have the bounds of `known`.
+
+    Raises RangeError as `infer_ranges` does.
+    """
+    before = {s.target for s in function.statements[:n]}
+    before |= {t.name for t in function.tensors if t.role is Role.INPUT}
+    bounds = {name: b for name, b in known.tensors.items() if name in before}
+    return _Inference(function, {**known.sizes, **sizes}, bounds).statement(n)
 
 
 def symbolic_ranges(function: Function) -> Ranges:
@@ -70,6 +81,11 @@ def output_shapes(
     return {name: tuple(number(x) or 0 for x in ranges.shape(name)) for name in function.returns}
 
 
+def is_updatable_in_part(tensor: Symbol) -> bool:
+    """May a definition with a `where` cover a part of the tensor? The rest keeps the values that the caller passed."""
+    return tensor.role is Role.INOUT and tensor.extents is not None
+
+
 def accesses(s: Statement) -> Iterator[Access]:
     """The reads of a statement in order, those in subscripts included."""
     for e in (*s.subscripts, s.value):
@@ -83,7 +99,7 @@ class _Inference:
     bounds: dict[str, tuple[Bounds, ...]] = field(default_factory=dict)
 
     def declare(self, tensor: Symbol) -> None:
-        """Give an input the bounds that its declaration says."""
+        """Give a tensor that the caller passes the bounds that its declaration says."""
         self._set(tensor.name, tuple((0, affine(e, self.sizes).constant) for e in tensor.extents or ()))
 
     def _set(self, name: str, bounds: tuple[Bounds, ...]) -> None:
@@ -103,6 +119,8 @@ class _Inference:
         if missing:
             raise self._unsolved(s, missing, conditions)
         self._check_extents(s, solved, conditions)
+        if is_updatable_in_part(self.function.tensor(s.target)):
+            self._check_part(s, solved)
         if s.target not in self.bounds:
             self._set(s.target, self._target_bounds(s, solved))
         return {i: solved[i] for i in s.indices}
@@ -123,12 +141,7 @@ class _Inference:
             yield Condition(affine(e, self.sizes), lower, upper, span)  # type: ignore[arg-type]
 
     def _known_bounds(self, tensor: str) -> tuple[Bounds, ...]:
-        if tensor in self.bounds:
-            return self.bounds[tensor]
-        symbol = self.function.tensor(tensor)
-        if symbol.extents is None or symbol.role is not Role.INOUT:
-            return ()
-        return tuple((0, affine(e, self.sizes).constant) for e in symbol.extents)
+        return self.bounds.get(tensor, ())
 
     # --- solving ---------------------------------------------------------------------------------------------------
 
@@ -189,6 +202,28 @@ class _Inference:
                 bounds.append(_hull(affine(e, self.sizes), solved))
         return tuple(bounds)
 
+    def _check_part(self, s: Statement, solved: Mapping[str, Bounds]) -> None:
+        """A definition of an in/out tensor covers its declared size, or the part that its clauses name."""
+        given = {r.index for r in s.ranges}
+        parts = {}
+        for d, (e, (least, most)) in enumerate(zip(s.subscripts, self.bounds[s.target], strict=True)):
+            if isinstance(e, Index):
+                lower, upper = solved[e.name]
+                before, after = number(lower - least), number(most - upper)
+                if (before or 0) < 0 or (after or 0) < 0:
+                    raise self._outside(s, d, solved[e.name], (least, most))
+                if before or after:
+                    parts[e.name] = d
+        if any(name not in given for name in parts):
+            raise self._unnamed_part(s, parts, given, solved)
+        if parts and s.initialise:
+            raise RangeError(
+                f"'{s.reduction}=!' initialises all of '{s.target}', and this definition covers a part of it",
+                source=self.function.source,
+                span=s.span,
+                suggestion=f"give the part its first value by '=' before, and reduce with '{s.reduction}='",
+            )
+
     # --- errors ----------------------------------------------------------------------------------------------------
 
     def _unsolved(self, s: Statement, missing: list[str], conditions: list[Condition]) -> RangeError:
@@ -201,6 +236,30 @@ class _Inference:
             expected="a subscript in which each index stands alone, or with indices whose ranges are known",
             found="; ".join(dict.fromkeys(related)) or "no condition on it",
             suggestion=f"give it a range: `where {missing[0]} in 0:...`",
+        )
+
+    def _outside(self, s: Statement, d: int, found: Bounds, declared: Bounds) -> RangeError:
+        return RangeError(
+            f"this statement writes beyond the {declared[1]} elements of dimension {d} of '{s.target}'",
+            source=self.function.source,
+            span=s.span,
+            expected=f"a part of {declared[0]}:{declared[1]}",
+            found=f"{found[0]}:{found[1]}",
+        )
+
+    def _unnamed_part(
+        self, s: Statement, parts: Mapping[str, int], given: set[str], solved: Mapping[str, Bounds]
+    ) -> RangeError:
+        name, d = next((name, d) for name, d in parts.items() if name not in given)
+        clauses = [f"{i} in {solved[i][0]}:{solved[i][1]}" for i in s.indices[: s.left] if i in parts or i in given]
+        return RangeError(
+            f"'{s.target}' is declared with {self.bounds[s.target][d][1]} elements in dimension {d}, "
+            f"and what '{name}' reads allows fewer",
+            source=self.function.source,
+            span=s.span,
+            expected=f"{self.bounds[s.target][d][0]}:{self.bounds[s.target][d][1]}",
+            found=f"{solved[name][0]}:{solved[name][1]}",
+            suggestion=f"update that part, the rest keeps its values: `where {', '.join(clauses)}`",
         )
 
     def _check_extents(self, s: Statement, solved: Mapping[str, Bounds], conditions: list[Condition]) -> None:

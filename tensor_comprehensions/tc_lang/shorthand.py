@@ -13,7 +13,7 @@ from ..dtypes import ALIASES, DTYPES
 from ..errors import CheckError, ParseError
 from . import syntax as s
 from .library import CONSTANTS, is_builtin
-from .parse import parse
+from .parse import parse, text_of
 
 DEFAULT = "float"
 
@@ -29,6 +29,7 @@ def definition(name: str, statements: str, types: Mapping[str, str], order: Iter
         ParseError: the statements are not in the grammar.
         CheckError: a type is not known, or given to something that is not a parameter.
     """
+    statements = text_of(statements)
     body = [_statement(part) for part in parse(f"def {name}() -> (_) {{ {statements} }}").defs[0].body]
     if not body:
         raise ParseError("there is no statement")

@@ -13,8 +13,8 @@ from torch.autograd.function import _SingleLevelFunction
 
 from ..calling.arguments import PLAIN, article
 from ..calling.calls import Interface, check_names
-from ..errors import ArgumentError, CheckError
-from ..guard import guarded
+from ..errors import ArgumentError, CheckError, TCError
+from ..guard import guarded, shorten_traceback
 from ..later import later
 from ..once import OncePerKey
 from ..tc_lang.function import Function
@@ -279,8 +279,12 @@ def recorded(
     function = interface.function
     check_names(interface, tensors, initial)
     if not gradients.possible:
-        with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
-            return run(*tensors, out=out, **initial)
+        forward = torch._C._is_fwd_grad_enabled()
+        try:
+            torch._C._set_fwd_grad_enabled(False)
+            return run_without_gradients(run, *tensors, out=out, **initial)
+        finally:
+            torch._C._set_fwd_grad_enabled(forward)
     if out is not None:
         raise not_recorded(function)
     if not initial:
@@ -291,6 +295,19 @@ def recorded(
         return run(*values[:count], **dict(zip(names, values[count:], strict=True)))
 
     return record(by_position, gradients, (*tensors, *(initial[name] for name in names)))
+
+
+def run_without_gradients(run: Run, /, *arguments: Any, **named: Any) -> Any:
+    """As under `torch.no_grad()`, which an interrupt can leave before its `with` block has an end."""
+    recording = torch.is_grad_enabled()
+    try:
+        _set_recording(False)
+        return run(*arguments, **named)
+    finally:
+        _set_recording(recording)
+
+
+_set_recording = torch._C._set_grad_enabled
 
 
 def not_recorded(function: Function) -> ArgumentError:
@@ -340,16 +357,11 @@ class _Recorded(_SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        gradients, plan, places, kept = cast("tuple[Gradients, Plan, Sequence[int], dict[int, Any]]", ctx.call)
-        known = {**kept, **dict(zip(places, map(_outlived, ctx.saved_tensors), strict=True))}
-        if plan.again is not None and torch.is_grad_enabled():
-            plan = plan.again
-        if plan.op is None:
-            results = _python(gradients, known, upstream)
-        else:
-            found = plan.op(*[known[n] if n >= 0 else upstream[-1 - n].contiguous() for n in plan.takes])
-            results = found if isinstance(found, tuple) else (found,)
-        return (None, None, *[None if n is None else results[n] for n in plan.gives])
+        try:
+            return _run_backward(ctx, upstream)
+        except TCError as error:
+            shorten_traceback(error)
+            raise
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
@@ -358,6 +370,19 @@ class _Recorded(_SingleLevelFunction):
         values = [next(tensors) if x is None else x for x in ctx.others]
         results = gradients.tangents(values, list(tensors), tangents[2:])
         return results[0] if len(results) == 1 else tuple(results)
+
+
+def _run_backward(ctx: Any, upstream: Sequence[Tensor]) -> Any:
+    gradients, plan, places, kept = cast("tuple[Gradients, Plan, Sequence[int], dict[int, Any]]", ctx.call)
+    known = {**kept, **dict(zip(places, map(_outlived, ctx.saved_tensors), strict=True))}
+    if plan.again is not None and torch.is_grad_enabled():
+        plan = plan.again
+    if plan.op is None:
+        results = _python(gradients, known, upstream)
+    else:
+        found = plan.op(*[known[n] if n >= 0 else upstream[-1 - n].contiguous() for n in plan.takes])
+        results = found if isinstance(found, tuple) else (found,)
+    return (None, None, *[None if n is None else results[n] for n in plan.gives])
 
 
 def _divided(plan: Plan, everything: Sequence[Any]) -> tuple[list[Any], tuple[int, ...], dict[int, Any]]:

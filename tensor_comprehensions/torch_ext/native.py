@@ -13,11 +13,9 @@ if TYPE_CHECKING:
     from .operators import Operator
 
 
-def native_kernels(op: Operator, namespace: str) -> BoxedCell | None:
-    """Kernels of `op` that are registered for the CPU; None where this torch or this system has no such thing."""
+def native_cell(op: Operator) -> BoxedCell | None:
+    """A cell with kernels of `op` for the CPU; None where this torch or this system has no such thing."""
     if not cells.available():
         return None
     kinds = [cells.CONSTANT if special else cells.TENSOR for _, special, _ in op.kinds]
-    cell = BoxedCell(kinds, len(op.function.returns), op.run, partial(recording.recorded, op))
-    cell.register(namespace, op.schema.name)
-    return cell
+    return BoxedCell(kinds, len(op.function.returns), op.run, partial(recording.recorded, op))

@@ -20,13 +20,14 @@ from ..calling.calls import check_names
 from ..calling.kernels import Kernels, Machine
 from ..calling.lanes import MISS, Lanes
 from ..errors import ArgumentError, InternalError, TCError
-from ..guard import told
+from ..guard import shorten_traceback, told
+from ..interrupts import deferred_interrupts
 from ..once import OncePerKey
-from ..runtime.cells import Cell
+from ..runtime.boxed import BoxedCell
 from ..tc_lang.function import Function
 from . import batching, casting, recording
-from .autograd import Gradients
-from .native import native_kernels
+from .autograd import Gradients, run_without_gradients
+from .native import native_cell
 from .schema import NAMESPACE, Schema, schema_of
 from .shapes import empty_outputs
 
@@ -67,10 +68,8 @@ class Operator:
         self.kinds = tuple((t.dtype, t.specialised, bool(t.rank)) for t in taken)
         given = (self.function.tensor(r) for r in self.function.returns)
         self.returned = tuple((t.rank, TORCH_TYPES[t.dtype]) for t in given)
-        self.cell: Cell | None = None
+        self.cell: BoxedCell | None = None
         self.adopt(kernels, gradients, machine)
-        _register(self)
-        self._lanes = self._new_lanes()
 
     def adopt(self, kernels: Kernels, gradients: Gradients, machine: Machine) -> None:
         """Run these kernels from now on, for as long as anybody else holds them."""
@@ -116,21 +115,27 @@ class Operator:
             self._call(values, None)
 
     def _call(self, values: Sequence[Any], out: Any) -> Any:
-        with torch.no_grad():
-            plain = [_plain(x) for x in values]
-            tensors, initial = plain[: self.count], dict(zip(self.names, plain[self.count :], strict=True))
-            try:
-                if (kernels := self.parts()[0]).are_elsewhere(plain):
-                    return kernels.gpu.call(tensors, out, initial, None)
-                if self.cell is None or out is not None:  # else no lane fits, or the cell has lost it
-                    result = self._lanes.call(tensors, out, initial)
-                    if result is not MISS:
-                        return result
-                return kernels.call(tensors, out, initial, self._machine, self._lanes)
-            except (TCError, InternalError):
-                raise
-            except Exception as error:
-                raise told(error) from error
+        try:
+            return run_without_gradients(self._compute, values, out)
+        except TCError as error:
+            shorten_traceback(error)
+            raise
+
+    def _compute(self, values: Sequence[Any], out: Any) -> Any:
+        plain = [_plain(x) for x in values]
+        tensors, initial = plain[: self.count], dict(zip(self.names, plain[self.count :], strict=True))
+        try:
+            if (kernels := self.parts()[0]).are_elsewhere(plain):
+                return kernels.gpu.call(tensors, out, initial, None)
+            if self.cell is None or out is not None:  # else no lane fits, or the cell has lost it
+                result = self._lanes.call(tensors, out, initial)
+                if result is not MISS:
+                    return result
+            return kernels.call(tensors, out, initial, self._machine, self._lanes)
+        except (TCError, InternalError):
+            raise
+        except Exception as error:
+            raise told(error) from error
 
     def by_position(self, tensors: Sequence[Any], initial: Mapping[str, Any]) -> list[Any]:
         """The arguments of a call as the operator takes them: numbers as tensors but for those that are in the kernel.
@@ -159,6 +164,8 @@ def _plain(x: Any) -> Any:
 
 
 _operators: OncePerKey[str, Operator] = OncePerKey(FOREVER)
+_begun: dict[str, Operator] = {}
+"""Operators whose registration has begun. What is interrupted is gone on with, since torch takes no name twice."""
 _library: OncePerKey[str, Any] = OncePerKey(1)
 
 
@@ -168,10 +175,17 @@ def operator(kernels: Kernels, gradients: Gradients, machine: Machine) -> Operat
     if len(function.parameters) + len(function.initial) + len(function.returns) > MOST:
         return None
     schema = schema_of(function, _gradient_name(gradients))
-    found = _operators.get(schema.name, lambda: Operator(schema, kernels, gradients, machine))
+    found = _operators.get(schema.name, lambda: _registered(schema, kernels, gradients, machine))
     if found.parts()[0] is not kernels:
         found.adopt(kernels, gradients, machine)
     return found
+
+
+def _registered(schema: Schema, kernels: Kernels, gradients: Gradients, machine: Machine) -> Operator:
+    left = _begun.get(schema.name)
+    op = left or _begun.setdefault(schema.name, Operator(schema, kernels, gradients, machine))
+    _register(op, again=left is not None)
+    return op
 
 
 def no_operator(function: Function) -> ArgumentError:
@@ -195,9 +209,10 @@ def _gradient_name(gradients: Gradients) -> str:
 
 
 def _new_library() -> Any:
-    _mark_graphs()
-    new: Callable[..., Any] = torch.library.Library
-    return new(NAMESPACE, "FRAGMENT")
+    with deferred_interrupts():  # torch imports sympy for it
+        _mark_graphs()
+        new: Callable[..., Any] = torch.library.Library
+        return new(NAMESPACE, "FRAGMENT")
 
 
 def _mark_graphs() -> None:
@@ -210,34 +225,65 @@ def _mark_graphs() -> None:
         text = digest(current())
     except Unreadable:
         text = str(dict(versions())["tensor-comprehensions"])
-    config.cache_key_tag = f"{config.cache_key_tag}tensor_comprehensions:{text[:12]};"
+    mark = f"tensor_comprehensions:{text[:12]};"
+    if mark not in config.cache_key_tag:
+        config.cache_key_tag += mark
 
 
-def _register(op: Operator) -> None:
-    library = _library.get("", _new_library)
-    name, tags = op.schema.name, (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
-    library.define(op.schema.functional, tags=tags)
-    packet = getattr(getattr(torch.ops, NAMESPACE), name)
+class _Registration:
+    """What torch is told of one operator. again: some of it may be there already, and is left as it is."""
+
+    def __init__(self, op: Operator, again: bool) -> None:
+        self._library, self._again = _library.get("", _new_library), again
+        self._name = f"{NAMESPACE}::{op.schema.name}"
+
+    def define(self, schema: str, tags: Sequence[torch.Tag], overload: str = "") -> None:
+        if not self._again or not self._is_defined(overload):
+            self._library.define(schema, tags=tags)
+
+    def implement(self, kernel: Callable[..., Any], *keys: str, overload: str = "") -> None:
+        for key in keys:
+            if not self.has(key, overload):
+                self._library.impl(self._name + overload, kernel, key)
+
+    def describe(self, kernel: Callable[..., Any]) -> None:
+        """Give the kernel for tensors without values."""
+        inspect.modulesbyfile.setdefault(__file__, __name__)  # spares torch a look at every module to name this place
+        if not self.has("Meta"):
+            torch.library.register_fake(self._name, kernel, lib=self._library)
+
+    def has(self, key: str, overload: str = "") -> bool:
+        return self._again and torch._C._dispatch_has_kernel_for_dispatch_key(self._name + overload, key)
+
+    def _is_defined(self, overload: str) -> bool:
+        try:
+            torch._C._dispatch_find_schema_or_throw(self._name, overload.lstrip("."))
+        except RuntimeError:
+            return False
+        return True
+
+
+def _register(op: Operator, again: bool) -> None:
+    told, out, tags = _Registration(op, again), ".out", (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+    told.define(op.schema.functional, tags)
+    packet = getattr(getattr(torch.ops, NAMESPACE), op.schema.name)
     op.overload = packet.default
-    op.cell = native_kernels(op, NAMESPACE)
+    op.cell = op.cell or native_cell(op)
     if op.cell is None:
-        library.impl(name, op.run, "CPU")
-    library.impl(name, op.run, "CUDA")
-    library.impl(name, op.run, "CompositeExplicitAutograd")  # for defs that take no tensor
-    inspect.modulesbyfile.setdefault(__file__, __name__)  # spares torch a look at every module to name this place
-    torch.library.register_fake(f"{NAMESPACE}::{name}", op.describe, lib=library)
-    library.define(op.schema.out, tags=tags[:1])
+        told.implement(op.run, "CPU")
+    else:
+        op.cell.register(NAMESPACE, op.schema.name, told.has)
+    told.implement(op.run, "CUDA", "CompositeExplicitAutograd")  # the second for defs that take no tensor
+    told.describe(op.describe)
+    told.define(op.schema.out, tags[:1], out)
+    if again:
+        torch._ops._refresh_packet(packet)  # type: ignore[no-untyped-call]
     op.out = packet.out
-    for device in ("CPU", "CUDA"):
-        library.impl(f"{name}.out", op.run_out, device)
-    library.impl(f"{name}.out", lambda *values, **destinations: None, "Meta")
-    library.impl(f"{name}.out", partial(recording.unrecorded, op), "Autograd")
-    library.impl(f"{name}.out", partial(batching.refused, op), "FuncTorchBatched")
-    layered: dict[str, Callable[..., Any]] = {
-        "Autograd": partial(recording.recorded, op),
-        "AutocastCPU": partial(casting.cast, op),
-        "AutocastCUDA": partial(casting.cast, op),
-        "FuncTorchBatched": partial(batching.batched, op),
-    }
-    for key, kernel in layered.items():
-        library.impl(name, kernel, key)
+    told.implement(op.run_out, "CPU", "CUDA", overload=out)
+    told.implement(lambda *values, **destinations: None, "Meta", overload=out)
+    told.implement(partial(recording.unrecorded, op), "Autograd", overload=out)
+    told.implement(partial(batching.refused, op), "FuncTorchBatched", overload=out)
+    told.implement(partial(recording.recorded, op), "Autograd")
+    told.implement(partial(casting.cast, op), "AutocastCPU", "AutocastCUDA")
+    told.implement(partial(batching.batched, op), "FuncTorchBatched")
+    op.forget()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, Span
+from ..interrupts import deferred_interrupts
 from ..once import OncePerKey
 from .schema import NAMESPACE
 
@@ -49,8 +50,8 @@ def refused(words: Words, near: Sequence[Any], kinds: Sequence[tuple[int, torch.
 
 
 def _register() -> Any:
-    from torch._library.effects import EffectType
-
+    with deferred_interrupts():
+        from torch._library.effects import EffectType
     new: Callable[..., Any] = torch.library.Library
     library, name = new(NAMESPACE, "FRAGMENT"), f"{NAMESPACE}::refused"
     library.define("refused(str[] texts, int[] span, Tensor[] near, int[] ranks, ScalarType[] types) -> Tensor[]")

@@ -95,7 +95,7 @@ def test_gradients_have_gradients() -> None:
 
 UNARY = (
     "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt cbrt sin cos tan asin acos atan sinh cosh tanh asinh atanh erf "
-    "erfc abs relu sigmoid floor rint"
+    "erfc abs relu sigmoid floor rint nearbyint logb"
 )
 BINARY = "pow atan2 hypot fmin fmax copysign fdim min max"
 
@@ -110,7 +110,8 @@ def test_builtins_have_gradients() -> None:
     returns = ", ".join(f"y{n}" for n in range(len(BINARY.split()))) + ", u"
     op = doubled(
         f"def f(double(N) x, double(N) z) -> ({returns}) {{ {binary}\n"
-        "u(i) = fma(x(i), z(i), x(i)) + acosh(1 + x(i)) + pow(x(i), 3) + pow(2, z(i)) + fmod(x(i), z(i)) }"
+        "u(i) = fma(x(i), z(i), x(i)) + acosh(1 + x(i)) + pow(x(i), 3) + pow(2, z(i)) + fmod(x(i), z(i))"
+        " + remainder(x(i), 2.1 * z(i)) }"
     )
     assert torch.autograd.gradcheck(
         op, (x, torch.tensor([0.5, -0.3, 0.7], dtype=torch.float64, requires_grad=True).abs())

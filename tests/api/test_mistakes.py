@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,6 +90,13 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[tc.TCError], list[str]]] = 
     "options of no kind": (
         lambda: OPS.matmul.compile(A, B, options={"fusion": "max"}), tc.ArgumentError, ["options", "CpuOptions"],
     ),
+    "options that are tuned": (
+        lambda: OPS.matmul.compile(A, B, options="tuned"),  # type: ignore[arg-type]
+        tc.ArgumentError, ["options is a str", "'tuned'", 'tc.define(text, options="tuned")'],
+    ),
+    "target without its kind": (
+        lambda: OPS.matmul.compile(A, B, target="sm_91"), tc.ArgumentError, ["'sm_91'", "cuda:sm_90"],
+    ),
     "options with a wrong value": (
         lambda: OPS.matmul.compile(A, B, options=tc.CpuOptions(fusion="most")), tc.ArgumentError, ["fusion", "most"],
     ),
@@ -142,3 +151,52 @@ def test_the_end_of_the_stack_is_told_as_such() -> None:
         except RecursionError:  # before the call, or while its error is made
             pass
     assert said == {"there is no stack for this"}
+
+
+def test_a_target_goes_by_the_name_that_nvidia_gives_it() -> None:
+    kernel = OPS.matmul.compile(A, B, target="sm_90")
+    assert kernel.source("cuda") == OPS.matmul.compile(A, B, target="cuda:sm_90").source("cuda")
+
+
+SURROGATES = [
+    "def f(float(N) x) -> (y) { y(i) = x(i)\ud800 }",
+    "def f(float(N) x) -> (y) { # \udfff\n y(i) = z(i) }",
+    "\ud800",
+    "def f(float(N) x) -> (y) { y(i) = x(i) } # \ud83d\n }",
+]
+
+
+@pytest.mark.parametrize("text", SURROGATES)
+def test_every_error_can_be_printed(text: str) -> None:
+    with pytest.raises(tc.TCError) as caught:
+        tc.define(text)
+    str(caught.value).encode("utf-8")
+    with pytest.raises(tc.TCError) as caught:
+        tc.define("def f(float(N) x) -> (y) { y(i) = x(i) }")[text]
+    "".join(traceback.format_exception(caught.value)).encode("utf-8")
+
+
+def test_a_caret_stands_under_what_it_means_after_a_character_that_cannot_be_printed() -> None:
+    with pytest.raises(tc.ParseError) as caught:
+        tc.define("def f(float(N) x) -> (y) { y(i) = x(i) \ud800 }")
+    _, line, caret, *_ = str(caught.value).splitlines()
+    assert line[caret.index("^")] == "\ufffd"
+
+
+def test_half_a_pair_in_a_comment_means_nothing(tmp_path: Path) -> None:
+    with knobs.override(dump=str(tmp_path)):
+        op = tc.define("def f(float(N) x) -> (y) { # \ud800\n y(i) = x(i) + 0.5 }").f
+        assert op(torch.ones(2)).tolist() == [1.5, 1.5]
+    assert list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_byte_order_mark_is_no_part_of_a_program(encoded: bool) -> None:
+    text = "\ufeffdef f(float(N) x) -> (y) { y(i) = 1/2 + x(i) }"
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="1:35"):
+            program = tc.define(text.encode() if encoded else text)  # type: ignore[arg-type]
+        assert program.f(torch.ones(1)).item() == 1.0
+    with pytest.raises(tc.ParseError, match="1:13"):
+        tc.define("\ufeff  definition")
+    assert tc.from_expression("\ufeffy(i) = 2 * x(i)")(torch.ones(1)).item() == 2.0

@@ -27,6 +27,8 @@ from tensor_comprehensions.strategies import (
 )
 from tensor_comprehensions.target import AVX512
 
+from ..anywhere import run
+
 OPS = tc.define("""
 def transpose(float(M,N) x) -> (y) { y(n,m) = x(m,n) }
 def swap(float(A,B,C) x, float(C,B,A) z) -> (y) { y(c,b,a) = 2 * x(a,b,c) + z(c,b,a) }
@@ -91,14 +93,14 @@ def test_pieces_keep_the_result(name: str, pipeline: Pipeline) -> None:
     [
         ("transpose", experts.transposition, "shuffle("),
         ("swap", experts.transposition, "shuffle("),
-        ("rows", experts.row_reduction, "vector for k in 0 .. 75 lanes 16 x 4"),
-        ("total", experts.row_reduction, "vector for k in 0 .. 1000 lanes 16 x 4"),
+        ("rows", experts.row_reduction, "vector for k in 0 .. 75 lanes {lanes} x 4"),
+        ("total", experts.row_reduction, "vector for k in 0 .. 1000 lanes {lanes} x 4"),
         ("columns", experts.column_reduction, "vector for n in"),
         ("copy", experts.copying, "x["),
     ],
 )
 def test_experts(name: str, expert: Any, seen: str) -> None:
-    assert seen in check(name, strategy=expert).source("loops")
+    assert seen.format(lanes=host().lanes(32)) in check(name, strategy=expert).source("loops")
     check(name, strategy=experts.movement)
 
 
@@ -170,22 +172,20 @@ def test_what_is_done_untold_is_a_pipeline(name: str, shapes: list[tuple[int, ..
 FAR = replace(AVX512, name="skylake-avx512", cache=(2048, 4096, 1 << 30))
 
 
-@pytest.mark.skipif(host().vector_bits < 512, reason="needs vectors of 512 bits")
 @pytest.mark.parametrize(("rows", "together"), [(128, 4), (130, 2), (131, 1), (8, 1)])
 def test_rows_from_memory_are_summed_together(rows: int, together: int) -> None:
     x = whole(rows, 1030)
     untold = OPS.rows.compile(x, target=FAR)
-    assert torch.equal(untold(x), x.sum(1))
+    assert torch.equal(run(untold, x), x.sum(1))
     (line,) = (line for line in untold.source("schedule").splitlines() if "vectorize(" in line)
     assert (f"m={together})" in line.split("unroll(")[1]) == (together > 1)
     told = OPS.rows.compile(x, target=FAR, strategy=parse(line.split(": ", 1)[1]))
     assert told.source("llvm") == untold.source("llvm")
 
 
-@pytest.mark.skipif(host().vector_bits < 512, reason="needs vectors of 512 bits")
 @pytest.mark.parametrize(("columns", "size"), [(700, 352), (960, 320), (300, 300)])
 def test_columns_from_far_rows_are_even_parts(columns: int, size: int) -> None:
     x = whole(60, columns)
     kernel = OPS.columns.compile(x, target=FAR)
-    assert torch.equal(kernel(x), x.amax(0))
+    assert torch.equal(run(kernel, x), x.amax(0))
     assert size == columns or f"* {size}" in kernel.source("loops")

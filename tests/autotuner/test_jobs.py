@@ -90,6 +90,9 @@ def test_an_operator_is_tuned_and_remembers_it(tmp_path: Path) -> None:
     assert facts[0]["statuses"]["ok"] >= 2
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == 2
+    assert "in the race, where untuned ones took" in page
+    assert "in the search, whose times are those below" in page
+    assert facts[0]["seconds_in_search"] in [c["seconds"] for c in facts[0]["candidates"]]
     assert "tmm" in page
 
 
@@ -207,7 +210,7 @@ MISTAKES = {
     "unknown setting": ("bugdet = 3\n[[tune]]\nsource = ''", "no setting 'bugdet'"),
     "nothing": ("budget = 3", "has nothing to tune"),
     "both": ("[[tune]]\nsource = ''\nfile = 'x'", "either file or source"),
-    "no file": ("[[tune]]\nfile = 'absent.tc'", "cannot read absent.tc"),
+    "no file": ("[[tune]]\nfile = 'absent.tc'", r"cannot read the defs: .*absent\.tc"),
     "no def": ("[[tune]]\nsource = 'def f(float(N) x) -> (y) { y(i) = x(i) }'\ndef = 'g'", "no def 'g'"),
     "sizes": ("[[tune]]\nsource = 'def f(float(N) x) -> (y) { y(i) = x(i) }'\nsizes = [3]", "sizes are 3"),
     "devices": ("devices = 'cpu'\n[[tune]]\nsource = 'def f(float(N) x) -> (y) { y(i) = x(i) }'", "devices is 'cpu'"),

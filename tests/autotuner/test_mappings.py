@@ -130,7 +130,7 @@ def test_wrong_kernels_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     change = ("+=", "-=")
     assert asked(SLOW).status == pb.WRONG_RESULT
     assert "an element is off" in asked(SLOW).message or "elements are wrong" in asked(SLOW).message
-    change = ("C[", "C[1 + ")
+    change = ("a2[", "a2[1 + ")
     assert "out of bounds" in asked(SLOW).message
 
 

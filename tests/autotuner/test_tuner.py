@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -13,14 +14,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from tensor_comprehensions.autotuner import lookup, tuner
 from tensor_comprehensions.autotuner import tune as tuning_calls
-from tensor_comprehensions.autotuner import tuner
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
 from tensor_comprehensions.autotuner.device import Device
 from tensor_comprehensions.autotuner.journal import Journal
+from tensor_comprehensions.autotuner.lookup import near, remembered
 from tensor_comprehensions.autotuner.problem import Problem
-from tensor_comprehensions.autotuner.tune import near, remembered, seconds, tune
+from tensor_comprehensions.autotuner.tune import Subject, seconds, tune
 from tensor_comprehensions.autotuner.tuner import Effort, Tuned, Tuner
 from tensor_comprehensions.cache import tuning
 from tensor_comprehensions.cache.exchange import add_measurements, read_measurements, write_measurements
@@ -338,8 +341,8 @@ def test_what_was_found_is_used_for_these_sizes_and_for_near_ones(tmp_path: Path
     large = subject(SOFTMAX, (5000, 6000), store=store)
     middle = subject(SOFTMAX, (50, 70), store=store)
     assert tuning.best(store, key).options == found.options  # type: ignore[union-attr]
-    assert near(store, large.key(1), "")[0] == far.options
-    assert near(store, middle.key(1), "")[0] == found.options
+    assert near(store, large.key(1), "")[0].best.options == far.options
+    assert near(store, middle.key(1), "")[0].best.options == found.options
 
 
 def test_four_merged_shards_do_not_lose_to_one_search_of_their_common_budget(tmp_path: Path) -> None:
@@ -396,6 +399,57 @@ def test_a_search_starts_from_what_is_known_elsewhere(tmp_path: Path) -> None:
     evaluator = Pretend()
     tune(subject(SOFTMAX, (96, 64), store=store), EFFORT, HERE, evaluator=evaluator)
     assert best in evaluator.asked[:4]
+
+
+def test_options_tuned_with_other_threads_are_started_from_and_never_used_silently(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, what = Store(tmp_path), subject()
+    good = CpuOptions(vectors=2, grain=64)
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(lookup, "_thread_counts", lambda: {threads, threads + 1})
+    tuning.record(store, what.key(threads + 1), [tuning.measurement_of(what.bound, good, 2e-5, validated=True)])
+    monkeypatch.setattr(logging.getLogger("tensor_comprehensions"), "propagate", True)
+    with caplog.at_level(logging.DEBUG, "tensor_comprehensions.tune"):
+        assert remembered(what.function, what.bound, what.target, store) is None
+    (warned,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert f"tuned with {threads + 1} threads, and torch has {threads}" in warned
+    (miss,) = [r.message for r in caplog.records if r.levelno == logging.DEBUG]
+    assert f"threads {threads + 1} instead of {threads}" in miss
+    assert "sizes" not in miss
+    evaluator = Pretend()
+    tune(replace(what, store=store), EFFORT, (Device("cpu", (0,), threads),), evaluator=evaluator)
+    assert good in evaluator.asked[:4]
+
+
+def test_the_log_of_a_lookup_says_which_record_and_what_differs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(logging.getLogger("tensor_comprehensions"), "propagate", True)
+
+    def said(store: Store, what: Subject) -> str:
+        caplog.clear()
+        with caplog.at_level(logging.DEBUG, "tensor_comprehensions.tune"):
+            remembered(what.function, what.bound, what.target, store)
+        return caplog.records[-1].message
+
+    store, what, other = Store(tmp_path), subject(), subject(SOFTMAX, (96, 64))
+    assert "miss: none of 0 records is of this def" in said(store, what)
+    measured = tuning.measurement_of(what.bound, CpuOptions(vectors=2), 2e-5, validated=True)
+    tuning.record(store, what.key(threads), [measured])
+    hit = said(store, what)
+    assert f"hit: record {what.key(threads).digest[:12]}, 20.0 us in the race, CpuOptions(" in hit
+    assert "vectors=2" in hit
+    nearest = said(store, other)
+    assert "no record of these sizes; the nearest: record" in nearest
+    assert f"sizes {what.key(1)['shapes']} instead of {other.key(1)['shapes']}" in nearest
+    elsewhere = replace(what, target=replace(what.target, name="another"))
+    assert f"target {what.target.name!r} instead of 'another'" in said(store, elsewhere)
+    versions = tuple((name, "1.0" if name == "torch" else text) for name, text in measured.versions)
+    old = replace(measured, options=CpuOptions(vectors=3), versions=versions)
+    tuning.record(store, other.key(threads), [old])
+    assert "measured by other versions (torch 1.0 instead of" in said(store, other)
 
 
 def test_effort_that_means_nothing() -> None:

@@ -23,6 +23,7 @@ from benchmarks.contractions import (
     means,
     measure,
     part,
+    random_contractions,
     read_json,
     sampled_error,
     select,
@@ -58,6 +59,23 @@ def test_the_list(size: str) -> None:
         assert set(c.sizes) == factors[0] | factors[1]
         elements = sum(math.prod(c.shape(t)) for t in c.tensors)
         assert elements * c.dtype.itemsize < 1.3 * GIB
+
+
+def test_random_contractions_are_those_of_their_seed() -> None:
+    cases = random_contractions(50, 1)
+    assert cases == [*random_contractions(20, 1), *cases[20:]]
+    assert cases != random_contractions(50, 2)
+    for c in cases:
+        output, *factors = map(set, c.tensors)
+        assert output == factors[0] ^ factors[1]
+        assert 3 <= len(c.sizes) <= 8
+        assert set(c.sizes) == factors[0] | factors[1]
+        assert 2e6 <= c.flops <= 60e6
+
+
+def test_random_contractions_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--random", "1", "--seed", "1", "--seconds", "0.01", "--without", NUMPY]) == 0
+    assert "ours / torch.mm: geometric mean" in capsys.readouterr().out
 
 
 def test_measured_and_reported(small: Contraction, tmp_path: Path) -> None:

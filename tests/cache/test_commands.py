@@ -94,13 +94,14 @@ def test_damage_is_found_and_removed(root: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_measurements_travel(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, there = tmp_path / "shared.tc", tmp_path / "there"
-    assert run("export", file) == 0
+    file, there = tmp_path / "shared.tct", tmp_path / "there"
+    assert run("export", file.with_suffix("")) == 0
+    assert file.name in capsys.readouterr().out
     first = file.read_bytes()
     file.chmod(0o666)  # whoever may have changed it, it is checked
     assert run("--dir", there, "import", file) == 0
     assert run("--dir", there, "import", file) == 0
-    assert [line.split()[-3] for line in capsys.readouterr().out.splitlines()[1:]] == ["2", "0"]
+    assert [line.split()[-3] for line in capsys.readouterr().out.splitlines()] == ["2", "0"]
     assert tuning.everything(Store(there)) == tuning.everything(Store(root))
     assert run("--dir", there, "export", file) == 0
     assert file.read_bytes() == first
@@ -116,6 +117,19 @@ def test_files_that_are_no_collection_are_refused(
     (tmp_path / "file").write_bytes(content)
     assert run("import", tmp_path / "file") == 2
     assert "CacheError" in capsys.readouterr().err
+
+
+def test_measurements_do_not_replace_defs(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    defs = tmp_path / "layers.tc"
+    defs.write_text("def f(float(N) x) -> (y) { y(i) = x(i) }")
+    assert run("export", defs) == 2
+    assert "layers.tct" in capsys.readouterr().err
+    assert defs.read_text().startswith("def")
+    old = tmp_path / "tuned.tc"  # as earlier versions called such files
+    assert run("export", tmp_path / "tuned") == 0
+    (tmp_path / "tuned.tct").rename(old)
+    assert run("--dir", tmp_path / "there", "import", old) == 0
+    assert tuning.everything(Store(tmp_path / "there")) == tuning.everything(Store(root))
 
 
 def test_code_travels_only_with_a_key(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

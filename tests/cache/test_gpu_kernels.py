@@ -85,6 +85,18 @@ def test_what_a_text_depends_on_is_in_its_key(root: Path, mapped: list[str]) -> 
 
 
 @needs_compiler
+def test_a_text_is_found_under_other_names(root: Path, mapped: list[str]) -> None:
+    table, words = torch.randn(9, 8), torch.tensor([1, 8, 0, 3])
+    for source in (LOOKUP, LOOKUP.replace("table", "a1").replace("words", "i0")):
+        kernel = tc.define(source).lookup.compile(table, words, target=SM90)
+        assert torch.equal(kernel.emulate(table, words), table[words])
+        with pytest.raises(RangeError, match=r"'(table|a1)' is out of bounds in dimension 0") as caught:
+            kernel.emulate(table, torch.tensor([1, 9, 0, 3]))
+        assert ("a1" in str(caught.value)) == ("a1" in source)
+    assert mapped == ["lookup"]
+
+
+@needs_compiler
 def test_checks_and_unaligned_tensors_survive(root: Path, mapped: list[str]) -> None:
     table, words = torch.randn(9, 8), torch.tensor([1, 8, 0, 3])
     w = torch.randn(32 * 32 + 1)

@@ -119,9 +119,25 @@ def test_integer_operators() -> None:
 @needs_compiler
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
 def test_every_function(dtype: DType) -> None:
-    xs = rng.uniform(0.05, 0.95, 32).astype(dtype.name)
-    result = np.zeros((len(FUNCTIONS), 32), dtype.name)
-    run(functions(dtype), {"x": xs, "out": result})
+    m, arrays = functions(dtype), arrays_of_functions(dtype)
+    run(m, arrays)
+    check_functions(dtype, arrays)
+
+
+@needs_opencl
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
+def test_every_function_by_opencl(dtype: DType) -> None:
+    m, arrays = functions(dtype), arrays_of_functions(dtype)
+    assert opencl_runtime.run(opencl.emit(m), m, arrays) == (0, 0)
+    check_functions(dtype, arrays)
+
+
+def arrays_of_functions(dtype: DType) -> dict[str, np.ndarray]:
+    return {"x": rng.uniform(0.05, 0.95, 32).astype(dtype.name), "out": np.zeros((len(FUNCTIONS), 32), dtype.name)}
+
+
+def check_functions(dtype: DType, arrays: dict[str, np.ndarray]) -> None:
+    xs, result = arrays["x"], arrays["out"]
     values = (xs, xs + xs.dtype.type(0.25), np.full_like(xs, 0.5))
     with np.errstate(all="ignore"):
         expected = np.stack([f.evaluate(*values[: f.arity]) for f in FUNCTIONS.values()])

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from llvm_harness import TARGETS, assembly, compare, module, random_array, run
+from llvm_harness import assembly, compare, module, random_array, run
 
 import tensor_comprehensions as tc
 from tensor_comprehensions import dtypes as d
@@ -35,6 +35,7 @@ from tensor_comprehensions.loop_ir.vectorize import vectorize
 from tensor_comprehensions.strategies import pack, parallel, tile
 from tensor_comprehensions.strategies import vectorize as vectorized
 from tensor_comprehensions.target import AVX512, Target
+from tests.anywhere import TARGETS
 
 I, J, K = ir.var("i"), ir.var("j"), ir.var("k")  # noqa: E741
 on_targets = pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
@@ -431,7 +432,7 @@ def test_streaming_stores_a_constant_apart_share_a_test(apart: int, target: Targ
 def test_same_text_under_every_hash_seed() -> None:
     program = (
         "import sys; sys.path.insert(0, 'tests/codegen'); import test_llvm as t; from llvm_harness import *\n"
-        "print(emit(t.some_module(), AVX512, process.mathematics()))"
+        "print(emit(t.some_module(), t.AVX512, process.mathematics()))"
     )
     texts = {
         subprocess.run(

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 import pytest
-from llvm_harness import TARGETS, module, run
+from llvm_harness import module, run
 
 from tensor_comprehensions.dtypes import FLOAT32, FLOAT64, DType
 from tensor_comprehensions.loop_ir import build as ir
@@ -14,6 +14,7 @@ from tensor_comprehensions.loop_ir.nodes import Call, Loop, LoopKind
 from tensor_comprehensions.loop_ir.vectorize import vectorize
 from tensor_comprehensions.math_functions import FUNCTIONS
 from tensor_comprehensions.target import Target
+from tests.anywhere import TARGETS
 
 TINY, HUGE = np.float32(1e-45), np.float32(3.4e38)
 SPECIAL = np.array(
@@ -21,7 +22,10 @@ SPECIAL = np.array(
      HUGE, -HUGE, 1e30, -1e30, 1e10, 88.7, 88.8, -87.3, -103.9, -104.1, 127.9, 128.1, -149.5, 39000.0, 1e-10, 9.0],
     np.float32,
 )  # fmt: skip
-EXACT = ("floor", "ceil", "trunc", "rint", "fabs", "sqrt", "copysign", "fmin", "fmax", "fmod", "fdim", "round", "fma")
+EXACT = (
+    "floor", "ceil", "trunc", "rint", "fabs", "sqrt", "copysign", "fmin", "fmax", "fmod", "fdim", "round", "fma",
+    "nearbyint", "logb", "remainder", "nextafter",
+)  # fmt: skip
 MODEST = {"sin": 1e5, "cos": 1e5, "tan": 1e5}  # beyond, float64's own argument reduction is what is tested
 on_targets = pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 
@@ -70,8 +74,9 @@ def errors_in_ulp(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_float32(name: str, target: Target) -> None:
     inputs = samples(FUNCTIONS[name].arity)
+    exactly = np.float32 if name == "nextafter" else np.float64
     with np.errstate(all="ignore"):
-        exact = np.asarray(FUNCTIONS[name].evaluate(*(x.astype(np.float64) for x in inputs)), np.float64)
+        exact = np.asarray(FUNCTIONS[name].evaluate(*(x.astype(exactly) for x in inputs)), np.float64)
     for lanes in {1, 8, target.lanes(32), 2 * target.lanes(32)}:
         error = errors_in_ulp(evaluate(name, lanes, target, inputs), exact)
         if name in MODEST:

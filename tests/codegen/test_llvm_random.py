@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
-from llvm_harness import TARGETS, compare, module
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from llvm_harness import compare, module
 
 from tensor_comprehensions.dtypes import INT64
 from tensor_comprehensions.loop_ir import build as ir
@@ -26,6 +27,7 @@ from tensor_comprehensions.loop_ir.nodes import (
     Stmt,
     Store,
 )
+from tests.anywhere import TARGETS
 
 N = 8
 GLOBALS = tuple(ir.buffer(name, INT64, (N,)) for name in ("A", "B", "C"))
@@ -34,8 +36,8 @@ GLOBALS = tuple(ir.buffer(name, INT64, (N,)) for name in ("A", "B", "C"))
 class Programs:
     """Statements over a few small buffers; subscripts are taken modulo their size, so none leaves them."""
 
-    def __init__(self, seed: int) -> None:
-        self.r = random.Random(seed)
+    def __init__(self, r: random.Random) -> None:
+        self.r = r
         self.names = 0
 
     def fresh(self) -> str:
@@ -107,9 +109,10 @@ class Programs:
         return Allocate((scratch,), Allocate((registers,), Block((*start, *middle, *end))))
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_random_programs(seed: int) -> None:
-    m = module(Programs(seed).program())
-    r = np.random.default_rng(seed)
-    arrays = {b.name: r.integers(-9, 10, b.shape) for b in m.arguments}
-    compare(m, arrays, TARGETS[seed % len(TARGETS)])
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.randoms(use_true_random=False, note_method_calls=False))
+def test_random_programs(r: random.Random) -> None:
+    m = module(Programs(r).program())
+    numbers = np.random.default_rng(r.randrange(2**32))
+    arrays = {b.name: numbers.integers(-9, 10, b.shape) for b in m.arguments}
+    compare(m, arrays, r.choice(TARGETS))

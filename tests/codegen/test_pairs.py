@@ -10,22 +10,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llvm_harness import TARGETS, assembly, compare, module, random_array, run
+from llvm_harness import assembly, compare, module, random_array, run
 
 from tensor_comprehensions.codegen import c
 from tensor_comprehensions.dtypes import BFLOAT16, FLOAT32, UINT32
 from tensor_comprehensions.loop_ir import build as ir
 from tensor_comprehensions.loop_ir.instructions import DOT_BFLOAT16, PAIR_BFLOAT16
 from tensor_comprehensions.loop_ir.nodes import Block, Expr, Let, Loop, Stmt
-from tensor_comprehensions.runtime.host import host
 from tensor_comprehensions.structured.contraction import lower
 from tensor_comprehensions.structured.expert import objection
 from tensor_comprehensions.structured.op import Iterator, IteratorKind, StructuredOp, accumulator
 from tensor_comprehensions.structured.pairs import paired
 from tensor_comprehensions.target import AVX2, AVX512, Target
+from tests.anywhere import TARGETS
 
 DOTS = replace(AVX512, features=f"{AVX512.features},+avx512bf16")
-MACHINES = [*TARGETS, *([DOTS] if host().dots_bfloat16 else [])]
+MACHINES = (*TARGETS, DOTS)
 on_machines = pytest.mark.parametrize("target", MACHINES, ids=lambda t: f"{t.name}{'_dots' * t.dots_bfloat16}")
 ROWS = 5
 

@@ -22,10 +22,10 @@ def test_nothing_set_gives_the_defaults() -> None:
 def test_every_field_is_read_from_its_variable() -> None:
     environment = {"TC_INTERPRET": "1", "TC_DUMP": "/there", "TC_LOGS": "code, cache,code", "TC_VERIFY": "true"}
     environment |= {"TC_CACHE": "read", "TC_CACHE_DIR": "/here", "TC_CACHE_STRICT": "1", "TC_CACHE_SIZE": "3M"}
-    environment |= {"TC_CACHE_KEY": "/secret", "TC_TUNE": "auto"}
+    environment |= {"TC_CACHE_KEY": "/secret", "TC_TUNE": "auto", "TC_TARGET": "haswell"}
     expected = Knobs(
         interpret=True, dump="/there", logs=("code", "cache"), verify=True, cache="read", cache_dir="/here",
-        cache_strict=True, cache_size=3 << 20, cache_key="/secret", tune="auto",
+        cache_strict=True, cache_size=3 << 20, cache_key="/secret", tune="auto", target="haswell",
     )  # fmt: skip
     assert Knobs.read(environment) == expected
 
@@ -41,6 +41,7 @@ def test_all_topics() -> None:
         ("TC_LOGS", "shedule", "no topic 'shedule'"),
         ("TC_CACHE", "on", "off or read or write"),
         ("TC_TUNE", "always", "nothing or auto"),
+        ("TC_TARGET", "i386", "or nehalem or"),
         ("TC_CACHE_SIZE", "2T", "such as 500M"),
         ("TC_CACHE_SIZE", "M", "such as 500M"),
     ],

@@ -12,8 +12,9 @@ import tensor_comprehensions
 
 PACKAGE = Path(tensor_comprehensions.__file__).parent
 LAYERS = (
-    ("errors", "dtypes", "fluent", "guard", "later", "once", "strides"),
-    ("math_functions", "target", "knobs"),
+    ("errors", "dtypes", "fluent", "interrupts", "later", "naming", "once", "strides"),
+    ("math_functions", "processors"),
+    ("target", "knobs", "guard"),
     ("inspection",),
     ("tc_lang",),
     ("loop_ir",),

@@ -23,23 +23,22 @@ import tensor_comprehensions as tc
 from tensor_comprehensions.calling.calls import gather, normal_strides, sizes_of, with_strides
 from tensor_comprehensions.codegen import llvm
 from tensor_comprehensions.compiled import Job
-from tensor_comprehensions.compiler import PASSES
+from tensor_comprehensions.compiler import PASSES, readable
 from tensor_comprehensions.dtypes import BFLOAT16, DType
-from tensor_comprehensions.loop_ir.interpret import interpret
 from tensor_comprehensions.loop_ir.nodes import Module
-from tensor_comprehensions.loop_ir.numbers import storage
 from tensor_comprehensions.options import FUSION_STRATEGIES, CpuOptions
 from tensor_comprehensions.runtime import process
 from tensor_comprehensions.runtime.host import host
-from tensor_comprehensions.target import AVX2, Target
+from tensor_comprehensions.target import AVX2, AVX512
 
+from ..anywhere import SSE2, interpret_module
 from ..wide_programs import WideProgram, wide_program
 
-SSE2 = Target("cpu", "x86-64", "", 128, 16, (32768, 1048576))
 NEAR = replace(host(), cache=(1024, 4096, 16384))
 """So small that what programs touch is far more, and is read and written as large tensors are."""
 FAR = replace(host(), name="skylake-avx512", cache=(512, 2048, 1 << 30))
-TARGETS = [host(), NEAR, *(t for t in (AVX2, SSE2, FAR) if t.vector_bits <= host().vector_bits)]
+EVERYWHERE = (host(), NEAR, AVX2, SSE2, FAR, AVX512)
+RUNNABLE = [t for t in EVERYWHERE if t.runs_here()]
 RANDOMS = st.randoms(use_true_random=False, note_method_calls=False)
 EVERY = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=settings.default.max_examples)
 SOME = settings(EVERY, max_examples=max(1, EVERY.max_examples // 5))
@@ -148,7 +147,7 @@ def drawn(r: Random) -> tuple[WideProgram, tc.Op, list[Any], dict[str, torch.Ten
 def test_compiled(r: Random) -> None:
     program, op, tensors, initial = drawn(r)
     expected = outcome(op.reference, *tensors, **initial)
-    kernel = op.compile(*tensors, options=options(r), target=r.choice(TARGETS), **initial)
+    kernel = op.compile(*tensors, options=options(r), target=r.choice(RUNNABLE), **initial)
     check_equal(program, outcome(kernel, *tensors, **initial), expected)
     check_equal(program, outcome(kernel, *tensors, **initial), expected)  # by the short way
 
@@ -162,7 +161,7 @@ def test_interpreted_after_every_pass(r: Random) -> None:
     given_ = gather(op._kernels.interface, tensors, initial)
     bound = op._kernels.bind(sizes_of(op.function, given_))
     value: Any = with_strides(bound, [normal_strides(x) for x in given_.inputs])
-    job = Job(options(r), r.choice(TARGETS))
+    job = Job(options(r), r.choice(EVERYWHERE))
     initials = dict(zip([p.name for p in op.function.initial], given_.initial, strict=True))
     inputs = dict(zip([p.name for p in op.function.parameters], given_.inputs, strict=True))
     for step in PASSES:
@@ -170,22 +169,13 @@ def test_interpreted_after_every_pass(r: Random) -> None:
             break
         value = step.run(value, job)
         if step.name in ("simplify", "vectorize", "simplify_again"):
-            check_interpreted(program, value, inputs | initials, op.function.returns, expected)
+            check_interpreted(program, readable(value, bound), inputs | initials, op.function.returns, expected)
 
 
 def check_interpreted(
     program: WideProgram, module: Module, given_: dict[str, torch.Tensor], returns: Sequence[str], expected: Any
 ) -> None:
-    arrays = {}
-    for b in module.arguments:
-        kind = storage(b.type.dtype)
-        x = given_.get(b.name)
-        if x is None:
-            arrays[b.name] = np.ones(b.shape, kind)
-        else:
-            wide = x.float() if x.dtype is torch.bfloat16 else x
-            arrays[b.name] = np.array(wide.numpy(), kind, order="C").reshape(b.shape)
-    failures = interpret(module, arrays)
+    arrays, failures = interpret_module(module, given_)
     assert bool(failures) == (bool(expected) and isinstance(expected[0], str))
     if not failures:
         pairs = zip(returns, expected, strict=True)

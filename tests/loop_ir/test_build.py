@@ -134,8 +134,8 @@ def test_buffers_are_replaced_everywhere(program: Stmt) -> None:
 
 
 def test_fresh_names_are_not_taken() -> None:
-    names = Names.of(Loop("i_0", b.const(0), b.const(4), b.store(A, (0, 0), 1.0)))
-    assert [names.fresh("i"), names.fresh("i"), names.fresh("A")] == ["i_1", "i_2", "A_0"]
+    names = Names.of(Loop("i.0", b.const(0), b.const(4), b.store(A, (0, 0), 1.0)))
+    assert [names.fresh("i"), names.fresh("i"), names.fresh("A")] == ["i.1", "i.2", "A.0"]
 
 
 def test_walking_is_in_program_order() -> None:

@@ -46,28 +46,28 @@ def test_an_element_is_loaded_before_and_stored_after() -> None:
     assert show(checked(around(loop(INNER, UPDATE)))) == (
         "for i in 0 .. 8:\n"
         "  for j in 0 .. 8:\n"
-        "    allocate register float32 C_sum_0\n"
-        "    C_sum_0[] = C[i, j]\n"
+        "    allocate register float32 C.sum.0\n"
+        "    C.sum.0[] = C[i, j]\n"
         "    for k in 0 .. 8:\n"
-        "      C_sum_0[] += A[i, k] * B[k, j]\n"
-        "    C[i, j] = C_sum_0[]\n"
+        "      C.sum.0[] += A[i, k] * B[k, j]\n"
+        "    C[i, j] = C.sum.0[]\n"
     )
 
 
 def test_initial_values_go_straight_into_the_register() -> None:
     after = checked(around(b.block(b.store(C, (ROW, COLUMN), 0.0), loop(INNER, UPDATE))))
-    assert "C_sum_0[] = 0.0" in show(after)
+    assert "C.sum.0[] = 0.0" in show(after)
     assert "C[i, j] = 0.0" not in show(after)
 
 
 def test_initial_values_that_read_the_element_stay_in_memory() -> None:
     twice = b.store(C, (ROW, COLUMN), b.mul(b.load(C, ROW, COLUMN), 2.0))
-    assert "C_sum_0[] = C[i, j]" in show(checked(around(b.block(twice, loop(INNER, UPDATE)))))
+    assert "C.sum.0[] = C[i, j]" in show(checked(around(b.block(twice, loop(INNER, UPDATE)))))
 
 
 def test_a_register_spans_several_loops() -> None:
     deep = loop(INNER, loop(b.var("l"), UPDATE, 3))
-    assert "C[i, j] = C_sum_0[]" in show(checked(around(deep)))
+    assert "C[i, j] = C.sum.0[]" in show(checked(around(deep)))
     assert registers(checked(around(deep))) == 1
 
 
@@ -132,11 +132,11 @@ def test_half_precision_accumulates_in_single() -> None:
     after = hoist_accumulators(loop(INNER, b.store(low, (), rounded, op="+")))
     verify(module(after, (A, low)))
     assert show(after) == (
-        "allocate register float32 low_sum_0\n"
-        "low_sum_0[] = float32(low[])\n"
+        "allocate register float32 low.sum.0\n"
+        "low.sum.0[] = float32(low[])\n"
         "for k in 0 .. 8:\n"
-        "  low_sum_0[] += A[0, k]\n"
-        "low[] = bfloat16(low_sum_0[])\n"
+        "  low.sum.0[] += A[0, k]\n"
+        "low[] = bfloat16(low.sum.0[])\n"
     )
 
 

@@ -37,6 +37,6 @@ def test_weights_are_packed_ahead_of_the_tiles_of_a_thread() -> None:
     x, w1, w2 = torch.randn(512, 40), torch.randn(48, 40), torch.randn(32, 48)
     text = tc.define(SOURCE).layers.compile(x, w1, w2, target=AVX512).source("c")
     tiles = text.index("; tile < 8; ++tile)")
-    for panel in ("S0_right", "S1_right"):
+    for panel in ("S0_right", "S2_right"):
         stores = [m.start() for m in re.finditer(rf"\b{panel}(\[[^]=]*\])+ =", text)]
         assert max(stores) < tiles, panel

@@ -53,9 +53,9 @@ def test_threads_walk_rows_of_their_own(rows: int) -> None:
     first = module.kernels[0].body
     assert isinstance(first, Loop)
     assert first.kind is LoopKind.PARALLEL
-    assert [s.step for s in walk(first.body) if isinstance(s, Loop) and s.var == "m_block"] == [8]
+    assert [s.step for s in walk(first.body) if isinstance(s, Loop) and s.var == "m.block"] == [8]
     near = lower(bound, CpuOptions(), replace(AVX512, cache=(32768, 1 << 20, 1 << 28)))
-    assert not [s for k in near.kernels for s in walk(k.body) if isinstance(s, Loop) and s.var == "m_block"]
+    assert not [s for k in near.kernels for s in walk(k.body) if isinstance(s, Loop) and s.var == "m.block"]
 
 
 def test_far_caches_count_as_memory() -> None:
@@ -73,7 +73,7 @@ def test_blocks_of_rows_give_what_rows_give(rows: int) -> None:
     (function,) = compile_source("def f(float(A,M,N) X, float(M,N) Y) -> (s) { s(a,n) += X(a,m,n) - Y(m,n) }")
     bound = legalise(bind(function, {"A": 4, "M": rows, "N": 270}))
     module = lower(bound, CpuOptions(), replace(AVX512, cache=(1024, 2048, 4096)))
-    assert [s for k in module.kernels for s in walk(k.body) if isinstance(s, Loop) and s.var == "m_block"]
+    assert [s for k in module.kernels for s in walk(k.body) if isinstance(s, Loop) and s.var == "m.block"]
     random = np.random.default_rng(rows)
     x, y, s = (random.random(shape, np.float32) for shape in ((4, rows, 270), (rows, 270), (4, 270)))
     arrays = {"X": x, "Y": y, "s": s.copy()}
@@ -128,7 +128,7 @@ def test_as_many_parts_as_are_asked_for(parts: int, structured: bool, fusion: st
     for found, expected in zip(kernel(*tensors), op.reference(*tensors), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     schedule = kernel.source("schedule")
-    assert all((name in schedule) == (parts > 1) for name in ("g_part", "top_part", "c_part"))
+    assert all((name in schedule) == (parts > 1) for name in ("g.part", "top.part", "c.part"))
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_as_many_parts_as_are_asked_for(parts: int, structured: bool, fusion: st
 )
 def test_never_in_parts(source: str) -> None:
     op, x = tc.define(source).f, torch.randn(1 << 18)
-    assert "s_part" in op.compile(x).source("schedule")
-    assert "s_part" not in op.compile(x, options=CpuOptions(split_reductions=1)).source("schedule")
+    assert "s.part" in op.compile(x).source("schedule")
+    assert "s.part" not in op.compile(x, options=CpuOptions(split_reductions=1)).source("schedule")
 
 
 def test_parts_stay_small_beside_what_they_sum() -> None:
@@ -145,6 +145,6 @@ def test_parts_stay_small_beside_what_they_sum() -> None:
     op = tc.define("def f(float(M,N) X, float(M,K) Y) -> (g) { g(n,k) +=! X(m,n) * Y(m,k) }").f
     for m, n, k, parts in ((64, 4, 4, 5), (64, 9, 8, 2)):
         kernel = op.compile(torch.randn(m, n), torch.randn(m, k), options=CpuOptions(split_reductions=parts))
-        assert "g_part" not in kernel.source("schedule")
+        assert "g.part" not in kernel.source("schedule")
     with pytest.raises(tc.ArgumentError, match="split_reductions is -1"):
         op.compile(torch.randn(64, 4), torch.randn(64, 4), options=CpuOptions(split_reductions=-1))

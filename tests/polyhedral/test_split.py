@@ -28,7 +28,7 @@ CASES = [
 def test_parts(case: tuple[str, ...]) -> None:
     source, *shapes = case
     op, inputs = tc.define(source).f, [torch.randn(shape) for shape in shapes]
-    assert "_part" in op.compile(*inputs).source("schedule")
+    assert ".part" in op.compile(*inputs).source("schedule")
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -47,7 +47,7 @@ def test_parts(case: tuple[str, ...]) -> None:
 )
 def test_a_far_cache_brings_whole_rows_of_what_is_read_in_place(target: Target, whole: str) -> None:
     inputs = torch.empty(12, 96, 104), torch.empty(104, 20, 96)
-    parts = tc.define(TURNED).f.compile(*inputs, target=target).source("schedule").split("Z_part")[0]
+    parts = tc.define(TURNED).f.compile(*inputs, target=target).source("schedule").split("Z.part")[0]
     assert f"{whole} reduction" in parts
 
 
@@ -56,7 +56,7 @@ def test_sums_into_memory_that_is_added_to() -> None:
         "def f(float(M,K) A, float(K,N) B, float(M,N) C) -> (D) { D(m,n) = C(m,n)\n D(m,n) += A(m,k) * B(k,n) }"
     ).f
     inputs = torch.randn(8, 8192), torch.randn(8192, 8), torch.randn(8, 8)
-    assert "D_part" in op.compile(*inputs).source("schedule")
+    assert "D.part" in op.compile(*inputs).source("schedule")
     torch.testing.assert_close(op(*inputs), op.reference(*inputs), rtol=1e-3, atol=1e-2)
 
 
@@ -77,4 +77,4 @@ def test_sums_into_memory_that_is_added_to() -> None:
 )  # fmt: skip
 def test_one_piece(source: str, shapes: tuple[tuple[int, ...], ...], options: dict[str, object]) -> None:
     kernel = tc.define(source).f.compile(*(torch.empty(shape) for shape in shapes), **options)
-    assert "_part" not in kernel.source("schedule")
+    assert ".part" not in kernel.source("schedule")

@@ -15,7 +15,7 @@ from tensor_comprehensions.structured.candidates import candidates
 from tensor_comprehensions.structured.contraction import lower
 from tensor_comprehensions.structured.cost import RegisterTile
 from tensor_comprehensions.structured.describe import pipeline_of
-from tensor_comprehensions.structured.estimate import completes_pages
+from tensor_comprehensions.structured.estimate import completes_pages, estimate
 from tensor_comprehensions.structured.expert import choose
 from tensor_comprehensions.structured.facts import facts
 from tensor_comprehensions.structured.insistent import Whole
@@ -526,3 +526,26 @@ def test_panels_that_each_tile_reads_from_the_second_cache_are_narrow(ops: Any) 
     assert plan.streaming
     assert not plan.packs
     assert (plan.tile("a"), plan.tile("b")) == (64, 6)
+
+
+@pytest.mark.parametrize(("extent", "shared"), [(64, False), (96, True), (160, True)])
+def test_threads_share_what_they_are_expected_to_finish_sooner(ops: Any, extent: int, shared: bool) -> None:
+    op = normalise(ops.op("C:m,n = A:m,k x B:k,n", dict.fromkeys("mnk", extent)))
+    assert bool(choose(op, MESHED, parallel=True).collapsed) is shared
+    assert not choose(op, MESHED, parallel=False).collapsed
+
+
+def test_three_shares_of_little_work_stay_with_one_thread(ops: Any) -> None:
+    """Two threads would take as long as two of the three shares, and longer than that to begin."""
+    sizes = {"o": 16, "h": 16, "w": 16, "c": 16, "y": 3, "x": 3}
+    op = normalise(ops.op("C:o,h,w = A:c,h+y,w+x x B:o,c,y,x", sizes))
+    assert chunks(choose(op, MESHED, parallel=True), sizes) != 3
+
+
+def test_what_the_second_cache_holds_is_not_read_from_memory(ops: Any) -> None:
+    """Narrow outputs waste lanes, which reading what is near does not hide."""
+    cycles = []
+    for text in ("C:i,j = A:i,k x B:k,j", "C:j,i = A:i,k x B:k,j"):
+        op = normalise(ops.op(text, {"i": 7, "j": 2000, "k": 50}))
+        cycles.append(estimate(op, choose(op, MESHED, parallel=False), MESHED))
+    assert cycles[0] < 0.8 * cycles[1]

@@ -151,8 +151,8 @@ def test_weights_of_small_windows(window: tuple[int, ...], filters: int, tiled: 
     op = tc.define(source).conv
     pipeline = tile(**{"n": 1, **dict.fromkeys(axes, 1), "f": tiled}) >> pack("W") >> vectorize("f")
     kernel = op.compile(image, weights, strategy=pipeline)
-    copied = kernel.source("loops").split("_acc", 1)[0]
+    copied = kernel.source("loops").split(".acc", 1)[0]
     assert "shuffle" in copied, "weights are copied one by one"
-    stores = copied.split("_c_c in ")[1].count("] = S0_right_x")  # in the first loop over channels
+    stores = copied.split(".c.c in ")[1].count("] = S0.right.x")  # in the first loop over channels
     assert stores == 16 // (4 if window[-1] <= 4 else 8) * window[-1], "a line of the panel is written in parts"
     torch.testing.assert_close(kernel(image, weights), op.reference(image, weights), rtol=0, atol=0)

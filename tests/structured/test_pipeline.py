@@ -311,7 +311,7 @@ def test_results_are_kept_and_then_stored(ops: Any, p: Pipeline, sizes: dict[str
     assert plan_of(pipeline_of(plan, op), op, AVX512) == plan
     assert eval(repr(p), vars(pipeline)) == p
     text = show(generate(op, plan))
-    assert not re.search(r"C\[.*\] = c_acc", text)
+    assert not re.search(r"C\[.*\] = c\.acc", text)
     assert "shuffle" in text
     assert ("# streaming" in text) == plan.streaming
 
@@ -345,7 +345,7 @@ def test_registers_that_rows_share_have_no_idle_lanes(ops: Any) -> None:
     op = normalise(ops.op(ROWS, dict(zip("abcdef", (24, 2, 6, 4, 2, 9), strict=True))))
     plan = plan_of(JOINED["pairs of rows"], op, AVX512)
     assert "6 x b 1 x c 3" not in explain(JOINED["pairs of rows"], op, AVX512)
-    assert "float32x16 c_acc[9]" in show(generate(op, plan))
+    assert "float32x16 c.acc[9]" in show(generate(op, plan))
 
 
 def test_joined_sums_go_on_from_the_old_output_and_through_the_epilogue(ops: Any) -> None:

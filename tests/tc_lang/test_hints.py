@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import tensor_comprehensions as tc
+from tensor_comprehensions.tc_lang.hints import _FUNCTIONS
 
 BODIES = {
     "y[i] = x(i)": "round brackets",
@@ -26,6 +29,24 @@ BODIES = {
     "y(i) = silu(x(i))": "x * sigmoid(x)",
     "y(i) = sum(x(i))": "+=!",
     "y(i) = tnah(x(i))": "did you mean 'tanh'?",
+    "y(i) = 0.5f * x(i)": "write 0.5, which is a float32 already",
+    "y(i) = 1.f * x(i)": "write 1.0",
+    "y(i) = .5e3F * x(i)": "write .5e3,",
+    "y(i) = 10u * x(i)": "uint32(10)",
+    "y(i) = 0.1L * x(i)": "double(0.1)",
+    "y(i) = 2x(i)": "written 2 * x",
+    "y +=! x(i) where x(i) > 0": "condition ? x : 0",
+    "y +=! x(i) where i in 0:N, x(i) > 0": "condition ? x : 0",
+    "y +=! x(i) where i > 0": "a range is `i in 0:N`",
+    "y +=! x(i) where i == 0": "condition ? x : 0",
+    "y +=! x(i) where !x(i)": "condition ? x : 0",
+    "y(i) = leaky_relu(x(i))": "x > 0 ? x : 0.01 * x",
+    "y(i) = isnan(x(i)) ? 0 : x(i)": "x != x",
+    "y(i) = max(x(i), -INFINITY)": "written inf",
+    "y(i) = x(i) * M_PI": "3.14159265",
+    "y(i) = x(i) * 1e999": "write `inf`",
+    "y(inf) = x(inf)": "call the index otherwise",
+    "y(i) = w(i)": "did you mean 'x'?",
 }
 PROGRAMS = {
     "def f(float[N] x) -> (y) { y(i) = x(i) }": "round brackets",
@@ -42,6 +63,26 @@ def test_a_hint(program: str) -> None:
     with pytest.raises((tc.ParseError, tc.CheckError)) as caught:
         tc.define(text)
     assert hint in caught.value.suggestion
+
+
+def test_the_caret_stands_under_the_whole_number() -> None:
+    text = "def f(float(N) x) -> (y) { y(i) = 0.5f * x(i) }"
+    with pytest.raises(tc.ParseError, match=r"'0\.5f' is no number") as caught:
+        tc.define(text)
+    assert caught.value.span is not None
+    assert text[caught.value.span.start : caught.value.span.end] == "0.5f"
+    with pytest.raises(tc.ParseError, match="unexpected"):
+        tc.define("def f(float(N) x) -> (y) { y(i) = x.0.5f * x(i) }")
+
+
+@pytest.mark.parametrize("name", [name for name in _FUNCTIONS if re.fullmatch(r"[^:]*", _FUNCTIONS[name])])
+def test_what_is_suggested_for_a_function_is_in_the_language(name: str) -> None:
+    for way in _FUNCTIONS[name].split(", or "):
+        if "+=!" in way or "(i,j)" in way:
+            continue
+        value = re.sub(r"\b([xyatc])\b(?!\()", r"\1(i)", way)
+        value = re.sub(r"\bc\(i\)", "(c(i) > 0)", re.sub(r"\b(low|high)\b", "0", value)).replace("%", "/")
+        tc.define(f"def f(float(N) x, float(N) y, float(N) a, float(N) t, float(N) c) -> (o) {{ o(i) = {value} }}")
 
 
 @pytest.mark.parametrize(

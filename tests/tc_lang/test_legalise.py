@@ -75,8 +75,8 @@ def test_what_is_legal_comes_back_as_it_is() -> None:
 def test_a_staged_statement_reads_a_copy() -> None:
     b = legalise(bound(PROGRAMS[0], N=3))
     first, copy, last = b.statements
-    assert (copy.target, copy.value.tensor) == ("b_before", "b")  # type: ignore[union-attr]
-    assert [e.tensor for e in walk(last.value) if isinstance(e, Access)] == ["b_before"]
+    assert (copy.target, copy.value.tensor) == ("b.before", "b")  # type: ignore[union-attr]
+    assert [e.tensor for e in walk(last.value) if isinstance(e, Access)] == ["b.before"]
     assert (first.target, last.target) == ("b", "b")
 
 

@@ -32,6 +32,8 @@ class Mistake:
 CHECKS = [
     ("b(i) = c(i)", "'c' is neither a tensor nor a builtin", "c(i)"),
     ("b(i) = fmx(a(i), 0)", "'fmx' is neither", "fmx(a(i), 0)", "did you mean 'fmax'?"),
+    ("b(i) = B(i,j)", "'B' is neither", "B(i,j)", "did you mean 'A'?"),
+    ("b(i) = weights(i,j)", "'weights' is neither", "weights(i,j)"),
     ("b(i) = A(i)", "'A' has 2 dimensions", "A(i)"),
     ("b(i) = a", "'a' has 1 dimension", "a"),
     ("b(i) = a(i) + N(i)", "'N' is a size, not a tensor", "N(i)"),

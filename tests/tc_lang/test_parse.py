@@ -104,7 +104,7 @@ def test_layout_and_comments_mean_nothing() -> None:
         ("def f(float(N) a) -> (b) { b(i) = a(i)", 1, 39, "'}'", "the end"),
         ("def f(float(N) a,) -> (b) { }", 1, 18, "a name or a type", "')'"),
         ("def f(float(N+1) a) -> (b) { }", 1, 14, "')' or ','", "'+'"),
-        ("def f() -> (b) { b = 3abc }", 1, 22, "a number", "'3'"),
+        ("def f() -> (b) { b = 3abc }", 1, 22, "a number", "'3abc'"),
         ("def f() -> (b) { b =+ 3 }", 1, 21, "a number", "'+'"),
         ("def f() -> (b) { (b, c) = g() }", 1, 27, "the name of a def", "'g'"),
         ("x", 1, 1, "'def'", "'x'"),

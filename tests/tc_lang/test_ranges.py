@@ -34,6 +34,9 @@ VECTORS = "float(N) I, float(K) W, int s"
         ("O(i) = I(i+1) where exists W(2*i)", "0", "min(N - 1, (K + 1) / 2)"),
         ("O(i) = 1.0 where i in s:N*K", "s", "K*N - s"),
         ("O(2*i) +=! I(i)", "0", "2*N - 1"),
+        (f"O(i) = {' + '.join(['I(i) * W(i/2)'] * 70)}", "0", "min(N, 2*K)"),  # nested as often as it was said
+        ("O(i) = W(i + (N+4) % 2)", "-((N + 4) % 2)", "K"),
+        ("O(i) = W(i + (2*N+5) % 2)", "-1", "K"),
     ],
 )
 def test_formulas(statement: str, start: str, extent: str) -> None:

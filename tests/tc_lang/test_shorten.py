@@ -53,9 +53,10 @@ def test_products_are_read_where_they_are_held() -> None:
     n, d = Index("n", INT64), Index("d", INT64)
     held = Named(element("y", n, d), product(over(element("a", n, d), element("s", n))))
     e = over(times(times(A, B), B), S)
-    assert show(tree(expression(renamed(product(e), [held]), FLOAT32))) == "y(i, j) * b(i, j) * b(i, j)"
+    assert show(tree(expression(renamed(product(e), [held], lambda x: True), FLOAT32))) == "y(i, j) * b(i, j) * b(i, j)"
+    assert renamed(product(e), [held], lambda x: False) == product(e)
     for other in (over(A, element("s", J)), times(A, S), over(element("a", J, J), S)):
-        assert renamed(product(other), [held]) == product(other)
+        assert renamed(product(other), [held], lambda x: True) == product(other)
 
 
 def statements(source: str, keep: bool = False) -> list[str]:

@@ -17,6 +17,7 @@ from ...runtime.dispatch import Operand
 from ...runtime.emulator import Emulated, Memory
 from ...strides import contiguous_strides
 from ...target import GpuTarget
+from ...tc_lang.canonical_bound import canonicalize
 from ...tc_lang.function import BoundFunction, Role
 from ..arguments import TYPES
 from ..calls import failure
@@ -130,7 +131,7 @@ def launcher_of(
     bound = plan.bound
 
     def step_of(kernel: GpuCompiled) -> Step:
-        names = tensors_of(kernel.bound)
+        names = tensors_of(canonicalize(kernel.bound))
 
         def fail(failed: int, value: int) -> BaseException:
             return failure(bound.name, kernel.sites, failed, value)
@@ -158,8 +159,9 @@ def run_emulated(kernel: GpuCompiled, emulated: Emulated, tensors: Sequence[Tens
 
     Returns (0, 0), or the number of a failed check and the value that it found. Raises as `Emulated`.
     """
-    roles = {t.name: t.role for t in kernel.bound.tensors}
-    given = dict(zip(tensors_of(kernel.bound), tensors, strict=True))
+    bound = canonicalize(kernel.bound)
+    roles = {t.name: t.role for t in bound.tensors}
+    given = dict(zip(tensors_of(bound), tensors, strict=True))
     memories = [Memory(given[b.name].data_ptr(), b, roles[b.name] is not Role.OUTPUT) for b in kernel.arguments]
     rooms = [torch.zeros(b.bytes + ALIGNMENT, dtype=torch.uint8) for b in kernel.temporaries]
     for room, b in zip(rooms, kernel.temporaries, strict=True):

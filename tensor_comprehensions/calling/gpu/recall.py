@@ -1,20 +1,19 @@
 """Kernels for graphics processors out of the cache: their text and launches, which need no mapper then.
 
-Machine code has entries of its own, see `runtime.cubins`. A text has the names of the def and its comment, so they are
-parts of the key here.
+Machine code has entries of its own, see `runtime.cubins`. The kernels of a text have the name of the def, so it is a
+part of the key here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 from ...cache.code import Code
 from ...cache.key import Key, NotAKey, make_key
 from ...cache.store import current
 from ...codegen.gpu import GpuCode, GpuKernel
-from ...compiler_gpu import GpuCompiled, compile_gpu, header
+from ...compiler_gpu import GpuCompiled, compile_gpu
 from ...dtypes import DTYPES
 from ...inspection import logger
 from ...loop_ir.nodes import Buffer, Launch, Space, Type
@@ -52,11 +51,10 @@ def key_of(
     function: Function, bound: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, aligned: bool
 ) -> Key | None:
     """The key of a kernel's text; None where it has none, as while the text of this package changes."""
-    comment = header(function.source, bound, options, target)
     try:
         return make_key(
             function, bound, target, options=options or Chosen(), alignment=ALIGNMENT if aligned else 0,
-            flags={"comment": sha256(comment.encode()).hexdigest()[:16]},
+            flags={"name": bound.name},
         )  # fmt: skip
     except NotAKey as reason:
         logger("cache").debug("%s: has no key: %s", bound.name, reason)

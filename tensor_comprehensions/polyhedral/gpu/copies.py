@@ -16,6 +16,7 @@ import islpy as isl
 from ...loop_ir import build
 from ...loop_ir.nodes import THREAD, Buffer, Expr, Launch, Load, Loop, LoopKind, Ramp, Stmt, Store
 from ...loop_ir.promotion import View, distances
+from ...naming import mint
 from ...tc_lang import function as tc
 from ...translate import Scope, translate_subscript
 from .footprint import OUT, Box, Group, Lookup
@@ -74,7 +75,7 @@ class Copy:
         shape = units(self.box.shape, self.lanes)
         total, threads = prod(shape), prod(launch.block)
         trips = -(-total // threads)
-        trip = f"{self.buffer.name}.{'in' if into else 'out'}"
+        trip = mint(self.buffer.name, "in" if into else "out")
         position = build.add(build.mul(build.var(trip), threads), rank(launch))
         place = _digits(rank(launch), threads, build.var(trip), shape)
         body = self._element(outer, place, launch, into=into)
@@ -86,9 +87,9 @@ class Copy:
     def private(self, outer: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
         """The copy by each thread of a box of its own, every element written out."""
         shape = units(self.box.shape, self.lanes)
-        name = f"{self.buffer.name}.{'in' if into else 'out'}"
-        place = [build.var(f"{name}{d}") if extent > 1 else build.const(0) for d, extent in enumerate(shape)]
-        extents = [(f"{name}{d}", extent) for d, extent in enumerate(shape) if extent > 1]
+        name = mint(self.buffer.name, "in" if into else "out")
+        place = [build.var(mint(name, d)) if extent > 1 else build.const(0) for d, extent in enumerate(shape)]
+        extents = [(mint(name, d), extent) for d, extent in enumerate(shape) if extent > 1]
         return build.loops(extents, self._element(outer, place, launch, into=into), LoopKind.UNROLLED)
 
     def _element(self, outer: Sequence[Expr], position: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:

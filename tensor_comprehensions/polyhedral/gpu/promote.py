@@ -21,6 +21,7 @@ from ...loop_ir import build
 from ...loop_ir.intrinsics import BARRIER
 from ...loop_ir.nodes import Buffer, Expr, Invoke, Launch, Space, Stmt
 from ...loop_ir.promotion import places
+from ...naming import mint
 from ..scop import bounded
 from .banks import padded
 from .copies import Copy, Found, lanes_found, lanes_of, within
@@ -221,7 +222,7 @@ def promote_shared(
     room = around.budget - done.bytes
     for group, steps in _candidates(free, scope, around, inner):
         tensor = around.memory(group)
-        name = name_of(f"{tensor.name}.shared", done, chosen)
+        name = name_of(mint(tensor.name, "shared"), done, chosen)
         buffer = build.buffer(name, tensor.type.dtype, group.box.shape, Space.SHARED)
         points = isl.Set.from_union_set(scope.range())
         lanes = lanes_found(tensor, group, points) if group.lookup else lanes_of(tensor, group.box, points, None)

@@ -14,6 +14,7 @@ from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.intrinsics import BARRIER, SHUFFLE_XOR
 from ...loop_ir.nodes import THREAD, Buffer, Launch, Loop, LoopKind, Space
+from ...naming import mint
 
 WARP = 32
 
@@ -69,7 +70,7 @@ def _lanes(launch: Launch, along: frozenset[int]) -> int | None:
 def _within_warps(sums: Sequence[Sum], lanes: int) -> ir.Stmt:
     """A butterfly: all `lanes` neighbours get the result."""
     steps: list[ir.Stmt] = []
-    others = [Buffer(f"{s.name}.other", s.register.type, (), (), Space.REGISTER) for s in sums]
+    others = [Buffer(mint(s.name, "other"), s.register.type, (), (), Space.REGISTER) for s in sums]
     mask = lanes // 2
     while mask:
         steps += [
@@ -128,16 +129,16 @@ def _gathered(s: Sum, shared: Buffer, launch: Launch, along: Sequence[int]) -> i
     place: ir.Expr = rank(launch)
     steps = {k: prod(launch.block[:k]) for k in along}
     for k in along:
-        place = build.add(place, build.mul(build.var(f"{s.name}.part{k}"), steps[k]))
+        place = build.add(place, build.mul(build.var(mint(s.name, f"part{k}")), steps[k]))
     neutral = ir.Store(s.register, (), build.neutral(s.op, s.register.type.dtype))
     body: ir.Stmt = ir.Store(s.register, (), ir.Load(shared, (place,)), s.op)
     for k in along:
-        body = Loop(f"{s.name}.part{k}", build.const(0), build.const(launch.block[k]), body)
+        body = Loop(mint(s.name, f"part{k}"), build.const(0), build.const(launch.block[k]), body)
     return build.block(neutral, body)
 
 
 def _added(s: Sum, shared: Buffer, first: ir.Expr, count: int, step: int) -> ir.Stmt:
-    part = f"{s.name}.part"
+    part = mint(s.name, "part")
     place = build.add(first, build.mul(build.var(part), step))
     neutral = ir.Store(s.register, (), build.neutral(s.op, s.register.type.dtype))
     body = ir.Store(s.register, (), ir.Load(shared, (place,)), s.op)
@@ -145,7 +146,7 @@ def _added(s: Sum, shared: Buffer, first: ir.Expr, count: int, step: int) -> ir.
 
 
 def _shared(s: Sum, count: int) -> Buffer:
-    return build.buffer(f"{s.name}.parts", s.register.type.dtype, (count,), Space.SHARED)
+    return build.buffer(mint(s.name, "parts"), s.register.type.dtype, (count,), Space.SHARED)
 
 
 def _barrier(needed: bool) -> tuple[ir.Stmt, ...]:

@@ -9,9 +9,10 @@ from typing import TypeVar
 
 import islpy as isl
 
+from ...naming import mint
 from ...tc_lang import function as tc
 from ...tc_lang.function import BoundFunction, map_operands
-from ..affine import quasi_affine
+from ..affine import isl_tensor, quasi_affine
 from .footprint import OUT, Lookup, Reference
 from .units import Part, Unit
 
@@ -60,7 +61,7 @@ def _reference(
     conditions = [f"{x} = {t}" for x, t in zip(names, texts, strict=True) if t is not None]
     if None in texts or access.guarded:
         conditions += [f"0 <= {x} < {extent}" for x, extent in zip(names, shape, strict=True)]
-    element = f"T_{access.tensor}[{', '.join(names)}]"
+    element = f"{isl_tensor(access.tensor)}[{', '.join(names)}]"
     bounds = unit.domain.partition(" : ")[2]
     formula = " and ".join(c for c in (bounds, *conditions) if c)
     relation = isl.Map(f"{{ {unit.instance} -> {element}{' : ' + formula if formula else ''} }}", context)
@@ -121,12 +122,12 @@ def by_coordinates(references: Sequence[Reference]) -> tuple[Reference, ...]:
     def renamed(r: Reference) -> Reference:
         if r.lookup is None or not written.isdisjoint((r.tensor, *(tensor for tensor, _ in r.lookup.reads))):
             return replace(r, lookup=None)
-        name = names.setdefault((r.tensor, r.lookup.subscripts), f"{r.tensor}.{len(names)}")
+        name = names.setdefault((r.tensor, r.lookup.subscripts), mint(r.tensor, len(names)))
         places = isl.Map.from_multi_aff(r.lookup.coordinates).intersect_domain(r.relation.domain())
         return replace(
             r,
             tensor=name,
-            relation=places.set_tuple_name(OUT, f"T_{name}"),
+            relation=places.set_tuple_name(OUT, isl_tensor(name)),
             affine=True,
             subscripts=r.lookup.coordinates,
         )

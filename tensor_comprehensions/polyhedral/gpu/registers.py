@@ -16,6 +16,7 @@ import islpy as isl
 from ...dtypes import FLOAT32
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Space, Type
+from ...naming import mint
 from .copies import lanes_found
 from .footprint import Group, Reference, groups, spaced_box
 from .promote import (
@@ -63,7 +64,7 @@ def promote_registers(
         for group in found:
             origin = tensor.partition(".")[0]
             memory = tensors[group.lookup.tensor if group.lookup else tensor]
-            name = name_of(f"{origin}.own", done, chosen)
+            name = name_of(mint(origin, "own"), done, chosen)
             buffer = build.buffer(name, memory.type.dtype, group.box.shape, Space.REGISTER)
             gains = group.box.size <= room and (_reused(group, scope) or _in_vectors(group, buffer, memory, scope))
             if not gains or not _fits(group, candidates, scope, prefix, around):
@@ -152,7 +153,7 @@ def _literal(
     return bool(loops.reverse().apply_range(places).is_single_valued())
 
 
-_PLACE = Buffer("place", Type(FLOAT32), (), (), Space.REGISTER)
+_PLACE = Buffer(mint("place"), Type(FLOAT32), (), (), Space.REGISTER)
 
 
 def _copied(

@@ -9,6 +9,7 @@ from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.nodes import Buffer, Space, Type
 from ...loop_ir.promotion import View
+from ...naming import mint
 from ...tc_lang.function import BoundStatement, Tensor
 from ...translate import Scope, element, translate
 from .units import Part, Unit
@@ -55,4 +56,4 @@ def _whole(s: BoundStatement, value: ir.Expr) -> tuple[ir.Expr, str | None]:
 
 def sum_register(unit: Unit, tensor: Tensor) -> Buffer:
     """Where a thread combines its terms of `unit`."""
-    return Buffer(f"{unit.node.name}.sum", Type(tensor.dtype), (), (), Space.REGISTER)
+    return Buffer(mint(unit.node.name, "sum"), Type(tensor.dtype), (), (), Space.REGISTER)

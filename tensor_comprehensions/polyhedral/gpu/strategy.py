@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ...loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
+from ...naming import mint
 from ...options import MappingOptions, check_mapping
 from ...target import GpuTarget
 from ...tc_lang.function import BoundFunction, Role, Tensor
+from ..affine import readable_isl
 from ..collapse import collapse
 from ..schedule import Group, beside, joined, partition
-from ..scop import LOCK, Node, Scop
+from ..scop import LOCK, Node, Scop, node_name
 from ..storage import in_register, local_temporaries
 from ..strategy import split_initialisation
 from .checks import check_kernels
@@ -52,7 +54,7 @@ def explain(function: BoundFunction, options: MappingOptions | None, target: Gpu
                 lines.append(f"  chosen: {plan.options}")
             lines.append("  domain: " + "; ".join(u.domain for u in plan.units))
             lines += ["  " + line for line in show(tree(plan, collective_names(barriers(scop, plan))))]
-        return "\n".join(lines)
+        return readable_isl("\n".join(lines))
 
 
 def default_options(function: BoundFunction, target: GpuTarget) -> MappingOptions:
@@ -74,7 +76,7 @@ def _scop(function: BoundFunction, options: MappingOptions | None, target: GpuTa
     pieces = [p for s in function.statements for p in split_initialisation(function, s)]
     alive = [p for p in pieces if all(i.extent for i in p.free)]
     parts = frozenset(t.name for t in function.tensors) - frozenset(t.name for t in whole.tensors)
-    return Scop(function, tuple(Node(f"S{k}", (p,)) for k, p in enumerate(alive)), parts)
+    return Scop(function, tuple(Node(node_name(p), (p,)) for p in alive), parts)
 
 
 def _groups(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tuple[Group, ...]:
@@ -134,7 +136,7 @@ def _lower(function: BoundFunction, options: MappingOptions | None, target: GpuT
         sites += meanings
         registers = _registers(function, groups, plan)
         contracted |= {t.name for t in registers}
-        name = function.name if len(plans) == 1 else f"{function.name}_{len(kernels)}"
+        name = function.name if len(plans) == 1 else mint(function.name, len(kernels))
         local = frozenset(t.name for t in local_temporaries(function, groups, plan.group))
         kernel, promoted = Emission(scop, plan, buffers, registers, local, target).kernel(name)
         kernels.append(kernel)

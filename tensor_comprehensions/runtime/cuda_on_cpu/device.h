@@ -114,9 +114,9 @@ MACHINE_1(exp) MACHINE_1(exp2) MACHINE_1(expm1) MACHINE_1(log) MACHINE_1(log2) M
 MACHINE_1(sqrt) MACHINE_1(cbrt) MACHINE_1(sin) MACHINE_1(cos) MACHINE_1(tan) MACHINE_1(asin) MACHINE_1(acos)
 MACHINE_1(atan) MACHINE_1(sinh) MACHINE_1(cosh) MACHINE_1(tanh) MACHINE_1(asinh) MACHINE_1(acosh) MACHINE_1(atanh)
 MACHINE_1(erf) MACHINE_1(erfc) MACHINE_1(lgamma) MACHINE_1(tgamma) MACHINE_1(floor) MACHINE_1(ceil) MACHINE_1(trunc)
-MACHINE_1(round) MACHINE_1(rint) MACHINE_1(fabs)
+MACHINE_1(round) MACHINE_1(rint) MACHINE_1(nearbyint) MACHINE_1(fabs) MACHINE_1(logb)
 MACHINE_2(pow) MACHINE_2(atan2) MACHINE_2(fmod) MACHINE_2(hypot) MACHINE_2(fmin) MACHINE_2(fmax) MACHINE_2(copysign)
-MACHINE_2(fdim)
+MACHINE_2(fdim) MACHINE_2(remainder) MACHINE_2(nextafter)
 extern "C" float fmaf(float, float, float) noexcept;
 extern "C" double fma(double, double, double) noexcept;
 #undef MACHINE_1

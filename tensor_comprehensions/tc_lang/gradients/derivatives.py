@@ -3,7 +3,7 @@
 Conventions at the points where a function has no derivative:
 - `min` and `max` of two expressions share a tie equally, `fmin` and `fmax` give it to the first, as torch does;
 - against a constant, as in `relu`, a tie gives nothing: the gradient of `relu` at 0 is 0;
-- `abs` has the gradient 0 at 0, and rounding functions have the gradient 0 everywhere.
+- `abs` has the gradient 0 at 0, and rounding functions, `logb` among them, have the gradient 0 everywhere.
 """
 
 from __future__ import annotations
@@ -225,6 +225,9 @@ def _pull_call(e: Call, seed: Expr, guards: Guards, out: Derivatives) -> None:
         case "fmod":
             _pull(a, seed, guards, out)
             _pull(b, negative(times(seed, call("trunc", over(a, b)))), guards, out)
+        case "remainder":
+            _pull(a, seed, guards, out)
+            _pull(b, negative(times(seed, call("rint", over(minus(a, e), b)))), guards, out)
         case "hypot":
             _pull(a, times(seed, over(a, e)), guards, out)
             _pull(b, times(seed, over(b, e)), guards, out)
@@ -278,7 +281,7 @@ def _absolute(s: Expr, x: Expr) -> Expr:
     return Select(compare(">", x, zero), s, below, s.dtype)
 
 
-_FLAT = ("floor", "ceil", "trunc", "round", "rint")
+_FLAT = ("floor", "ceil", "trunc", "round", "rint", "nearbyint", "logb")
 _UNARY: dict[str, Callable[[Expr, Expr, Expr], Expr]] = {
     "exp": lambda s, x, y: times(s, y),
     "exp2": lambda s, x, y: times(times(s, constant(math.log(2.0), x)), y),

@@ -13,15 +13,16 @@ from itertools import count
 
 from ...dtypes import BOOL, INT64, DType
 from ...errors import InternalError
-from ..formula import Formula, Value, number
-from ..function import Access, Binary, Cast, Const, Expr, Function, Index, Select, Unary, walk
+from ..formula import Formula, Value, lesser, number
+from ..function import Access, Binary, Cast, Const, Expr, Function, Index, Select, Unary
 from ..ranges import Bounds, symbolic_ranges
 from ..unparse import of_formula
 from .derivatives import NoDerivative, compare, converted, derivatives, exchanged, guarded, over, times
 from .gradient import Gradient, Key
+from .reach import ALWAYS, read_condition
 from .shorten import shortened
-from .transposed import Gathering, gathering, substituted, uses
-from .versions import Step, Steps, extent, refusal
+from .transposed import Gathering, gathering, inside, substituted, uses
+from .versions import Step, Steps, extent, part, refusal
 from .windows import padded, turned
 from .write import Written, write
 
@@ -183,9 +184,9 @@ class _Reverse:
         wide = seed.dtype
         count = f"count {step.target}"
         one, zero = Const(1.0, wide), Const(0.0, wide)
-        start = [lower for lower, _ in self.steps.versions[step.target].bounds]
-        place = tuple(_less(e, s) for e, s in zip(step.subscripts, start, strict=True))
-        self.written.append(Written(count, place, "+=!", Select(chosen, one, zero, wide), dict(step.ranges)))
+        place = tuple(_less(e, step.ranges[i][0]) for e, i in zip(step.subscripts, step.left, strict=True))
+        term_count, box = self._from_zero(Select(chosen, one, zero, wide), step.ranges, step.left)
+        self.written.append(Written(count, step.subscripts, "+=!", term_count, box))
         share = over(seed, Access(count, place, wide))
         self._send(step, term, guarded((chosen,), converted(share, term.dtype.accumulator)))
 
@@ -208,9 +209,19 @@ class _Reverse:
         place = tuple(_less(Index(i, INT64), step.ranges[i][0]) for i in step.ranges)
         if same is not None:
             factor = Select(same, Const(1.0, factor.dtype), factor, factor.dtype)
-            self.written.append(Written(others, place, "*=!", factor, box))
+            factor, box = self._from_zero(factor, box, tuple(box))
+            self.written.append(Written(others, tuple(Index(i, INT64) for i in step.ranges), "*=!", factor, box))
             seed = times(seed, Access(others, place, seed.dtype))
         self._send(step, term, converted(seed, term.dtype.accumulator))
+
+    def _from_zero(
+        self, value: Expr, ranges: Mapping[str, Bounds], names: Sequence[str]
+    ) -> tuple[Expr, dict[str, Bounds]]:
+        """`value` and the ranges of its indices, of which those of `names` count from 0 then."""
+        moved = [i for i in names if number(ranges[i][0]) != 0]
+        shifted = {i: Binary("+", Index(i, INT64), of_formula(ranges[i][0]), INT64) for i in moved}
+        box = {i: (0, extent(b)) if i in shifted else b for i, b in ranges.items()}
+        return substituted(value, shifted, self.sizes), box
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -282,19 +293,35 @@ class _Reverse:
         return value == Access(name, subscripts, dtype) and dtype == dtype.accumulator
 
     def _scatter(self, step: Step, access: Access, value: Expr) -> None:
-        start = [lower for lower, _ in self.steps.versions[access.tensor].bounds]
-        subscripts = tuple(_less(e, s) for e, s in zip(access.subscripts, start, strict=True))
-        guarded_read = any(isinstance(x, Select) for x in walk(step.value))
-        if guarded_read and isinstance(value, Select):  # where the guards do not hold, the subscripts may lead anywhere
-            zero = Const(0, INT64)
-            subscripts = tuple(
-                e if isinstance(e, Index | Const) else Select(value.condition, e, zero, INT64) for e in subscripts
-            )
-        name = self._own(access.tensor)
         bounds = self.steps.versions[access.tensor].bounds
-        subscripts = tuple(_part(e, step.ranges, extent(b)) for e, b in zip(subscripts, bounds, strict=True))
+        read = read_condition(access, step.value)
+        subscripts = tuple(self._place(e, b, step, read) for e, b in zip(access.subscripts, bounds, strict=True))
         value, box = _without_idle(value, subscripts, dict(step.ranges))
-        self.written.append(Written(name, subscripts, "+=", value, box))
+        guarded_sizes = [extent(b) for e, b in zip(subscripts, bounds, strict=True) if isinstance(e, Select)]
+        if any((number(x) or 0) <= 0 for x in guarded_sizes):
+            subscripts, box = _unless_empty(guarded_sizes, subscripts, box)
+        self.written.append(Written(self._own(access.tensor), subscripts, "+=", value, box))
+
+    def _place(self, e: Expr, bounds: Bounds, step: Step, read: Expr) -> Expr:
+        """A subscript of a scatter: where the step does not read the element, it may lead anywhere, and 0 is taken."""
+        place = _less(e, bounds[0])
+        if read != ALWAYS and inside(e, bounds, step.ranges, self.sizes):
+            return Select(read, place, Const(0, INT64), INT64)
+        return part(place, step.ranges, extent(bounds))
+
+
+def _unless_empty(
+    extents: Sequence[Value], subscripts: tuple[Expr, ...], box: dict[str, Bounds]
+) -> tuple[tuple[Expr, ...], dict[str, Bounds]]:
+    """A scatter that has no points where one of `extents` is 0, for then there is no element 0 to take."""
+    if not box:
+        box = {"i": (0, 1)}
+        subscripts = (Binary("+", subscripts[0], Index("i", INT64), INT64), *subscripts[1:])
+    (name, (lower, upper)), *_ = box.items()
+    points = upper - lower
+    for x in extents:
+        points = points * x
+    return subscripts, {**box, name: (lower, lesser(upper, lower + points))}
 
 
 def _without_idle(
@@ -310,13 +337,6 @@ def _without_idle(
         factor = Const(float(n), value.dtype) if n is not None else Cast(of_formula(extent(bounds)), value.dtype)
         value = times(value, factor)
     return value, kept
-
-
-def _part(e: Expr, ranges: Mapping[str, Bounds], size: Value) -> Expr:
-    """A subscript on the left; a bare index would say that it takes all the places of the dimension."""
-    if isinstance(e, Index) and ranges[e.name] != (0, size):
-        return Binary("+", e, Const(0, INT64), INT64)
-    return e
 
 
 def _less(e: Expr, start: Value) -> Expr:

@@ -183,15 +183,15 @@ class Named:
     value: Product
 
 
-def renamed(p: Product, names: Sequence[Named]) -> Product:
-    """`p` with the elements of tensors for the products that they hold."""
+def renamed(p: Product, names: Sequence[Named], exists: Callable[[Access], bool]) -> Product:
+    """`p` with the elements of tensors for the products that they hold, as far as these elements exist."""
     for named in names:
-        while (found := _found(p, named)) is not None:
+        while (found := _found(p, named, exists)) is not None:
             p = found
     return p
 
 
-def _found(p: Product, named: Named) -> Product | None:
+def _found(p: Product, named: Named, exists: Callable[[Access], bool]) -> Product | None:
     """`p` with `named` for factors of it, once."""
     mapping: dict[str, Expr] | None = {}
     over, under = list(p.over), list(p.under)
@@ -208,6 +208,8 @@ def _found(p: Product, named: Named) -> Product | None:
         return None
     subscripts = tuple(mapping[e.name] if isinstance(e, Index) else e for e in named.access.subscripts)
     element = replace(named.access, subscripts=subscripts)
+    if not exists(element):
+        return None
     return Product(p.coefficient / named.value.coefficient, (element, *over), tuple(under))
 
 

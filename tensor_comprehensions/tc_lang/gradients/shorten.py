@@ -18,7 +18,7 @@ from ..ranges import Bounds
 from .algebra import without_zeros
 from .derivatives import plus
 from .factored import Named, Product, expression, product, renamed
-from .transposed import substituted, uses
+from .transposed import inside, substituted, uses
 from .versions import Steps, is_plain
 from .write import Written
 
@@ -34,7 +34,7 @@ def shortened(
     statements = _once([x for n, w in enumerate(statements) for x in _factored(w, n)])
     statements = _Joining(statements, targets, sizes).run()
     names = _held(steps, {name for w in statements for name in w.reads})
-    return _results_last(alive([_rewritten(w, names) for w in statements], targets))
+    return _results_last(alive([_rewritten(w, names, steps, sizes) for w in statements], targets))
 
 
 def alive(written: Sequence[Written], targets: AbstractSet[str]) -> list[Written]:
@@ -231,9 +231,14 @@ def _held(steps: Steps, used: AbstractSet[str]) -> list[Named]:
     return found
 
 
-def _rewritten(w: Written, names: Sequence[Named]) -> Written:
+def _rewritten(w: Written, names: Sequence[Named], steps: Steps, sizes: Mapping[str, Value]) -> Written:
     """`w` with its value as a product, if it runs over one tensor's elements."""
     if not w.value.dtype.is_float or (len(w.ranges) > len(w.subscripts) and not _spans(w)):
         return w
+
+    def exists(x: Access) -> bool:
+        pairs = zip(x.subscripts, steps.versions[x.tensor].bounds, strict=True)
+        return not any(inside(e, bounds, w.ranges, sizes) for e, bounds in pairs)
+
     inner = list(w.ranges)[-1] if w.ranges else None
-    return replace(w, value=expression(renamed(product(w.value, inner), names), w.value.dtype, inner))
+    return replace(w, value=expression(renamed(product(w.value, inner), names, exists), w.value.dtype, inner))

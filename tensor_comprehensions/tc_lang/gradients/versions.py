@@ -27,7 +27,7 @@ from ..function import (
     rebuild,
     walk,
 )
-from ..ranges import Bounds, Ranges
+from ..ranges import Bounds, Ranges, is_updatable_in_part
 from ..unparse import of_formula
 
 
@@ -118,7 +118,13 @@ class Steps:
     # --- one statement -----------------------------------------------------------------------------------------------
 
     def _statement(self, s: Statement, ranges: dict[str, Bounds]) -> None:
-        subscripts = tuple(self._current(e) for e in s.subscripts)
+        whole = self.ranges.tensors[s.target]
+        subscripts = tuple(
+            part(self._current(e), ranges, extent(b))
+            if is_updatable_in_part(self.function.tensor(s.target))
+            else self._current(e)
+            for e, b in zip(s.subscripts, whole, strict=True)
+        )
         value = self._current(s.value)
         exists = tuple(e for x in s.exists if isinstance(e := self._current(x), Access))
         step = Step("", subscripts, "=", value, s.indices[: s.left], ranges, exists=exists, source=s)
@@ -215,6 +221,13 @@ def is_plain(subscripts: tuple[Expr, ...]) -> bool:
 
 def extent(bounds: Bounds) -> Value:
     return bounds[1] - bounds[0]
+
+
+def part(e: Expr, ranges: Mapping[str, Bounds], size: Value) -> Expr:
+    """A subscript on the left; a bare index would say that it takes all the places of the dimension."""
+    if isinstance(e, Index) and ranges[e.name] != (0, size):
+        return Binary("+", e, Const(0, INT64), INT64)
+    return e
 
 
 def _index(name: str) -> Expr:

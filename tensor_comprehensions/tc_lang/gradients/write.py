@@ -12,7 +12,7 @@ from ..check import compile_source
 from ..formula import Formula, Name, Value, number
 from ..function import Access, Binary, Expr, Function, Index, Role, children, rebuild, walk
 from ..library import CONSTANTS, is_builtin
-from ..ranges import Bounds, infer_ranges
+from ..ranges import Bounds, Ranges, infer_ranges, infer_statement
 from ..show import show
 from ..unparse import of_formula, tree
 from .gradient import Gradient, Key
@@ -257,19 +257,17 @@ def _shifted(e: Expr, start: Value) -> Expr:
 
 def _shortest(d: s.Def) -> tuple[str, Function]:
     """The text of a def without the ranges that follow from the accesses anyway."""
-    function = _checked(show(d))
+    whole = function = _checked(show(d))
     sizes = {name: Formula.name(name) for name in (*function.sizes, *function.scalars)}
-    wanted = infer_ranges(function, sizes).statements
+    wanted = infer_ranges(function, sizes)
     for n in range(len(function.statements) if len(function.statements) <= MOST else 0):
         for clause in function.statements[n].ranges:
             fewer = tuple(r for r in function.statements[n].ranges if r.index != clause.index)
             attempt = _with_ranges(function, n, fewer)
-            try:
-                same = infer_ranges(attempt, sizes).statements == wanted
-            except TCError:
-                same = False
-            if same:
+            if _means_the_same(attempt, n, wanted, sizes):
                 function = attempt
+    if function is whole:
+        return show(d), whole
     body = tuple(
         replace(x, clauses=_kept(x, {r.index for r in function.statements[n].ranges}))
         for n, x in enumerate(d.body)
@@ -277,6 +275,17 @@ def _shortest(d: s.Def) -> tuple[str, Function]:
     )
     text = show(replace(d, body=body))
     return text, _checked(text)
+
+
+def _means_the_same(attempt: Function, n: int, wanted: Ranges, sizes: Mapping[str, Value]) -> bool:
+    """Whether a def has the ranges that are wanted though its n-th statement has a clause less."""
+    target = attempt.statements[n].target
+    try:
+        if any(s.target == target for s in attempt.statements[:n]):  # which may take ranges from this one
+            return infer_ranges(attempt, sizes).statements == wanted.statements
+        return infer_statement(attempt, sizes, wanted, n) == wanted.statements[n]
+    except TCError:
+        return False
 
 
 def _with_ranges(function: Function, n: int, ranges: tuple[object, ...]) -> Function:

@@ -13,7 +13,7 @@ int lookup(
     float out[restrict 6][20]
 ) {
     int status = 0;
-    /* lookup_check0 */
+    /* lookup.check0 */
     for (int64_t b = 0; b < 6; ++b) {
         if (status == 0 && !(words[b] >= 0 && words[b] < 50)) status = 1;
     }

@@ -1,17 +1,17 @@
-; lookup
+; f
 @tc_nowhere = internal constant [64 x i8] zeroinitializer, align 64
 declare <16 x float> @llvm.masked.load.v16f32.p0(ptr, <16 x i1>, <16 x float>)
 declare void @llvm.masked.store.v16f32.p0(<16 x float>, ptr, <16 x i1>)
 
-define internal void @kernel_0(ptr noalias readonly %words.arg0, ptr %status) #0 {
+define internal void @kernel_0(ptr noalias readonly %a1.arg0, ptr %status) #0 {
 entry:
   br label %body
 body:
   %t.11 = getelementptr i64, ptr %status, i64 1
-  br label %loop.b.1
-loop.b.1:
-  %b.1 = phi i64 [ 0, %body ], [ %b.1.next, %end.if.8 ]
-  %t.2 = getelementptr i64, ptr %words.arg0, i64 %b.1
+  br label %loop.i0.1
+loop.i0.1:
+  %i0.1 = phi i64 [ 0, %body ], [ %i0.1.next, %end.if.8 ]
+  %t.2 = getelementptr i64, ptr %a1.arg0, i64 %i0.1
   %t.3 = load i64, ptr %t.2, align 8
   %t.4 = icmp sge i64 %t.3, 0
   %t.5 = icmp slt i64 %t.3, 50
@@ -28,28 +28,28 @@ then.if.12:
 end.if.12:
   br label %end.if.8
 end.if.8:
-  %b.1.next = add nsw i64 %b.1, 1
-  %t.13 = icmp slt i64 %b.1.next, 6
-  br i1 %t.13, label %loop.b.1, label %end.b.1
-end.b.1:
+  %i0.1.next = add nsw i64 %i0.1, 1
+  %t.13 = icmp slt i64 %i0.1.next, 6
+  br i1 %t.13, label %loop.i0.1, label %end.i0.1
+end.i0.1:
   ret void
 }
 
-define internal void @kernel_1(ptr noalias readonly %table.arg0, ptr noalias readonly %words.arg1, ptr noalias %out.arg2, ptr %status) #0 {
+define internal void @kernel_1(ptr noalias readonly %a0.arg0, ptr noalias readonly %a1.arg1, ptr noalias %a2.arg2, ptr %status) #0 {
 entry:
   br label %body
 body:
   br label %loop.tile.1
 loop.tile.1:
   %tile.1 = phi i64 [ 0, %body ], [ %tile.1.next, %loop.tile.1 ]
-  %t.2 = getelementptr i64, ptr %words.arg1, i64 %tile.1
+  %t.2 = getelementptr i64, ptr %a1.arg1, i64 %tile.1
   %t.3 = load i64, ptr %t.2, align 8
   %t.4 = mul i64 %t.3, 20
-  %t.5 = getelementptr float, ptr %table.arg0, i64 %t.4
+  %t.5 = getelementptr float, ptr %a0.arg0, i64 %t.4
   %t.6 = freeze ptr %t.5
   %t.7 = load <16 x float>, ptr %t.6, align 4
   %t.8 = mul i64 %tile.1, 20
-  %t.9 = getelementptr float, ptr %out.arg2, i64 %t.8
+  %t.9 = getelementptr float, ptr %a2.arg2, i64 %t.8
   store <16 x float> %t.7, ptr %t.9, align 4
   %t.10 = getelementptr float, ptr %t.6, i64 16
   %t.11 = call <16 x float> @llvm.masked.load.v16f32.p0(ptr align 4 %t.10, <16 x i1> <i1 true, i1 true, i1 true, i1 true, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false, i1 false>, <16 x float> zeroinitializer)

@@ -25,8 +25,8 @@ NARROW = {"N": 32, "C": 256, "H": 16, "W": 16, "M": 256, "KH": 3, "KW": 3}
 def mapped(source: str, sizes: dict[str, int]) -> Module:
     (function,) = compile_source(source)
     value = legalise(bind(function, sizes))
-    for step in GPU_PASSES[1:3]:
-        value = step.run(value, GpuJob(None, SM90, ""))
+    for step in GPU_PASSES[2:4]:
+        value = step.run(value, GpuJob(None, SM90))
     assert isinstance(value, Module)
     return value
 

@@ -210,8 +210,8 @@ CHAIN = """def chain(float(V) T, int32(W) I, int32(N) J) -> (O) { O(n) = T(I(J(n
 def test_what_has_nothing_in_common_shares_a_launch_while_it_is_light() -> None:
     """The checks do, too; but one that reads at a place that another checks comes after it."""
     small = module(TABLES, None, V=100, W=90, D=64, B=32, L=5, M=7)
-    assert [k.name for k in small.kernels] == ["tables_check0", "tables"]
+    assert [k.name for k in small.kernels] == ["tables.check0", "tables"]
     assert len(small.sites) == 2
     assert len(module(TABLES, None, V=100, W=90, D=64, B=1 << 14, L=50, M=50).kernels) == 4
     assert len(module(TABLES, MappingOptions.naive(), V=100, W=90, D=64, B=32, L=5, M=7).kernels) == 4
-    assert [k.name for k in module(CHAIN, None, V=9, W=8, N=40).kernels] == ["chain_check0", "chain_check1", "chain"]
+    assert [k.name for k in module(CHAIN, None, V=9, W=8, N=40).kernels] == ["chain.check0", "chain.check1", "chain"]

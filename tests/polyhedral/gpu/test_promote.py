@@ -57,8 +57,8 @@ def module(source: str, options: MappingOptions, **sizes: int) -> Module:
     """What is printed for a def at those sizes."""
     (function,) = compile_source(source)
     value: Any = legalise(bind(function, sizes))
-    for step in GPU_PASSES[1:3]:
-        value = step.run(value, GpuJob(options, SM90, ""))
+    for step in GPU_PASSES[2:4]:
+        value = step.run(value, GpuJob(options, SM90))
     assert isinstance(value, Module)
     return value
 

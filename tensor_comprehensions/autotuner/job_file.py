@@ -1,0 +1,124 @@
+"""Job files as tables of known settings: TOML or JSON that anyone may have written, checked before anything uses it.
+
+Always holds: what is wrong in a file is an ArgumentError, and reading one takes time in proportion to its length.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ..cache.files import read_bounded
+from ..calling.arguments import numbers
+from ..errors import ArgumentError
+
+LARGEST = 1 << 22
+"""Bytes of a job file, and of a file with defs."""
+DEEPEST = 16
+"""Tables and lists inside one another, and parts of a dotted key: parsers take quadratic time for such a key."""
+MOST_BITS = 63
+"""Of a number: all of them print, and fit into messages."""
+_WORD = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
+_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_WORD}[ \t]*\.[ \t]*){{{DEEPEST}}}")
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The table in a TOML or JSON file. Raises ArgumentError."""
+    try:
+        text = read_bounded(path, LARGEST, pipes=True).decode("utf-8-sig")
+        found = json.loads(text) if path.suffix == ".json" else _parse_toml(text)
+    except OSError as error:
+        raise ArgumentError(f"cannot read the job {path}: {error}") from error
+    except RecursionError:  # of thousands of frames, which say no more
+        raise ArgumentError(f"the job {path} nests too deep", expected=f"at most {DEEPEST} levels") from None
+    except ValueError as error:  # of either format, and of UTF-8
+        raise ArgumentError(f"the job {path} cannot be understood: {error}") from error
+    _check_values(found, str(path))
+    if not isinstance(found, dict):
+        raise ArgumentError(f"the job {path} is no table")
+    return found
+
+
+def _parse_toml(text: str) -> Any:
+    if key := _LONG_KEY.search(text):
+        raise ValueError(f"the key {key[0][:40]}... has more than {DEEPEST} parts")
+    if sys.version_info >= (3, 11):
+        import tomllib as toml
+    else:
+        try:
+            import tomli as toml
+        except ImportError as error:
+            raise ArgumentError(
+                "this Python reads no TOML by itself",
+                suggestion="pip install 'tensor-comprehensions[tune]', or write the job as JSON",
+            ) from error
+    return toml.loads(text)
+
+
+def _check_values(found: object, where: str) -> None:
+    """Refuse what cannot be printed, sent or walked. Iterative: it runs before the depth is known."""
+    level = [found]
+    for _ in range(DEEPEST):
+        for value in level:
+            if isinstance(value, int) and value.bit_length() > MOST_BITS:
+                raise ArgumentError(f"{where} has a number of {value.bit_length()} bits", expected="at most 63")
+            if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+                raise ArgumentError(f"{where} has half of a character: {value[:80]!a}")
+        level = [inner for value in level for inner in _parts(value)]
+    if level:
+        raise ArgumentError(f"{where} nests too deep", expected=f"at most {DEEPEST} levels")
+
+
+def _parts(value: object) -> Iterator[object]:
+    if isinstance(value, dict):
+        yield from value
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+# --- settings ----------------------------------------------------------------------------------------------------
+
+
+def check_settings(table: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
+    """Refuse a setting that is not known. Raises ArgumentError."""
+    if unknown := [name for name in table if name not in known]:
+        raise ArgumentError(f"{where}: there is no setting {unknown[0]!r}", expected=", ".join(known))
+
+
+def text_of(table: Mapping[str, Any], name: str, where: str) -> str | None:
+    """A setting that is a text, or None where it is missing. Raises ArgumentError."""
+    value = table[name]
+    if value is None or isinstance(value, str):
+        return value
+    raise ArgumentError(f"{where}: {name} is {value!r}", expected="a text")
+
+
+def sizes_of(given: object, where: str) -> list[dict[str, float]]:
+    """The sizes of a task: a list of tables and texts, or one of them. Raises ArgumentError."""
+    several = given if isinstance(given, list) else [given]
+    if not several:
+        raise ArgumentError(f"{where}: sizes is an empty list", suggestion="leave sizes away for a def without sizes")
+    return [_sizes(numbers(one) if isinstance(one, str) else one, where) for one in several]
+
+
+def _sizes(one: object, where: str) -> dict[str, float]:
+    if not isinstance(one, dict):
+        raise ArgumentError(f"{where}: sizes are {one!r}", expected='a list of {M = 128} or "M=128"')
+    for name, value in one.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
+            raise ArgumentError(f"{where}: the size {name} is {value!r}", expected="a number")
+    return one
+
+
+def source_of(path: Path, where: str) -> str:
+    """The text of a file with defs that a task names. Raises ArgumentError."""
+    try:
+        return read_bounded(path, LARGEST).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"{where}: cannot read the defs: {error}") from error

@@ -1,0 +1,45 @@
+"""Ctrl-C where work must not stop half way: what has begun is finished first, and the interrupt comes then."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import weakref
+from types import FrameType
+from typing import Any
+
+
+class deferred_interrupts:
+    """Hold back Ctrl-C for the `with` block, for work that cannot be undone: an import of another package.
+
+    Python runs handlers of signals in the main thread only; in other threads nothing can come.
+    """
+
+    def __enter__(self) -> None:
+        self._before: Any = None
+        self._came: list[FrameType | None] = []
+        if threading.current_thread() is threading.main_thread():
+            before = signal.getsignal(signal.SIGINT)
+            if callable(before):
+                self._before = before
+                signal.signal(signal.SIGINT, _handler(weakref.ref(self), before))
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            if self._came:
+                self._before(signal.SIGINT, self._came[0])
+
+
+def _handler(block: weakref.ref[deferred_interrupts], before: Any) -> Any:
+    """Notes the interrupt in `block`; gives way to `before` where a lack of memory has ended the block half way."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        here = block()
+        if here is not None:
+            here._came.append(frame)
+            return
+        signal.signal(signal.SIGINT, before)
+        before(number, frame)
+
+    return note

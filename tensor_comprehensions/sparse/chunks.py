@@ -1,0 +1,92 @@
+"""The outermost loop of a nest in chunks that threads share: of equal work where what is stored tells how much that is.
+
+Chunks depend on sizes and stored positions alone, so that results are the same for any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from ..dtypes import INT64
+from ..loop_ir import build
+from ..loop_ir.names import Names
+from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store, While
+from ..naming import mint
+from .graph import Nest
+from .problem import Operand
+
+CHUNK, CHUNKS, WORK = mint("chunk"), mint("chunks"), mint("work")
+CHUNK_POSITIONS = 16_384
+"""Stored positions, and parents of them, in a chunk: about what makes up for handing it to a thread."""
+CHUNK_ITERATIONS = 64
+"""Iterations in a chunk, where nothing tells how much work they are."""
+MAX_CHUNKS = 1_024
+"""Chunks that a loop has at most."""
+
+
+def in_parallel(body: Stmt, nest: Nest, order: tuple[str, ...], operands: Mapping[str, Operand], names: Names) -> Stmt:
+    """`body`, the loops of a nest, with the outermost one shared. Its iterations have to be independent."""
+    match body:
+        case Let(name, value, inner):
+            shared = in_parallel(inner, nest, order, operands, names)
+            return body if shared is inner else Let(name, value, shared)
+        case Loop(kind=LoopKind.SERIAL):
+            pos = _positions(nest, order, operands)
+            return _by_iterations(body) if pos is None else _by_positions(body, pos, names)
+    return body
+
+
+def _positions(nest: Nest, order: tuple[str, ...], operands: Mapping[str, Operand]) -> Buffer | None:
+    """What says where the children of each iteration of the outermost loop begin."""
+    for a, path in nest.paths.items():
+        if len(path.steps) > 1 and path.steps[0].loop == order[0] and path.steps[0].level.unique:
+            return operands[a.tensor].pos[1]
+    return None
+
+
+def _by_iterations(loop: Loop) -> Stmt:
+    extent, chunk, count = build.sub(loop.stop, loop.start), build.var(CHUNK), build.var(CHUNKS)
+    chunks = build.minimum(build.maximum(build.div(extent, CHUNK_ITERATIONS), 1), MAX_CHUNKS)
+    first = build.add(loop.start, build.div(build.mul(chunk, extent), count))
+    last = build.add(loop.start, build.div(build.mul(build.add(chunk, 1), extent), count))
+    inner = replace(loop, start=first, stop=last)
+    return Let(CHUNKS, chunks, Loop(CHUNK, build.const(0), count, inner, LoopKind.PARALLEL))
+
+
+def _by_positions(loop: Loop, pos: Buffer, names: Names) -> Stmt:
+    """Chunks of equal numbers of positions and parents."""
+
+    def work(i: Expr) -> Expr:
+        return build.add(build.cast(build.load(pos, i), INT64), i)
+
+    chunk, count, total = build.var(CHUNK), build.var(CHUNKS), build.var(WORK)
+    before = build.sub(work(loop.stop), work(loop.start))
+    chunks = build.minimum(build.maximum(build.div(total, CHUNK_POSITIONS), 1), MAX_CHUNKS)
+
+    def begins(k: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
+        wanted = build.add(work(loop.start), build.div(build.mul(k, total), count))
+        return _first_with(work, wanted, loop.start, loop.stop, names, then)
+
+    inner = begins(
+        chunk,
+        lambda first: begins(build.add(chunk, 1), lambda last: replace(loop, start=first, stop=last)),
+    )
+    shared = Loop(CHUNK, build.const(0), count, inner, LoopKind.PARALLEL)
+    return Let(WORK, before, Let(CHUNKS, chunks, shared))
+
+
+def _first_with(
+    work: Callable[[Expr], Expr], wanted: Expr, start: Expr, stop: Expr, names: Names, then: Callable[[Expr], Stmt]
+) -> Stmt:
+    """`then` of the first iteration before which there is as much work as `wanted`, found by halving."""
+    low, high = (build.register(names.fresh(mint(end))) for end in ("low", "high"))
+    middle, goal, found = (names.fresh(mint(what)) for what in ("middle", "wanted", "first"))
+    at = build.var(middle)
+    is_less = build.lt(work(at), build.var(goal))
+    half = build.div(build.add(Load(low, ()), Load(high, ())), 2)
+    step = Let(middle, half, If(is_less, Store(low, (), build.add(at, 1)), Store(high, (), at)))
+    search = While(build.lt(Load(low, ()), Load(high, ())), step)
+    result = Let(found, Load(low, ()), then(build.var(found)))
+    body = build.block(Store(low, (), start), Store(high, (), stop), search, result)
+    return Let(goal, wanted, Allocate((low, high), body))

@@ -1,0 +1,250 @@
+"""Where an expression is one constant: outside the region that the conditions of its `Select`s leave.
+
+`j <= i ? x : 0` is 0 outside `i - j >= 0`. A region is a conjunction of inequalities; the one found may be larger than
+where the conditions hold, never smaller. Values are computed exactly as the program would compute them: `0 * x` is no
+constant, for x may be infinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import gcd, isinf
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import DType
+from .affine import Affine, Interval, Quotient, Variable
+from .function import (
+    Access,
+    Binary,
+    BoundStatement,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Index,
+    Inequality,
+    Select,
+    children,
+    rebuild,
+    walk,
+)
+from .numeric import Array, Evaluator
+from .prove import conjuncts, inequalities, is_nonnegative
+
+Region = tuple[Inequality, ...]
+"""The points at which all of these hold."""
+Box = Mapping[str, Interval]
+
+
+@dataclass(frozen=True, slots=True)
+class Sunk:
+    """`value`, or NaN where the same expression is NaN at a point inside the region with other values of `along`.
+
+    So is `x - m` of an x that is -inf outside, with m its largest value along those indices: that is -inf where m is
+    not, and where m is -inf, or NaN, the same difference inside is NaN.
+    """
+
+    value: float
+    along: frozenset[str]
+
+
+Outside = Const | Sunk
+"""What is known of the value outside a region."""
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """A tensor's value outside a region, both over the names of its dimensions, `dimension(d)`."""
+
+    region: Region
+    value: Outside
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What earlier statements tell: of tensors, and of those that are the largest values along rows of a mask."""
+
+    masked: Mapping[str, Masked]
+    largest: Mapping[str, BoundStatement]
+
+
+def dimension(d: int) -> str:
+    """The name of a dimension in a region of a tensor."""
+    return f"#{d}"
+
+
+# --- regions -------------------------------------------------------------------------------------------------------
+
+
+def as_form(g: Inequality) -> Affine:
+    """The form that is at least zero."""
+    return Affine(g.constant, tuple((Variable(name), c) for name, c in g.terms))
+
+
+def is_implied(g: Inequality, by: Sequence[Inequality], box: Box) -> bool:
+    """Does `g` hold wherever all of `by` hold?"""
+    return g in by or is_nonnegative(as_form(g), [as_form(h) for h in by], box)
+
+
+def includes(outer: Region, inner: Region, box: Box) -> bool:
+    """Is every point of `inner` in `outer`?"""
+    return all(is_implied(g, inner, box) for g in outer)
+
+
+def region_where(condition: Expr, holds: bool, box: Box) -> Region:
+    """A region that includes all points where a condition is `holds`: what is not affine is left out."""
+    found = []
+    for e, value in conjuncts(condition, holds):
+        for form in inequalities(e, value, box):
+            g = _inequality(form)
+            if g is not None and not is_implied(g, (), box):
+                found.append(g)
+    return tuple(dict.fromkeys(found))
+
+
+def _inequality(form: Affine) -> Inequality | None:
+    """`form >= 0`, or what follows from it where it has quotients, or None."""
+    d = 1
+    for atom, _ in form.terms:
+        if isinstance(atom, Quotient):
+            if not isinstance(atom.divisor, int) or atom.divisor <= 0 or d not in (1, atom.divisor):
+                return None
+            d = atom.divisor
+    total = Affine(0)
+    for atom, c in form.terms:
+        if isinstance(atom, Variable):
+            total += Affine(0, ((atom, c),)).scaled(d)
+        elif isinstance(atom, Quotient) and isinstance(c, int):  # x/d - 1 < floor(x/d) <= x/d
+            total += atom.inner.scaled(c) if c > 0 else atom.inner.shifted(1 - d).scaled(c)
+        else:
+            return None
+    total += Affine(form.constant).scaled(d)
+    terms = [(a.name, c) for a, c in total.terms if isinstance(a, Variable) and isinstance(c, int)]
+    if not terms or len(terms) < len(total.terms) or not isinstance(total.constant, int):
+        return None
+    factor = gcd(*(c for _, c in terms))
+    return Inequality(tuple(sorted((n, c // factor) for n, c in terms)), total.constant // factor)
+
+
+def index_subscripts(access: Access) -> tuple[str, ...] | None:
+    """The names of the subscripts where they are distinct indices."""
+    names = tuple(e.name for e in access.subscripts if isinstance(e, Index))
+    return names if len(names) == len(access.subscripts) == len(set(names)) else None
+
+
+# --- values outside ------------------------------------------------------------------------------------------------
+
+
+def find_regions(e: Expr, facts: Facts, box: Box) -> tuple[Region, ...]:
+    """The regions that conditions and masked tensors in `e` leave."""
+    return tuple(dict.fromkeys(r for x in walk(e) for r in _own_regions(x, facts, box) if r))
+
+
+def _own_regions(e: Expr, facts: Facts, box: Box) -> Iterator[Region]:
+    if isinstance(e, Select):
+        yield region_where(e.condition, True, box)
+        yield region_where(e.condition, False, box)
+    elif isinstance(e, Access) and (found := _read(e, facts)) is not None:
+        yield found.region
+
+
+def _read(e: Access, facts: Facts) -> Masked | None:
+    """What is known of an element that is read, over the indices of the statement that reads it."""
+    known, names = facts.masked.get(e.tensor), index_subscripts(e)
+    if known is None or names is None:
+        return None
+    place = {dimension(d): name for d, name in enumerate(names)}
+    value = known.value
+    if isinstance(value, Sunk):
+        value = replace(value, along=frozenset(place[d] for d in value.along))
+    return Masked(tuple(g.renamed(place) for g in known.region), value)
+
+
+def value_outside(e: Expr, region: Region, facts: Facts, box: Box) -> Outside | None:
+    """The value of `e` at every point outside `region`; None where none is known."""
+
+    def visit(e: Expr) -> Outside | None:
+        match e:
+            case Const():
+                return e
+            case Select(condition=condition, then=then, otherwise=otherwise):
+                if includes(region, region_where(condition, True, box), box):
+                    return visit(otherwise)
+                if includes(region, region_where(condition, False, box), box):
+                    return visit(then)
+                a, b = visit(then), visit(otherwise)
+                return a if a is not None and a == b else None
+            case Access():
+                found = _read(e, facts)
+                return found.value if found is not None and includes(region, found.region, box) else None
+        parts = [visit(x) for x in children(e)]
+        constants = [p for p in parts if isinstance(p, Const)]
+        if parts and len(constants) == len(parts):
+            return _computed(rebuild(e, constants))
+        return _sunk(e, parts, region, facts)
+
+    return visit(e)
+
+
+def _computed(e: Expr) -> Const | None:
+    try:
+        with np.errstate(all="ignore"):
+            value = Evaluator({}, _no_memory)(e)
+    except (ArithmeticError, ValueError):
+        return None
+    return Const(np.asarray(value).item(), e.dtype)
+
+
+def _no_memory(access: Access, subscripts: object, where: object) -> Array:
+    raise ValueError(f"{access.tensor} is no constant")
+
+
+def _sunk(e: Expr, parts: Sequence[Outside | None], region: Region, facts: Facts) -> Sunk | None:
+    """The steps of a softmax: the difference with the largest value, times a positive constant, its exponential."""
+    match e, parts:
+        case Binary(op="-", left=left, right=Access() as right), [Const(value=value), None] if _is_low(value):
+            along = _rows(left, right, region, facts)
+            return None if along is None else Sunk(-np.inf, along)
+        case Binary(op="*" | "/", dtype=dtype), [Sunk() as sunk, Const(value=scale)] if _is_positive(scale, dtype):
+            return sunk
+        case Binary(op="*", dtype=dtype), [Const(value=scale), Sunk() as sunk] if _is_positive(scale, dtype):
+            return sunk
+        case Call(function="exp" | "exp2"), [Sunk(value=value) as sunk] if value < 0:
+            return replace(sunk, value=0.0)
+        case Cast(dtype=dtype), [Sunk() as sunk] if dtype.is_float:
+            return sunk
+    return None
+
+
+def _is_low(value: Any) -> bool:
+    return isinstance(value, float) and isinf(value) and value < 0
+
+
+def _is_positive(scale: Any, dtype: DType) -> bool:
+    return dtype.is_float and isinstance(scale, float) and 0 < scale < np.inf
+
+
+def _rows(masked: Expr, largest: Access, region: Region, facts: Facts) -> frozenset[str] | None:
+    """The indices along which `largest` is the largest value of `masked`, where every row has terms in `region`."""
+    s, names = facts.largest.get(largest.tensor), index_subscripts(largest)
+    if s is None or names is None:
+        return None
+    written = index_subscripts(Access(s.target, s.subscripts, s.value.dtype)) or ()
+    place = dict(zip(written, names, strict=True))
+    if not _matches(s.value, masked, place) or any(i.name not in place for i in s.reduced):
+        return None
+    same = {g.renamed(place) for g in s.terms} == set(region)
+    return frozenset(place[i.name] for i in s.reduced) if same else None
+
+
+def _matches(pattern: Expr, e: Expr, place: dict[str, str]) -> bool:
+    """Is `e` the `pattern` with other indices? `place` has some of them, and gets the rest."""
+    if isinstance(pattern, Index):
+        return isinstance(e, Index) and place.setdefault(pattern.name, e.name) == e.name
+    mine, theirs = children(pattern), children(e)
+    if type(pattern) is not type(e) or len(mine) != len(theirs):
+        return False
+    return all(_matches(a, b, place) for a, b in zip(mine, theirs, strict=True)) and rebuild(pattern, theirs) == e

@@ -1,0 +1,298 @@
+"""`BoundFunction` -> `BoundFunction` with smaller domains: what a mask makes neutral is not computed.
+
+A reduction over `j <= i ? x : 0` has terms at `j <= i` only, if 0 is neutral for it; those are its `terms`. A temporary
+of which all readers want the part at `j <= i` has `elements` there only, and nothing is computed for the others. The
+language's results stay the same, to the last inf and NaN: what is left out is neutral in its type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from .bind import identity
+from .function import (
+    Access,
+    Binary,
+    BoundFunction,
+    BoundStatement,
+    Const,
+    Expr,
+    Inequality,
+    Role,
+    Select,
+    children,
+    map_operands,
+    walk,
+)
+from .masks import (
+    Box,
+    Facts,
+    Masked,
+    Outside,
+    Region,
+    Sunk,
+    as_form,
+    dimension,
+    find_regions,
+    includes,
+    index_subscripts,
+    is_implied,
+    region_where,
+    value_outside,
+)
+from .prove import is_nonnegative
+
+MOST_KEPT = 0.75
+"""Of a domain: where a mask leaves more than this, loops of constant length are faster than those without the rest."""
+SAMPLES = 24
+"""Values of each index by which that part is estimated."""
+
+
+def restrict(function: BoundFunction) -> BoundFunction:
+    """The same function, with `elements` and `terms` wherever masks allow it; `function` itself where none does."""
+    if not any(isinstance(e, Select) for s in function.statements for e in walk(s.value)):
+        return function
+    statements = _with_elements(function, _with_terms(function))
+    statements = [_without_masks(s) for s in statements]
+    return replace(function, statements=tuple(statements)) if any(s.domain for s in statements) else function
+
+
+# --- terms: forwards, with what is known of earlier tensors --------------------------------------------------------
+
+
+def _with_terms(function: BoundFunction) -> list[BoundStatement]:
+    facts = Facts({}, {})
+    found = []
+    for s in function.statements:
+        region = _terms(s, facts)
+        s = replace(s, terms=region) if region else s
+        found.append(s)
+        facts = _learn(function, s, facts)
+    return found
+
+
+def _terms(s: BoundStatement, facts: Facts) -> Region:
+    """Where the value of a reduction may be other than neutral."""
+    if s.reduction is None or not s.reduced or _definition(s) is None or any(i.extent == 0 for i in s.indices):
+        return ()
+    box = _box(s)
+    found: list[Inequality] = []
+    for region in find_regions(s.value, facts, box):
+        value = value_outside(s.value, region, facts, box)
+        if value is not None and _is_neutral(value, s):
+            found += region
+    region = tuple(dict.fromkeys(found))
+    return region if _share(region, box) <= MOST_KEPT else ()
+
+
+def _is_neutral(value: Outside, s: BoundStatement) -> bool:
+    """Does `s` combine `value` without an effect?"""
+    assert s.reduction is not None
+    neutral = identity(s.reduction, s.value.dtype)
+    if isinstance(value, Sunk):
+        return value.value == neutral and value.along <= {i.name for i in s.reduced} and s.value.dtype.is_float
+    return type(value.value) is type(neutral) and value.value == neutral
+
+
+def _learn(function: BoundFunction, s: BoundStatement, facts: Facts) -> Facts:
+    """What is known after `s`."""
+    masked = {name: m for name, m in facts.masked.items() if name != s.target}
+    largest = {name: m for name, m in facts.largest.items() if name != s.target and not _reads(m, s.target)}
+    names = index_subscripts(Access(s.target, s.subscripts, s.value.dtype))
+    if names is None or s.staged or not _is_whole(function, s, names):
+        return Facts(masked, largest)
+    if s.reduction is None and function.tensor(s.target).dtype == s.value.dtype:
+        box = _box(s)
+        place = {name: dimension(d) for d, name in enumerate(names)}
+        for region in find_regions(s.value, facts, box):
+            value = value_outside(s.value, region, facts, box)
+            if isinstance(value, Sunk):
+                value = replace(value, along=frozenset(place[name] for name in value.along))
+            if value is not None:
+                masked[s.target] = Masked(tuple(g.renamed(place) for g in region), value)
+                break
+    elif s.reduction == "max" and s.initialise and s.terms and _has_all_rows(s):
+        largest[s.target] = s
+    return Facts(masked, largest)
+
+
+def _is_whole(function: BoundFunction, s: BoundStatement, names: Sequence[str]) -> bool:
+    """Does `s` define every element of its target?"""
+    ranges = {i.name: (i.lower, i.upper) for i in s.free}
+    shape = function.tensor(s.target).shape
+    return all(ranges.get(name) == (0, extent) for name, extent in zip(names, shape, strict=True))
+
+
+def _has_all_rows(s: BoundStatement) -> bool:
+    """Has every element of a reduction a term that its mask leaves? Decided where that is over one index."""
+    if len(s.reduced) != 1:
+        return False
+    (k,) = s.reduced
+    box = _box(s)
+    ends = (Inequality(((k.name, 1),), -k.lower), Inequality(((k.name, -1),), k.upper - 1))
+    pairs = [(dict(g.terms).get(k.name, 0), g) for g in (*s.terms, *ends)]
+    if any(abs(c) > 1 for c, _ in pairs):
+        return False
+    lower, upper, others = ([as_form(g) for c, g in pairs if c == sign] for sign in (1, -1, 0))
+    return all(is_nonnegative(a + b, [], box) for a in lower for b in upper) and not others
+
+
+# --- elements: backwards, from what is read ------------------------------------------------------------------------
+
+
+def _with_elements(function: BoundFunction, statements: list[BoundStatement]) -> list[BoundStatement]:
+    """`statements` with the elements of temporaries that others want."""
+    found = list(statements)
+    last = {s.target: n for n, s in enumerate(found)}
+    for target in sorted(last, key=lambda name: -last[name]):
+        if function.tensor(target).role is not Role.TEMPORARY:
+            continue
+        own = [n for n, s in enumerate(found) if s.target == target]
+        names = [_definition(found[n]) for n in own]
+        region = _wanted(found, target)
+        if not region or None in names:
+            continue
+        for n, subscripts in zip(own, names, strict=True):
+            place = {dimension(d): name for d, name in enumerate(subscripts or ())}
+            found[n] = replace(found[n], elements=tuple(g.renamed(place) for g in region))
+    return found
+
+
+def _definition(s: BoundStatement) -> tuple[str, ...] | None:
+    """The subscripts of a definition that may be had in part: plain indices, and no read that is under a guard."""
+    if s.staged or s.checks or _reads_under_guard(s):
+        return None
+    return index_subscripts(Access(s.target, s.subscripts, s.value.dtype))
+
+
+def _wanted(statements: Sequence[BoundStatement], tensor: str) -> Region:
+    """The elements of a temporary that its readers want, over its dimensions."""
+    found = [use for s in statements for use in _uses(s, tensor)]
+    uses = [use for use in found if use is not None]
+    if len(uses) < len(found):
+        return ()
+    boxes = [box for _, box in uses]
+    candidates = dict.fromkeys(g for region, _ in uses for g in region)
+    kept = tuple(g for g in candidates if all(is_implied(g, region, box) for region, box in uses))
+    return kept if kept and _share(kept, boxes[0]) <= MOST_KEPT else ()
+
+
+def _uses(s: BoundStatement, tensor: str) -> Iterator[tuple[Region, Box] | None]:
+    """For each read of `tensor` by `s` the elements that it wants, and the box that they are in; None: any.
+
+    A definition of the tensor that reads it at its own point wants nothing that others do not.
+    """
+    box = _box(s)
+    for access, region in _reads_of(s, tensor, box):
+        if s.target == tensor and access.subscripts == s.subscripts and not s.reduced:
+            continue
+        names = index_subscripts(access)
+        if names is None:
+            yield None
+            continue
+        place = {name: dimension(d) for d, name in enumerate(names)}
+        local = tuple(g for g in region if all(name in place for name, _ in g.terms))
+        yield tuple(g.renamed(place) for g in local), {place[name]: box[name] for name in names}
+
+
+def _reads_of(s: BoundStatement, tensor: str, box: Box) -> Iterator[tuple[Access, Region]]:
+    """The reads of `tensor` by `s`, each with where it matters."""
+
+    def visit(e: Expr, region: Region) -> Iterator[tuple[Access, Region]]:
+        if isinstance(e, Select):
+            yield from visit(e.condition, region)
+            yield from visit(e.then, (*region, *region_where(e.condition, True, box)))
+            yield from visit(e.otherwise, (*region, *region_where(e.condition, False, box)))
+            return
+        if isinstance(e, Access) and e.tensor == tensor:
+            yield e, region
+        for x in children(e):
+            yield from visit(x, region)
+
+    yield from visit(s.value, s.domain)
+    for e in (*s.subscripts, *(x for c in s.checks for x in (c.subscript, c.guard) if x is not None)):
+        yield from visit(e, ())
+
+
+# --- what is left of the values ------------------------------------------------------------------------------------
+
+
+def _without_masks(s: BoundStatement) -> BoundStatement:
+    """`s` without the conditions that hold wherever its value is computed."""
+    if not s.domain:
+        return s
+    box = _box(s)
+
+    def visit(e: Expr) -> Expr:
+        if isinstance(e, Select):
+            if _holds(e.condition, True, s.domain, box):
+                return visit(e.then)
+            if _holds(e.condition, False, s.domain, box):
+                return visit(e.otherwise)
+        return map_operands(e, visit)
+
+    return replace(s, value=visit(s.value))
+
+
+def _holds(e: Expr, value: bool, domain: Region, box: Box) -> bool:
+    """Is the condition `e` equal to `value` in all of `domain`?"""
+    match e:
+        case Const():
+            return bool(e.value) == value
+        case Binary(op="&&", left=a, right=b) if value:
+            return _holds(a, True, domain, box) and _holds(b, True, domain, box)
+        case Binary(op="||", left=a, right=b) if not value:
+            return _holds(a, False, domain, box) and _holds(b, False, domain, box)
+        case Binary(op=op) if op != ("!=" if value else "=="):
+            region = region_where(e, not value, box)  # the contrary: empty together with the domain?
+            return any(_excludes(g, domain, box) for g in region) or _is_exactly(e, value, domain, box)
+    return False
+
+
+def _excludes(g: Inequality, domain: Region, box: Box) -> bool:
+    """Does `g` hold nowhere in `domain`?"""
+    contrary = Inequality(tuple((name, -c) for name, c in g.terms), -g.constant - 1)
+    return is_implied(contrary, domain, box)
+
+
+def _is_exactly(e: Binary, value: bool, domain: Region, box: Box) -> bool:
+    """Is an equality implied, by an inequality from either side?"""
+    if e.op != ("==" if value else "!="):
+        return False
+    divides = any(isinstance(x, Binary) and x.op in ("/", "%") for x in walk(e))  # regions with quotients are larger
+    region = region_where(e, value, box)
+    return not divides and len(region) == 2 and includes(region, domain, box)
+
+
+# --- small things --------------------------------------------------------------------------------------------------
+
+
+def _box(s: BoundStatement) -> Box:
+    return {i.name: (i.lower, i.upper - 1) for i in s.indices}
+
+
+def _reads(s: BoundStatement, tensor: str) -> bool:
+    return any(isinstance(e, Access) and e.tensor == tensor for e in walk(s.value))
+
+
+def _reads_under_guard(s: BoundStatement) -> bool:
+    """Must the mask stay, for it keeps reads in bounds?"""
+    return any(isinstance(e, Access) and e.guarded for e in walk(s.value))
+
+
+def _share(region: Region, box: Box) -> float:
+    """About which part of a box a region is."""
+    names = dict.fromkeys(name for g in region for name, _ in g.terms)
+    axes = {}
+    for axis, name in enumerate(names):
+        low, high = box[name]
+        shape = [1] * len(names)
+        shape[axis] = -1
+        axes[name] = np.unique(np.linspace(low, high, SAMPLES).round()).reshape(shape)
+    inside = np.ones((), bool)
+    for g in region:
+        inside = inside & (sum((c * axes[name] for name, c in g.terms), np.asarray(g.constant)) >= 0)
+    return float(np.mean(inside)) if region else 1.0

@@ -1,0 +1,132 @@
+"""Contractions around which tensors are copied into the order of a matrix product compute what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+import tensor_comprehensions as tc
+from tensor_comprehensions import knobs
+from tensor_comprehensions.options import CpuOptions
+from tensor_comprehensions.polyhedral import reorder, strategy
+from tensor_comprehensions.strategies import gett
+from tensor_comprehensions.target import AVX512, Target
+from tensor_comprehensions.tc_lang.function import BoundFunction
+
+MESHED = replace(AVX512, name="sapphirerapids", cache=(49152, 2097152, 110100480))
+FALLEN_BEHIND = [
+    ("cdba-efabc-fed", {"a": 12, "b": 13, "c": 10, "d": 7, "e": 6, "f": 12}),
+    ("bdace-bfa-efdc", {"a": 9, "b": 16, "c": 16, "d": 16, "e": 17, "f": 11}),
+    ("cebfad-abgch-dgehf", {"a": 9, "b": 7, "c": 9, "d": 4, "e": 7, "f": 9, "g": 10, "h": 4}),
+]
+ODD = [
+    ("gbcead-dcaegf-bf", {"a": 3, "b": 4, "c": 5, "d": 4, "e": 6, "f": 7, "g": 3}),
+    ("cghf-hedab-fcadgbe", {"a": 3, "b": 4, "c": 5, "d": 2, "e": 6, "f": 7, "g": 3, "h": 5}),
+    ("ba-ac-cb", {"a": 37, "b": 18, "c": 29}),
+]
+"""Output, left factor, right factor; the last index of each is that of unit stride."""
+
+Case = tuple[str, Mapping[str, int]]
+
+
+def source(name: str) -> str:
+    c, a, b = (",".join(part) for part in name.split("-"))
+    return f"def f(float({a.upper()}) x, float({b.upper()}) y) -> (o) {{ o({c}) +=! x({a}) * y({b}) }}"
+
+
+def inputs(name: str, sizes: Mapping[str, int]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    _, *factors = name.split("-")
+    return [torch.randint(-3, 4, [sizes[i] for i in part], generator=generator).float() for part in factors]
+
+
+def expected(name: str, x: Tensor, y: Tensor) -> Tensor:
+    c, a, b = name.split("-")
+    return torch.einsum(f"{a},{b}->{c}", x, y)
+
+
+@pytest.mark.parametrize(("name", "sizes"), FALLEN_BEHIND, ids=[name for name, _ in FALLEN_BEHIND])
+def test_short_indices_in_odd_orders(name: str, sizes: Mapping[str, int]) -> None:
+    x, y = inputs(name, sizes)
+    assert torch.equal(tc.define(source(name)).f(x, y), expected(name, x, y))
+
+
+def test_few_rows_are_no_reason_to_leave_register_tiles() -> None:
+    name, sizes = FALLEN_BEHIND[0]
+    for target in (AVX512, MESHED):
+        schedule = tc.define(source(name)).f.compile(*inputs(name, sizes), target=target).source("schedule")
+        assert "o.ordered" in schedule
+        assert "a_b_c" in schedule
+
+
+def test_what_needs_no_copies_has_none() -> None:
+    for shapes in (((100, 90), (90, 80)), ((2000, 100), (100, 2000)), ((7, 1000), (1000, 300))):
+        op = tc.define("def f(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }").f
+        assert "_ordered" not in op.compile(*map(torch.empty, shapes), target=MESHED).source("schedule")
+
+
+def test_a_strategy_is_for_the_contraction_as_it_is_written() -> None:
+    name, sizes = FALLEN_BEHIND[2]
+    x, y = inputs(name, sizes)
+    op = tc.define(source(name)).f
+    assert "_ordered" not in op.compile(x, y, strategy=gett).source("schedule")
+    assert torch.equal(op.compile(x, y, strategy=gett)(x, y), expected(name, x, y))
+
+
+def every_way(name: str, sizes: Mapping[str, int]) -> list[Callable[..., BoundFunction]]:
+    """Passes that make one and the same choice each."""
+    found: list[reorder.Orders] = []
+
+    def look(function: BoundFunction, options: CpuOptions, target: Target) -> BoundFunction:
+        contraction = reorder._contraction(function)
+        assert contraction is not None
+        found[:] = reorder._ways(contraction)
+        return function
+
+    with pytest.MonkeyPatch.context() as patch, knobs.override(cache="off"):
+        patch.setattr(strategy, "reorder", look)
+        tc.define(source(name)).f.compile(*inputs(name, sizes))
+
+    def always(orders: reorder.Orders) -> Callable[..., BoundFunction]:
+        def chosen(function: BoundFunction, options: CpuOptions, target: Target) -> BoundFunction:
+            contraction = reorder._contraction(function)
+            assert contraction is not None
+            return reorder._reordered(contraction, orders)[0]
+
+        return chosen
+
+    return [always(orders) for orders in found]
+
+
+@pytest.mark.parametrize(("name", "sizes"), ODD, ids=[name for name, _ in ODD])
+def test_every_way(name: str, sizes: Mapping[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = inputs(name, sizes)
+    ways = every_way(name, sizes)
+    assert len(ways) >= 4
+    for number, way in enumerate(Random(1).sample(ways, 4)):
+        monkeypatch.setattr(strategy, "reorder", way)
+        with knobs.override(cache="off", verify=not number):
+            assert torch.equal(tc.define(source(name)).f(x, y), expected(name, x, y))
+
+
+def test_copies_past_the_caches_begin_anywhere_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, sizes = "aebc-ad-bced", {"a": 12, "b": 22, "c": 33, "d": 30, "e": 24}
+    x, y = inputs(name, sizes)
+    ways = every_way(name, sizes)
+    for way in Random(0).sample(ways, min(3, len(ways))):
+        monkeypatch.setattr(strategy, "reorder", way)
+        with knobs.override(cache="off"):
+            assert torch.equal(tc.define(source(name)).f(x, y), expected(name, x, y))
+
+
+def test_no_index_is_lost() -> None:
+    """Extents of 1, a batch, and an index of one tensor alone are left as they are."""
+    for name in ("ab-ac-cb", "zab-zac-zcb", "ab-acd-cb"):
+        sizes = dict.fromkeys("abcdz", 9) | {"a": 1}
+        x, y = inputs(name, sizes)
+        assert torch.equal(tc.define(source(name)).f(x, y), expected(name, x, y))

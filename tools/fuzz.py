@@ -1,0 +1,86 @@
+"""Run the random suites for long, with fresh seeds: `python -m tools.fuzz --examples 20000`.
+
+Every round is a pytest of its own with so many random programs and one seed, which is printed with what failed, and
+makes the round again: `python -m tools.fuzz SUITE --examples 200 --seed 123`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROUND = 200
+"""Programs of a round: what a process keeps of them is given back, and a failure is seen soon."""
+SUITES = {
+    "wide": "tests/core/test_wide_programs.py::test_compiled",
+    "interpreted": "tests/core/test_wide_programs.py::test_interpreted_after_every_pass",
+    "schedules": "tests/polyhedral/test_random_programs.py",
+    "emulated": "tests/gpu/test_random_programs.py",
+    "llvm": "tests/codegen/test_llvm_random.py",
+    "passes": "tests/loop_ir/test_passes.py",
+    "gradients": "tests/api/test_autograd.py::test_random_programs",
+    "texts": "tests/tc_lang/test_fuzz.py",
+    "calls": "tests/api/test_fuzz.py",
+    "files": "tests/autotuner/test_file_fuzz.py",
+    "einsum": "tests/einstein/test_einsum.py",
+}
+"""Tests by what they draw."""
+LINES = 60
+"""Of what a round says that failed."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.fuzz", description=__doc__)
+    parser.add_argument("suite", nargs="*", choices=[[], *SUITES], help=f"which (default: all): {', '.join(SUITES)}")
+    parser.add_argument("--examples", type=int, default=ROUND, help="random programs for each property of each suite")
+    parser.add_argument("--seed", type=int, help="of the first round; those that follow count up (default: fresh ones)")
+    parser.add_argument("--log", type=Path, help="where the whole output of rounds that fail is added")
+    given = parser.parse_args()
+    chosen = given.suite or list(SUITES)
+    failed = []
+    for done in range(0, given.examples, ROUND):
+        for name in chosen:
+            seed = secrets.randbits(32) if given.seed is None else given.seed + done // ROUND
+            count = min(ROUND, given.examples - done)
+            start = time.monotonic()
+            passed, said = run(SUITES[name], count, seed)
+            state = "ok" if passed else "FAILED"
+            print(
+                f"{name:<12} seed {seed:<11} {done + count:>6} {time.monotonic() - start:6.0f} s  {state}", flush=True
+            )
+            if not passed:
+                failed.append((name, seed))
+                print("\n".join(said.splitlines()[-LINES:]), flush=True)
+                if given.log is not None:
+                    with given.log.open("a") as log:
+                        log.write(f"# {name}, seed {seed}\n{said}\n")
+    for name, seed in failed:
+        print(f"again: python -m tools.fuzz {name} --examples {min(ROUND, given.examples)} --seed {seed}")
+    return 1 if failed else 0
+
+
+def run(tests: str, examples: int, seed: int) -> tuple[bool, str]:
+    """Whether a round passes, and what pytest says."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", tests]
+    command += [f"--examples={examples}", f"--hypothesis-seed={seed}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    made = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    return made.returncode == 0, made.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
