@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, strided
 
 from ..api import Op
 from ..calling.arguments import article
@@ -41,8 +42,11 @@ def einsum(equation: str, *operands: Any, out: Any = None, format: str | None = 
     """
     if _is_traced():
         return traced(equation, operands, out, format)
-    if format is not None or any(map(may_be_sparse, operands)):
+    if format is not None:
         return _of_sparse(equation, operands, out, format)
+    for x in operands:
+        if (type(x) is not Tensor or x.layout is not strided) and may_be_sparse(x):
+            return _of_sparse(equation, operands, out, format)
     try:
         try:
             key = (equation, *[(x.shape, x.dtype) for x in operands])
