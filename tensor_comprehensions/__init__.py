@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .calling.sparse.files import read_tensor, write_tensor
     from .calling.sparse.interop import as_sparse
     from .calling.sparse.tensor import SparseTensor
-    from .definitions import from_expression, op
+    from .definitions import from_expression, from_notation, op
     from .einstein import einsum
     from .module import Module
     from .options import CpuOptions
@@ -49,6 +49,7 @@ __all__ = [
     "define",
     "einsum",
     "from_expression",
+    "from_notation",
     "op",
     "read_tensor",
     "write_tensor",
@@ -62,6 +63,7 @@ _HOMES = {
     "define": "api",
     "einsum": "einstein",
     "from_expression": "definitions",
+    "from_notation": "definitions",
     "op": "definitions",
     "SparseTensor": "calling.sparse.tensor",
     "as_sparse": "calling.sparse.interop",

@@ -245,6 +245,10 @@ class Op(Caller):
             or self._kernels.are_elsewhere(tensors)
         ):
             return self._for_gpu(tensors, initial, options, target, strategy is not None or search)
+        if self._kernels.has_sparse((*tensors, *initial.values())):
+            if options is not None or target is not None or strategy is not None or search:
+                raise ArgumentError("sparse kernels take no options, target, strategy or search yet")
+            return self._kernels.sparse.compile(tensors, initial)
         chosen = self._machine.options if options is None else options
         machine = Machine(chosen, host() if target is None else target)
         check_machine(machine.options, machine.target)
@@ -385,6 +389,8 @@ class Op(Caller):
     @guarded
     def reference(self, /, *tensors: Value, **initial: Value) -> Any:
         """What a call gives, computed by the reference evaluator: by the definition of the language, and slowly."""
+        if self._kernels.has_sparse((*tensors, *initial.values())):
+            return self._kernels.sparse.reference(tensors, initial)
         arguments = examples(self._kernels.interface, tensors, initial)
         bound = self._kernels.bind(sizes_of(self.function, arguments))
         return hand_back(evaluate(bound, arguments), arguments.convert)

@@ -25,7 +25,7 @@ from .calling.describe import ranges
 from .calling.entries import CacheEntry
 from .calling.samples import sample_arguments
 from .commands import cache as caching
-from .commands import contract
+from .commands import contract, sparse
 from .commands import tune as tuning
 from .compiler import KINDS
 from .compiler_gpu import GPU_KINDS
@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--rounds", type=int, default=20, help="how often to run (default 20)")
     run.add_argument("--no-check", action="store_true", help="do not compare with the reference evaluator")
     contract.add_parser(commands)
+    sparse.add_parser(commands)
     caching.add_parser(commands, _add_def, _entry)
     tuning.add_parser(commands)
     doctor = commands.add_parser("doctor", help="what the machine and the installation offer")

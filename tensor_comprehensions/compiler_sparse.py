@@ -6,13 +6,13 @@ dense kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 
 from . import knobs
 from .codegen import c, llvm
-from .errors import InternalError
+from .errors import ArgumentError, InternalError
 from .inspection import logger
 from .loop_ir.binding import check_bindings
 from .loop_ir.hoist import hoist_accumulators
@@ -24,6 +24,7 @@ from .loop_ir.vectorize import vectorize
 from .loop_ir.verify import verify
 from .runtime import cpu, process
 from .runtime.cpu import Executable, ObjectCode
+from .sparse.explain import explain, text_with_formats
 from .sparse.lower import Program, lower
 from .sparse.problem import Problem
 from .target import Target
@@ -57,14 +58,33 @@ class CompiledSparseKernel:
     seconds: float
 
     def source(self, kind: str) -> str:
-        """All phases as text of a kind: "loops", "c", "llvm" or "asm"."""
-        texts = {
-            "loops": lambda m: show(m),
-            "c": lambda m: c.emit(m),
-            "llvm": lambda m: llvm.emit(m, self.target, process.mathematics()),
-            "asm": lambda m: cpu.assembly(llvm.emit(m, self.target, process.mathematics()), self.target),
-        }
-        return "\n".join(texts[kind](m) for m in self.phases)
+        """All phases as text of a kind: "tc", "schedule", "loops", "c", "llvm" or "asm".
+
+        Raises:
+            ArgumentError: there is no such kind.
+        """
+        if kind not in SPARSE_KINDS:
+            raise ArgumentError(f"a sparse kernel has no source of kind {kind!r}", expected=", ".join(SPARSE_KINDS))
+        return SPARSE_KINDS[kind](self)
+
+
+def _each_phase(text: Callable[[CompiledSparseKernel, Module], str]) -> Callable[[CompiledSparseKernel], str]:
+    return lambda kernel: "\n".join(text(kernel, module) for module in kernel.phases)
+
+
+def _llvm(kernel: CompiledSparseKernel, module: Module) -> str:
+    return llvm.emit(module, kernel.target, process.mathematics())
+
+
+SPARSE_KINDS: Mapping[str, Callable[[CompiledSparseKernel], str]] = {
+    "tc": lambda kernel: text_with_formats(kernel.program.problem.function),
+    "schedule": lambda kernel: explain(kernel.program),
+    "loops": _each_phase(lambda _, module: show(module)),
+    "c": _each_phase(lambda _, module: c.emit(module)),
+    "llvm": _each_phase(_llvm),
+    "asm": _each_phase(lambda kernel, module: cpu.assembly(_llvm(kernel, module), kernel.target)),
+}
+"""What `source` can show."""
 
 
 def compile_sparse(problem: Problem, target: Target) -> CompiledSparseKernel:

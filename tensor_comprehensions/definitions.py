@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, overload
 
@@ -82,3 +82,29 @@ def from_expression(statements: str, /, name: str = "expression", **types: str) 
     if not isinstance(statements, str):
         raise ArgumentError(f"the statements are a {type(statements).__name__}, not a string")
     return define(definition(name, textwrap.dedent(statements), types))[name]
+
+
+@guarded
+def from_notation(
+    equation: str, /, formats: Mapping[str, str] | None = None, name: str = "expression", **types: str
+) -> Op:
+    """The operator of index notation: `from_notation("y(i) = b(i) - A(i,j)*x(j)", formats={"A": "csr"})`.
+
+    Sums are implied: in each term of the right side, the indices that the left side lacks are summed over. Parameters
+    are what is read, in the order of the text, as for `from_expression`.
+
+    Args:
+        equation: one equation, or several, of which the last gives the result.
+        formats: how tensors are stored, by name; what is not named here comes in any format, and goes out dense.
+        name: of the def.
+        types: of parameters that are not `float`: `from_notation("y(i) = A(i,j)*x(j)", A="double", x="double")`.
+
+    Raises:
+        ParseError, CheckError, RangeError: as `define`, with the place in the def that the notation gives.
+        ArgumentError: a format is none, or given to no tensor of the equation.
+    """
+    from .sparse.notation import definition_of_notation
+
+    if not isinstance(equation, str):
+        raise ArgumentError(f"the equation is a {type(equation).__name__}, not a string")
+    return define(definition_of_notation(name, textwrap.dedent(equation), types), formats=formats)[name]

@@ -47,6 +47,7 @@ def main() -> None:
     assert_type(doubled, tc.Op)
     assert_type(with_gradient, tc.Op)
     assert_type(tc.from_expression("y(i) = 2 * x(i)"), tc.Op)
+    assert_type(tc.from_notation("y = a(i)", formats={"a": "s"}), tc.Op)
     x = torch.ones(3)
     assert_type(ops.scale(x, 2.0), Any)  # a tensor, an array as they went in, or a tuple of them
     assert_type(ops.scale.overload, torch._ops.OpOverload[..., Any])

@@ -68,7 +68,7 @@ class Route:
     launcher: Launcher
 
 
-def _may_be_sparse(value: object) -> bool:
+def may_be_sparse(value: object) -> bool:
     """Whether an argument is a sparse tensor of any kind; nothing is imported to find out."""
     if isinstance(value, Tensor):
         return value.layout is not strided and not value.is_nested
@@ -112,7 +112,7 @@ class Kernels:
 
     def has_sparse(self, values: Sequence[object]) -> bool:
         """Is a tensor of the def, or an argument of a call, sparse, so that `sparse` is for it?"""
-        return self._declares_sparse or any(_may_be_sparse(v) for v in values)
+        return self._declares_sparse or any(may_be_sparse(v) for v in values)
 
     @staticmethod
     def are_elsewhere(values: Sequence[object]) -> bool:

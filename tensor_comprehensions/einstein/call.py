@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, strided
 
 from ..api import Op
-from ..errors import TCError
-from ..guard import shorten_traceback
+from ..calling.arguments import article
+from ..calling.kernels import may_be_sparse
+from ..errors import ArgumentError, TCError
+from ..guard import guarded, shorten_traceback
 from ..once import OncePerKey
 from .operators import LIMIT, check_kinds, kinds_of, operator_for
 from .traced import traced
@@ -17,7 +21,7 @@ _is_traced = torch.compiler.is_dynamo_compiling
 _by_shapes: OncePerKey[tuple[Any, ...], Op] = OncePerKey(LIMIT)
 
 
-def einsum(equation: str, *operands: Any, out: Any = None) -> Any:
+def einsum(equation: str, *operands: Any, out: Any = None, format: str | None = None) -> Any:
     """The sum of products that `equation` describes, as `torch.einsum` has it: `einsum("bij,bjk->bik", a, b)`.
 
     Every subscript is a letter and names a dimension; those missing from the output are summed over. Without `->`, the
@@ -29,14 +33,20 @@ def einsum(equation: str, *operands: Any, out: Any = None) -> Any:
 
     Args:
         equation: `"ij,jk->ik"`; spaces mean nothing.
-        operands: torch tensors, or NumPy arrays, as many as the equation has subscripts for.
+        operands: torch tensors, NumPy arrays or sparse tensors, as many as the equation has subscripts for.
         out: a tensor to write to instead of fresh memory.
+        format: how the result is stored, such as "csr"; dense by default, also where operands are sparse.
 
     Raises:
-        ArgumentError: the equation is malformed or does not fit the operands.
+        ArgumentError: the equation is malformed or does not fit the operands, or the result has no such format.
     """
     if _is_traced():
-        return traced(equation, operands, out)
+        return traced(equation, operands, out, format)
+    if format is not None:
+        return _of_sparse(equation, operands, out, format)
+    for x in operands:
+        if (type(x) is not Tensor or x.layout is not strided) and may_be_sparse(x):
+            return _of_sparse(equation, operands, out, format)
     try:
         try:
             key = (equation, *[(x.shape, x.dtype) for x in operands])
@@ -52,3 +62,13 @@ def einsum(equation: str, *operands: Any, out: Any = None) -> Any:
     except TCError as error:
         shorten_traceback(error)
         raise
+
+
+@guarded
+def _of_sparse(equation: str, operands: Sequence[Any], out: Any, format: str | None) -> Any:
+    """An equation with sparse operands, or a result that has a format."""
+    if not isinstance(format, str | None):
+        raise ArgumentError(f"einsum: the format is {article(type(format).__name__)}", expected='such as "csr"')
+    if out is not None:
+        raise ArgumentError("einsum: 'out' is for dense operands and results", suggestion="leave it out")
+    return operator_for(equation, *operands, format=format)(*operands)

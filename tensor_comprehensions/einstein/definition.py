@@ -8,9 +8,9 @@ from math import prod
 
 from ..dtypes import DTYPES
 from .equation import Equation
-from .order import Labels, best_order
+from .order import Labels, best_order, fewest_at_once
 
-NAME = "einsum"
+NAME, RESULT = "einsum", "out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,18 @@ class Factor:
         return _element(self.name, ["0" if s is None else s for s in self.subscripts])
 
 
-def definition(equation: Equation, types: Sequence[str]) -> str:
-    """The text of the def, whose parameters are operands of these types in order."""
+def definition(equation: Equation, types: Sequence[str], densities: Sequence[float] = ()) -> str:
+    """The text of the def, whose parameters are operands of these types in order.
+
+    densities: the part of each operand that is stored, if some are sparse.
+    """
     factors = [
         Factor(f"X{n}", subscripts, not DTYPES[dtype].is_float)
         for n, (subscripts, dtype) in enumerate(zip(equation.operands, types, strict=True))
     ]
     parameters = ", ".join(_parameter(f, dtype) for f, dtype in zip(factors, types, strict=True))
-    statements = "".join(f"  {s}\n" for s in _statements(equation, factors))
-    return f"def {NAME}({parameters}) -> (out) {{\n{statements}}}\n"
+    statements = "".join(f"  {s}\n" for s in _statements(equation, factors, densities))
+    return f"def {NAME}({parameters}) -> ({RESULT}) {{\n{statements}}}\n"
 
 
 def _parameter(factor: Factor, dtype: str) -> str:
@@ -49,25 +52,34 @@ def _parameter(factor: Factor, dtype: str) -> str:
     return f"{_element(dtype, sizes, separator=',')} {factor.name}"
 
 
-def _statements(equation: Equation, factors: list[Factor]) -> list[str]:
+def _statements(equation: Equation, factors: list[Factor], densities: Sequence[float]) -> list[str]:
     """Operands are first summed over what only they have; then pairs, in the best order."""
     if len(factors) == 1:
-        return [_statement(Factor("out", equation.output), factors)]
+        return [_statement(Factor(RESULT, equation.output), factors)]
     found: list[str] = []
+    stored = [*densities]
     output = frozenset(equation.output)
     for n, factor in enumerate(factors):
         others = output.union(*(f.labels for f in factors if f is not factor))
         if factor.labels - others:
             factors[n] = _result(f"S{n}", [factor], equation, others)
             found.append(_statement(factors[n], [factor]))
-    order = best_order([f.labels for f in factors], output, equation.sizes)
-    together = frozenset().union(*(f.labels for f in factors))
-    if (len(factors) - 1) * prod(equation.sizes[label] for label in together) <= order.operations:
-        return [*found, _statement(Factor("out", equation.output), factors)]
-    return [*found, *_pairs(equation, factors, order.steps)]
+            stored[n : n + 1] = [1.0] if stored else []
+    labels = [f.labels for f in factors]
+    order = best_order(labels, output, equation.sizes)
+    if stored:
+        at_once = fewest_at_once(labels, output, equation.sizes, stored, order.steps)
+    else:
+        together = frozenset().union(*labels)
+        at_once = (len(factors) - 1) * prod(equation.sizes[label] for label in together) <= order.operations
+    if at_once:
+        return [*found, _statement(Factor(RESULT, equation.output), factors)]
+    return [*found, *_pairs(equation, factors, order.steps, output_first=not stored)]
 
 
-def _pairs(equation: Equation, factors: list[Factor], steps: Sequence[tuple[int, int]]) -> list[str]:
+def _pairs(
+    equation: Equation, factors: list[Factor], steps: Sequence[tuple[int, int]], *, output_first: bool
+) -> list[str]:
     """One statement per step; the last one defines the output."""
     found: list[str] = []
     results = list(factors)
@@ -76,18 +88,26 @@ def _pairs(equation: Equation, factors: list[Factor], steps: Sequence[tuple[int,
         alive -= {one, other}
         pair = [results[one], results[other]]
         needed = frozenset(equation.output).union(*(results[n].labels for n in sorted(alive)))
-        result = _result(f"T{len(found)}", pair, equation, needed) if alive else Factor("out", equation.output)
+        result = Factor(RESULT, equation.output)
+        if alive:
+            result = _result(f"T{len(found)}", pair, equation, needed, output_first=output_first)
         alive.add(len(results))
         results.append(result)
         found.append(_statement(result, pair))
     return found
 
 
-def _result(name: str, factors: Sequence[Factor], equation: Equation, needed: Labels) -> Factor:
-    """What is `needed` of a product: the output's labels in its order, then the others as they come."""
+def _result(
+    name: str, factors: Sequence[Factor], equation: Equation, needed: Labels, *, output_first: bool = True
+) -> Factor:
+    """What is `needed` of a product: the output's labels in its order, then the others as they come.
+
+    output_first: else the output's come last, so that a sparse operand picks whole rows.
+    """
     present = dict.fromkeys(s for f in factors for s in f.subscripts if s in needed)
     kept = [label for label in equation.output if label in present]
-    return Factor(name, (*kept, *(label for label in present if label not in kept)))
+    others = [label for label in present if label not in kept]
+    return Factor(name, tuple(kept + others if output_first else others + kept))
 
 
 def _statement(target: Factor, factors: Sequence[Factor]) -> str:

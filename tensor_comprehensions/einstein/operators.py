@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,22 +11,23 @@ import torch
 
 from ..api import Op, define
 from ..calling.arguments import article
+from ..calling.kernels import may_be_sparse
 from ..dtypes import DTYPES
 from ..errors import ArgumentError
 from ..guard import guarded
 from ..once import OncePerKey
-from .definition import NAME, definition
+from .definition import NAME, RESULT, definition
 from .equation import parse
 
 LIMIT = 1024
 UNKNOWN = 64
 """What is taken for a size that depends on data, to find an order of contractions."""
-_by_text: OncePerKey[str, Op] = OncePerKey(LIMIT)
+_by_text: OncePerKey[tuple[str, str | None], Op] = OncePerKey(LIMIT)
 
 
 @guarded
-def operator_for(equation: str, *operands: Any) -> Op:
-    """The operator for an equation and operands like these."""
+def operator_for(equation: str, *operands: Any, format: str | None = None) -> Op:
+    """The operator for an equation and operands like these, whose result has the format `format`."""
     check_kinds(type(equation).__name__, kinds_of(operands))
     types = [str(x.dtype).removeprefix("torch.") for x in operands]
     if odd := [(n, name) for n, name in enumerate(types) if name not in DTYPES]:
@@ -34,8 +36,21 @@ def operator_for(equation: str, *operands: Any) -> Op:
     equated = parse(equation, [tuple(map(_number, x.shape)) for x in operands])
     if set(types) == {"bool"} and len(types) > 1:
         raise ArgumentError("einsum: the operands are bool, which have no products", suggestion="pass x.int()")
-    text = definition(equated, types)
-    return _by_text.get(text, lambda: define(text)[NAME])
+    sparse = [may_be_sparse(x) for x in operands]
+    densities = [stored_part(x) if s else 1.0 for x, s in zip(operands, sparse, strict=True)] if any(sparse) else []
+    text = definition(equated, types, densities)
+    formats = None if format is None else {RESULT: format}
+    return _by_text.get((text, format), lambda: define(text, formats=formats)[NAME])
+
+
+def stored_part(x: Any) -> float:
+    """The part of the elements of a sparse tensor of any kind that it stores, as a power of 2."""
+    nnz = x._nnz() if isinstance(x, torch.Tensor) else x.nnz
+    blocks = x.values().shape[1:].numel() if isinstance(x, torch.Tensor) and x.layout in _BLOCKED else 1
+    return float(2.0 ** (int(nnz * blocks).bit_length() - prod(x.shape).bit_length())) if nnz else 0.0
+
+
+_BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
 
 
 def _number(size: Any) -> int:
@@ -55,7 +70,7 @@ def kinds_of(operands: Sequence[Any]) -> list[str]:
 def _kind(x: Any) -> str:
     if isinstance(x, torch.Tensor):
         return "nested tensor" if x.is_nested else "tensor"
-    return "tensor" if isinstance(x, (np.ndarray, np.generic)) else type(x).__name__
+    return "tensor" if isinstance(x, (np.ndarray, np.generic)) or may_be_sparse(x) else type(x).__name__
 
 
 def check_kinds(equation: str, operands: Sequence[str]) -> None:
@@ -65,5 +80,6 @@ def check_kinds(equation: str, operands: Sequence[str]) -> None:
     for n, kind in enumerate(operands):
         if kind != "tensor":
             raise ArgumentError(
-                f"einsum: operand {n} is {article(kind)}, not a tensor", expected="a dense tensor, or an array"
+                f"einsum: operand {n} is {article(kind)}, not a tensor",
+                expected="a dense or sparse tensor, or an array",
             )

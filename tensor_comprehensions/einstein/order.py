@@ -119,3 +119,40 @@ def _operations(one: Tree, other: Tree, operands: Sequence[Labels], output: Labe
 
 def _elements(labels: Labels, sizes: Mapping[str, int]) -> int:
     return prod(sizes[label] for label in labels)
+
+
+def fewest_at_once(
+    operands: Sequence[Labels],
+    output: Labels,
+    sizes: Mapping[str, int],
+    densities: Sequence[float],
+    steps: Sequence[tuple[int, int]],
+) -> bool:
+    """Whether one loop over what sparse operands store does less than `steps`, whose results are dense.
+
+    densities: the part of each operand that is stored.
+    """
+    together = _elements(frozenset().union(*operands), sizes)
+    at_once = (len(operands) - 1) * together * prod(densities)
+    return at_once <= _stepwise(operands, output, sizes, densities, steps)
+
+
+def _stepwise(
+    operands: Sequence[Labels],
+    output: Labels,
+    sizes: Mapping[str, int],
+    densities: Sequence[float],
+    steps: Sequence[tuple[int, int]],
+) -> float:
+    """The multiplications of all steps, and the elements of their results."""
+    trees: list[Tree] = [(n,) for n in range(len(operands))]
+    stored = [*densities]
+    total = 0.0
+    for one, other in steps:
+        both = tuple(sorted(trees[one] + trees[other]))
+        total += _operations(trees[one], trees[other], operands, output, sizes) * stored[one] * stored[other]
+        if len(both) < len(operands):
+            total += _elements(_kept(both, operands, output), sizes)
+        trees.append(both)
+        stored.append(1.0)
+    return total

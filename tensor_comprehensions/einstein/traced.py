@@ -20,10 +20,10 @@ from .operators import check_kinds, operator_for
 _registered: OncePerKey[str, Any] = OncePerKey(1)
 
 
-def traced(equation: Any, operands: Sequence[Any], out: Any) -> Any:
+def traced(equation: Any, operands: Sequence[Any], out: Any, format: Any) -> Any:
     """The result of an equation in the graph that Dynamo makes of this function."""
     tensors, want_array = without_arrays(operands)
-    mistake = _mistake(kind_of(equation), tuple([kind_of(x) for x in tensors]), kind_of(out))
+    mistake = _mistake(kind_of(equation), tuple([kind_of(x) for x in tensors]), kind_of(out), kind_of(format))
     if mistake is not None:
         return refused(mistake, tensors, _UNKNOWN)[0]
     if out is not None:
@@ -38,7 +38,7 @@ _UNKNOWN = ((0, torch.float32),)
 
 
 @constant
-def _mistake(equation: str, operands: tuple[str, ...], out: str) -> Words | None:
+def _mistake(equation: str, operands: tuple[str, ...], out: str, format: str) -> Words | None:
     """What the kinds of the arguments show to be wrong; the operators are there from now on."""
     _registered.get("", _register)
     try:
@@ -47,6 +47,8 @@ def _mistake(equation: str, operands: tuple[str, ...], out: str) -> Words | None
         return words_of(error)
     if out not in ("tensor", "NoneType"):
         return words_of(ArgumentError(f"einsum: 'out' is {article(out)}", suggestion="pass a torch tensor"))
+    if format != "NoneType":
+        return words_of(ArgumentError("einsum: results with a format are not traced", suggestion="call it outside"))
     return None
 
 

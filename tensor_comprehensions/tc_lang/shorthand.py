@@ -18,11 +18,12 @@ from .parse import parse, text_of
 DEFAULT = "float"
 
 
-def definition(name: str, statements: str, types: Mapping[str, str]) -> str:
+def definition(name: str, statements: str, types: Mapping[str, str], order: Iterable[str] = ()) -> str:
     """The text of a def called `name` with `statements` as its body.
 
     Args:
         types: the scalar types of parameters that are not `float`, by their names.
+        order: names among which parameters come in this order, instead of that of the text.
 
     Raises:
         ParseError: the statements are not in the grammar.
@@ -38,9 +39,10 @@ def definition(name: str, statements: str, types: Mapping[str, str]) -> str:
         if access.name not in written:
             reads.setdefault(access.name, []).append(access.arguments)
     scalars = [n for part in body for n in _scalars(part, types) if n not in written and n not in reads]
-    parameters = dict.fromkeys(x for part in body for x in _names(part) if x in reads or x in scalars)
+    named = (*order, *chain.from_iterable(map(names, body)))
+    parameters = dict.fromkeys(x for x in named if x in reads or x in scalars)
     _check_types(types, tuple(parameters))
-    dimensions = _dimensions(reads, {*written, *chain.from_iterable(map(_names, body))})
+    dimensions = _dimensions(reads, {*written, *chain.from_iterable(map(names, body))})
     declared = (f"{types.get(n, DEFAULT)}{dimensions.get(n, '')} {n}" for n in parameters)
     return f"def {name}({', '.join(declared)}) -> ({body[-1].target}) {{\n    {statements.strip()}\n}}\n"
 
@@ -61,7 +63,7 @@ def _accesses(part: s.Statement) -> Iterator[s.Apply]:
     return (e for e in _walk(s.expressions(part)) if isinstance(e, s.Apply) and not is_builtin(e.name))
 
 
-def _names(part: s.Statement) -> Iterator[str]:
+def names(part: s.Statement) -> Iterator[str]:
     """Everything that has a name and is no builtin, in the order of the text."""
     for e in _walk(s.expressions(part)):
         if isinstance(e, s.Apply | s.Name) and not is_builtin(e.name) and e.name not in CONSTANTS:
@@ -73,7 +75,7 @@ def _scalars(part: s.Statement, types: Mapping[str, str]) -> Iterator[str]:
     subscripts = [*(part.subscripts or ()), *chain.from_iterable(a.arguments for a in _accesses(part))]
     bound = {e.name for e in _walk(subscripts) if isinstance(e, s.Name)}
     bound |= {c.index if isinstance(c, s.Range) else c.name for c in part.clauses if not isinstance(c, s.Exists)}
-    return (n for n in _names(part) if n in types or n not in bound)
+    return (n for n in names(part) if n in types or n not in bound)
 
 
 def _dimensions(reads: Mapping[str, Sequence[tuple[s.Expression, ...]]], taken: set[str]) -> dict[str, str]:

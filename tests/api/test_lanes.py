@@ -151,7 +151,6 @@ def test_gradients_are_recorded_after_a_first_call(ops: tc.Library) -> None:
 
 UNUSUAL: dict[str, Callable[[], object]] = {
     "meta": lambda: A.to("meta"),
-    "sparse": lambda: A.to_sparse(),
     "double": lambda: A.double(),
     "none": lambda: None,
     "longer": lambda: torch.cat([A, A]),
@@ -169,6 +168,15 @@ def test_unusual_tensors_are_still_refused_after_a_first_call(kind: str, ops: tc
         ops.add(A, B, out=0 if value is None else value)
     with pytest.raises(tc.ArgumentError):
         ops.axpy(1.0, A, y=value)
+
+
+def test_sparse_tensors_go_the_long_way_after_a_first_call(ops: tc.Library) -> None:
+    ops.add(A, B)
+    same(ops.add(A, B.to_sparse()), A + B)
+    with pytest.raises(tc.ArgumentError):
+        ops.add(A, B, out=A.to_sparse())
+    with pytest.raises(tc.TCError):
+        ops.axpy(1.0, A, y=A.to_sparse())
 
 
 def test_lazy_views_are_still_made_real_after_a_first_call(ops: tc.Library) -> None:

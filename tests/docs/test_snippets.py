@@ -40,6 +40,7 @@ def compiled(snippet: Snippet, page: Path) -> object:
     return compile("\n" * snippet.line + snippet.text, str(page), "exec")
 
 
+@pytest.mark.filterwarnings("ignore:Sparse .* support is in beta")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_python_runs(page: Path) -> None:
     namespace: dict[str, object] = {}

@@ -30,6 +30,7 @@ from ..arguments import TORCH_TYPES, to_tensor
 from ..calls import Interface, check_names
 from . import pack
 from .interop import as_sparse, is_scipy
+from .kernel import SparseKernel, evaluate, without_gradients
 from .tensor import SparseTensor
 
 LIMIT = 64
@@ -67,12 +68,31 @@ class SparseKernels:
         Raises:
             ArgumentError: an operand does not fit the def, or is malformed.
         """
+        kernel, call, sizes = self.prepare(values, initial)
+        results = _Run(kernel, call, sizes).results()
+        return hand_back(results, values)
+
+    def prepare(
+        self, values: Sequence[object], initial: Mapping[str, object]
+    ) -> tuple[CompiledSparseKernel, SparseCall, dict[str, int]]:
+        """The kernel for a call, its operands, and the sizes that they give.
+
+        Raises:
+            ArgumentError: an operand does not fit the def, or is malformed.
+        """
         call = self._accept(values, initial)
         function = self._function_for(call)
         sizes = self._sizes(call)
-        kernel = self._kernel(function, call, sizes)
-        results = _Run(kernel, call, sizes).results()
-        return _hand_back(results, values)
+        return self._kernel(function, call, sizes), call, sizes
+
+    def compile(self, values: Sequence[object], initial: Mapping[str, object]) -> SparseKernel:
+        """The kernel for a call like this. Raises ArgumentError as `call` does."""
+        compiled, _, _ = self.prepare(without_gradients(values), initial)
+        return SparseKernel(self, compiled)
+
+    def reference(self, values: Sequence[object], initial: Mapping[str, object]) -> Any:
+        """What the reference evaluator gives for a call. Raises ArgumentError as `call` does."""
+        return hand_back(evaluate(*self.prepare(without_gradients(values), initial)), values)
 
     # --- operands ------------------------------------------------------------------------------------------------
 
@@ -325,7 +345,7 @@ def _failure(op: str, code: int, value: int) -> Exception:
 # --- results -----------------------------------------------------------------------------------------------------
 
 
-def _hand_back(results: Mapping[str, Tensor | SparseTensor], values: Sequence[object]) -> Any:
+def hand_back(results: Mapping[str, Tensor | SparseTensor], values: Sequence[object]) -> Any:
     """Each result in the caller's kind of tensor.
 
     That is torch's if all sparse operands are torch's, SciPy's if they are SciPy's and no other operand is a tensor.
