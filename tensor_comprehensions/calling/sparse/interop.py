@@ -76,6 +76,12 @@ def from_torch(x: Tensor) -> SparseTensor:
     if x.layout is torch.sparse_coo:
         return _from_coo(x)
     name, pos, crd = _COMPRESSED[x.layout]
+    if name != "csr" and x.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            f"torch cannot add up gradients by {name} tensors",
+            expected="csr or coo, or a SparseTensor",
+            suggestion="a = tc.as_sparse(x.detach()), then a.values.requires_grad_()",
+        )
     if x.ndim != 2 or x.dense_dim():
         raise ArgumentError(f"a batched or hybrid {name} tensor has no format here", suggestion="pass x.to_sparse()")
     values = x.values()

@@ -26,7 +26,7 @@ from ...tc_lang.formats import Format, LevelKind
 from ...tc_lang.formula import Value
 from ...tc_lang.function import Function, Role
 from ...tc_lang.sparse_rules import with_formats
-from ..arguments import TORCH_TYPES, to_tensor
+from ..arguments import TORCH_TYPES, Expected, to_tensor
 from ..calls import Interface, check_names
 from . import pack
 from .interop import as_sparse, is_scipy
@@ -61,22 +61,20 @@ class SparseKernels:
         self._functions: OncePerKey[Hashable, Function] = OncePerKey(LIMIT)
         self._kernels: OncePerKey[Hashable, CompiledSparseKernel] = OncePerKey(LIMIT)
 
-    def call(self, values: Sequence[object], initial: Mapping[str, object]) -> Any:
-        """The results of a call, in the kind of tensor that the sparse operands are.
+    def run(self, call: SparseCall) -> dict[str, Tensor | SparseTensor]:
+        """What the def returns, by name.
 
         Raises:
-            ArgumentError: an operand does not fit the def, or is malformed.
+            ArgumentError: the sizes of the operands do not fit the def.
         """
-        call = self._accept(values, initial)
-        function = self._function_for(call)
         sizes = self._sizes(call)
-        kernel = self._kernel(function, call, sizes)
-        results = _Run(kernel, call, sizes).results()
-        return _hand_back(results, values)
+        kernel = self._kernel(self.function_for(call), call, sizes)
+        return _Run(kernel, call, sizes).results()
 
     # --- operands ------------------------------------------------------------------------------------------------
 
-    def _accept(self, values: Sequence[object], initial: Mapping[str, object]) -> SparseCall:
+    def accept(self, values: Sequence[object], initial: Mapping[str, object]) -> SparseCall:
+        """The operands of a call. Raises ArgumentError where one does not fit the def, or is malformed."""
         check_names(self.interface, values, initial)
         sparse: dict[str, SparseTensor] = {}
         dense: dict[str, Tensor] = {}
@@ -91,7 +89,7 @@ class SparseKernels:
                     "is dense", found="a dense tensor", suggestion=f'pass tc.as_sparse({p.name}, "{declared}")'
                 )
             else:
-                dense[p.name] = to_tensor(p, value).contiguous()
+                dense[p.name] = _dense(p, value)
         return SparseCall(sparse, dense)
 
     def _sparse(self, name: str, value: object, declared: Format | None) -> SparseTensor:
@@ -120,7 +118,7 @@ class SparseKernels:
             )  # fmt: skip
         return t
 
-    def _function_for(self, call: SparseCall) -> Function:
+    def function_for(self, call: SparseCall) -> Function:
         """The def with the formats that the operands come with."""
         formats = {n: t.format for n, t in call.sparse.items()}
         return self._functions.get(tuple(formats.items()), lambda: with_formats(self.function, formats))
@@ -284,6 +282,14 @@ class _Run:
         return pack.from_coordinates(places, values, shape, format, index, reduction)
 
 
+def _dense(expected: Expected, value: object) -> Tensor:
+    """A dense operand with contiguous elements, and with the graph of autograd that it has."""
+    if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
+        to_tensor(expected, value.detach())
+        return value.resolve_neg().contiguous()
+    return to_tensor(expected, value).contiguous()
+
+
 SPARE = 2
 """An array may have so many times the elements of a result before it is copied to its own size."""
 
@@ -315,7 +321,7 @@ def _failure(op: str, code: int, value: int) -> Exception:
 # --- results -----------------------------------------------------------------------------------------------------
 
 
-def _hand_back(results: Mapping[str, Tensor | SparseTensor], values: Sequence[object]) -> Any:
+def hand_back(results: Mapping[str, Tensor | SparseTensor], values: Sequence[object]) -> Any:
     """Each result in the caller's kind of tensor.
 
     That is torch's if all sparse operands are torch's, SciPy's if they are SciPy's and no other operand is a tensor.
