@@ -15,6 +15,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from ..calling.calls import Interface
 from ..calling.sparse.kernels import SparseCall, SparseKernels, hand_back
+from ..calling.sparse.structure import Structure
 from ..calling.sparse.tensor import Level, SparseTensor
 from ..errors import ArgumentError
 from ..guard import guarded
@@ -69,7 +70,7 @@ class SparseOp:
     def _record(self, gradients: Gradients, call: SparseCall) -> dict[str, Tensor | SparseTensor]:
         names = [name for _, name in gradients.keys]
         operands = [call.sparse.get(name, call.dense.get(name)) for name in names]
-        run = _Recording(self.kernels, gradients, tuple(names), tuple(map(_pattern, operands)), [])
+        run = _Recording(self.kernels, gradients, tuple(names), tuple(map(_pattern, operands)), call.structures, [])
         found = _Recorded.apply(run, *map(_flat, operands))  # type: ignore[attr-defined]
         flat = found if isinstance(found, tuple) else (found,)
         returns = gradients.function.returns
@@ -101,13 +102,15 @@ def _filled(pattern: _Pattern | None, values: Tensor) -> Tensor | SparseTensor:
 class _Recording:
     """What a recorded call is beside the tensors that autograd sees.
 
-    names: of the operands. patterns: of those that are sparse. made: the patterns of the results, once it has run.
+    names: of the operands. patterns, structures: of those that are sparse.
+    made: the patterns of the results, once it has run.
     """
 
     kernels: SparseKernels
     gradients: Gradients
     names: tuple[str, ...]
     patterns: tuple[_Pattern | None, ...]
+    structures: Mapping[str, Structure]
     made: list[_Pattern | None]
 
     def run(self, values: Sequence[Tensor]) -> list[Tensor]:
@@ -120,7 +123,7 @@ class _Recording:
                 sparse[name] = operand
             else:
                 dense[name] = operand
-        results = self.kernels.run(SparseCall(sparse, dense)).values()
+        results = self.kernels.run(SparseCall(sparse, dense, self.structures)).values()
         self.made.extend(map(_pattern, results))
         return list(map(_flat, results))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -29,7 +29,8 @@ from ...tc_lang.sparse_rules import with_formats
 from ..arguments import TORCH_TYPES, Expected, to_tensor
 from ..calls import Interface, check_names
 from . import pack
-from .interop import as_sparse, is_scipy
+from .interop import from_scipy, from_torch, is_scipy
+from .structure import Structure, check_structure, convert, structure_of
 from .tensor import SparseTensor
 
 LIMIT = 64
@@ -39,10 +40,11 @@ _INDEX_TYPES = {torch.int32: INT32, torch.int64: INT64}
 
 @dataclass(frozen=True, slots=True)
 class SparseCall:
-    """The operands of a call: by name, as tensors whose parts are contiguous."""
+    """The operands of a call: by name, as tensors whose parts are contiguous. structures: of the sparse ones."""
 
     sparse: Mapping[str, SparseTensor]
     dense: Mapping[str, Tensor]
+    structures: Mapping[str, Structure]
 
 
 def is_sparse(value: object) -> bool:
@@ -78,23 +80,26 @@ class SparseKernels:
         check_names(self.interface, values, initial)
         sparse: dict[str, SparseTensor] = {}
         dense: dict[str, Tensor] = {}
+        structures: dict[str, Structure] = {}
         named = [*zip(self.interface.parameters, values, strict=True)]
         named += [(p, initial[p.name]) for p in self.interface.initial]
         for p, value in named:
             declared = self.function.tensor(p.name).format
             if is_sparse(value):
-                sparse[p.name] = self._sparse(p.name, value, declared)
+                sparse[p.name], structures[p.name] = self._sparse(p, value, declared)
             elif declared is not None and not declared.is_dense:
                 raise p.error(
                     "is dense", found="a dense tensor", suggestion=f'pass tc.as_sparse({p.name}, "{declared}")'
                 )
             else:
                 dense[p.name] = _dense(p, value)
-        return SparseCall(sparse, dense)
+        return SparseCall(sparse, dense, structures)
 
-    def _sparse(self, name: str, value: object, declared: Format | None) -> SparseTensor:
+    def _sparse(self, p: Expected, value: Any, declared: Format | None) -> tuple[SparseTensor, Structure]:
+        name = p.name
         try:
-            t = as_sparse(value)
+            t = _as_stored(value)
+            structure = check_structure(t) if is_scipy(value) else structure_of(t)
         except ArgumentError as error:
             raise ArgumentError(
                 f"argument '{name}' of {self.function.name}: {error.message}",
@@ -116,7 +121,12 @@ class SparseKernels:
                 f"argument '{name}' of {self.function.name} has another format",
                 expected=str(declared), found=str(t.format), suggestion=f'pass {name}.to("{declared}")',
             )  # fmt: skip
-        return t
+        plain = to_tensor(replace(p, dims=("",) * t.values.ndim), t.values.detach())
+        if any(x.device.type != "cpu" for level in t.levels if level is not None for x in level if x is not None):
+            raise p.error("has levels on another device than its values", suggestion="pass parts on the CPU")
+        levels = t.levels if structure.copies is None else structure.copies
+        values = t.values if t.values.requires_grad and torch.is_grad_enabled() else plain
+        return SparseTensor(t.format, t.shape, levels, values), structure
 
     def function_for(self, call: SparseCall) -> Function:
         """The def with the formats that the operands come with."""
@@ -164,7 +174,7 @@ class _Run:
         self.shared = dict(problem.shared)
         self.sparse = dict(call.sparse)
         for c in kernel.program.conversions:
-            self.sparse[c.name] = call.sparse[c.source].to(c.format)
+            self.sparse[c.name] = convert(call.sparse[c.source], c.format, call.structures[c.source])
         numbers = [sizes[n] for n in problem.sizes] or [0]
         self.size_array = np.array(numbers, np.int64)
         self.totals = np.zeros(max(1, self.program.slots), np.int64)
@@ -184,7 +194,7 @@ class _Run:
 
     def _values(self, o: Operand) -> Tensor:
         if o.name in self.sparse:
-            return self.sparse[o.name].values.detach().contiguous()
+            return self.sparse[o.name].values.detach().resolve_neg().contiguous()
         dtype = TORCH_TYPES[self.function.tensor(o.name).dtype]
         if o.role is Role.INPUT:
             return self.call.dense[o.name].detach()
@@ -280,6 +290,13 @@ class _Run:
         types = {t.index_dtype for t in self.call.sparse.values()}
         index = torch.int64 if torch.int64 in types else torch.int32
         return pack.from_coordinates(places, values, shape, format, index, reduction)
+
+
+def _as_stored(value: Any) -> SparseTensor:
+    """A sparse tensor of any kind by its parts."""
+    if isinstance(value, SparseTensor):
+        return value
+    return from_torch(value) if isinstance(value, Tensor) else from_scipy(value)
 
 
 def _dense(expected: Expected, value: object) -> Tensor:
