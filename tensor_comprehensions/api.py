@@ -196,6 +196,18 @@ class Op(Caller):
         return self._gradients.source()
 
     @guarded
+    def assemble(self, /, *tensors: Value, **initial: Value) -> Callable[..., Any]:
+        """A function of operands with the same stored places as these, which computes the values of results only.
+
+        The places of sparse results are found out once, here. Operands with other places: ArgumentError.
+        """
+        if not self._kernels.has_sparse(tensors):
+            raise ArgumentError(
+                f"{self.function.name} has no sparse operands and no sparse results", suggestion="call it"
+            )
+        return self._sparse_op().assemble(*tensors, **initial)
+
+    @guarded
     def infer(self, /, *shapes: Any, **initial: Any) -> Shape | tuple[Shape, ...]:
         """The shapes of the outputs for the shapes of the arguments (tuples, tensors or arrays), without running.
 

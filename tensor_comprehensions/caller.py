@@ -102,11 +102,14 @@ class Caller:
                 f"{self.function.name} has sparse operands, with which a call takes no 'out'",
                 suggestion="copy what the call returns",
             )
+        return self._sparse_op()(*tensors, **initial)
+
+    def _sparse_op(self) -> SparseOp:
         if self._sparse is None:
             from .torch_ext.sparse import SparseOp
 
             self._sparse = SparseOp(self._kernels.sparse, self._gradients.make, self._gradients.given)
-        return self._sparse(*tensors, **initial)
+        return self._sparse
 
 
 class Kernel(Caller):

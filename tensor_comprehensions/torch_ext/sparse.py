@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import _SingleLevelFunction
 
 from ..calling.calls import Interface
+from ..calling.sparse.fixed import FixedPatterns
 from ..calling.sparse.kernels import SparseCall, SparseKernels, hand_back
 from ..calling.sparse.structure import Structure
 from ..calling.sparse.tensor import Level, SparseTensor
@@ -23,6 +24,9 @@ from ..once import OncePerKey
 from ..tc_lang.formats import Format
 from ..tc_lang.function import Function
 from .autograd import Gradients, Plan, PythonGradient, Run, has_tangent
+
+RunCall = Callable[[SparseCall], dict[str, Tensor | SparseTensor]]
+"""Computes what a def returns for operands that it takes."""
 
 LIMIT = 64
 """For how many formats of the operands the gradients of one def are kept."""
@@ -43,6 +47,20 @@ class SparseOp:
         self._gradients: OncePerKey[Hashable, Gradients] = OncePerKey(LIMIT)
 
     def __call__(self, *values: Any, **initial: Any) -> Any:
+        return self._run(self.kernels.run, values, initial)
+
+    def assemble(self, *values: Any, **initial: Any) -> Callable[..., Any]:
+        """The def for operands with the stored places of these, of which a call computes the values of results only."""
+        with torch.no_grad():
+            patterns = FixedPatterns(self.kernels, self.kernels.accept(values, initial))
+
+        @guarded
+        def fixed(*values: Any, **initial: Any) -> Any:
+            return self._run(patterns.run, values, initial)
+
+        return fixed
+
+    def _run(self, run: RunCall, values: Sequence[Any], initial: Mapping[str, Any]) -> Any:
         call = self.kernels.accept(values, initial)
         operands = [x.values for x in call.sparse.values()]
         operands += call.dense.values()
@@ -54,8 +72,8 @@ class SparseOp:
         if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
             gradients = self._gradients_for(call)
             if gradients.possible:
-                return hand_back(self._record(gradients, call), values)
-        return hand_back(self.kernels.run(call), values)
+                return hand_back(self._record(run, gradients, call), values)
+        return hand_back(run(call), values)
 
     def _gradients_for(self, call: SparseCall) -> Gradients:
         function = self.kernels.function_for(call)
@@ -67,10 +85,10 @@ class SparseOp:
             return self._make_dense(function)
         return SparseOp(SparseKernels(Interface.of(function)), self._make_dense)
 
-    def _record(self, gradients: Gradients, call: SparseCall) -> dict[str, Tensor | SparseTensor]:
+    def _record(self, run_call: RunCall, gradients: Gradients, call: SparseCall) -> dict[str, Tensor | SparseTensor]:
         names = [name for _, name in gradients.keys]
         operands = [call.sparse.get(name, call.dense.get(name)) for name in names]
-        run = _Recording(self.kernels, gradients, tuple(names), tuple(map(_pattern, operands)), call.structures, [])
+        run = _Recording(run_call, gradients, tuple(names), tuple(map(_pattern, operands)), call.structures, [])
         found = _Recorded.apply(run, *map(_flat, operands))  # type: ignore[attr-defined]
         flat = found if isinstance(found, tuple) else (found,)
         returns = gradients.function.returns
@@ -106,7 +124,7 @@ class _Recording:
     made: the patterns of the results, once it has run.
     """
 
-    kernels: SparseKernels
+    run_call: RunCall
     gradients: Gradients
     names: tuple[str, ...]
     patterns: tuple[_Pattern | None, ...]
@@ -123,7 +141,7 @@ class _Recording:
                 sparse[name] = operand
             else:
                 dense[name] = operand
-        results = self.kernels.run(SparseCall(sparse, dense, self.structures)).values()
+        results = self.run_call(SparseCall(sparse, dense, self.structures)).values()
         self.made.extend(map(_pattern, results))
         return list(map(_flat, results))
 
