@@ -102,7 +102,10 @@ class Caller:
                 f"{self.function.name} has sparse operands, with which a call takes no 'out'",
                 suggestion="copy what the call returns",
             )
-        return self._sparse_op()(*tensors, **initial)
+        op = self._sparse_op()
+        result = op(*tensors, **initial)
+        self._direct = op.direct
+        return result
 
     def _sparse_op(self) -> SparseOp:
         if self._sparse is None:

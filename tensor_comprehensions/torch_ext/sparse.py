@@ -16,6 +16,7 @@ from torch.autograd.function import _SingleLevelFunction
 from ..calling.calls import Interface
 from ..calling.sparse.fixed import FixedPatterns
 from ..calling.sparse.kernels import SparseCall, SparseKernels, hand_back
+from ..calling.sparse.lane import Lane
 from ..calling.sparse.structure import Structure
 from ..calling.sparse.tensor import Level, SparseTensor
 from ..errors import ArgumentError
@@ -45,8 +46,11 @@ class SparseOp:
     ) -> None:
         self.kernels, self.given, self._make_dense = kernels, given, make
         self._gradients: OncePerKey[Hashable, Gradients] = OncePerKey(LIMIT)
+        self.direct: Lane | None = None
+        """What takes calls like the last one that had no gradient."""
 
     def __call__(self, *values: Any, **initial: Any) -> Any:
+        self.direct = None
         return self._run(self.kernels.run, values, initial)
 
     def assemble(self, *values: Any, **initial: Any) -> Callable[..., Any]:
@@ -73,7 +77,9 @@ class SparseOp:
             gradients = self._gradients_for(call)
             if gradients.possible:
                 return hand_back(self._record(run, gradients, call), values)
-        return hand_back(run(call), values)
+        result = hand_back(run(call), values)
+        self.direct = self.kernels.lane(call, values)
+        return result
 
     def _gradients_for(self, call: SparseCall) -> Gradients:
         function = self.kernels.function_for(call)

@@ -30,6 +30,7 @@ from ..arguments import TORCH_TYPES, Expected, to_tensor
 from ..calls import Interface, check_names
 from . import pack
 from .interop import from_scipy, from_torch, is_scipy
+from .lane import Lane
 from .structure import Structure, check_structure, convert, structure_of
 from .tensor import SparseTensor
 
@@ -82,6 +83,20 @@ class SparseKernels:
         sizes = self.sizes(call)
         kernel = self._kernel(self.function_for(call), call, sizes)
         return _Run(kernel, call, sizes, counts).results()
+
+    def lane(self, call: SparseCall, values: Sequence[object]) -> Lane | None:
+        """The short way for calls like this one, which has succeeded; None where there is none."""
+        if self.interface.initial or self.function.scalars or not all(map(_may_take_lane, values)):
+            return None
+        sizes = self.sizes(call)
+        kernel = self._kernel(self.function_for(call), call, sizes)
+        program = kernel.program
+        held = any(s.copies is not None for s in call.structures.values())
+        if len(program.phases) > 1 or program.results or program.conversions or program.problem.shared or held:
+            return None
+        if not all(x.values.is_contiguous() for x in call.sparse.values()):
+            return None
+        return _Run(kernel, call, sizes, None).lane(values)
 
     # --- operands ------------------------------------------------------------------------------------------------
 
@@ -210,6 +225,25 @@ class _Run:
                 self.counts.totals[number] = self.totals.copy()
         return {name: self._result(name) for name in self.function.returns}
 
+    def lane(self, values: Sequence[object]) -> Lane | None:
+        """The short way for calls with operands like these."""
+        places: dict[str, int] = {}
+        count = 2
+        for o in self.program.operands:
+            count += len(o.buffers)
+            places[o.name] = count - 1
+        names = [p.name for p in self.function.parameters]
+        if any(t.role is Role.TEMPORARY for t in self.function.tensors):
+            return None
+        operands = [
+            (v, self.sparse[n] if n in self.sparse else self.call.dense[n], places[n])
+            for n, v in zip(names, values, strict=True)
+        ]
+        results = [(self.values[r].shape, self.values[r].dtype, places[r]) for r in self.function.returns]
+        lane = Lane(self.kernel.executables[0], self._addresses(), operands, results)
+        lane.held = (self.size_array, self.totals)
+        return lane
+
     def _only_counts(self, phase: int) -> bool:
         return all(k.name.endswith(".count") for k in self.program.phases[phase].kernels)
 
@@ -318,6 +352,13 @@ def _as_stored(value: Any) -> SparseTensor:
     if isinstance(value, SparseTensor):
         return value
     return from_torch(value) if isinstance(value, Tensor) else from_scipy(value)
+
+
+def _may_take_lane(value: object) -> bool:
+    """Whether a lane can compare an operand of this kind."""
+    if isinstance(value, Tensor):
+        return type(value) is Tensor and value.layout in (torch.strided, torch.sparse_csr, torch.sparse_csc)
+    return type(value) is SparseTensor
 
 
 def _dense(expected: Expected, value: object) -> Tensor:
