@@ -204,6 +204,18 @@ class Op(Caller):
         return self._gradients.source()
 
     @guarded
+    def assemble(self, /, *tensors: Value, **initial: Value) -> Callable[..., Any]:
+        """A function of operands with the same stored places as these, which computes the values of results only.
+
+        The places of sparse results are found out once, here. Operands with other places: ArgumentError.
+        """
+        if not self._kernels.has_sparse(tensors):
+            raise ArgumentError(
+                f"{self.function.name} has no sparse operands and no sparse results", suggestion="call it"
+            )
+        return self._sparse_op().assemble(*tensors, **initial)
+
+    @guarded
     def infer(self, /, *shapes: Any, **initial: Any) -> Shape | tuple[Shape, ...]:
         """The shapes of the outputs for the shapes of the arguments (tuples, tensors or arrays), without running.
 
@@ -248,7 +260,9 @@ class Op(Caller):
         if self._kernels.has_sparse((*tensors, *initial.values())):
             if options is not None or target is not None or strategy is not None or search:
                 raise ArgumentError("sparse kernels take no options, target, strategy or search yet")
-            return self._kernels.sparse.compile(tensors, initial)
+            from .calling.sparse.kernel import SparseKernel
+
+            return SparseKernel(self._sparse_op(), self._kernels.sparse.compile(tensors, initial))
         chosen = self._machine.options if options is None else options
         machine = Machine(chosen, host() if target is None else target)
         check_machine(machine.options, machine.target)

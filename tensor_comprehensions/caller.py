@@ -7,7 +7,7 @@ and then nothing of the caller's has changed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from .runtime.cells import RECORDED
 from .torch_ext.autograd import Gradients, is_recorded, record, recorded
 from .torch_ext.operators import Operator
 from .torch_ext.tracing import is_special, through, traced
+
+if TYPE_CHECKING:
+    from .torch_ext.sparse import SparseOp
 
 Value = Any
 """A tensor, an array or a number."""
@@ -44,6 +47,7 @@ class Caller:
         self._lanes = Lanes(kernels.interface)
         self._direct: Callable[..., Any] | None = None
         self._operator: Operator | None = None
+        self._sparse: SparseOp | None = None
         self._out_is_inout = any(p.name == "out" for p in kernels.function.initial)
 
     def __call__(self, /, *tensors: Value, out: Out = None, **initial: Value) -> Any:
@@ -73,7 +77,7 @@ class Caller:
                     recording = result is MISS and not (sparse or special) and is_recorded(values)
                     if result is MISS and not (special or recording):
                         if sparse:
-                            return self._kernels.sparse.call(tensors, initial)
+                            return self._call_sparse(tensors, out, initial)
                         if self._kernels.are_elsewhere(values):
                             result = self._kernels.gpu.call(tensors, out, initial, None)
                             self._direct = self._kernels.gpu.direct()
@@ -94,6 +98,25 @@ class Caller:
         except TCError as error:
             shorten_traceback(error)
             raise
+
+    def _call_sparse(self, tensors: tuple[Value, ...], out: Out, initial: dict[str, Value]) -> Any:
+        """A call with sparse operands, or of a def with formats."""
+        if out is not None:
+            raise ArgumentError(
+                f"{self.function.name} has sparse operands, with which a call takes no 'out'",
+                suggestion="copy what the call returns",
+            )
+        op = self._sparse_op()
+        result = op(*tensors, **initial)
+        self._direct = op.direct
+        return result
+
+    def _sparse_op(self) -> SparseOp:
+        if self._sparse is None:
+            from .torch_ext.sparse import SparseOp
+
+            self._sparse = SparseOp(self._kernels.sparse, self._gradients.make, self._gradients.given)
+        return self._sparse
 
 
 class Kernel(Caller):

@@ -11,6 +11,7 @@ from ..tc_lang.function import Access, Expr, Function, Index, Role, Statement, S
 from .graph import Nest, build_nest
 from .order import choose_order, is_convertible, walks
 from .problem import Problem
+from .share import representative
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ def insert_conversions(problem: Problem) -> tuple[Problem, tuple[Conversion, ...
         wrong = {a: _reordered(a, nest, order) for a, p in nest.paths.items() if not walks(p, order)}
         if not wrong:
             continue
+        if any(_gives_places(a, nest) for a in wrong):
+            return insert_conversions(_with_own_places(problem, target.name))
         names: dict[Access, str] = {}
         for a, format in wrong.items():
             name = f"{a.tensor}'{len(made)}"
@@ -49,6 +52,22 @@ def insert_conversions(problem: Problem) -> tuple[Problem, tuple[Conversion, ...
     types = [*problem.index_types]
     types += [(c.name, problem.index_type(c.source)) for c in made.values()]
     return replace(problem, function=function, index_types=tuple(types)), tuple(made.values())
+
+
+def _gives_places(a: Access, nest: Nest) -> bool:
+    """Whether the target of a statement has its values beside the places of an operand."""
+    s, shared = nest.statement, dict(nest.shared)
+    return s.target in shared and (representative(a, shared).tensor, a.subscripts) == (shared[s.target], s.subscripts)
+
+
+def _with_own_places(problem: Problem, target: str) -> Problem:
+    """The problem with a result that has levels of its own, or a dense temporary."""
+    function = problem.function
+    tensors = (
+        replace(t, format=None) if t.name == target and t.role is Role.TEMPORARY else t for t in function.tensors
+    )
+    shared = tuple(x for x in problem.shared if x[0] != target)
+    return replace(problem, function=replace(function, tensors=tuple(tensors)), shared=shared)
 
 
 def _reordered(a: Access, nest: Nest, order: tuple[str, ...]) -> Format:

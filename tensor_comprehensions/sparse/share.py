@@ -22,15 +22,21 @@ def shared_patterns(function: Function) -> dict[str, str]:
     for name, symbol in symbols.items():
         if symbol.role is Role.TEMPORARY or (symbol.role is Role.OUTPUT and symbol.is_sparse):
             statements = [s for s in function.statements if s.target == name]
-            found = {_source(s, symbol, symbols, sources) for s in statements}
-            (source,) = found if len(found) == 1 else (None,)
-            if source is not None and (symbol.role is Role.TEMPORARY or ranges[name] == ranges[source]):
+            found = [_source(s, symbol, symbols, sources) for s in statements]
+            candidates = {f[0] for f in found if f is not None}
+            if None in found or len(candidates) != 1 or any(map(_adds_a_sum, statements)):
+                continue
+            (source,) = candidates
+            is_whole = any(f is not None and f[1] for f in found) and ranges[name] == ranges[source]
+            if symbol.role is Role.TEMPORARY or is_whole:
                 sources[name] = source
     return sources
 
 
-def _source(s: Statement, target: Symbol, symbols: Mapping[str, Symbol], known: Mapping[str, str]) -> str | None:
-    """The operand whose places one statement writes."""
+def _source(
+    s: Statement, target: Symbol, symbols: Mapping[str, Symbol], known: Mapping[str, str]
+) -> tuple[str, bool] | None:
+    """The operand among whose places one statement writes, and whether it writes all of them."""
     term = term_of(s.value, s.exists, s.reduction, target.dtype)
     sparse = {n for n, t in symbols.items() if (t.is_sparse and t.role is Role.INPUT) or n in known}
     occurrences = term.occurrences(sparse)
@@ -41,16 +47,17 @@ def _source(s: Statement, target: Symbol, symbols: Mapping[str, Symbol], known: 
         same = [b for b in occurrences if b.subscripts == a.subscripts and known.get(b.tensor, b.tensor) == source]
         if term.without(same) is not None or not _is_unique(symbols[source]):
             continue
-        if target.role is Role.TEMPORARY:
-            return source
         others = [b for b in occurrences if b not in same]
-        if (
-            symbols[source].format == target.format
-            and not s.ranges
-            and (not others or term.without(others) is not None)
-        ):
-            return source
+        demanded = bool(s.exists) and all(b in same for b in s.exists)
+        whole = not s.ranges and (demanded or not others or term.without(others) is not None)
+        if target.role is Role.TEMPORARY or symbols[source].format == target.format:
+            return source, whole
     return None
+
+
+def _adds_a_sum(s: Statement) -> bool:
+    """Whether a statement adds the sum of several instances to what another one has stored."""
+    return s.reduction is not None and not s.initialise and len(s.indices) > s.left
 
 
 def _is_unique(symbol: Symbol) -> bool:

@@ -89,7 +89,10 @@ def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, Stored]) 
         return Stored(values)
     first = s.reduction is None or s.initialise
     places = np.zeros_like(old.places) if first else old.places.copy()
-    if _reads_sparse(s, memory):
+    if s.exists and all(a.subscripts == s.subscripts for a in s.exists):  # the result has the places of these operands
+        kept = np.broadcast_to(evaluator.exist(s.exists), shape)
+        places[tuple(p[kept] for p in points)] = True
+    elif _reads_sparse(s, memory):
         places[at] = True
     elif not any(a.is_sparse for a in _reads(s, memory)):
         places |= values != 0

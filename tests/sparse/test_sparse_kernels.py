@@ -122,3 +122,14 @@ def test_dimensions_beyond_32_bits() -> None:
     a = op(b, c)
     assert a.coordinates().tolist() == [[0, 5, 7, n - 1]]
     assert a.values.tolist() == [4.0, 1.0, 7.0, 3.0]
+
+
+def test_exists_with_the_indices_of_a_result_gives_it_the_places_of_that_operand() -> None:
+    op = tc.define("""def f(double(N,M) B: csr, double(N,M) C: csr) -> (double(N,M) A: csr) {
+        A(i,j) = 2 * C(i,j) where exists B(i,j)
+    }""").f
+    b = tc.as_sparse(torch.tensor([[1.0, 1.0], [0.0, 1.0]], dtype=torch.float64), "csr")
+    c = tc.as_sparse(torch.tensor([[0.0, 3.0], [4.0, 0.0]], dtype=torch.float64), "csr")
+    a = op(b, c)
+    assert a.coordinates().tolist() == b.coordinates().tolist()
+    assert a.values.tolist() == [0.0, 6.0, 0.0]

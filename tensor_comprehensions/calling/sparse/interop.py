@@ -13,6 +13,7 @@ from torch import Tensor
 from ...errors import ArgumentError
 from ...inspection import logger
 from ...tc_lang.formats import coordinates, parse_format
+from .structure import remember, structure_of
 from .tensor import FormatLike, SparseTensor, to_format
 
 if TYPE_CHECKING:
@@ -45,14 +46,18 @@ def _from_any(x: Any, format: FormatLike | None) -> SparseTensor:
     if isinstance(x, SparseTensor):
         return x
     if is_scipy(x):
-        return from_scipy(x)
+        return from_scipy(x).check()
     if isinstance(x, np.ndarray):
         x = torch.from_numpy(x)
     if not isinstance(x, Tensor):
         raise ArgumentError(
             f"a {type(x).__name__} is no tensor", expected="a torch tensor, a SciPy sparse array or a NumPy array"
         )
-    return from_torch(x) if x.layout is not torch.strided else _from_dense(x, format)
+    if x.layout is torch.strided:
+        return _from_dense(x, format)
+    made = from_torch(x)
+    structure_of(made)
+    return made
 
 
 def _from_dense(x: Tensor, format: FormatLike | None) -> SparseTensor:
@@ -70,18 +75,23 @@ def _from_dense(x: Tensor, format: FormatLike | None) -> SparseTensor:
 def from_torch(x: Tensor) -> SparseTensor:
     """A sparse tensor of torch in the format it has, sharing its parts. Uncoalesced ones are coalesced.
 
-    Raises:
-        ArgumentError: it is batched, or its parts are malformed.
+    The parts are not checked. Raises ArgumentError where it is batched, or torch has no gradients for its layout.
     """
     if x.layout is torch.sparse_coo:
         return _from_coo(x)
     name, pos, crd = _COMPRESSED[x.layout]
+    if name != "csr" and x.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            f"torch cannot add up gradients by {name} tensors",
+            expected="csr or coo, or a SparseTensor",
+            suggestion="a = tc.as_sparse(x.detach()), then a.values.requires_grad_()",
+        )
     if x.ndim != 2 or x.dense_dim():
         raise ArgumentError(f"a batched or hybrid {name} tensor has no format here", suggestion="pass x.to_sparse()")
     values = x.values()
     format = parse_format(name, tuple(values.shape[1:]), 2)
     levels = (None, (pos(x).detach(), crd(x).detach()), *(None for _ in format.blocks))
-    return SparseTensor(format, x.shape, levels, values).check()
+    return SparseTensor(format, x.shape, levels, values)
 
 
 def _from_coo(x: Tensor) -> SparseTensor:
@@ -93,8 +103,8 @@ def _from_coo(x: Tensor) -> SparseTensor:
     if not sparse:
         return SparseTensor(format, x.shape, (None,) * x.ndim, x.to_dense())
     levels: list[Any] = [(None, row.contiguous()) for row in rows] + [None] * x.dense_dim()
-    levels[0] = (torch.tensor([0, rows.shape[1]]), levels[0][1])
-    return SparseTensor(format, x.shape, levels, x.values()).check()
+    levels[0] = (remember("coo", [rows], lambda: torch.tensor([0, rows.shape[1]])), levels[0][1])
+    return SparseTensor(format, x.shape, levels, x.values())
 
 
 def to_torch(t: SparseTensor) -> Tensor:
@@ -135,10 +145,7 @@ def is_scipy(x: object) -> bool:
 def from_scipy(x: Any) -> SparseTensor:
     """A SciPy array in the format it has, sharing its parts. Unsorted or repeated indices are made canonical in a copy.
 
-    DIA, LIL and DOK become CSR.
-
-    Raises:
-        ArgumentError: its parts are malformed.
+    DIA, LIL and DOK become CSR. The parts are not checked.
     """
     if x.format not in ("csr", "csc", "bsr", "coo"):
         logger("sparse").debug("a SciPy array of the format %s becomes csr", x.format)
@@ -146,13 +153,19 @@ def from_scipy(x: Any) -> SparseTensor:
     if x.format == "coo":
         rows = np.stack(x.coords) if x.ndim else np.zeros((0, x.nnz))
         return SparseTensor.from_coordinates(rows, x.data, x.shape, coordinates(x.ndim), _index_type(rows))
-    if not x.has_canonical_format:
+    if _can_be_walked(x) and not x.has_canonical_format:
         logger("sparse").debug("a SciPy array of the shape %s has unsorted or repeated indices: copied", x.shape)
         x = x.copy()
         x.sum_duplicates()
     format = parse_format(x.format, x.data.shape[1:], 2)
     levels = (None, (torch.from_numpy(x.indptr), torch.from_numpy(x.indices)), *(None for _ in format.blocks))
-    return SparseTensor(format, x.shape, levels, torch.from_numpy(x.data)).check()
+    return SparseTensor(format, x.shape, levels, torch.from_numpy(x.data))
+
+
+def _can_be_walked(x: Any) -> bool:
+    """Whether the positions of a SciPy array lie within its indices: SciPy follows them without a look."""
+    pos = x.indptr
+    return bool(len(pos) and pos[0] == 0 and pos[-1] <= len(x.indices) and (pos[1:] >= pos[:-1]).all())
 
 
 def _index_type(rows: Any) -> torch.dtype | None:

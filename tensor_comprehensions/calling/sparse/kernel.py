@@ -20,7 +20,8 @@ from . import pack
 from .tensor import SparseTensor
 
 if TYPE_CHECKING:
-    from .kernels import SparseCall, SparseKernels
+    from ...torch_ext.sparse import SparseOp
+    from .kernels import SparseCall
 
 
 class SparseKernel:
@@ -31,16 +32,16 @@ class SparseKernel:
         compile_seconds: what making it took.
     """
 
-    def __init__(self, kernels: SparseKernels, compiled: CompiledSparseKernel) -> None:
-        self._kernels, self.compiled = kernels, compiled
+    def __init__(self, op: SparseOp, compiled: CompiledSparseKernel) -> None:
+        self._op, self.compiled = op, compiled
 
     def __repr__(self) -> str:
-        name = signature(self._kernels.interface.function)
+        name = signature(self._op.kernels.interface.function)
         return f"<sparse kernel of {name}, compiled in {self.compile_seconds * 1e3:.0f} ms>"
 
     @guarded
     def __call__(self, /, *tensors: Any, **initial: Any) -> Any:
-        return self._kernels.call(tensors, initial)
+        return self._op(*tensors, **initial)
 
     @property
     def compile_seconds(self) -> float:

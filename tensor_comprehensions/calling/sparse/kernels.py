@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -26,11 +26,13 @@ from ...tc_lang.formats import Format, LevelKind
 from ...tc_lang.formula import Value
 from ...tc_lang.function import Function, Role
 from ...tc_lang.sparse_rules import with_formats
-from ..arguments import TORCH_TYPES, to_tensor
+from ..arguments import TORCH_TYPES, Expected, to_tensor
 from ..calls import Interface, check_names
 from . import pack
-from .interop import as_sparse, is_scipy
-from .kernel import SparseKernel, evaluate, without_gradients
+from .interop import from_scipy, from_torch, is_scipy
+from .kernel import evaluate, without_gradients
+from .lane import Lane
+from .structure import Structure, check_structure, convert, structure_of
 from .tensor import SparseTensor
 
 LIMIT = 64
@@ -40,10 +42,22 @@ _INDEX_TYPES = {torch.int32: INT32, torch.int64: INT64}
 
 @dataclass(frozen=True, slots=True)
 class SparseCall:
-    """The operands of a call: by name, as tensors whose parts are contiguous."""
+    """The operands of a call: by name, as tensors whose parts are contiguous. structures: of the sparse ones."""
 
     sparse: Mapping[str, SparseTensor]
     dense: Mapping[str, Tensor]
+    structures: Mapping[str, Structure]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the phases that only count the elements of results have found.
+
+    totals: by phase, what `totals` holds after it. rows: by result, the first element of each row.
+    """
+
+    totals: dict[int, np.ndarray[Any, Any]]
+    rows: dict[int, Tensor]
 
 
 def is_sparse(value: object) -> bool:
@@ -62,61 +76,66 @@ class SparseKernels:
         self._functions: OncePerKey[Hashable, Function] = OncePerKey(LIMIT)
         self._kernels: OncePerKey[Hashable, CompiledSparseKernel] = OncePerKey(LIMIT)
 
-    def call(self, values: Sequence[object], initial: Mapping[str, object]) -> Any:
-        """The results of a call, in the kind of tensor that the sparse operands are.
+    def run(self, call: SparseCall, counts: Counts | None = None) -> dict[str, Tensor | SparseTensor]:
+        """What the def returns, by name.
+
+        Args:
+            counts: of a call with the same patterns; what it lacks is counted and added to it.
 
         Raises:
-            ArgumentError: an operand does not fit the def, or is malformed.
+            ArgumentError: the sizes of the operands do not fit the def.
         """
-        kernel, call, sizes = self.prepare(values, initial)
-        results = _Run(kernel, call, sizes).results()
-        return hand_back(results, values)
+        return _Run(*self._kernel_for(call), counts).results()
 
-    def prepare(
-        self, values: Sequence[object], initial: Mapping[str, object]
-    ) -> tuple[CompiledSparseKernel, SparseCall, dict[str, int]]:
-        """The kernel for a call, its operands, and the sizes that they give.
-
-        Raises:
-            ArgumentError: an operand does not fit the def, or is malformed.
-        """
-        call = self._accept(values, initial)
-        function = self._function_for(call)
-        sizes = self._sizes(call)
-        return self._kernel(function, call, sizes), call, sizes
-
-    def compile(self, values: Sequence[object], initial: Mapping[str, object]) -> SparseKernel:
-        """The kernel for a call like this. Raises ArgumentError as `call` does."""
-        compiled, _, _ = self.prepare(without_gradients(values), initial)
-        return SparseKernel(self, compiled)
+    def compile(self, values: Sequence[object], initial: Mapping[str, object]) -> CompiledSparseKernel:
+        """The kernel for a call like this. Raises ArgumentError as `accept` does."""
+        kernel, _, _ = self._kernel_for(self.accept(values, initial))
+        return kernel
 
     def reference(self, values: Sequence[object], initial: Mapping[str, object]) -> Any:
-        """What the reference evaluator gives for a call. Raises ArgumentError as `call` does."""
-        return hand_back(evaluate(*self.prepare(without_gradients(values), initial)), values)
+        """What the reference evaluator gives for a call. Raises ArgumentError as `accept` does."""
+        return hand_back(evaluate(*self._kernel_for(self.accept(without_gradients(values), initial))), values)
+
+    def lane(self, call: SparseCall, values: Sequence[object]) -> Lane | None:
+        """The short way for calls like this one, which has succeeded; None where there is none."""
+        if self.interface.initial or self.function.scalars or not all(map(_may_take_lane, values)):
+            return None
+        kernel, _, sizes = self._kernel_for(call)
+        program = kernel.program
+        held = any(s.copies is not None for s in call.structures.values())
+        if len(program.phases) > 1 or program.results or program.conversions or program.problem.shared or held:
+            return None
+        if not all(x.values.is_contiguous() for x in call.sparse.values()):
+            return None
+        return _Run(kernel, call, sizes, None).lane(values)
 
     # --- operands ------------------------------------------------------------------------------------------------
 
-    def _accept(self, values: Sequence[object], initial: Mapping[str, object]) -> SparseCall:
+    def accept(self, values: Sequence[object], initial: Mapping[str, object]) -> SparseCall:
+        """The operands of a call. Raises ArgumentError where one does not fit the def, or is malformed."""
         check_names(self.interface, values, initial)
         sparse: dict[str, SparseTensor] = {}
         dense: dict[str, Tensor] = {}
+        structures: dict[str, Structure] = {}
         named = [*zip(self.interface.parameters, values, strict=True)]
         named += [(p, initial[p.name]) for p in self.interface.initial]
         for p, value in named:
             declared = self.function.tensor(p.name).format
             if is_sparse(value):
-                sparse[p.name] = self._sparse(p.name, value, declared)
+                sparse[p.name], structures[p.name] = self._sparse(p, value, declared)
             elif declared is not None and not declared.is_dense:
                 raise p.error(
                     "is dense", found="a dense tensor", suggestion=f'pass tc.as_sparse({p.name}, "{declared}")'
                 )
             else:
-                dense[p.name] = to_tensor(p, value).contiguous()
-        return SparseCall(sparse, dense)
+                dense[p.name] = _dense(p, value)
+        return SparseCall(sparse, dense, structures)
 
-    def _sparse(self, name: str, value: object, declared: Format | None) -> SparseTensor:
+    def _sparse(self, p: Expected, value: Any, declared: Format | None) -> tuple[SparseTensor, Structure]:
+        name = p.name
         try:
-            t = as_sparse(value)
+            t = _as_stored(value)
+            structure = check_structure(t) if is_scipy(value) else structure_of(t)
         except ArgumentError as error:
             raise ArgumentError(
                 f"argument '{name}' of {self.function.name}: {error.message}",
@@ -138,14 +157,19 @@ class SparseKernels:
                 f"argument '{name}' of {self.function.name} has another format",
                 expected=str(declared), found=str(t.format), suggestion=f'pass {name}.to("{declared}")',
             )  # fmt: skip
-        return t
+        plain = to_tensor(replace(p, dims=("",) * t.values.ndim), t.values.detach())
+        if any(x.device.type != "cpu" for level in t.levels if level is not None for x in level if x is not None):
+            raise p.error("has levels on another device than its values", suggestion="pass parts on the CPU")
+        levels = t.levels if structure.copies is None else structure.copies
+        values = t.values if t.values.requires_grad and torch.is_grad_enabled() else plain
+        return SparseTensor(t.format, t.shape, levels, values), structure
 
-    def _function_for(self, call: SparseCall) -> Function:
+    def function_for(self, call: SparseCall) -> Function:
         """The def with the formats that the operands come with."""
         formats = {n: t.format for n, t in call.sparse.items()}
         return self._functions.get(tuple(formats.items()), lambda: with_formats(self.function, formats))
 
-    def _sizes(self, call: SparseCall) -> dict[str, int]:
+    def sizes(self, call: SparseCall) -> dict[str, int]:
         """The sizes that the shapes of the operands give, and the integer scalars. Raises ArgumentError."""
         types = [self._type(p.name, call) for p in self.interface.parameters]
         initial = {p.name: self._type(p.name, call) for p in self.interface.initial}
@@ -159,6 +183,11 @@ class SparseKernels:
         return TensorType(self.function.tensor(name).dtype, shape, contiguous_strides(shape))
 
     # --- kernels -------------------------------------------------------------------------------------------------
+
+    def _kernel_for(self, call: SparseCall) -> tuple[CompiledSparseKernel, SparseCall, dict[str, int]]:
+        """The kernel for a call, with the call and the sizes that its operands give."""
+        sizes = self.sizes(call)
+        return self._kernel(self.function_for(call), call, sizes), call, sizes
 
     def _kernel(self, function: Function, call: SparseCall, sizes: Mapping[str, int]) -> CompiledSparseKernel:
         types = tuple((n, _INDEX_TYPES[t.index_dtype]) for n, t in call.sparse.items())
@@ -179,14 +208,17 @@ class SparseKernels:
 class _Run:
     """One run of a kernel."""
 
-    def __init__(self, kernel: CompiledSparseKernel, call: SparseCall, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self, kernel: CompiledSparseKernel, call: SparseCall, sizes: Mapping[str, int], counts: Counts | None
+    ) -> None:
+        self.counts = counts
         self.program, self.kernel, self.call = kernel.program, kernel, call
         problem = kernel.program.problem
         self.function, self.sizes = problem.function, sizes
         self.shared = dict(problem.shared)
         self.sparse = dict(call.sparse)
         for c in kernel.program.conversions:
-            self.sparse[c.name] = call.sparse[c.source].to(c.format)
+            self.sparse[c.name] = convert(call.sparse[c.source], c.format, call.structures[c.source])
         numbers = [sizes[n] for n in problem.sizes] or [0]
         self.size_array = np.array(numbers, np.int64)
         self.totals = np.zeros(max(1, self.program.slots), np.int64)
@@ -202,14 +234,43 @@ class _Run:
                     self.rows[n] = torch.empty(self._shape(r.arrays.tensor)[0] + 1, dtype=_index_dtype(r.arrays))
                 if r.phase == number:
                     self.arrays[n] = self._allocate(n, r)
+            if self.counts is not None and number in self.counts.totals:
+                self.totals[:] = self.counts.totals[number]
+                self.rows |= self.counts.rows
+                continue
             code, value = executable(self._addresses())
             if code:
                 raise _failure(self.function.name, code, value)
+            if self.counts is not None and self._only_counts(number):
+                self.counts.totals[number] = self.totals.copy()
+                self.counts.rows.update(self.rows)
         return {name: self._result(name) for name in self.function.returns}
+
+    def lane(self, values: Sequence[object]) -> Lane | None:
+        """The short way for calls with operands like these."""
+        places: dict[str, int] = {}
+        count = 2
+        for o in self.program.operands:
+            count += len(o.buffers)
+            places[o.name] = count - 1
+        names = [p.name for p in self.function.parameters]
+        if any(t.role is Role.TEMPORARY for t in self.function.tensors):
+            return None
+        operands = [
+            (v, self.sparse[n] if n in self.sparse else self.call.dense[n], places[n])
+            for n, v in zip(names, values, strict=True)
+        ]
+        results = [(self.values[r].shape, self.values[r].dtype, places[r]) for r in self.function.returns]
+        lane = Lane(self.kernel.executables[0], self._addresses(), operands, results)
+        lane.held = (self.size_array, self.totals)
+        return lane
+
+    def _only_counts(self, phase: int) -> bool:
+        return all(k.name.endswith(".count") for k in self.program.phases[phase].kernels)
 
     def _values(self, o: Operand) -> Tensor:
         if o.name in self.sparse:
-            return self.sparse[o.name].values.detach().contiguous()
+            return self.sparse[o.name].values.detach().resolve_neg().contiguous()
         dtype = TORCH_TYPES[self.function.tensor(o.name).dtype]
         if o.role is Role.INPUT:
             return self.call.dense[o.name].detach()
@@ -312,6 +373,26 @@ class _Run:
 
 def _index_dtype(x: Assembled) -> torch.dtype:
     return torch.int64 if x.index == INT64 else torch.int32
+def _as_stored(value: Any) -> SparseTensor:
+    """A sparse tensor of any kind by its parts."""
+    if isinstance(value, SparseTensor):
+        return value
+    return from_torch(value) if isinstance(value, Tensor) else from_scipy(value)
+
+
+def _may_take_lane(value: object) -> bool:
+    """Whether a lane can compare an operand of this kind."""
+    if isinstance(value, Tensor):
+        return type(value) is Tensor and value.layout in (torch.strided, torch.sparse_csr, torch.sparse_csc)
+    return type(value) is SparseTensor
+
+
+def _dense(expected: Expected, value: object) -> Tensor:
+    """A dense operand with contiguous elements, and with the graph of autograd that it has."""
+    if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
+        to_tensor(expected, value.detach())
+        return value.resolve_neg().contiguous()
+    return to_tensor(expected, value).contiguous()
 
 
 SPARE = 2

@@ -23,7 +23,7 @@ def check_parts(
     Raises:
         ArgumentError: with the level, the place and the value, and what was expected.
     """
-    _check_shape(format, shape, levels, values, name)
+    _check_shape(format, shape, levels, name)
     extents, positions, same = format.extents(shape), 1, None
     for n, (level, arrays) in enumerate(zip(format.levels[: format.depth], levels, strict=False)):
         where = _Where(name, n)
@@ -42,7 +42,7 @@ def check_parts(
         if same is not None:
             same = same & (crd[1:] == crd[:-1])
         positions = len(crd)
-    _check_values(format, shape, positions, values, name)
+    check_values(format, shape, positions, values, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Where:
         )
 
 
-def _check_shape(format: Format, shape: Sequence[int], levels: Sequence[object], values: Tensor, name: str) -> None:
+def _check_shape(format: Format, shape: Sequence[int], levels: Sequence[object], name: str) -> None:
     if len(shape) != format.rank:
         raise ArgumentError(f"{name} has {len(shape)} dimensions, its format '{format}' is for {format.rank}")
     for n, block in zip(shape, format.blocks, strict=False):
@@ -71,8 +71,6 @@ def _check_shape(format: Format, shape: Sequence[int], levels: Sequence[object],
         raise ArgumentError(f"{name} has a negative extent", found=str(tuple(shape)))
     if len(levels) != len(format.levels):
         raise ArgumentError(f"{name} has {len(levels)} levels, its format '{format}' has {len(format.levels)}")
-    if not isinstance(values, Tensor) or values.layout is not torch.strided:
-        raise ArgumentError(f"the values of {name} are no plain tensor", found=type(values).__name__)
 
 
 def _check_array(x: object, what: str, extent: int, where: _Where) -> None:
@@ -139,7 +137,10 @@ def _check_coordinates(level: LevelFormat, crd: Tensor, extent: int, same: Tenso
         )
 
 
-def _check_values(format: Format, shape: Sequence[int], positions: int, values: Tensor, name: str) -> None:
+def check_values(format: Format, shape: Sequence[int], positions: int, values: Tensor, name: str) -> None:
+    """Check that there are as many values as `positions` of the last level that is not dense, with the dense tail."""
+    if not isinstance(values, Tensor) or values.layout is not torch.strided:
+        raise ArgumentError(f"the values of {name} are no plain tensor", found=type(values).__name__)
     tail = format.tail(shape)
     expected = (positions, *tail) if format.depth else tail
     if tuple(values.shape) != expected:

@@ -18,7 +18,7 @@ from ..formula import Formula, Value, formula
 from ..function import Access, Binary, Call, Cast, Const, Expr, Index, Select, Unary, walk
 from ..ranges import Bounds
 from .transposed import substituted, uses
-from .versions import Step, Steps, extent, is_plain
+from .versions import Step, Steps, extent, is_partial, is_plain
 from .write import Written
 
 MOST = 64
@@ -78,6 +78,9 @@ class _Algebra:
 
     def run(self, w: Written) -> Written | None:
         """`w`, or a simpler statement; None where it adds nothing."""
+        if w.exists:  # it is a sum over some points only
+            self._note(w, None)
+            return w
         left = tuple(e.name for e in w.subscripts if isinstance(e, Index))
         plain = is_plain(w.subscripts)
         rest = [i for i in w.ranges if i not in left]
@@ -173,7 +176,9 @@ class _Algebra:
         if name not in self.versions:
             self.versions[name] = None  # of itself nothing is known
             step = self.made.get(name)
-            if step is not None and step.before is None and step.op in ("=", "+=!") and is_plain(step.subscripts):
+            if step is None or step.before is not None or is_partial(step, self.steps.function):
+                return None
+            if step.op in ("=", "+=!") and is_plain(step.subscripts):
                 try:
                     value = self.polynomial(step.value)
                     for i in step.ranges:

@@ -8,7 +8,7 @@ scattered with `+=`. What the derivatives need of the values of the def is compu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from ...dtypes import BOOL, INT64, DType
@@ -21,6 +21,7 @@ from .derivatives import NoDerivative, compare, converted, derivatives, exchange
 from .gradient import Gradient, Key
 from .reach import ALWAYS, read_condition
 from .shorten import shortened
+from .stored import domain, find_patterns, gathering_by_equality, moves
 from .transposed import Gathering, gathering, inside, substituted, uses
 from .versions import Step, Steps, extent, part, refusal
 from .windows import padded, turned
@@ -40,11 +41,12 @@ def differentiate(function: Function, wanted: Iterable[Key] | None = None, keep:
         raise refusal(function, None, "none of its inputs is a floating tensor")
     if not any(function.tensor(r).dtype.is_float for r in function.returns):
         raise refusal(function, None, "none of its outputs is a floating tensor")
-    reverse = _Reverse(function, Steps.of(function, symbolic_ranges(function)))
+    steps = Steps.of(function, symbolic_ranges(function))
+    reverse = _Reverse(function, steps, find_patterns(steps))
     reverse.run()
     targets = {key: reverse.finished(key) for key in chosen}
     kept = shortened(reverse.steps, reverse.written, set(targets.values()), reverse.sizes)
-    return write(reverse.steps, kept, {key: targets[key] for key in chosen}, keep)
+    return write(reverse.steps, kept, {key: targets[key] for key in chosen}, keep, reverse.patterns)
 
 
 def differentiable(function: Function) -> tuple[Key, ...]:
@@ -63,10 +65,14 @@ class _Adjoint:
 
 @dataclass(slots=True)
 class _Reverse:
-    """The sweep over the steps. Gradients of versions are called `d T@n`; those of outputs are parameters."""
+    """The sweep over the steps. Gradients of versions are called `d T@n`; those of outputs are parameters.
+
+    patterns: by version, the input that has an element wherever the version can be other than 0.
+    """
 
     function: Function
     steps: Steps
+    patterns: Mapping[str, str]
     written: list[Written] = field(default_factory=list)
     adjoints: dict[str, _Adjoint] = field(default_factory=dict)
     sizes: dict[str, Value] = field(default_factory=dict)
@@ -95,8 +101,23 @@ class _Reverse:
         rounded = f"{mine} rounded"
         left, box = self._whole(version)
         subscripts = tuple(left)
-        self.written.append(Written(rounded, subscripts, "=", Cast(self._load(mine, version, subscripts), dtype), box))
+        value = Cast(self._load(mine, version, subscripts), dtype)
+        self._write(version, Written(rounded, subscripts, "=", value, box))
         return rounded
+
+    def _write(self, version: str, w: Written) -> None:
+        """Add a statement that makes the gradient of a version, or a part of it, for the places that are stored."""
+        source = self.patterns.get(version)
+        if source is not None and all(isinstance(e, Index) for e in w.subscripts):
+            own = Access(source, w.subscripts, self.steps.versions[source].dtype)
+            others = tuple(a for a in w.exists if a != own)
+            if version == source and others and w.op != "+=":  # all places of the input, though not all get something
+                box = {e.name: w.ranges[e.name] for e in w.subscripts if isinstance(e, Index)}
+                zero = Const(0.0, w.value.dtype)
+                self.written.append(Written(w.target, w.subscripts, "=", zero, box, (own,)))
+                w = replace(w, op="+=")
+            w = replace(w, exists=(own, *others))
+        self.written.append(w)
 
     # --- gradients of versions ---------------------------------------------------------------------------------------
 
@@ -123,7 +144,7 @@ class _Reverse:
         subscripts, box = self._whole(version)
         zero = Const(0.0, self.steps.versions[version].dtype.accumulator)
         value = zero if adjoint is None else self._load(adjoint.name, version, subscripts)
-        self.written.append(Written(name, subscripts, "=", value, box))
+        self._write(version, Written(name, subscripts, "=", value, box))
         self.adjoints[version] = _Adjoint(name)
         return name
 
@@ -170,7 +191,7 @@ class _Reverse:
         subscripts = tuple(_less(e, s) for e, s in zip(step.subscripts, start, strict=True))
         zero = Const(0.0, self.steps.versions[step.target].dtype.accumulator)
         ranges = {i: step.ranges[i] for i in step.left}
-        self.written.append(Written(name, subscripts, "=", zero, ranges))
+        self._write(step.before, Written(name, subscripts, "=", zero, ranges, domain(step, self.patterns)))
 
     def _send_extremum(self, step: Step, seed: Expr) -> None:
         """The elements that are equal to the result share its gradient."""
@@ -185,8 +206,9 @@ class _Reverse:
         count = f"count {step.target}"
         one, zero = Const(1.0, wide), Const(0.0, wide)
         place = tuple(_less(e, step.ranges[i][0]) for e, i in zip(step.subscripts, step.left, strict=True))
-        term_count, box = self._from_zero(Select(chosen, one, zero, wide), step.ranges, step.left)
-        self.written.append(Written(count, step.subscripts, "+=!", term_count, box))
+        equal = Select(chosen, one, zero, wide)
+        term_count, box, exists = self._from_zero(equal, step.ranges, step.left, domain(step, self.patterns))
+        self.written.append(Written(count, step.subscripts, "+=!", term_count, box, exists))
         share = over(seed, Access(count, place, wide))
         self._send(step, term, guarded((chosen,), converted(share, term.dtype.accumulator)))
 
@@ -209,19 +231,22 @@ class _Reverse:
         place = tuple(_less(Index(i, INT64), step.ranges[i][0]) for i in step.ranges)
         if same is not None:
             factor = Select(same, Const(1.0, factor.dtype), factor, factor.dtype)
-            factor, box = self._from_zero(factor, box, tuple(box))
-            self.written.append(Written(others, tuple(Index(i, INT64) for i in step.ranges), "*=!", factor, box))
+            exists = domain(step, self.patterns)
+            twins = tuple(_moved(a, {i: Index(twin[i], INT64) for i in reduced}, self.sizes) for a in exists)
+            factor, box, exists = self._from_zero(factor, box, tuple(box), tuple(dict.fromkeys((*exists, *twins))))
+            place_from_zero = tuple(Index(i, INT64) for i in step.ranges)
+            self.written.append(Written(others, place_from_zero, "*=!", factor, box, exists))
             seed = times(seed, Access(others, place, seed.dtype))
         self._send(step, term, converted(seed, term.dtype.accumulator))
 
     def _from_zero(
-        self, value: Expr, ranges: Mapping[str, Bounds], names: Sequence[str]
-    ) -> tuple[Expr, dict[str, Bounds]]:
-        """`value` and the ranges of its indices, of which those of `names` count from 0 then."""
+        self, value: Expr, ranges: Mapping[str, Bounds], names: Sequence[str], exists: Sequence[Access]
+    ) -> tuple[Expr, dict[str, Bounds], tuple[Access, ...]]:
+        """`value`, the ranges of its indices, of which those of `names` count from 0 then, and `exists` of them."""
         moved = [i for i in names if number(ranges[i][0]) != 0]
         shifted = {i: Binary("+", Index(i, INT64), of_formula(ranges[i][0]), INT64) for i in moved}
         box = {i: (0, extent(b)) if i in shifted else b for i, b in ranges.items()}
-        return substituted(value, shifted, self.sizes), box
+        return substituted(value, shifted, self.sizes), box, tuple(_moved(a, shifted, self.sizes) for a in exists)
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -229,26 +254,32 @@ class _Reverse:
         """Add `value`, at every point of the step, to the gradient of what `access` reads there."""
         version = self.steps.versions[access.tensor]
         found = gathering(access.subscripts, version.bounds, step.ranges, step.left, self.sizes)
+        if found is None and self.patterns.get(access.tensor) == access.tensor:
+            found = gathering_by_equality(access.subscripts, version.bounds, step.ranges, self.sizes)
         if found is None:
             self._scatter(step, access, value)
             return
-        value = self._padded(step, found, value) or guarded(
-            found.guards, substituted(value, found.replaced, self.sizes)
-        )
+        exists = tuple(_moved(a, found.replaced, self.sizes) for a in domain(step, self.patterns))
+        gathered = guarded(found.guards, substituted(value, found.replaced, self.sizes))
+        if moves(exists, gathered, self.patterns):
+            self._scatter(step, access, value)
+            return
+        value = (None if self.patterns else self._padded(step, found, value)) or gathered
         subscripts = tuple(Index(i, INT64) for i in found.left)
-        value, rest = _without_idle(value, subscripts, found.kept(step.ranges))
-        if rest and not set(list(found.left)[-1:]) <= set(step.left):
+        value, rest = _without_idle(value, subscripts, found.kept(step.ranges), exists)
+        if rest and not self.patterns and not set(list(found.left)[-1:]) <= set(step.left):
             value, rest = self._turned(access.tensor, value, found.left, rest)
         box = {**found.left, **rest}
         adjoint = self.adjoints.get(access.tensor)
-        if adjoint is None and not rest and self._is_copy(step, value, subscripts, version.dtype):
+        copies = adjoint is None and not (rest or exists)
+        if copies and self._is_copy(step, value, subscripts, version.dtype):
             self.adjoints[access.tensor] = _Adjoint(self.adjoints[step.target].name, shared=True)
         elif adjoint is None:
             name = self._name(access.tensor)
             self.adjoints[access.tensor] = _Adjoint(name)
-            self.written.append(Written(name, subscripts, "+=!" if rest else "=", value, box))
+            self._write(access.tensor, Written(name, subscripts, "+=!" if rest else "=", value, box, exists))
         else:
-            self.written.append(Written(self._own(access.tensor), subscripts, "+=", value, box))
+            self._write(access.tensor, Written(self._own(access.tensor), subscripts, "+=", value, box, exists))
 
     def _padded(self, step: Step, found: Gathering, value: Expr) -> Expr | None:
         """What a step sends, without guards, from a gradient with zeros around it; None where that is not possible."""
@@ -296,11 +327,12 @@ class _Reverse:
         bounds = self.steps.versions[access.tensor].bounds
         read = read_condition(access, step.value)
         subscripts = tuple(self._place(e, b, step, read) for e, b in zip(access.subscripts, bounds, strict=True))
-        value, box = _without_idle(value, subscripts, dict(step.ranges))
+        exists = domain(step, self.patterns)
+        value, box = _without_idle(value, subscripts, dict(step.ranges), exists)
         guarded_sizes = [extent(b) for e, b in zip(subscripts, bounds, strict=True) if isinstance(e, Select)]
         if any((number(x) or 0) <= 0 for x in guarded_sizes):
             subscripts, box = _unless_empty(guarded_sizes, subscripts, box)
-        self.written.append(Written(self._own(access.tensor), subscripts, "+=", value, box))
+        self._write(access.tensor, Written(self._own(access.tensor), subscripts, "+=", value, box, exists))
 
     def _place(self, e: Expr, bounds: Bounds, step: Step, read: Expr) -> Expr:
         """A subscript of a scatter: where the step does not read the element, it may lead anywhere, and 0 is taken."""
@@ -324,13 +356,20 @@ def _unless_empty(
     return subscripts, {**box, name: (lower, lesser(upper, lower + points))}
 
 
+def _moved(a: Access, indices: Mapping[str, Expr], sizes: Mapping[str, Value]) -> Access:
+    """An access with expressions for some of its indices."""
+    moved = substituted(a, indices, sizes)
+    assert isinstance(moved, Access)
+    return moved
+
+
 def _without_idle(
-    value: Expr, subscripts: Sequence[Expr], ranges: Mapping[str, Bounds]
+    value: Expr, subscripts: Sequence[Expr], ranges: Mapping[str, Bounds], exists: Sequence[Access] = ()
 ) -> tuple[Expr, dict[str, Bounds]]:
     """The sum over indices that nothing depends on, as a product."""
     kept = {}
     for name, bounds in ranges.items():
-        if uses(name, value, *subscripts):
+        if uses(name, value, *subscripts, *exists):
             kept[name] = bounds
             continue
         n = number(extent(bounds))

@@ -19,7 +19,7 @@ from .algebra import without_zeros
 from .derivatives import plus
 from .factored import Named, Product, expression, product, renamed
 from .transposed import inside, substituted, uses
-from .versions import Steps, is_plain
+from .versions import Steps, is_partial, is_plain
 from .write import Written
 
 MOST = 200
@@ -178,6 +178,8 @@ class _Joining:
         if [w.ranges[i] for i in names] != list(_box(before)) or not _is_small(before.value, w.value):
             return None
         same = dict(zip(names, before.subscripts, strict=True))
+        if {substituted(a, same, self.sizes) for a in w.exists} != set(before.exists):
+            return None
         return replace(before, value=plus(before.value, substituted(w.value, same, self.sizes)))
 
     def _belongs(self, n: int, definition: Written, w: Written) -> bool:
@@ -192,6 +194,11 @@ class _Joining:
             return False
         reads = {x for x in walk(w.value) if isinstance(x, Access) and x.tensor == name}
         if len(reads) != 1 or len(w.ranges) > len(w.subscripts):
+            return False
+        (read,) = reads
+        names = (x.name for x in definition.subscripts if isinstance(x, Index))
+        here = dict(zip(names, read.subscripts, strict=True))
+        if not {substituted(a, here, self.sizes) for a in definition.exists} <= set(w.exists):
             return False
         arithmetic = not any(isinstance(x, Call | Select) for x in walk(definition.value))
         return len(definition.ranges) == len(w.ranges) or arithmetic
@@ -225,6 +232,8 @@ def _held(steps: Steps, used: AbstractSet[str]) -> list[Named]:
         if step.op != "=" or step.before is not None or not is_plain(step.subscripts):
             continue
         dtype = steps.versions[step.target].dtype
+        if is_partial(step, steps.function):
+            continue
         value = product(step.value) if dtype.is_float and dtype == step.value.dtype else Product(0.0)
         if value.coefficient and len(value.over) + len(value.under) > 1:
             found.append(Named(Access(step.target, step.subscripts, dtype), value))

@@ -6,7 +6,7 @@ multiplied or compared by a reduction is an element of a tensor, and only `+=` g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...dtypes import INT64, DType
@@ -157,14 +157,15 @@ class Steps:
         dtype = self.function.tensor(s.target).dtype
         used = [i for i in step.ranges if any(isinstance(x, Index) and x.name == i for x in walk(value))]
         if op != "*":  # a minimum over an index that nothing depends on is a minimum over the others
-            step = replace(
-                step, ranges={i: b for i, b in step.ranges.items() if i in used or i in step.left}, exists=()
-            )
+            exists = tuple(a for a in step.exists if self._stores_some(a.tensor))
+            needed = {*used, *step.left, *(x.name for a in exists for x in walk(a) if isinstance(x, Index))}
+            step = replace(step, ranges={i: b for i, b in step.ranges.items() if i in needed}, exists=exists)
         if dtype.is_float and not _is_element(value):
             subscripts = tuple(map(_index, used))
             name = self.new(f"{s.target}_term", value.dtype, tuple(step.ranges[i] for i in used))
             ranges = {i: step.ranges[i] for i in used}
-            self.steps.append(Step(name, subscripts, "=", value, tuple(used), ranges, source=s))
+            exists = tuple(a for a in step.exists if self._stores_some(a.tensor) and uses_only(a, used))
+            self.steps.append(Step(name, subscripts, "=", value, tuple(used), ranges, exists=exists, source=s))
             value = Access(name, subscripts, value.dtype)
         reduced = replace(step, op=f"{op}=!", value=value)
         if not goes_on and (op == "*" or not dtype.is_float or _is_given(value)):
@@ -182,6 +183,13 @@ class Steps:
             whole = Cast(whole, dtype)
         ranges = {i: step.ranges[i] for i in step.left}
         self._add(s.target, replace(step, value=whole, ranges=ranges, exists=()))
+
+    def _stores_some(self, version: str) -> bool:
+        """Whether a version may have places where nothing is stored: `exists` means something of it."""
+        if not self.function.is_sparse:
+            return False
+        symbol = next((t for t in self.function.tensors if t.name == version.partition("@")[0]), None)
+        return symbol is not None and (symbol.is_sparse or symbol.role is Role.TEMPORARY)
 
     def _joined(self, s: Statement, op: str, before: str, step: Step, value: Expr) -> Expr:
         """`before op value`, as the target stores it."""
@@ -217,6 +225,16 @@ def is_plain(subscripts: tuple[Expr, ...]) -> bool:
     """Whether subscripts are distinct index variables and nothing else."""
     names = [e.name for e in subscripts if isinstance(e, Index)]
     return len(names) == len(subscripts) == len(set(names))
+
+
+def is_partial(step: Step, function: Function) -> bool:
+    """Whether a step may be for some points of its ranges only, those where something is stored."""
+    return bool(step.exists) and function.is_sparse
+
+
+def uses_only(e: Expr, indices: Sequence[str]) -> bool:
+    """Whether all indices in `e` are among `indices`."""
+    return all(x.name in indices for x in walk(e) if isinstance(x, Index))
 
 
 def extent(bounds: Bounds) -> Value:

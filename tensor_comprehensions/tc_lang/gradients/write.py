@@ -9,6 +9,7 @@ from ...dtypes import DType
 from ...errors import CheckError, InternalError, TCError
 from .. import syntax as s
 from ..check import compile_source
+from ..formats import Format
 from ..formula import Formula, Name, Value, number
 from ..function import Access, Binary, Expr, Function, Index, Role, children, rebuild, walk
 from ..library import CONSTANTS, is_builtin
@@ -41,19 +42,23 @@ class Written:
         return {x.tensor for e in expressions for x in walk(e) if isinstance(x, Access)}
 
 
-def write(steps: Steps, written: Sequence[Written], targets: Mapping[Key, str], keep: bool) -> Gradient:
+def write(
+    steps: Steps, written: Sequence[Written], targets: Mapping[Key, str], keep: bool, patterns: Mapping[str, str]
+) -> Gradient:
     """The gradient whose statements are `written`.
 
+    patterns: the versions that store some elements only.
     targets: where the gradient by each thing that is asked for ends up. keep: may it take temporaries of the def?
     """
-    writer = _Writer(steps)
+    writer = _Writer(steps, patterns)
     declared = writer.parameters(written, keep)
     gives = tuple(writer.gradient_name(key, name) for key, name in targets.items())
     statements = [*writer.recomputed(written), *written]
     takes = writer.needed(declared, statements)
     body = tuple(writer.statement(w) for w in statements)
     parameters = tuple(writer.declarations[key] for key in takes)
-    returns = tuple(s.Declaration(name, None) for name in gives)
+    formats = [_format_name(steps.function.tensor(key[1]).format) for key in targets]
+    returns = tuple(s.Declaration(name, None, format) for name, format in zip(gives, formats, strict=True))
     d = s.Def(f"{steps.function.name}_backward", parameters, returns, body)
     text, function = _shortest(d)
     return Gradient(text, function, takes, tuple(targets))
@@ -64,6 +69,7 @@ class _Writer:
     """names: of every version and gradient. shifted: those of them that are passed, and so are counted from 0."""
 
     steps: Steps
+    patterns: Mapping[str, str]
     names: dict[str, str] = field(default_factory=dict)
     shifted: set[str] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)
@@ -115,7 +121,8 @@ class _Writer:
             self.shifted.add(tensor)
         dims = [self._dimension(extent(b), f"{name}_{d}") for d, b in enumerate(self.steps.versions[version].bounds)]
         type_ = s.Type(dtype, tuple(s.Dimension(x) for x in dims) if dims else None)
-        self.declarations[key] = s.Declaration(name, type_)
+        format = None if kind == "temporary" else self.steps.function.tensor(key[1]).format
+        self.declarations[key] = s.Declaration(name, type_, _format_name(format))
 
     def _dimension(self, x: Value, otherwise: str) -> str | int:
         """The size name or number that an extent is; a new size name where it is neither."""
@@ -158,12 +165,12 @@ class _Writer:
         return [w for step in reversed(kept) for w in self._again(step)]
 
     def _useful(self, step: Step) -> tuple[Access, ...]:
-        """The `exists` clauses without which an index would not occur."""
+        """The `exists` clauses of tensors that store some elements only, and those that give an index its place."""
         found = {x.name for e in (step.value, *step.subscripts) for x in walk(e) if isinstance(x, Index)}
         out = []
         for e in step.exists:
             names = {x.name for x in walk(e) if isinstance(x, Index) and x.name in step.ranges}
-            if names - found:
+            if names - found or e.tensor in self.patterns:
                 out.append(e)
                 found |= names
         return tuple(out)
@@ -238,6 +245,14 @@ class _Writer:
             shifted = tuple(_shifted(x, b) for x, b in zip(e.subscripts, starts, strict=True))
             e = replace(e, subscripts=shifted)
         return replace(e, tensor=self._named(e.tensor))
+
+
+def _format_name(format: Format | None) -> s.FormatName | None:
+    """A format as a declaration names it."""
+    if format is None:
+        return None
+    word, _, numbers = str(format).partition("(")
+    return s.FormatName(word, tuple(int(n) for n in numbers.removesuffix(")").split(",") if n))
 
 
 def _sizes(d: s.Declaration) -> set[str]:

@@ -1,0 +1,112 @@
+"""Calls of what `assemble` gives: the same bits as plain calls, for operands of the same places only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from sparse_cases import Case, cases
+from test_sparse_kernels import argument
+
+import tensor_comprehensions as tc
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* support is in beta", "ignore:Sparse invariant checks")
+RUN = [c for c in cases() if {"error", "by_coordinates", "pass"}.isdisjoint(c.record) and "tc" in c.record]
+SPGEMM = "def f(double(M,K) B: csr, double(K,N) C: csr) -> (double(M,N) A: csr) { A(i,j) +=! B(i,k) * C(k,j) }"
+
+
+def parts(x: Any) -> list[torch.Tensor]:
+    if not isinstance(x, tc.SparseTensor):
+        return [torch.as_tensor(x)]
+    return [x.values, *(a for level in x.levels if level is not None for a in level if a is not None)]
+
+
+def same(a: Any, b: Any) -> bool:
+    x, y = ([p for r in (z if isinstance(z, tuple) else (z,)) for p in parts(r)] for z in (a, b))
+    return all(torch.equal(p, q) for p, q in zip(x, y, strict=True))
+
+
+@pytest.mark.parametrize("case", [c for c in RUN if c.record.get("stored")], ids=lambda c: c.id)
+def test_assembled_calls_give_the_same_bits(case: Case) -> None:
+    op = list(tc.define(case.record["tc"], formats=case.record.get("define_formats")))[-1]
+    given = [argument(case, n, x) for n, x in case.operands().items()]
+    initial = {n: torch.from_numpy(x.values) for n, x in case.initial().items()}
+    fixed = op.assemble(*given, **initial)
+    expected = op(*given, **initial)
+    for _ in range(2):
+        assert same(fixed(*given, **initial), expected)
+
+
+def matrix(seed: int, n: int = 20) -> tc.SparseTensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, n, dtype=torch.float64, generator=generator)
+    x[torch.rand(n, n, generator=generator) > 0.2] = 0
+    return tc.as_sparse(x, "csr")
+
+
+def test_other_values_at_the_same_places() -> None:
+    op, b, c = tc.define(SPGEMM).f, matrix(0), matrix(1)
+    fixed = op.assemble(b, c)
+    other = tc.as_sparse(3 * b.dense(), "csr")
+    first, second = fixed(b, c), fixed(other, c)
+    assert same(second, op(other, c))
+    assert first.levels is second.levels
+
+
+def test_what_only_counts_does_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensor_comprehensions.runtime.cpu import Executable
+
+    op, b, c = tc.define(SPGEMM).f, matrix(0), matrix(1)
+    fixed = op.assemble(b, c)
+    runs: list[Executable] = []
+    call = Executable.__call__
+
+    def counted(self: Executable, addresses: Any) -> tuple[int, int]:
+        runs.append(self)
+        return call(self, addresses)
+
+    monkeypatch.setattr(Executable, "__call__", counted)
+    op(b, c)
+    plain = len(runs)
+    fixed(b, c)
+    assert plain == 2
+    assert len(runs) - plain == 1
+
+
+def test_other_places_are_refused() -> None:
+    op, b, c = tc.define(SPGEMM).f, matrix(0), matrix(1)
+    fixed = op.assemble(b, c)
+    with pytest.raises(tc.ArgumentError, match="'C' has other stored places"):
+        fixed(b, b)
+    with pytest.raises(tc.ArgumentError, match="M is 30"):
+        fixed(matrix(0, 30), matrix(1, 30))
+    with pytest.raises(tc.ArgumentError, match="another format"):
+        fixed(b.to("csc"), c)
+    c.levels[1][1][0] += 1  # type: ignore[index]
+    with pytest.raises(tc.ArgumentError):
+        fixed(b, c)
+
+
+def test_results_that_follow_values() -> None:
+    op = tc.define("def f(double(N) x) -> (double(N) a: s) { a(i) = x(i) }").f
+    x = torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64)
+    fixed = op.assemble(x)
+    assert fixed(3 * x).values.tolist() == [3.0, 6.0]
+    with pytest.raises(tc.ArgumentError, match="'a' would get other stored places"):
+        fixed(x + 1)
+
+
+def test_gradients_of_assembled_calls() -> None:
+    op, b, c = tc.define(SPGEMM).f, matrix(0), matrix(1)
+    b.values.requires_grad_()
+    fixed = op.assemble(b, c)
+    (a,) = torch.autograd.grad(fixed(b, c).values.sum(), b.values)
+    (e,) = torch.autograd.grad(op(b, c).values.sum(), b.values)
+    assert torch.equal(a, e)
+
+
+def test_a_def_without_sparse_tensors_is_not_assembled() -> None:
+    op = tc.define("def f(double(N) x) -> (y) { y(i) = x(i) }").f
+    with pytest.raises(tc.ArgumentError, match="no sparse operands"):
+        op.assemble(torch.ones(3, dtype=torch.float64))
