@@ -373,6 +373,8 @@ class _Run:
 
 def _index_dtype(x: Assembled) -> torch.dtype:
     return torch.int64 if x.index == INT64 else torch.int32
+
+
 def _as_stored(value: Any) -> SparseTensor:
     """A sparse tensor of any kind by its parts."""
     if isinstance(value, SparseTensor):
