@@ -11,6 +11,7 @@ import torch
 import tensor_comprehensions as tc
 from tensor_comprehensions.calling.calls import failure, gather
 from tensor_comprehensions.compiled import Compiled
+from tensor_comprehensions.compiler import readable
 from tensor_comprehensions.loop_ir.interpret import interpret
 from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.loop_ir.numbers import storage
@@ -37,7 +38,7 @@ def run(kernel: tc.Kernel, *tensors: Any, out: torch.Tensor | None = None, **ini
 
 def interpreted(compiled: Compiled, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The outputs of the loop program that is compiled. Raises RangeError as a call does."""
-    module: Module = compiled.stage("simplify_again")
+    module: Module = readable(compiled.stage("simplify_again"), compiled.bound)
     arrays, failures = interpret_module(module, inputs)
     if failures:
         site, value = failures[0]

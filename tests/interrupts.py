@@ -146,6 +146,7 @@ def in_child(action: Callable[[], str]) -> str:
         child = os.fork()
         if child == 0:
             os.dup2(said.fileno(), 2)
+            sys.stderr = os.fdopen(2, "w", closefd=False)  # pytest's writes somewhere else
             faulthandler.dump_traceback_later(HANGS, exit=True)
             code = 1
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from . import pack
 from .tensor import SparseTensor
 
 if TYPE_CHECKING:
-    from ...torch_ext.sparse import SparseOp
     from .kernels import SparseCall
 
 
@@ -32,16 +31,16 @@ class SparseKernel:
         compile_seconds: what making it took.
     """
 
-    def __init__(self, op: SparseOp, compiled: CompiledSparseKernel) -> None:
-        self._op, self.compiled = op, compiled
+    def __init__(self, call: Callable[..., Any], compiled: CompiledSparseKernel) -> None:
+        self._call, self.compiled = call, compiled
 
     def __repr__(self) -> str:
-        name = signature(self._op.kernels.interface.function)
+        name = signature(self.compiled.program.problem.function)
         return f"<sparse kernel of {name}, compiled in {self.compile_seconds * 1e3:.0f} ms>"
 
     @guarded
     def __call__(self, /, *tensors: Any, **initial: Any) -> Any:
-        return self._op(*tensors, **initial)
+        return self._call(*tensors, **initial)
 
     @property
     def compile_seconds(self) -> float:
