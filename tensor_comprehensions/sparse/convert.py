@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import CannotLower
-from ..tc_lang.formats import Format
+from ..tc_lang.formats import LEVELS, Format
 from ..tc_lang.function import Access, Expr, Function, Index, Role, Statement, Symbol, map_operands
 from .graph import Nest, build_nest
 from .order import choose_order, is_convertible, walks
@@ -71,14 +71,20 @@ def _with_own_places(problem: Problem, target: str) -> Problem:
 
 
 def _reordered(a: Access, nest: Nest, order: tuple[str, ...]) -> Format:
-    """The format of an operand with its levels in the order of the loops."""
+    """The format of an operand with its levels in the order of the loops. It stores the same elements.
+
+    Levels of the dense tail stay with their dimensions: one that came last would store all coordinates of another one.
+    """
     path = nest.paths[a]
     if not is_convertible(path):
         raise CannotLower(f"'{a.tensor}' would have to be stored in another order")
     if a.tensor in dict(nest.shared):
         raise CannotLower(f"the temporary '{a.tensor}' is read in another order than it is stored")
-    dims = sorted(range(path.format.rank), key=lambda d: order.index(_index(a.subscripts[d])))
-    return Format(path.format.levels, tuple(dims))
+    format = path.format
+    dims = sorted(range(format.rank), key=lambda d: order.index(_index(a.subscripts[d])))
+    tail = format.order[format.depth :]
+    upper = iter(format.levels[: format.depth])
+    return Format(tuple(LEVELS["d"] if d in tail else next(upper) for d in dims), tuple(dims))
 
 
 def _index(e: Expr) -> str:

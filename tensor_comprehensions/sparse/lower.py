@@ -125,7 +125,8 @@ def _result_arrays(problem: Problem, nest: Nest, order: tuple[str, ...]) -> Asse
     target, s = function.tensor(nest.statement.target), nest.statement
     number = function.statements.index(s)
     definitions = [x for x in function.statements if x.target == target.name]
-    if len(definitions) == 1 and is_ordered(nest, order, format):
+    adds_dense = not nest.paths and not all(x.is_free for x in nest.loops.values())  # stores what is not 0 at the end
+    if len(definitions) == 1 and is_ordered(nest, order, format) and not adds_dense:
         index = INT64 if any(t == INT64 for _, t in problem.index_types) else INT32
         bound = _bound(nest, format)
         return assembled_of(number, target, index, bound, not bound and _has_rows(nest, order, format))

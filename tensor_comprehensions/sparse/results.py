@@ -143,9 +143,10 @@ class SharedEmitter(StatementEmitter):
     def around(self, depth: int, state: State, then: Body) -> Stmt:
         if depth != self.settled or depth == len(self.order):
             return then(state)
-        total = self.total()
-        first = Store(total, (), build.cast(self.neutral, total.type.dtype))
-        last = Store(*self._place(state), build.cast(Load(total, ()), self.values.type.dtype))
+        total, where = self.total(), self._place(state)
+        start = self.neutral if self.s.reduction is None or self.s.initialise else Load(*where)
+        first = Store(total, (), build.cast(start, total.type.dtype))
+        last = Store(*where, build.cast(Load(total, ()), self.values.type.dtype))
         return Allocate((total,), build.block(first, then(summing(state)), last))
 
     def _place(self, state: State) -> tuple[Buffer, tuple[Expr, ...]]:
@@ -198,13 +199,19 @@ class CollectedEmitter(StatementEmitter):
         yield from ()
 
     def around(self, depth: int, state: State, then: Body) -> Stmt:
-        """Add up where only reduced loops are left, and note whether there was anything to add."""
+        """Add up where only reduced loops are left, and note whether there was anything to add.
+
+        A sum over dense operands alone is stored where it is not 0.
+        """
         if depth != self.settled or depth == len(self.order):
             return then(state)
         total, found = self.total(), build.register(f"{self.s.target}.found", BOOL)
         first = (Store(total, (), build.cast(self.neutral, total.type.dtype)), Store(found, (), build.FALSE))
         append = self._append(state, build.cast(Load(total, ()), self.values.type.dtype))
-        return Allocate((total, found), build.block(*first, then(summing(state)), If(Load(found, ()), append)))
+        wanted = Load(found, ())
+        if not self.nest.paths:
+            wanted = build.ne(Load(total, ()), build.const(0, total.type.dtype))
+        return Allocate((total, found), build.block(*first, then(summing(state)), If(wanted, append)))
 
     def combine(self, state: State, value: Expr) -> Stmt:
         if IN_REGISTER in state.indices:

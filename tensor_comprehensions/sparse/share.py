@@ -19,12 +19,13 @@ def shared_patterns(function: Function) -> dict[str, str]:
     sources: dict[str, str] = {}
     ranges = symbolic_ranges(function).tensors
     symbols = {t.name: t for t in function.tensors}
-    for name, symbol in symbols.items():
+    for name in dict.fromkeys(s.target for s in function.statements):
+        symbol = symbols[name]
         if symbol.role is Role.TEMPORARY or (symbol.role is Role.OUTPUT and symbol.is_sparse):
             statements = [s for s in function.statements if s.target == name]
             found = [_source(s, symbol, symbols, sources) for s in statements]
             candidates = {f[0] for f in found if f is not None}
-            if None in found or len(candidates) != 1 or any(map(_adds_a_sum, statements)):
+            if None in found or len(candidates) != 1:
                 continue
             (source,) = candidates
             is_whole = any(f is not None and f[1] for f in found) and ranges[name] == ranges[source]
@@ -53,11 +54,6 @@ def _source(
         if target.role is Role.TEMPORARY or symbols[source].format == target.format:
             return source, whole
     return None
-
-
-def _adds_a_sum(s: Statement) -> bool:
-    """Whether a statement adds the sum of several instances to what another one has stored."""
-    return s.reduction is not None and not s.initialise and len(s.indices) > s.left
 
 
 def _is_unique(symbol: Symbol) -> bool:

@@ -79,3 +79,57 @@ def test_names_that_kernels_use_are_free_for_programs() -> None:
     a = matrix(50, 40, 7, 0.2)
     x = np.random.default_rng(8).random(40)
     np.testing.assert_allclose(OPS.names(tc.as_sparse(a), torch.from_numpy(x)).numpy(), a @ x)
+
+
+SUMS = tc.define("""
+def twice(double(N,M) B: csr, double(N,K) C, double(M,K) D, double(N,M) A: csr, double(N,K) E) -> (R: csr) {
+    R(i,j) +=! D(j,k) * B(i,j) * C(i,k) where exists A(i,j)
+    R(i,j) += E(i,k) * B(i,j) * D(j,k) where exists A(i,j)
+}
+def row_sums(double(N,M) A) -> (y: s) { y(i) +=! A(i,j) }
+def last_sums(double(N,M,K) A) -> (y: csr) { y(i,j) +=! A(i,j,k) }
+def misses(double(N,M) S: csr, double(N,K) U, double(M,K) V) -> (E: csr) {
+    P(i,j) +=! U(i,k) * V(j,k) where exists S(i,j)
+    E(i,j) = S(i,j) - P(i,j)
+}
+""")
+
+
+def test_a_second_sum_adds_to_the_first_at_shared_places() -> None:
+    a, b = matrix(30, 20, 11, 0.3), matrix(30, 20, 12, 0.3)
+    rng = np.random.default_rng(13)
+    c, d, e = rng.random((30, 5)), rng.random((20, 5)), rng.random((30, 5))
+    result = SUMS.twice(tc.as_sparse(b), *map(torch.from_numpy, (c, d)), tc.as_sparse(a), torch.from_numpy(e))
+    np.testing.assert_allclose(dense(result), b.toarray() * ((c + e) @ d.T) * (a.toarray() != 0))
+
+
+def test_sums_of_dense_operands_are_stored_where_they_are_not_0() -> None:
+    x = torch.randn(6, 4, 3, dtype=torch.float64)
+    x[2], x[5, 1] = 0, 0
+    rows = SUMS.row_sums(x[:, 0])
+    assert rows.coordinates().tolist() == [[0, 1, 3, 4, 5]]
+    torch.testing.assert_close(rows.dense(), x[:, 0].sum(1))
+    sums = SUMS.last_sums(x)
+    assert sums.values.numel() == 6 * 4 - 5
+    torch.testing.assert_close(sums.dense(), x.sum(2))
+
+
+def test_a_result_has_the_places_that_a_temporary_shares() -> None:
+    s = matrix(30, 20, 14, 0.3)
+    u, v = torch.randn(30, 5, dtype=torch.float64), torch.randn(20, 5, dtype=torch.float64)
+    S = tc.as_sparse(s)
+    assert "E: csr, with the stored places of S" in SUMS.misses.compile(S, u, v).source()
+    expected = s.toarray() - (u @ v.T).numpy() * (s.toarray() != 0)
+    np.testing.assert_allclose(dense(SUMS.misses(S, u, v)), expected)
+
+
+def test_a_converted_operand_stores_the_same_elements() -> None:
+    """A dense tail between its other levels."""
+    formats = {"T0": "ds(1,0)", "T2": "ssd", "y": "dcsc"}
+    op = tc.from_notation("y(k,j) = T0(j,i)*T1(j)*T2(k,j,i)", formats=formats)
+    x = torch.zeros(2, 2, 2)
+    x[0, 0], x[1, 1] = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    first = tc.as_sparse(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), "ds(1,0)")
+    result = op(first, torch.ones(2), tc.as_sparse(x, "ssd"))
+    assert result.coordinates().tolist() == [[1], [1]]
+    assert result.values.tolist() == [7.0]
