@@ -1,0 +1,7 @@
+"""`python -m tensor_comprehensions.cli` is `tensorc`."""
+
+import sys
+
+from .main import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""Loop programs in, C99 with OpenMP out."""

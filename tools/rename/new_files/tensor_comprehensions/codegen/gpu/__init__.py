@@ -1,0 +1,1 @@
+"""Loop programs in, CUDA C++ or OpenCL C out."""

@@ -1,0 +1,1 @@
+"""Loop programs in, LLVM assembly out."""

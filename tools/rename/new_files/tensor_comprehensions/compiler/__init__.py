@@ -1,0 +1,1 @@
+"""The pass lists: a bound def in, a compiled kernel out."""

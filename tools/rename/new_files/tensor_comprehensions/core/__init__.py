@@ -1,0 +1,1 @@
+"""Small pieces that every package shares: errors, scalar types, environment variables, logs, lazy imports."""

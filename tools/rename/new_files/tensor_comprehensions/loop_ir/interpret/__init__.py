@@ -1,0 +1,1 @@
+"""Loop programs run on NumPy, slowly, with every access checked."""

@@ -1,0 +1,1 @@
+"""Passes over loop programs: a statement or a kernel in, an equivalent one out."""

@@ -1,0 +1,1 @@
+"""Scheduled groups in, loop programs for a CPU out."""

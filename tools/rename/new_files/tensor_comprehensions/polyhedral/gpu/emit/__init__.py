@@ -1,0 +1,1 @@
+"""A promoted schedule tree in, the loop program of a kernel out."""

@@ -1,0 +1,1 @@
+"""A fusion group in, the mapping of its loops to blocks, threads and vectors out."""

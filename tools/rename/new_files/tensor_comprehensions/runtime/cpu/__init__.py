@@ -1,0 +1,1 @@
+"""LLVM assembly in, functions of this process out, and their launches."""

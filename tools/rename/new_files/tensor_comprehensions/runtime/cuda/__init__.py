@@ -1,0 +1,1 @@
+"""CUDA text in, kernels on a device out, and their launches."""

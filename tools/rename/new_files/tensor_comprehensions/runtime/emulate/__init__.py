@@ -1,0 +1,1 @@
+"""CUDA text in, the same kernels on the CPU out, with every access checked."""

@@ -1,0 +1,1 @@
+"""Plans and micro-kernels that multiply matrices in tile registers."""

@@ -1,0 +1,1 @@
+"""What planners ask of a `StructuredOp`: strides, operands, reuse in windows."""

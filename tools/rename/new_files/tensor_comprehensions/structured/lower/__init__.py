@@ -1,0 +1,1 @@
+"""A `StructuredOp` and its `Plan` in, a loop program out."""

@@ -1,0 +1,1 @@
+"""Schedules of reductions, permutations and copies, which memory bounds."""

@@ -1,0 +1,1 @@
+"""A `StructuredOp` in, the plans worth comparing and the best of them out."""

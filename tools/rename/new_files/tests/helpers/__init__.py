@@ -1,0 +1,1 @@
+"""What several folders of tests use: programs, a CUDA driver that is played, proofs."""
