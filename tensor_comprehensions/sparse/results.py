@@ -208,7 +208,7 @@ class CollectedEmitter(StatementEmitter):
         total, found = self.total(), build.register(f"{self.s.target}.found", BOOL)
         first = (Store(total, (), build.cast(self.neutral, total.type.dtype)), Store(found, (), build.FALSE))
         append = self._append(state, build.cast(Load(total, ()), self.values.type.dtype))
-        wanted = Load(found, ())
+        wanted: Expr = Load(found, ())
         if not self.nest.paths:
             wanted = build.ne(Load(total, ()), build.const(0, total.type.dtype))
         return Allocate((total, found), build.block(*first, then(summing(state)), If(wanted, append)))
