@@ -52,7 +52,7 @@ files = [
     ).stdout.split("\n")
     if p
 ]
-files = [p for p in files if p.exists()]
+files = [p for p in files if p.exists() and HERE not in p.parents and TREE / "tools/rename" not in p.parents]
 PY = [p for p in files if p.suffix == ".py" and not p.name.endswith("_pb2.py")]
 ALLPY = [p for p in files if p.suffix == ".py"]
 

@@ -58,8 +58,10 @@ class Pyright:
 
     def wait(self, i, timeout=900):
         with self.cond:
-            if not self.cond.wait_for(lambda: i in self.results, timeout):
+            if not self.cond.wait_for(lambda: i in self.results or self.p.poll() is not None, timeout):
                 raise TimeoutError(i)
+            if i not in self.results:
+                raise RuntimeError("pyright ended: run again")
             r = self.results.pop(i)
         return r.get("result")
 
@@ -73,6 +75,9 @@ class Pyright:
             while True:
                 l = f.readline()
                 if not l:
+                    self.p.wait()
+                    with self.cond:
+                        self.cond.notify_all()
                     return
                 if l == b"\r\n":
                     break
