@@ -106,6 +106,11 @@ class Caller:
                 f"{self.function.name} has sparse operands, with which a call takes no 'out'",
                 suggestion="copy what the call returns",
             )
+        if _is_transformed():
+            raise ArgumentError(
+                f"{self.function.name} has sparse operands, which transforms of torch.func do not take",
+                suggestion="use torch.autograd.grad, or a loop instead of vmap",
+            )
         op = self._sparse_op()
         result = op(*tensors, **initial)
         self._direct = op.direct

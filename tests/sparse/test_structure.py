@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -160,3 +161,27 @@ def test_what_is_known_goes_with_the_memory() -> None:
     assert len(structure._known._entries) == before + 1
     del a
     assert len(structure._known._entries) == before
+
+
+MATRIX = tc.as_sparse(torch.eye(4), "csr")
+PRODUCT = tc.define("def f(float(N,M) A, float(M) x) -> (y) { y(i) +=! A(i,j) * x(j) }").f
+AXPY = tc.define("def axpy(float a, float(N) x) -> (float(N) y) { y(i) += a * x(i) }").axpy
+MISTAKES: dict[str, Callable[[], object]] = {
+    "a name as the format": lambda: tc.SparseTensor("csr", (4, 4), MATRIX.levels, MATRIX.values),  # type: ignore[arg-type]
+    "a number as the shape": lambda: tc.SparseTensor(MATRIX.format, 4, MATRIX.levels, MATRIX.values),  # type: ignore[arg-type]
+    "words in the shape": lambda: tc.SparseTensor(MATRIX.format, (4, "N"), MATRIX.levels, MATRIX.values),  # type: ignore[arg-type]
+    "no levels": lambda: tc.SparseTensor(MATRIX.format, (4, 4), None, MATRIX.values),  # type: ignore[arg-type]
+    "a number as formats": lambda: tc.define("def f(float(N) A) -> (y) { y(i) = A(i) }", formats=5),  # type: ignore[arg-type]
+    "a layout without a format": lambda: PRODUCT(torch.eye(4).to_mkldnn(), torch.ones(4)),
+    "a sparse in/out value": lambda: AXPY(1.0, torch.ones(4), y=tc.as_sparse(torch.ones(4), "s")),
+    "a transform": lambda: torch.func.grad(lambda x: PRODUCT(MATRIX, x).sum())(torch.ones(4)),
+    "a transform of a torch tensor": lambda: torch.vmap(lambda x: PRODUCT(torch.eye(4).to_sparse_csr(), x))(
+        torch.eye(4)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_mistakes_are_argument_errors(kind: str) -> None:
+    with pytest.raises(tc.ArgumentError):
+        MISTAKES[kind]()

@@ -79,6 +79,8 @@ def from_torch(x: Tensor) -> SparseTensor:
     """
     if x.layout is torch.sparse_coo:
         return _from_coo(x)
+    if x.layout not in _COMPRESSED:
+        raise ArgumentError(f"a tensor of the layout {x.layout} has no format here", suggestion="pass x.to_dense()")
     name, pos, crd = _COMPRESSED[x.layout]
     if name != "csr" and x.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(

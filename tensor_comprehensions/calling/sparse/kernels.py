@@ -121,6 +121,8 @@ class SparseKernels:
         named += [(p, initial[p.name]) for p in self.interface.initial]
         for p, value in named:
             declared = self.function.tensor(p.name).format
+            if is_sparse(value) and self.function.tensor(p.name).role is Role.INOUT:
+                raise p.error("is in/out, and sparse", found="a sparse tensor", suggestion="pass a dense initial value")
             if is_sparse(value):
                 sparse[p.name], structures[p.name] = self._sparse(p, value, declared)
             elif declared is not None and not declared.is_dense:

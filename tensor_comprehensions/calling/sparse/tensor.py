@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,9 +36,21 @@ class SparseTensor:
     """
 
     def __init__(self, format: Format, shape: Sequence[int], levels: Sequence[Level], values: Tensor) -> None:
-        """Take the parts as they are; `from_arrays` checks them."""
+        """Take the parts as they are; `from_arrays` checks them.
+
+        Raises:
+            ArgumentError: format, shape or levels are of another kind. Values may be anything, as pytrees need it.
+        """
+        if not isinstance(format, Format) or not isinstance(shape, Sequence) or not isinstance(levels, Sequence):
+            raise ArgumentError(
+                "a SparseTensor has a Format, a shape and a sequence of levels",
+                found=", ".join(type(x).__name__ for x in (format, shape, levels)),
+                suggestion="SparseTensor.from_arrays takes names of formats, and whatever torch makes tensors of",
+            )
+        if not all(isinstance(n, Integral) for n in shape):
+            raise ArgumentError("the extents of a SparseTensor are whole numbers", found=str(tuple(shape)))
         self.format = format
-        self.shape = tuple(shape)
+        self.shape = tuple(map(int, shape))
         self.levels = tuple(levels)
         self.values = values
 
