@@ -128,14 +128,14 @@ def _result_arrays(problem: Problem, nest: Nest, order: tuple[str, ...]) -> Asse
     adds_dense = not nest.paths and not all(x.is_free for x in nest.loops.values())  # stores what is not 0 at the end
     if len(definitions) == 1 and is_ordered(nest, order, format) and not adds_dense:
         index = INT64 if any(t == INT64 for _, t in problem.index_types) else INT32
-        bound = _bound(nest, format)
+        bound = _find_bounding_operands(nest, format)
         return assembled_of(number, target, index, bound, not bound and _has_rows(nest, order, format))
     if s is not definitions[0] and (s.reduction != "+" or s.initialise):
         raise CannotLower(f"a second definition of the sparse '{target.name}' with another operator than +=")
     return collected_of(number, target)
 
 
-def _bound(nest: Nest, format: Format) -> tuple[str, ...]:
+def _find_bounding_operands(nest: Nest, format: Format) -> tuple[str, ...]:
     """Operands that together store an element wherever the result does; empty where that is not certain."""
     loops = set(nest.loops)
     whole = [a.tensor for a, p in nest.paths.items() if {s.loop for s in p.steps} == loops]

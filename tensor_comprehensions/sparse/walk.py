@@ -142,9 +142,11 @@ class Walker:
                     replace(plain, start=start), upper, self.names, lambda stop: with_bounds(start, stop)
                 ),
             )  # fmt: skip
-        return self._named(plain.start, lambda start: self._named(plain.stop, lambda stop: with_bounds(start, stop)))
+        return self._bind_value(
+            plain.start, lambda start: self._bind_value(plain.stop, lambda stop: with_bounds(start, stop))
+        )
 
-    def _named(self, value: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
+    def _bind_value(self, value: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
         """`then` of a value that is computed once."""
         if not any(isinstance(x, Load) for x in walk_expr(value)):
             return then(value)
@@ -180,7 +182,7 @@ class Walker:
         cells = {a: build.register(self.names.fresh(f"{a.tensor}.at")) for a in cursors}
         parts: list[Stmt] = [Store(cells[a], (), c.start) for a, c in cursors.items()]
         for point in lattice.points:
-            here = _ordered(point, cursors)
+            here = _list_present(point, cursors)
             if len(here) == 1 and cursors[here[0]].is_unique:
                 parts.append(self._rest(depth, state, point, cursors[here[0]], cells[here[0]]))
                 continue
@@ -206,7 +208,7 @@ class Walker:
         cells: Mapping[Access, Buffer],
     ) -> Stmt:
         """One coordinate: the least of those at which the operands of a point stand."""
-        here = _ordered(point, cursors)
+        here = _list_present(point, cursors)
         names = {a: self.names.fresh(f"{a.tensor}.crd") for a in here}
         value = self.names.fresh(self.order[depth])
         least: Expr = build.var(names[here[0]])
@@ -373,7 +375,7 @@ class Walker:
         return first_not_below(c, value, self.names, found)
 
 
-def _ordered(point: Point, cursors: Mapping[Access, Cursor]) -> list[Access]:
+def _list_present(point: Point, cursors: Mapping[Access, Cursor]) -> list[Access]:
     return [a for a in cursors if a in point.present]
 
 

@@ -98,7 +98,7 @@ class SparseOp:
         found = _Recorded.apply(run, *map(_flat, operands))  # type: ignore[attr-defined]
         flat = found if isinstance(found, tuple) else (found,)
         returns = gradients.function.returns
-        return {n: _filled(p, x) for n, p, x in zip(returns, run.made, flat, strict=True)}
+        return {n: _with_values(p, x) for n, p, x in zip(returns, run.made, flat, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _flat(x: Any) -> Any:
     return x.values if isinstance(x, SparseTensor) else x
 
 
-def _filled(pattern: _Pattern | None, values: Tensor) -> Tensor | SparseTensor:
+def _with_values(pattern: _Pattern | None, values: Tensor) -> Tensor | SparseTensor:
     return values if pattern is None else SparseTensor(pattern.format, pattern.shape, pattern.levels, values)
 
 
@@ -142,7 +142,7 @@ class _Recording:
         sparse: dict[str, SparseTensor] = {}
         dense: dict[str, Tensor] = {}
         for name, pattern, x in zip(self.names, self.patterns, values, strict=True):
-            operand = _filled(pattern, x)
+            operand = _with_values(pattern, x)
             if isinstance(operand, SparseTensor):
                 sparse[name] = operand
             else:
@@ -191,9 +191,9 @@ def _run_gradient(
     takes = []
     for n in plan.takes:
         if n >= 0:
-            takes.append(_filled(patterns[n], known[n]))
+            takes.append(_with_values(patterns[n], known[n]))
         else:
-            takes.append(_filled(run.made[-1 - n], upstream[-1 - n].contiguous()))
+            takes.append(_with_values(run.made[-1 - n], upstream[-1 - n].contiguous()))
     assert plan.op is not None
     found = guarded(plan.op)(*takes)
     return found if isinstance(found, tuple) else (found,)

@@ -343,10 +343,10 @@ class _Run:
         mine = [(n, r) for n, r in enumerate(self.program.results) if r.arrays.tensor == name]
         ((number, first), *others) = mine
         if isinstance(first.arrays, Assembled) and not others:
-            return self._assembled(number, first, first.arrays)
-        return self._sorted(symbol.format, self._shape(name), [n for n, _ in mine], first.arrays.statement)
+            return self._make_assembled(number, first, first.arrays)
+        return self._sort_collected(symbol.format, self._shape(name), [n for n, _ in mine], first.arrays.statement)
 
-    def _assembled(self, number: int, r: Result, x: Assembled) -> SparseTensor:
+    def _make_assembled(self, number: int, r: Result, x: Assembled) -> SparseTensor:
         """A sparse tensor whose levels are written; what was allocated too much is cut off."""
         arrays, shape = list(self.arrays[number]), self._shape(x.tensor)
         extents, parents = x.format.extents(shape), 1
@@ -359,11 +359,11 @@ class _Run:
             compressed = level.kind is LevelKind.COMPRESSED
             pos = arrays.pop(0)[: parents + 1] if compressed else None
             parents = int(self.totals[r.first + n]) if compressed else parents
-            levels.append((pos, _cut(arrays.pop(0), parents)))
+            levels.append((pos, _trim(arrays.pop(0), parents)))
         tail = x.format.tail(shape)
-        return SparseTensor(x.format, shape, levels, _cut(arrays[0], parents * prod(tail)).reshape(parents, *tail))
+        return SparseTensor(x.format, shape, levels, _trim(arrays[0], parents * prod(tail)).reshape(parents, *tail))
 
-    def _sorted(self, format: Format, shape: tuple[int, ...], mine: list[int], statement: int) -> SparseTensor:
+    def _sort_collected(self, format: Format, shape: tuple[int, ...], mine: list[int], statement: int) -> SparseTensor:
         """A sparse tensor of collected elements."""
         places = torch.cat([torch.stack(self.arrays[n][:-1]) for n in mine], 1)
         values = torch.cat([self.arrays[n][-1] for n in mine])
@@ -403,7 +403,7 @@ SPARE = 2
 """An array may have so many times the elements of a result before it is copied to its own size."""
 
 
-def _cut(x: Tensor, count: int) -> Tensor:
+def _trim(x: Tensor, count: int) -> Tensor:
     return x[:count] if len(x) <= SPARE * count else x[:count].clone()
 
 

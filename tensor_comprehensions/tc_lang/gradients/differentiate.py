@@ -232,7 +232,9 @@ class _Reverse:
         if same is not None:
             factor = Select(same, Const(1.0, factor.dtype), factor, factor.dtype)
             exists = domain(step, self.patterns)
-            twins = tuple(_moved(a, {i: Index(twin[i], INT64) for i in reduced}, self.sizes) for a in exists)
+            twins = tuple(
+                _substitute_access(a, {i: Index(twin[i], INT64) for i in reduced}, self.sizes) for a in exists
+            )
             factor, box, exists = self._from_zero(factor, box, tuple(box), tuple(dict.fromkeys((*exists, *twins))))
             place_from_zero = tuple(Index(i, INT64) for i in step.ranges)
             self.written.append(Written(others, place_from_zero, "*=!", factor, box, exists))
@@ -246,7 +248,11 @@ class _Reverse:
         moved = [i for i in names if number(ranges[i][0]) != 0]
         shifted = {i: Binary("+", Index(i, INT64), of_formula(ranges[i][0]), INT64) for i in moved}
         box = {i: (0, extent(b)) if i in shifted else b for i, b in ranges.items()}
-        return substituted(value, shifted, self.sizes), box, tuple(_moved(a, shifted, self.sizes) for a in exists)
+        return (
+            substituted(value, shifted, self.sizes),
+            box,
+            tuple(_substitute_access(a, shifted, self.sizes) for a in exists),
+        )
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -259,7 +265,7 @@ class _Reverse:
         if found is None:
             self._scatter(step, access, value)
             return
-        exists = tuple(_moved(a, found.replaced, self.sizes) for a in domain(step, self.patterns))
+        exists = tuple(_substitute_access(a, found.replaced, self.sizes) for a in domain(step, self.patterns))
         gathered = guarded(found.guards, substituted(value, found.replaced, self.sizes))
         if moves(exists, gathered, self.patterns):
             self._scatter(step, access, value)
@@ -356,7 +362,7 @@ def _unless_empty(
     return subscripts, {**box, name: (lower, lesser(upper, lower + points))}
 
 
-def _moved(a: Access, indices: Mapping[str, Expr], sizes: Mapping[str, Value]) -> Access:
+def _substitute_access(a: Access, indices: Mapping[str, Expr], sizes: Mapping[str, Value]) -> Access:
     """An access with expressions for some of its indices."""
     moved = substituted(a, indices, sizes)
     assert isinstance(moved, Access)
