@@ -20,12 +20,12 @@ from typing import Never
 import torch
 
 import tensor_comprehensions
-from tensor_comprehensions import knobs
-from tensor_comprehensions.runtime.host import host
-from tensor_comprehensions.structured.expert import choose
-from tensor_comprehensions.structured.normalise import normalise
+from tensor_comprehensions.core import knobs
+from tensor_comprehensions.runtime.cpu.host import host
+from tensor_comprehensions.structured.match.drop_unit_dims import drop_unit_dims
 from tensor_comprehensions.structured.op import StructuredOp
-from tensor_comprehensions.target import AVX512, Target
+from tensor_comprehensions.structured.planners.select import select_plan
+from tensor_comprehensions.target import AVX512, CpuTarget
 
 from . import sources as tc
 from .contractions import Contraction, contractions
@@ -112,7 +112,7 @@ def report(repeat: int) -> Iterator[str]:
         yield f"{statement}: {import_seconds(5, statement) * 1e3:.0f} ms beyond torch's import (goal 50 ms)"
 
 
-class _Recognised(BaseException):
+class _Recognized(BaseException):
     """Carries an op out of the compiler, of which no more than the recognition is wanted."""
 
     def __init__(self, op: StructuredOp) -> None:
@@ -120,27 +120,27 @@ class _Recognised(BaseException):
         self.op = op
 
 
-def recognised(case: Contraction) -> StructuredOp:
+def recognized(case: Contraction) -> StructuredOp:
     """The structured op of a contraction."""
 
-    def stop(op: StructuredOp, _: Target) -> Never:
-        raise _Recognised(op)
+    def stop(op: StructuredOp, _: CpuTarget) -> Never:
+        raise _Recognized(op)
 
     _, left, right = case.tensors
     contract = tensor_comprehensions.define(case.source).contract
     try:
-        contract.compile(torch.empty(case.shape(left)), torch.empty(case.shape(right)), strategy=stop)
-    except _Recognised as found:
+        contract.compile(torch.empty(case.shape(left)), torch.empty(case.shape(right)), schedule=stop)
+    except _Recognized as found:
         return found.op
-    raise AssertionError(f"{case.name} was compiled without a strategy")
+    raise AssertionError(f"{case.name} was compiled without a schedule")
 
 
-def planning_seconds(op: StructuredOp, target: Target, repeat: int) -> float:
+def planning_seconds(op: StructuredOp, target: CpuTarget, repeat: int) -> float:
     """The least time in which the cost model chooses a plan for `op`, from nothing."""
 
     def once() -> float:
         start = time.thread_time()
-        choose(normalise(op), target, parallel=True)
+        select_plan(drop_unit_dims(op), target, parallel=True)
         return time.thread_time() - start
 
     return min(once() for _ in range(repeat))
@@ -150,7 +150,7 @@ def planning_report(repeat: int) -> Iterator[str]:
     yield f"{'contractions':12} {'target':16} {'median':>9} {'worst':>9}   goal {PLANNING * 1e3:.0f} ms"
     targets = {target.name: target for target in (host(), AVX512)}
     for size in ("ci", "full"):
-        ops = {case.name: recognised(case) for case in contractions(size)}
+        ops = {case.name: recognized(case) for case in contractions(size)}
         for target in targets.values():
             seconds = {name: planning_seconds(op, target, repeat) for name, op in ops.items()}
             worst = max(seconds, key=seconds.__getitem__)
@@ -210,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what.add_argument("--planning", action="store_true", help="time the choice of plans for contractions alone")
     options = parser.parse_args(arguments)
     told = contraction_report if options.contractions else planning_report if options.planning else report
-    with knobs.override(cache="off"):
+    with knobs.override_knobs(cache="off"):
         for text in told(options.repeat):
             print(text, flush=True)
     return 0

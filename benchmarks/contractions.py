@@ -255,7 +255,7 @@ def _contenders(case: Contraction, a: Tensor, b: Tensor, settings: Settings) -> 
         if settings.search:
             tuned = tensor_comprehensions.define(case.source).contract
             found = tuned.search(a, b, count=settings.search, seconds=settings.search_seconds)
-            admitted.searched = str(found.options.strategy or admitted.schedule)
+            admitted.searched = str(found.options.schedule or admitted.schedule)
             if tuned.compile(a, b).source("schedule") != admitted.schedule:
                 admit(SEARCHED, lambda: tuned(a, b))
     return admitted

@@ -197,7 +197,7 @@ def conv_last(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.conv2d(x.contiguous(memory_format=torch.channels_last), w, b).contiguous()
 
 
-# --- normalisations and reductions -------------------------------------------------------------------------------
+# --- normalizations and reductions -------------------------------------------------------------------------------
 
 
 def norms() -> Iterator[Benchmark]:

@@ -15,7 +15,7 @@ import llvmlite.binding as llvm
 import torch
 from torch import Tensor
 
-from tensor_comprehensions.runtime.host import host
+from tensor_comprehensions.runtime.cpu.host import host
 
 FMA, COPY, KERNEL = "multiply-adds", "copy", "kernel"
 LEAST = 50e-6

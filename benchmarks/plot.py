@@ -53,12 +53,12 @@ def _bars(
     names: Sequence[str],
     shift: float,
     height: float,
-    colour: str,
+    color: str,
     label: str,
 ) -> None:
     known = {r.name: r.ratio for r in results if r.ratio is not None}
     at = [names.index(name) + shift for name in known]
     medians = [r.median for r in known.values()]
     whiskers = ([r.median - r.low for r in known.values()], [r.high - r.median for r in known.values()])
-    axes.barh(at, [m - 1 for m in medians], height, left=1, xerr=whiskers, color=colour, label=label,
+    axes.barh(at, [m - 1 for m in medians], height, left=1, xerr=whiskers, color=color, label=label,
               error_kw={"linewidth": 0.7, "ecolor": "#555555"})  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import tensor_comprehensions
-from tensor_comprehensions.compiled import Compiled
+from tensor_comprehensions.compiler.compiled_kernel import CompiledCpuKernel
 
 from . import limits
 from .kernels import Benchmark, outputs
@@ -106,7 +106,7 @@ class _Field:
     calls: dict[str, Call] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    kernel: Compiled | None = None
+    kernel: CompiledCpuKernel | None = None
 
 
 def run(benchmark: Benchmark, threads: int, settings: Settings) -> Result:
@@ -118,7 +118,7 @@ def run(benchmark: Benchmark, threads: int, settings: Settings) -> Result:
         warm_up = _admit_ours(benchmark, arguments, reference, contenders) if settings.ours else None
         for name, prepare in _peers(benchmark, arguments, settings):
             _admit(name, prepare, reference, benchmark.tolerance, contenders)
-        # One thread: time of the thread, so that what neighbours take from the machine does not count.
+        # One thread: time of the thread, so that what neighbors take from the machine does not count.
         clock = time.thread_time if threads == 1 else time.perf_counter
         extremes = _extremes(benchmark, arguments, contenders) if threads == 1 else {}
         calls = {**contenders.calls, **{name: call for name, (call, _) in extremes.items()}}

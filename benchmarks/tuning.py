@@ -16,18 +16,19 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 import tensor_comprehensions
-from tensor_comprehensions import CpuOptions, knobs
-from tensor_comprehensions.autotuner import call, service
+from tensor_comprehensions import CpuOptions
+from tensor_comprehensions.autotuner import op_api, worker
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
-from tensor_comprehensions.autotuner.device import available
-from tensor_comprehensions.autotuner.evaluators import Here, answer
-from tensor_comprehensions.autotuner.problem import Problem, describe
+from tensor_comprehensions.autotuner.device import available_cpus
+from tensor_comprehensions.autotuner.evaluators import InProcess, future_reply
+from tensor_comprehensions.autotuner.problem import Problem, problem_message
 from tensor_comprehensions.autotuner.search import POPULATION, SEARCHES
-from tensor_comprehensions.autotuner.space import Gene, Genome, Space, space
-from tensor_comprehensions.autotuner.tuner import Tuned
-from tensor_comprehensions.cache.records import to_message
-from tensor_comprehensions.calling.calls import gather
-from tensor_comprehensions.runtime.host import host
+from tensor_comprehensions.autotuner.search_loop import TuningResult
+from tensor_comprehensions.autotuner.space import CpuSearchSpace, Gene, Genome, search_space
+from tensor_comprehensions.cache.options_proto import to_message
+from tensor_comprehensions.core import knobs
+from tensor_comprehensions.dispatch.call_steps import normalize_arguments
+from tensor_comprehensions.runtime.cpu.host import host
 
 from . import sources as tc
 from .kernels import BENCHMARKS
@@ -52,8 +53,10 @@ def gains(names: Sequence[str], budget: float, seed: int, search: str) -> Iterat
         if b.name not in names:
             continue
         op = next(iter(tensor_comprehensions.define(b.source)))
-        arguments = gather(op._kernels.interface, b.arguments(), {})
-        tuned = call.autotune(op._kernels, arguments, None, call.effort(budget, 10000, POPULATION, seed, search))
+        arguments = normalize_arguments(op._kernels.interface, b.arguments(), {})
+        tuned = op_api.autotune(
+            op._kernels, arguments, None, op_api.parse_effort(budget, 10000, POPULATION, seed, search)
+        )
         found.append(tuned.speedup)
         yield (
             f"{b.name:28} {tuned.default_seconds * 1e6:8.1f} us {tuned.speedup:6.3f} {len(tuned.outcomes):10} "
@@ -63,49 +66,49 @@ def gains(names: Sequence[str], budget: float, seed: int, search: str) -> Iterat
     yield f"geometric mean of the gains: {math.exp(statistics.fmean(map(math.log, found))):.3f}"
 
 
-def rests(tuned: Tuned) -> tuple[float, float]:
+def rests(tuned: TuningResult) -> tuple[float, float]:
     """What part of the time up to the last candidate, and of all the time, nobody compiled or ran anything."""
-    spent = sum(o.compiling for o in tuned.outcomes) / len(available()) + sum(o.running for o in tuned.outcomes)
-    return 1 - spent / tuned.outcomes[-1].elapsed, 1 - (spent + tuned.racing) / tuned.elapsed
+    spent = sum(o.compiling for o in tuned.outcomes) / len(available_cpus()) + sum(o.running for o in tuned.outcomes)
+    return 1 - spent / tuned.outcomes[-1].elapsed, 1 - (spent + tuned.raced) / tuned.elapsed
 
 
 # --- searches on recorded times ----------------------------------------------------------------------------------
 
 
-def small() -> tuple[Problem, Space, tuple[Genome, ...]]:
+def small() -> tuple[Problem, CpuSearchSpace, tuple[Genome, ...]]:
     """A product of 96x72x200, and some thousand ways to lower it."""
     op = next(iter(tensor_comprehensions.define(tc.MATMUL)))
-    arguments = gather(op._kernels.interface, (torch.randn(96, 72), torch.randn(72, 200)), {})
-    problem = Problem(describe(op.function, arguments, 0))
-    whole, _ = space(problem.bound, host(), CpuOptions())
+    arguments = normalize_arguments(op._kernels.interface, (torch.randn(96, 72), torch.randn(72, 200)), {})
+    problem = Problem(problem_message(op.function, arguments, 0))
+    whole, _ = search_space(problem.bound, host(), CpuOptions())
     choices = {g.name: g.choices for g in whole.genes}
     genes = (
         Gene("S0.pipeline", choices["S0.pipeline"][:PIPELINES]),
-        *(Gene(name, (0, *values), keep=0.5) for name, values in (
+        *(Gene(name, (0, *values), keep_probability=0.5) for name, values in (
             ("S0.m.inner", (4, 6, 8, 12, 16)), ("S0.n.inner", (16, 32, 48, 64)), ("S0.k.unroll", (2, 4)),
         )),
     )  # fmt: skip
     seeds = tuple((k, 0, 0, 0) for k in range(len(genes[0].choices)))
-    return problem, Space(genes, whole.start, whole.target, whole.ops), seeds
+    return problem, CpuSearchSpace(genes, whole.start, whole.target, whole.ops), seeds
 
 
-def timed(problem: Problem, made: Space) -> dict[CpuOptions, float]:
+def timed(problem: Problem, made: CpuSearchSpace) -> dict[CpuOptions, float]:
     """Seconds of every way that is valid; ways with the same code have the same."""
-    here, known, table = Here(), dict[str, float](), dict[CpuOptions, float]()
+    here, known, table = InProcess(), dict[str, float](), dict[CpuOptions, float]()
     try:
         for genome in itertools.product(*(range(len(g.choices)) for g in made.genes)):
             options = made.options(genome)
             if options in table or not made.valid(options):
                 continue
             request = pb.Request(
-                version=service.VERSION, stage=pb.COMPILE, problem=problem.message, options=[to_message(options)],
+                version=worker.VERSION, stage=pb.COMPILE, problem=problem.message, options=[to_message(options)],
                 fingerprint=here.fingerprint,
             )  # fmt: skip
-            code = answer(here.submit(request), here.fingerprint)
+            code = future_reply(here.submit(request), here.fingerprint)
             if code.digest not in known:
                 request.stage, request.seconds = pb.MEASURE, 0.03
                 request.codes.extend(code.codes)
-                reply = answer(here.submit(request), here.fingerprint)
+                reply = future_reply(here.submit(request), here.fingerprint)
                 if reply.status != pb.OK:
                     continue
                 known[code.digest] = reply.timings[0].low
@@ -115,7 +118,7 @@ def timed(problem: Problem, made: Space) -> dict[CpuOptions, float]:
     return table
 
 
-def replayed(made: Space, seeds: Sequence[Genome], table: Mapping[CpuOptions, float]) -> Iterator[str]:
+def replayed(made: CpuSearchSpace, seeds: Sequence[Genome], table: Mapping[CpuOptions, float]) -> Iterator[str]:
     """How far from the fastest both searches end, for several budgets, in the median of several seeds."""
     best, default = min(table.values()), table[made.options(seeds[0])]
     yield f"{len(table)} ways; the model's choice takes {default / best:.3f} times as long as the fastest"
@@ -127,7 +130,7 @@ def replayed(made: Space, seeds: Sequence[Genome], table: Mapping[CpuOptions, fl
 
 
 def ended(
-    kind: str, seed: int, budget: int, made: Space, seeds: Sequence[Genome], table: Mapping[CpuOptions, float]
+    kind: str, seed: int, budget: int, made: CpuSearchSpace, seeds: Sequence[Genome], table: Mapping[CpuOptions, float]
 ) -> float:
     """The least time that a search sees."""
     search = SEARCHES[kind](made, seeds, 12, seed)
@@ -149,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--search", choices=tuple(SEARCHES), default="genetic")
     parser.add_argument("--replay", action="store_true", help="compare searches on recorded times of one thread")
     given = parser.parse_args(arguments)
-    with knobs.override(cache="off"), using_threads(1 if given.replay else given.threads):
+    with knobs.override_knobs(cache="off"), using_threads(1 if given.replay else given.threads):
         if given.replay:
             problem, made, seeds = small()
             lines = replayed(made, seeds, timed(problem, made))

@@ -48,8 +48,8 @@ def report(repeat: int, names: Sequence[str]) -> Iterator[str]:
         if name not in names:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            cold, _ = seconds(case, folder, "write")
-            runs = [seconds(case, folder, "write") for _ in range(repeat)]
+            cold, _ = seconds(case, folder, "readwrite")
+            runs = [seconds(case, folder, "readwrite") for _ in range(repeat)]
         warm, later = (Quartiles.of(list(values)) for values in zip(*runs, strict=True))
         spread = f"{warm.low * 1e3:.1f} .. {warm.high * 1e3:.1f} ms"
         verdict = "met" if warm.median <= GOAL else "missed"

@@ -88,7 +88,7 @@ def cases() -> Iterator[Case]:
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
     )  # fmt: skip
     machine = (r(256, 200), 0.5, r(200), r(200, 16))
-    yield Case("factorisation.tc", "factorisation_machine", machine, _factorisation_machine)
+    yield Case("factorization.tc", "factorization_machine", machine, _factorization_machine)
     taps = (r(32, 32, 2), r(32), r(32, 32, 2), r(32), r(32, 32), r(32), r(64, 32), r(64))
     yield Case("wavenet.tc", "wavenet", (r(4, 32, 2000), *taps, 4), _wavenet)
     cell = (r(64, 128), r(64, 256), r(64, 256), 0.1 * r(4, 256, 128), 0.1 * r(4, 256, 256), r(4, 256))
@@ -111,7 +111,7 @@ def _mlp3(x: Tensor, *layers: Tensor) -> Tensor:
     return x
 
 
-def _factorisation_machine(x: Tensor, bias: float, weight: Tensor, factor: Tensor) -> Tensor:
+def _factorization_machine(x: Tensor, bias: float, weight: Tensor, factor: Tensor) -> Tensor:
     pairs = (x @ factor).square() - x.square() @ factor.square()
     return bias + x @ weight + 0.5 * pairs.sum(1)
 

@@ -12,21 +12,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import inspection, knobs
-from .errors import ArgumentError, CacheError, CheckError, DeviceError, InternalError, ParseError, RangeError, TCError
-from .later import load
+from .core import diagnostics, knobs
+from .core.errors import (
+    ArgumentError,
+    CacheError,
+    CheckError,
+    DeviceError,
+    InternalError,
+    ParseError,
+    RangeError,
+    TCError,
+)
+from .core.lazy_import import import_without_gc
 
 if TYPE_CHECKING:
     from .api import Library, Op, define
-    from .caller import Kernel
-    from .calling.sparse.files import read_tensor, write_tensor
-    from .calling.sparse.interop import as_sparse
-    from .calling.sparse.tensor import SparseTensor
-    from .definitions import from_expression, from_notation, op
-    from .einstein import einsum
-    from .module import Module
+    from .decorators import from_expression, from_notation, op
+    from .dispatch.sparse.interop import as_sparse
+    from .dispatch.sparse.sparse_tensor import SparseTensor
+    from .dispatch.sparse.tensor_files import read_tensor, write_tensor
+    from .einsum_frontend import einsum
+    from .kernel import Kernel
+    from .nn import Module
     from .options import CpuOptions
-    from .target import Target
+    from .target import CpuTarget
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,6 +43,7 @@ __all__ = [
     "CacheError",
     "CheckError",
     "CpuOptions",
+    "CpuTarget",
     "DeviceError",
     "InternalError",
     "Kernel",
@@ -44,7 +54,6 @@ __all__ = [
     "RangeError",
     "SparseTensor",
     "TCError",
-    "Target",
     "as_sparse",
     "define",
     "einsum",
@@ -56,30 +65,30 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Kernel": "caller",
+    "Kernel": "kernel",
     "Library": "api",
-    "Module": "module",
+    "Module": "nn",
     "Op": "api",
     "define": "api",
-    "einsum": "einstein",
-    "from_expression": "definitions",
-    "from_notation": "definitions",
-    "op": "definitions",
-    "SparseTensor": "calling.sparse.tensor",
-    "as_sparse": "calling.sparse.interop",
-    "read_tensor": "calling.sparse.files",
-    "write_tensor": "calling.sparse.files",
+    "einsum": "einsum_frontend",
+    "from_expression": "decorators",
+    "from_notation": "decorators",
+    "op": "decorators",
+    "SparseTensor": "dispatch.sparse.sparse_tensor",
+    "as_sparse": "dispatch.sparse.interop",
+    "read_tensor": "dispatch.sparse.tensor_files",
+    "write_tensor": "dispatch.sparse.tensor_files",
     "CpuOptions": "options",
-    "Target": "target",
+    "CpuTarget": "target",
 }
 
-inspection.start_logging(knobs.known().logs)
+diagnostics.start_logging(knobs.current_or_default().logs)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(load(f"{__name__}.{_HOMES[name]}"), name)
+    value = globals()[name] = getattr(import_without_gc(f"{__name__}.{_HOMES[name]}"), name)
     return value
 
 

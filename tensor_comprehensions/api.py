@@ -14,47 +14,47 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from .cache import programs
-from .cache.store import current
-from .caller import Caller, Kernel, Value
-from .calling.arguments import article
-from .calling.calls import (
+from .cache import checked_defs
+from .cache.store import current_store
+from .core.diagnostics import ScheduleView
+from .core.error_boundary import only_tc_errors, shorten_traceback
+from .core.errors import ArgumentError
+from .core.interrupts import deferred_interrupts
+from .dispatch.arguments import with_article
+from .dispatch.call_steps import (
     Arguments,
     Shape,
     check_machine,
     check_runs_here,
-    evaluate,
-    examples,
-    hand_back,
-    sizes_from_shapes,
-    sizes_of,
+    convert_outputs,
+    evaluate_reference,
+    normalize_detached,
+    shapes_from_values,
+    shapes_of,
 )
-from .calling.describe import documentation, python_signature, signature
-from .calling.kernels import Kernels, Machine
-from .calling.lanes import Lanes
-from .errors import ArgumentError
-from .guard import guarded, shorten_traceback
-from .inspection import Picture
-from .interrupts import deferred_interrupts
+from .dispatch.inline_cache import InlineCache
+from .dispatch.kernel_table import CompileConfig, KernelTable
+from .dispatch.signatures import format_docstring, format_signature, python_signature
+from .kernel import Kernel, KernelDispatcher, Value
 from .options import CpuOptions, MappingOptions
-from .runtime.host import host
-from .structured.strategy import frozen
-from .target import GpuTarget, Target
+from .runtime.cpu.host import host
+from .structured.language.schedule_types import freeze_schedule
+from .target import CpuTarget, GpuTarget
 from .tc_lang.formats import Format
-from .tc_lang.function import BoundFunction, Function
-from .tc_lang.notes import notes
+from .tc_lang.ir import BoundFunction, Function
+from .tc_lang.lints import lint
 from .torch_ext.autograd import Gradients, PythonGradient
-from .torch_ext.operators import Overload, no_operator, operator
+from .torch_ext.registration import Overload, no_operator_error, operator_for_def
 
 SEARCH_SECONDS = 10.0
 """What a search of contractions may take, unless told otherwise."""
 if TYPE_CHECKING:
-    from .autotuner.tuner import Tuned
-    from .calling.entries import CacheEntry
-    from .calling.gpu.kernels import GpuKernel
+    from .autotuner.search_loop import TuningResult
+    from .dispatch.cache_entry import CacheEntry
+    from .dispatch.cuda.gpu_kernels import GpuKernel
 
 
-@guarded
+@only_tc_errors
 def define(
     source: str,
     backward: Mapping[str, str | PythonGradient] | None = None,
@@ -75,18 +75,18 @@ def define(
             or else for the nearest ones; the cache tells. Nothing is searched then, unless TC_TUNE=auto.
         formats: how tensors of the defs are stored, by name, such as {"A": "csr"}, where the text does not say it.
     """
-    functions = programs.functions(source)
-    for note in notes(functions):
+    functions = checked_defs.load_checked_defs(source)
+    for note in lint(functions):
         warnings.warn(str(note), stacklevel=3)  # guarded stands in between
     if not isinstance(backward, Mapping | None):
         raise ArgumentError(
-            f"backward is {article(type(backward).__name__)}",
+            f"backward is {with_article(type(backward).__name__)}",
             expected='gradients by the names of defs, such as {"f": "def f_backward(...) -> (...) {...}"}',
         )
     return Library(functions, {} if backward is None else backward, options, _formats_by_def(functions, formats))
 
 
-class UnknownDef(ArgumentError, AttributeError):
+class UnknownDefError(ArgumentError, AttributeError):
     """A library has no def of this name."""
 
 
@@ -106,18 +106,18 @@ class Library:
             self[name]
         self.__dict__.update(self.__ops)
 
-    @guarded
+    @only_tc_errors
     def __getitem__(self, name: str) -> Op:
         if name in self.__ops:
             return self.__ops[name]
         near = difflib.get_close_matches(str(name), self.__ops, 1)
-        raise UnknownDef(
+        raise UnknownDefError(
             f"the program has no def {name!r}",
             expected="one of " + ", ".join(self.__ops) if self.__ops else "",
             suggestion=f"did you mean '{near[0]}'?" if near else "",
         )
 
-    @guarded
+    @only_tc_errors
     def __call__(self, *_: Value, **__: Value) -> NoReturn:
         """A program is no operator. Raises ArgumentError that says so."""
         raise ArgumentError("a program is called by the name of a def", expected=repr(self).replace("\n ", ""))
@@ -127,7 +127,7 @@ class Library:
             raise AttributeError(name)
         try:
             return self[name]
-        except UnknownDef as error:
+        except UnknownDefError as error:
             shorten_traceback(error)
             raise
 
@@ -144,10 +144,10 @@ class Library:
         return [*super().__dir__(), *self.__ops]
 
     def __repr__(self) -> str:
-        return "\n".join(["Library of", *(f"  {signature(op.function)}" for op in self)])
+        return "\n".join(["Library of", *(f"  {format_signature(op.function)}" for op in self)])
 
 
-class Op(Caller):
+class Op(KernelDispatcher):
     """A def as a function of tensors; `help(op)` tells what this one takes and gives.
 
     Tensors go in by position, in the order of the def; numbers where the def has numbers. In/out outputs take their
@@ -169,18 +169,18 @@ class Op(Caller):
     ) -> None:
         if isinstance(options, str) and options != "tuned":
             raise ArgumentError(f"options is {options!r}", expected='CpuOptions(...) or "tuned"')
-        kernels = Kernels(function, _choose_tuned if options == "tuned" else None, formats)
-        machine = Machine(CpuOptions() if options is None or options == "tuned" else options, host())
+        kernels = KernelTable(function, _choose_tuned if options == "tuned" else None, formats)
+        machine = CompileConfig(CpuOptions() if options is None or options == "tuned" else options, host())
         check_machine(machine.options, machine.target)
         super().__init__(kernels, machine, Gradients(function, backward, Op, keep=options is None))
-        self._operator = operator(kernels, self._gradients, machine)
+        self._operator = operator_for_def(kernels, self._gradients, machine)
         self._asked = options
         self.__name__ = self.__qualname__ = function.name
-        self.__doc__ = documentation(function)
+        self.__doc__ = format_docstring(function)
         self.__signature__ = python_signature(function)
 
     def __repr__(self) -> str:
-        return signature(self.function)
+        return format_signature(self.function)
 
     def __reduce__(self) -> tuple[Callable[..., Op], tuple[Any, ...]]:
         """An operator is copied and pickled as its text; its kernels are made again where it arrives."""
@@ -188,22 +188,22 @@ class Op(Caller):
         return _defined, (self.function.source, self.function.name, self._gradients.given, self._asked, stored)
 
     @property
-    @guarded
+    @only_tc_errors
     def overload(self) -> Overload:
         """The operator of torch that this def is, one of `torch.ops.tc`: all positional, initial values last.
 
         Its name tells what it computes, so that it stays what a traced graph means, and the same in every process.
         """
         if self._operator is None:
-            raise no_operator(self.function)
+            raise no_operator_error(self.function)
         return self._operator.overload
 
-    @guarded
+    @only_tc_errors
     def backward_source(self) -> str:
         """The def that gives the gradients by all floating inputs, as text. Raises CheckError where none is known."""
         return self._gradients.source()
 
-    @guarded
+    @only_tc_errors
     def assemble(self, /, *tensors: Value, **initial: Value) -> Callable[..., Any]:
         """A function of operands with the same stored places as these, which computes the values of results only.
 
@@ -215,24 +215,24 @@ class Op(Caller):
             )
         return self._sparse_op().assemble(*tensors, **initial)
 
-    @guarded
+    @only_tc_errors
     def infer(self, /, *shapes: Any, **initial: Any) -> Shape | tuple[Shape, ...]:
         """The shapes of the outputs for the shapes of the arguments (tuples, tensors or arrays), without running.
 
         A number that is part of the kernel is given by its value. One output: its shape; several: a tuple of shapes.
         """
-        bound = self._kernels.bind(sizes_from_shapes(self._kernels.interface, shapes, initial))
+        bound = self._kernels.bind(shapes_from_values(self._kernels.interface, shapes, initial))
         found = tuple(bound.tensor(name).shape for name in bound.returns)
         return found[0] if len(found) == 1 else found
 
-    @guarded
+    @only_tc_errors
     def compile(
         self,
         /,
         *tensors: Value,
         options: CpuOptions | MappingOptions | None = None,
-        target: Target | GpuTarget | str | None = None,
-        strategy: object = None,
+        target: CpuTarget | GpuTarget | str | None = None,
+        schedule: object = None,
         search: int = 0,
         search_seconds: float = SEARCH_SECONDS,
         **initial: Value,
@@ -245,32 +245,32 @@ class Op(Caller):
                 graphics processor.
             target: a machine to compile for, instead of the one that the tensors are on: "cuda:sm_90" needs no GPU,
                 and tensors on the CPU are examples for it.
-            strategy: how the contractions of the def are lowered: a pipeline, an expert that returns one, or a
+            schedule: how the contractions of the def are lowered: a pipeline, an expert that returns one, or a
                 mapping from the tensor that a contraction defines to one of these.
             search: run up to so many ways to lower each contraction, compare them with the reference evaluator and
-                take the fastest, for later calls like this one too. With a strategy, its alternatives are what is run.
+                take the fastest, for later calls like this one too. With a schedule, its alternatives are what is run.
             search_seconds: about how long a search may take.
         """
         if (
             isinstance(options, MappingOptions)
             or isinstance(target, GpuTarget | str)
-            or self._kernels.are_elsewhere(tensors)
+            or self._kernels.any_cuda(tensors)
         ):
-            return self._for_gpu(tensors, initial, options, target, strategy is not None or search)
+            return self._for_gpu(tensors, initial, options, target, schedule is not None or search)
         if self._kernels.has_sparse((*tensors, *initial.values())):
-            if options is not None or target is not None or strategy is not None or search:
-                raise ArgumentError("sparse kernels take no options, target, strategy or search yet")
-            from .calling.sparse.kernel import SparseKernel
+            if options is not None or target is not None or schedule is not None or search:
+                raise ArgumentError("sparse kernels take no options, target, schedule or search yet")
+            from .dispatch.sparse.sparse_kernel import SparseKernel
 
             return SparseKernel(self._sparse_op(), self._kernels.sparse.compile(tensors, initial))
         chosen = self._machine.options if options is None else options
-        machine = Machine(chosen, host() if target is None else target)
+        machine = CompileConfig(chosen, host() if target is None else target)
         check_machine(machine.options, machine.target)
-        asked = chosen.strategy if strategy is None else strategy
+        asked = chosen.schedule if schedule is None else schedule
         if asked is not None:
-            machine = replace(machine, options=replace(chosen, strategy=frozen(asked)))
-        arguments = examples(self._kernels.interface, tensors, initial)
-        sizes = sizes_of(self.function, arguments)
+            machine = replace(machine, options=replace(chosen, schedule=freeze_schedule(asked)))
+        arguments = normalize_detached(self._kernels.interface, tensors, initial)
+        sizes = shapes_of(self.function, arguments)
         if search:
             self._search(arguments, machine, search, search_seconds)
         route = self._kernels.route(sizes, arguments, (), machine)
@@ -281,41 +281,41 @@ class Op(Caller):
     ) -> GpuKernel:
         """The kernel for a graphics processor."""
         if asked:
-            raise ArgumentError("strategies and searches are for CPUs", suggestion="pass options=MappingOptions(...)")
+            raise ArgumentError("schedules and searches are for CPUs", suggestion="pass options=MappingOptions(...)")
         return self._kernels.gpu.compile(tensors, initial, options, target)
 
-    @guarded
+    @only_tc_errors
     def search(
         self,
         /,
         *tensors: Value,
         count: int = 16,
         seconds: float = SEARCH_SECONDS,
-        strategy: object = None,
+        schedule: object = None,
         **initial: Value,
-    ) -> Tuned:
+    ) -> TuningResult:
         """Run up to `count` ways to lower each contraction in this process; the fastest is for calls like this.
 
-        A quick form of `autotune` for what the cost model or a strategy offers. Gives every way with its time.
+        A quick form of `autotune` for what the cost model or a schedule offers. Gives every way with its time.
         Arguments as for `compile`.
         """
-        machine = Machine(CpuOptions(strategy=frozen(strategy)), host())
-        return self._search(examples(self._kernels.interface, tensors, initial), machine, count, seconds)
+        machine = CompileConfig(CpuOptions(schedule=freeze_schedule(schedule)), host())
+        return self._search(normalize_detached(self._kernels.interface, tensors, initial), machine, count, seconds)
 
-    def _search(self, arguments: Arguments, machine: Machine, count: int, seconds: float) -> Tuned:
+    def _search(self, arguments: Arguments, machine: CompileConfig, count: int, seconds: float) -> TuningResult:
         """Search, and forget the kernels that calls like this one have used so far."""
         for name, value, least in (("number of candidates", count, 1), ("time to search", seconds, 0)):
             if not isinstance(value, (int, float)) or value < least:
                 raise ArgumentError(f"the {name} is {value!r}", expected=f"a number, at least {least}")
         check_runs_here(self.function.name, machine.target)
         with deferred_interrupts():
-            from .autotuner import call
-        found = call.search(self._kernels, arguments, machine.options, int(count), float(seconds))
-        self._kernels.tune(sizes_of(self.function, arguments), arguments, machine, found.options)
+            from .autotuner import op_api
+        found = op_api.search_schedules(self._kernels, arguments, machine.options, int(count), float(seconds))
+        self._kernels.set_tuned_options(shapes_of(self.function, arguments), arguments, machine, found.options)
         self._look_anew()
         return found
 
-    @guarded
+    @only_tc_errors
     def autotune(
         self,
         /,
@@ -343,7 +343,7 @@ class Op(Caller):
             generations, population: at most so many times so many candidates.
             search, seed: how candidates are chosen, the same ones each time as far as their times agree.
             devices: "cpu" or sets of processors such as "cpu:0-3", which measure side by side. Or one graphics
-                processor, "cuda:0", whose mapping is searched; "emulated:sm_90" is one that is only modelled.
+                processor, "cuda:0", whose mapping is searched; "emulated:sm_90" is one that is only modeled.
             executor: a `concurrent.futures.Executor` whose workers evaluate the candidates instead of `devices`.
             store: a folder for the results, instead of the cache's.
             options: what the search starts from and must beat.
@@ -353,41 +353,41 @@ class Op(Caller):
             ArgumentError: an argument means nothing, or no candidate works.
         """
         with deferred_interrupts():
-            from .autotuner import call
+            from .autotuner import op_api
             from .autotuner.device import is_gpu
-        trying = call.effort(budget, generations, population, seed, search)
+        trying = op_api.parse_effort(budget, generations, population, seed, search)
         devices = (devices,) if isinstance(devices, str) else devices
         if isinstance(devices, Sequence) and any(map(is_gpu, devices)):
             with deferred_interrupts():
-                from .autotuner import call_gpu
-            tuned = call_gpu.autotune(
+                from .autotuner import op_api_gpu
+            tuned = op_api_gpu.autotune_gpu(
                 self._kernels, tensors, initial, options, trying,
                 devices=devices, executor=executor, store=store, report=report,
             )  # fmt: skip
             self._look_anew()
             return tuned.options
-        arguments = examples(self._kernels.interface, tensors, initial)
-        found = call.autotune(
+        arguments = normalize_detached(self._kernels.interface, tensors, initial)
+        found = op_api.autotune(
             self._kernels, arguments, self._machine.options if options is None else options, trying,
             devices=devices, executor=executor, store=store, report=report,
         )  # fmt: skip
-        self._kernels.tune(sizes_of(self.function, arguments), arguments, self._machine, found.options)
+        self._kernels.set_tuned_options(shapes_of(self.function, arguments), arguments, self._machine, found.options)
         self._look_anew()
         return found.options
 
-    @guarded
+    @only_tc_errors
     def cache_entry(self, /, *tensors: Value, options: CpuOptions | None = None, **initial: Value) -> CacheEntry:
         """What the cache has for calls like this one, compiled and measured; a kernel of one's own can be put there.
 
         Arguments as for `compile`.
         """
-        machine = self._machine if options is None else Machine(options, host())
+        machine = self._machine if options is None else CompileConfig(options, host())
         check_machine(machine.options, machine.target)
         with deferred_interrupts():
-            from .calling.entries import entry_of
-        arguments = examples(self._kernels.interface, tensors, initial)
+            from .dispatch.cache_entry import cache_entry_of
+        arguments = normalize_detached(self._kernels.interface, tensors, initial)
         bound, chosen = self._kernels.entry(arguments, machine)
-        return entry_of(self.function, bound, arguments, chosen, machine.target, current(), self._forget)
+        return cache_entry_of(self.function, bound, arguments, chosen, machine.target, current_store(), self._forget)
 
     def _forget(self) -> None:
         """Look for kernels anew from now on."""
@@ -396,28 +396,28 @@ class Op(Caller):
 
     def _look_anew(self) -> None:
         """Ask the kernels which one to use, whatever earlier calls have used."""
-        self._lanes, self._direct = Lanes(self._kernels.interface), None
+        self._lanes, self._direct = InlineCache(self._kernels.interface), None
         if self._operator is not None:
             self._operator.forget()
 
-    @guarded
+    @only_tc_errors
     def reference(self, /, *tensors: Value, **initial: Value) -> Any:
         """What a call gives, computed by the reference evaluator: by the definition of the language, and slowly."""
         if self._kernels.has_sparse((*tensors, *initial.values())):
             return self._kernels.sparse.reference(tensors, initial)
-        arguments = examples(self._kernels.interface, tensors, initial)
-        bound = self._kernels.bind(sizes_of(self.function, arguments))
-        return hand_back(evaluate(bound, arguments), arguments.convert)
+        arguments = normalize_detached(self._kernels.interface, tensors, initial)
+        bound = self._kernels.bind(shapes_of(self.function, arguments))
+        return convert_outputs(evaluate_reference(bound, arguments), arguments.convert)
 
-    @guarded
-    def show(self, /, *tensors: Value, **initial: Value) -> Picture:
+    @only_tc_errors
+    def show(self, /, *tensors: Value, **initial: Value) -> ScheduleView:
         """The schedule tree of the kernel for `tensors`, or without tensors of the kernel used last.
 
         It prints as indented text, and a notebook shows it as a picture.
         """
         last = None if tensors or initial else self._kernels.routes.last()
         compiled = last.compiled if last is not None else self.compile(*tensors, **initial).compiled
-        return Picture(compiled.source("schedule"))
+        return ScheduleView(compiled.source("schedule"))
 
 
 def _defined(
@@ -434,7 +434,7 @@ def _formats_by_def(functions: Sequence[Function], formats: Mapping[str, str] | 
     """The formats given to the tensors of each def. Raises ArgumentError for a name that no def has."""
     if not formats:
         return {}
-    from .calling.sparse.tensor import to_format
+    from .dispatch.sparse.sparse_tensor import to_format
     from .tc_lang.sparse_rules import check_formats
 
     check_formats(functions, formats)
@@ -446,5 +446,5 @@ def _formats_by_def(functions: Sequence[Function], formats: Mapping[str, str] | 
 
 def _choose_tuned(function: Function, bound: BoundFunction, arguments: Arguments) -> CpuOptions | None:
     with deferred_interrupts():
-        from .autotuner.call import choose
-    return choose(function, bound, arguments)
+        from .autotuner.op_api import choose_tuned_options
+    return choose_tuned_options(function, bound, arguments)

@@ -1,4 +1,4 @@
-"""The frozen option records of the strategies: keyword arguments, command-line flags and search genes at once."""
+"""The frozen option records of the lowerings: keyword arguments, command-line flags and search genes at once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, fields, replace
 from math import prod
 from typing import Any
 
-from .errors import ArgumentError
-from .fluent import callable_fields
-from .structured.strategy import Strategies, frozen
+from .core.errors import ArgumentError
+from .core.fluent import with_callable_fields
+from .structured.language.schedule_types import ScheduleArguments, freeze_schedule
 from .target import GpuTarget
 
 FUSION_STRATEGIES = ("max", "preserve3", "min")
@@ -16,7 +16,7 @@ FUSION_STRATEGIES = ("max", "preserve3", "min")
 
 @dataclass(frozen=True, slots=True)
 class CpuOptions:
-    """How the polyhedral strategy lowers for a CPU. Every field has a default that is chosen from the sizes.
+    """How the polyhedral lowering lowers for a CPU. Every field has a default that is chosen from the sizes.
 
     Attributes:
         fusion: "max" fuses wherever dependences allow, "preserve3" only where parallelism survives,
@@ -24,32 +24,32 @@ class CpuOptions:
         tile: sizes for the outer band, outermost first; 0 leaves a dimension alone; empty chooses.
         vectors: vectors in flight in an innermost vector loop; 0 chooses.
         grain: least number of scalar operations worth a thread; 0 never runs in parallel.
-        structured: hand contractions to the register-tiled micro-kernels of `structured`.
+        structured: hand contractions to the register-tiled micro-kernels of `use_microkernels`.
         contract: keep temporaries that fusion makes local in small thread-private buffers.
         split_reductions: cut sums, and other reductions, that have no more results than terms into about so many parts
             of at least 16 terms, which threads share and which are added up in a fixed order. 1 does not; 0 chooses.
-        strategy: how contractions are lowered, instead of as the cost model says: a pipeline, an expert (a function
+        schedule: how contractions are lowered, instead of as the cost model says: a pipeline, an expert (a function
             of an op and a target that returns one), or pairs of the tensor that a contraction defines and one of these.
     """
 
     fusion: str = field(default="preserve3", metadata={"choices": FUSION_STRATEGIES})
     tile: tuple[int, ...] = field(default=(), metadata={"choices": ((), (8,), (16,), (32,), (64,))})
-    vectors: int = field(default=0, metadata={"choices": (0, 1, 2, 4, 8)})
-    grain: int = field(default=32768, metadata={"choices": (0, 8192, 32768, 131072)})
-    structured: bool = field(default=True, metadata={"choices": (False, True)})
-    contract: bool = field(default=True, metadata={"choices": (False, True)})
-    split_reductions: int = field(default=0, metadata={"choices": (0, 1, 2, 4, 8, 16, 64)})
-    strategy: Strategies = None
+    interleave: int = field(default=0, metadata={"choices": (0, 1, 2, 4, 8)})
+    grain_size: int = field(default=32768, metadata={"choices": (0, 8192, 32768, 131072)})
+    use_microkernels: bool = field(default=True, metadata={"choices": (False, True)})
+    localize_temporaries: bool = field(default=True, metadata={"choices": (False, True)})
+    split_k: int = field(default=0, metadata={"choices": (0, 1, 2, 4, 8, 16, 64)})
+    schedule: ScheduleArguments = None
 
 
 _FLAG = {"choices": (False, True)}
 _POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-@callable_fields("tile", "unroll")
+@with_callable_fields("tile", "unroll")
 @dataclass(frozen=True, slots=True)
 class MappingOptions:
-    """How the polyhedral strategy maps a def to the blocks and threads of a GPU (the options of the TC paper).
+    """How the polyhedral lowering maps a def to the blocks and threads of a GPU (the options of the TC paper).
 
     The defaults are the paper's `naive` ones. Every method gives a copy:
     `MappingOptions.naive().tile(32, 32).map_to_threads(32, 8)`.
@@ -97,9 +97,9 @@ class MappingOptions:
     read_only_cache: bool = field(default=False, metadata=_FLAG)
     match_library_calls: bool = field(default=False, metadata=_FLAG)
     cooperative_reductions: bool = field(default=False, metadata=_FLAG)
-    split_reductions: int = field(default=1, metadata={"choices": (1, 16, 64, 256)})
-    collapse: bool = field(default=False, metadata=_FLAG)
-    vector: int = field(default=1, metadata={"choices": (1, 2, 4)})
+    split_k: int = field(default=1, metadata={"choices": (1, 16, 64, 256)})
+    collapse_loops: bool = field(default=False, metadata=_FLAG)
+    vector_width: int = field(default=1, metadata={"choices": (1, 2, 4)})
     double_buffer: bool = field(default=False, metadata=_FLAG)
 
     @staticmethod
@@ -157,8 +157,8 @@ def check_mapping(options: MappingOptions, target: GpuTarget) -> None:
     check_fields(options)
     _require(len(options.tile) >= 1, "tile", options.tile, "at least one size; 0 leaves a loop alone")
     _require(options.unroll >= 1, "unroll", options.unroll, "at least 1, which unrolls nothing")
-    _require(options.split_reductions >= 1, "split_reductions", options.split_reductions, "at least 1")
-    _require(options.vector in (1, 2, 4), "vector", options.vector, "1, 2 or 4")
+    _require(options.split_k >= 1, "split_k", options.split_k, "at least 1")
+    _require(options.vector_width in (1, 2, 4), "vector_width", options.vector_width, "1, 2 or 4")
     for name, given, limits in (
         ("threads", options.threads, target.block),
         ("blocks", options.blocks, target.grid),
@@ -166,11 +166,11 @@ def check_mapping(options: MappingOptions, target: GpuTarget) -> None:
         _require(1 <= len(given) <= 3, name, given, "one to three numbers")
         for axis, number, limit in zip("xyz", given, limits, strict=False):
             _require(1 <= number <= limit, name, given, f"between 1 and {limit} along {axis} on {target.name}")
-    expected = f"at most {target.threads} in all on {target.name}"
-    _require(prod(options.threads) <= target.threads, "threads", options.threads, expected)
+    expected = f"at most {target.max_threads_per_block} in all on {target.name}"
+    _require(prod(options.threads) <= target.max_threads_per_block, "threads", options.threads, expected)
     asked = options.max_shared_memory
-    expected = f"at most {target.shared_optin} bytes on {target.name}"
-    _require(asked <= target.shared_optin, "max_shared_memory", asked, expected)
+    expected = f"at most {target.max_shared_optin} bytes on {target.name}"
+    _require(asked <= target.max_shared_optin, "max_shared_memory", asked, expected)
     if options.max_shared_memory and not options.shared_memory:
         raise ArgumentError("max_shared_memory is given, but shared_memory is not used", expected="shared_memory=True")
     if options.unroll_copy_shared and not options.shared_memory:
@@ -188,8 +188,8 @@ def check_fields(options: Any) -> None:
     """Has every field of a record of options a value that means something? Raises ArgumentError."""
     for f in fields(options):
         value = getattr(options, f.name)
-        if f.name == "strategy":
-            frozen(value)
+        if f.name == "schedule":
+            freeze_schedule(value)
         if "choices" not in f.metadata:
             continue
         choices, numbers = f.metadata["choices"], value if isinstance(value, tuple) else (value,)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import ArgumentError
-from .later import later
-from .processors import BASELINE, FEATURES
+from .core.errors import ArgumentError
+from .core.lazy_import import lazy_module
+from .core.processors import BASELINE, FEATURES
 
-_this: Any = later("runtime.host")
+_this: Any = lazy_module("runtime.cpu.host")
 """The processor of this process, which is looked at when code is to be run."""
 
 _MESHED = frozenset(
@@ -19,14 +19,14 @@ _MESHED = frozenset(
 """Processors whose last cache takes what the second one gives up, and is spread over all cores."""
 
 
-CACHED = 0.75
+USABLE_FRACTION = 0.75
 """The part of a cache that a kernel finds free."""
 FAR = 8
 """Times the near caches: what a kernel may touch before a far one is no better for its results than memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CpuTarget:
     """A machine to compile for.
 
     Attributes:
@@ -66,54 +66,54 @@ class Target:
         return max(1, self.vector_bits // bits)
 
     @property
-    def is_meshed(self) -> bool:
+    def has_mesh_llc(self) -> bool:
         """Whether the last cache is a mesh away from the core, several times as far as elsewhere."""
         return self.name in _MESHED
 
     @property
-    def near(self) -> tuple[int, ...]:
+    def private_caches(self) -> tuple[int, ...]:
         """`cache`, without a last one that all cores reach by a mesh: what is written had better go past that."""
-        return self.cache[:-1] if self.is_meshed else self.cache
+        return self.cache[:-1] if self.has_mesh_llc else self.cache
 
     @property
-    def kept(self) -> float:
+    def reuse_limit_bytes(self) -> float:
         """Bytes that a kernel may touch for its results to stay in the caches for whoever reads them.
 
         A far cache gives back later what writing to it costs more than memory, up to a few times what the others hold.
         """
-        return CACHED * min(self.cache[-1], FAR * self.near[-1])
+        return USABLE_FRACTION * min(self.cache[-1], FAR * self.private_caches[-1])
 
     @property
-    def far(self) -> float:
+    def writeback_limit_bytes(self) -> float:
         """Bytes that a kernel may touch before lines that it writes in parts travel to a far cache and back."""
-        return self.near[-1] if len(self.near) < len(self.cache) else float("inf")
+        return self.private_caches[-1] if len(self.private_caches) < len(self.cache) else float("inf")
 
     @property
-    def fetched(self) -> int:
+    def fetch_bytes(self) -> int:
         """Bytes that come from a far cache or from memory at a time: there, a line brings the other one of its pair."""
-        return 128 if self.is_meshed else 64
+        return 128 if self.has_mesh_llc else 64
 
     @property
-    def issue_bits(self) -> int:
+    def issue_bits_per_cycle(self) -> int:
         """Bits of all the multiply-adds of vectors, and of all the vectors loaded, that start in a cycle."""
-        halves = self.vector_bits == 512 and not self.is_meshed and self.name != "znver5"
+        halves = self.vector_bits == 512 and not self.has_mesh_llc and self.name != "znver5"
         return self.vector_bits if halves else 2 * self.vector_bits
 
     @property
-    def dots_bfloat16(self) -> bool:
+    def has_bf16_dot(self) -> bool:
         """Whether vectors of pairs of bfloat16 are multiplied and added to float32 in one instruction."""
         return self.vector_bits == 512 and "+avx512bf16" in self.features.split(",")
 
     @property
-    def tiles_bfloat16(self) -> bool:
+    def has_amx_bf16(self) -> bool:
         """Whether the same is done with matrices of such pairs, in registers that the system lets the process use."""
-        return self.dots_bfloat16 and {"+amx-tile", "+amx-bf16"} <= set(self.features.split(","))
+        return self.has_bf16_dot and {"+amx-tile", "+amx-bf16"} <= set(self.features.split(","))
 
 
-AVX512 = Target(
+AVX512 = CpuTarget(
     "cpu", "znver4", "+avx512f,+avx512vl,+avx512bw,+avx512dq,+avx2,+fma", 512, 32, (32768, 1048576, 33554432)
 )
-AVX2 = Target("cpu", "haswell", "+avx2,+fma", 256, 16, (32768, 262144, 8388608))
+AVX2 = CpuTarget("cpu", "haswell", "+avx2,+fma", 256, 16, (32768, 262144, 8388608))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,22 +142,22 @@ class GpuTarget:
 
     kind: str
     name: str
-    processors: int
+    num_sms: int
     l2: int
     bandwidth: float
     clock: float
     float32_lanes: int
-    shared_optin: int
-    shared_per_processor: int
-    threads_per_processor: int
-    blocks_per_processor: int
-    shared: int = 48 << 10
+    max_shared_optin: int
+    shared_per_sm: int
+    threads_per_sm: int
+    blocks_per_sm: int
+    max_shared: int = 48 << 10
     warp: int = 32
-    threads: int = 1024
+    max_threads_per_block: int = 1024
     block: tuple[int, int, int] = (1024, 1024, 64)
     grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
     registers: int = 255
-    registers_per_processor: int = 65536
+    registers_per_sm: int = 65536
     async_copies: bool = True
 
     @property
@@ -183,7 +183,7 @@ GPUS = {f"{g.kind}:{g.name}": g for g in _GPUS}
 """The graphics processors that are known, by the text that names them: "cuda:sm_90"."""
 
 
-def target(text: str) -> GpuTarget:
+def parse_gpu_target(text: str) -> GpuTarget:
     """The target that `text` names, one of `GPUS`; `sm_90` is `cuda:sm_90`. Raises ArgumentError."""
     found = GPUS.get(text) or GPUS.get(f"cuda:{text}")
     if found is None:

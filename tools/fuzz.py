@@ -28,7 +28,7 @@ SUITES = {
     "texts": "tests/tc_lang/test_fuzz.py",
     "calls": "tests/api/test_fuzz.py",
     "files": "tests/autotuner/test_file_fuzz.py",
-    "einsum": "tests/einstein/test_einsum.py",
+    "einsum": "tests/einsum_frontend/test_einsum.py",
 }
 """Tests by what they draw."""
 LINES = 60

@@ -13,9 +13,9 @@ from ..kernels import Benchmark
 from ..report import duration, notes, read_json, write_json
 from ..runner import OURS, Result, Settings, run
 from ..timing import keep_memory
+from .contractions import products
 from .convolutions import convolutions, pooling
-from .movement import copies, norms, reductions, transpositions
-from .products import products
+from .memory_bound import copies, norms, reductions, transpositions
 
 HEAD = (
     "kernel",

@@ -64,15 +64,15 @@ def _shares(axes: Axes, limits: Sequence[tuple[Result, Limit]]) -> None:
 
 def _scatter(axes: Axes, points: Sequence[Point]) -> None:
     families = list(dict.fromkeys(family for family, _, _ in points))
-    for (colour, mark), family in zip(_styles(), families, strict=False):
+    for (color, mark), family in zip(_styles(), families, strict=False):
         own = [(x, y) for name, x, y in points if name == family]
-        axes.scatter([x for x, _ in own], [y for _, y in own], s=14, color=colour, marker=mark, label=family)
+        axes.scatter([x for x, _ in own], [y for _, y in own], s=14, color=color, marker=mark, label=family)
     if families:
         axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4, fontsize=7)
 
 
 def _styles() -> Iterator[tuple[str, str]]:
-    """Every mark in every colour."""
+    """Every mark in every color."""
     for mark in MARKS:
-        for colour in COLOURS:
-            yield colour, mark
+        for color in COLOURS:
+            yield color, mark

@@ -1,4 +1,4 @@
-"""Devices that candidates are measured on, as a user names them and as a worker recognises itself."""
+"""Devices that candidates are measured on, as a user names them and as a worker recognizes itself."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hashlib import sha256
 
 import torch
 
-from ..errors import ArgumentError
-from ..runtime.host import host
+from ..core.errors import ArgumentError
+from ..runtime.cpu.host import host
 
 _NAME = r"cpu(?::(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?"
 DIGITS = 9
@@ -21,7 +21,7 @@ MOST = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class TuningDevice:
     """A set of processors. name: as given, "cpu" or "cpu:0-3"."""
 
     name: str
@@ -30,17 +30,17 @@ class Device:
 
 
 def is_gpu(name: object) -> bool:
-    """Does a user name a graphics processor, "cuda:0", or one that is only modelled, "emulated:sm_90"?"""
+    """Does a user name a graphics processor, "cuda:0", or one that is only modeled, "emulated:sm_90"?"""
     return isinstance(name, str) and name.startswith(("cuda", "emulated"))
 
 
-def device(name: object) -> Device:
+def parse_device(name: object) -> TuningDevice:
     """The device that "cpu" (all processors and torch's threads) or "cpu:0,2-3" means. Raises ArgumentError."""
     if not isinstance(name, str) or not (match := re.fullmatch(_NAME, name, re.ASCII)):
         raise ArgumentError(f"the device is {name!r}", expected="cpu, or processors such as cpu:0-3 or cpu:0,2")
-    here = available()
+    here = available_cpus()
     if match[1] is None:
-        return Device(name, here, torch.get_num_threads())
+        return TuningDevice(name, here, torch.get_num_threads())
     cpus: set[int] = set()
     for part in match[1].split(","):
         found = _processors(part)
@@ -49,7 +49,7 @@ def device(name: object) -> Device:
                 f"there is no processor {missing[0] if found else name}", expected=f"one of {', '.join(map(str, here))}"
             )
         cpus.update(found)
-    return Device(name, tuple(sorted(cpus)), len(cpus))
+    return TuningDevice(name, tuple(sorted(cpus)), len(cpus))
 
 
 def _processors(part: str) -> range:
@@ -59,11 +59,11 @@ def _processors(part: str) -> range:
     return range(low, min(high, low + MOST) + 1)
 
 
-def devices(names: Sequence[object]) -> tuple[Device, ...]:
+def parse_devices(names: Sequence[object]) -> tuple[TuningDevice, ...]:
     """Devices that have no processor in common, and equally many. Raises ArgumentError."""
     if not isinstance(names, Sequence):
         raise ArgumentError(f"the devices are {names!r}", expected='names such as ["cpu"]')
-    found = tuple(map(device, names))
+    found = tuple(map(parse_device, names))
     every = [cpu for d in found for cpu in d.cpus]
     if not found or len(set(every)) < len(every):
         raise ArgumentError(f"the devices are {list(names)!r}", expected="one or more that share no processor")
@@ -74,14 +74,14 @@ def devices(names: Sequence[object]) -> tuple[Device, ...]:
     return found
 
 
-def available() -> tuple[int, ...]:
+def available_cpus() -> tuple[int, ...]:
     """The processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
 
 
-def fingerprint(threads: int | None = None) -> str:
+def cpu_fingerprint(threads: int | None = None) -> str:
     """Of the device of this process: its processor and how many threads run kernels.
 
     Workers with one fingerprint give times that can be compared.

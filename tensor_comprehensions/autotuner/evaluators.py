@@ -1,4 +1,4 @@
-"""Where candidates are evaluated: on this machine, or wherever an executor runs `evaluate`.
+"""Where candidates are evaluated: on this machine, or wherever an executor runs `evaluate_in_site`.
 
 Always holds: a request goes in as a message and a reply comes out, whatever happened to whoever worked on it.
 """
@@ -17,9 +17,9 @@ import torch
 from google.protobuf.message import DecodeError
 
 from . import tuner_pb2 as pb
-from .device import Device, available, fingerprint
-from .processes import SERVICE, Group, Settings, WorkerDied, Zygote
-from .service import CHECK, COMPILE, VERSION, forget, handle, limits
+from .device import TuningDevice, available_cpus, cpu_fingerprint
+from .worker import CHECK, COMPILE, VERSION, forget_workbenches, handle_request, phase_limits
+from .worker_pool import SERVICE, ForkServer, WorkerConfig, WorkerDied, WorkerPool
 
 
 class Evaluator(Protocol):
@@ -43,7 +43,7 @@ class Evaluator(Protocol):
     def close(self) -> None: ...
 
 
-def answer(future: Future[bytes], asked: str) -> pb.Reply:
+def future_reply(future: Future[bytes], asked: str) -> pb.Reply:
     """The reply of a future, or one that tells what happened instead.
 
     asked: the fingerprint of the device that must have answered; empty: any. The status is UNKNOWN where nobody
@@ -75,17 +75,17 @@ def _died(death: WorkerDied) -> pb.Reply:
     return pb.Reply(status=status, message=death.detail.replace("it", what, 1))
 
 
-def suspect(raw: bytes) -> bool:
+def is_tainted(raw: bytes) -> bool:
     """Did what a worker ran do something wrong, and perhaps more than was noticed? Or is its device unusable since?"""
     return pb.Reply.FromString(raw).status in (pb.WRONG_RESULT, pb.NAN, pb.GPU_STICKY)
 
 
-def lost(raw: bytes) -> bool:
+def device_lost(raw: bytes) -> bool:
     """Is the device of a worker no longer the one that is asked for?"""
     return pb.Reply.FromString(raw).status == pb.REFUSED
 
 
-class Local:
+class LocalWorkers:
     """Worker processes of this machine: some that compile, and one for each device that runs.
 
     They start when they are told to begin, or with the first request. Usage: `with Local(devices) as evaluator: ...`;
@@ -95,14 +95,14 @@ class Local:
     separate = True
 
     def __init__(
-        self, devices: Sequence[Device], *, memory: int = 0, service: str = SERVICE, path: tuple[str, ...] = ()
+        self, devices: Sequence[TuningDevice], *, memory: int = 0, service: str = SERVICE, path: tuple[str, ...] = ()
     ) -> None:
-        compilers = len(available())
-        self._compiling = [Settings(service, path, (), 1, memory)] * compilers
-        self._running = [Settings(service, path, d.cpus, d.threads, memory) for d in devices]
+        compilers = len(available_cpus())
+        self._compiling = [WorkerConfig(service, path, (), 1, memory)] * compilers
+        self._running = [WorkerConfig(service, path, d.cpus, d.threads, memory) for d in devices]
         self._site: _Processes | None = None
         self.width = 8 * max(compilers, len(devices))
-        self.fingerprint = fingerprint(devices[0].threads)
+        self.fingerprint = cpu_fingerprint(devices[0].threads)
 
     def begin(self) -> None:
         """Start the process that workers are forked from, without waiting for it."""
@@ -114,8 +114,8 @@ class Local:
         request.folder = str(site.zygote.folder)
         if request.stage == pb.COMPILE:
             request.fingerprint = ""  # compiling is the same on any number of threads
-            return site.compilers.submit(request.SerializeToString(), limits(request))
-        return site.runners.submit(request.SerializeToString(), limits(request))
+            return site.compilers.submit(request.SerializeToString(), phase_limits(request))
+        return site.runners.submit(request.SerializeToString(), phase_limits(request))
 
     def _started(self) -> _Processes:
         if self._site is None:
@@ -128,7 +128,7 @@ class Local:
             self._site.close()
             self._site = None
 
-    def __enter__(self) -> Local:
+    def __enter__(self) -> LocalWorkers:
         return self
 
     def __exit__(
@@ -137,7 +137,7 @@ class Local:
         self.close()
 
 
-class Here:
+class InProcess:
     """This very process: at once, and for candidates that may be trusted as much as any kernel that is called.
 
     Times are those of torch's threads as they are now.
@@ -146,7 +146,7 @@ class Here:
     separate, width = True, 1
 
     def __init__(self) -> None:
-        self.fingerprint = fingerprint()
+        self.fingerprint = cpu_fingerprint()
 
     def begin(self) -> None:
         """Nothing has to start."""
@@ -154,21 +154,21 @@ class Here:
     def submit(self, request: pb.Request) -> Future[bytes]:
         """Answer before returning."""
         future: Future[bytes] = Future()
-        future.set_result(handle(request.SerializeToString(), lambda phase: None))
+        future.set_result(handle_request(request.SerializeToString(), lambda phase: None))
         return future
 
     def close(self) -> None:
         """Give back the memory of the problems."""
-        forget()
+        forget_workbenches()
 
 
 class _Processes:
     """A zygote with its workers."""
 
-    def __init__(self, compiling: Sequence[Settings], running: Sequence[Settings]) -> None:
-        self.zygote = Zygote()
-        self.compilers = Group(self.zygote, compiling)
-        self.runners = Group(self.zygote, running, suspect, lost)
+    def __init__(self, compiling: Sequence[WorkerConfig], running: Sequence[WorkerConfig]) -> None:
+        self.zygote = ForkServer()
+        self.compilers = WorkerPool(self.zygote, compiling)
+        self.runners = WorkerPool(self.zygote, running, is_tainted, device_lost)
 
     def close(self) -> None:
         self.compilers.close()
@@ -179,10 +179,10 @@ class _Processes:
 # --- elsewhere ---------------------------------------------------------------------------------------------------
 
 
-class Elsewhere:
+class ExecutorWorkers:
     """Workers behind anything that has the interface of `concurrent.futures.Executor`.
 
-    width: requests that are sent before the first must answer. function: what workers run, `evaluate`.
+    width: requests that are sent before the first must answer. function: what workers run, `evaluate_in_site`.
     """
 
     separate = False
@@ -190,14 +190,14 @@ class Elsewhere:
     def __init__(
         self,
         executor: Executor,
-        device: Device,
+        device: TuningDevice,
         *,
         width: int = 16,
         function: Callable[[bytes], bytes] | None = None,
     ) -> None:
-        self._executor, self.width, self._function = executor, width, evaluate if function is None else function
+        self._executor, self.width, self._function = executor, width, evaluate_in_site if function is None else function
         self._threads = device.threads
-        self.fingerprint = fingerprint(device.threads)
+        self.fingerprint = cpu_fingerprint(device.threads)
 
     def begin(self) -> None:
         """Workers are the executor's."""
@@ -211,7 +211,7 @@ class Elsewhere:
         """The executor is the caller's."""
 
 
-def evaluate(raw: bytes) -> bytes:
+def evaluate_in_site(raw: bytes) -> bytes:
     """Answer a request on the machine that this is called on, in a process that may die.
 
     Never raises and always returns within the limits of the request; fit for `Executor.submit`. Calls of one process
@@ -222,31 +222,31 @@ def evaluate(raw: bytes) -> bytes:
         request.ParseFromString(raw)
         threads = request.threads or torch.get_num_threads()
         with _site_lock:
-            reply = answer(_site(threads).submit(raw, limits(request)), fingerprint(threads))
+            reply = future_reply(_site(threads).submit(raw, phase_limits(request)), cpu_fingerprint(threads))
     except Exception as error:
         reply = pb.Reply(status=pb.REFUSED, message=f"{type(error).__name__}: {error}")
     reply.version = VERSION
-    reply.fingerprint = reply.fingerprint or fingerprint(request.threads or None)
+    reply.fingerprint = reply.fingerprint or cpu_fingerprint(request.threads or None)
     return reply.SerializeToString()
 
 
 _site_lock = threading.Lock()
-_sites: dict[tuple[int, int], tuple[Zygote, Group]] = {}
+_sites: dict[tuple[int, int], tuple[ForkServer, WorkerPool]] = {}
 
 
-def _site(threads: int) -> Group:
+def _site(threads: int) -> WorkerPool:
     """The worker of this process, with so many threads."""
     key = (os.getpid(), threads)
     if key not in _sites:
         close_site()
-        zygote = Zygote()
-        _sites[key] = zygote, Group(zygote, [Settings(threads=threads)], suspect)
+        zygote = ForkServer()
+        _sites[key] = zygote, WorkerPool(zygote, [WorkerConfig(threads=threads)], is_tainted)
         atexit.register(close_site)
     return _sites[key][1]
 
 
 def close_site() -> None:
-    """End the worker that `evaluate` keeps in this process."""
+    """End the worker that `evaluate_in_site` keeps in this process."""
     while _sites:
         (pid, _), (zygote, group) = _sites.popitem()
         if pid == os.getpid():

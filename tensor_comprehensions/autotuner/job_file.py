@@ -13,9 +13,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ..cache.files import read_bounded
-from ..calling.arguments import numbers
-from ..errors import ArgumentError
+from ..cache.safe_io import read_bounded
+from ..core.errors import ArgumentError
+from ..dispatch.arguments import parse_sizes
 
 LARGEST = 1 << 22
 """Bytes of a job file, and of a file with defs."""
@@ -91,7 +91,7 @@ def check_settings(table: Mapping[str, Any], known: Mapping[str, Any], where: st
         raise ArgumentError(f"{where}: there is no setting {unknown[0]!r}", expected=", ".join(known))
 
 
-def text_of(table: Mapping[str, Any], name: str, where: str) -> str | None:
+def read_text_setting(table: Mapping[str, Any], name: str, where: str) -> str | None:
     """A setting that is a text, or None where it is missing. Raises ArgumentError."""
     value = table[name]
     if value is None or isinstance(value, str):
@@ -99,12 +99,12 @@ def text_of(table: Mapping[str, Any], name: str, where: str) -> str | None:
     raise ArgumentError(f"{where}: {name} is {value!r}", expected="a text")
 
 
-def sizes_of(given: object, where: str) -> list[dict[str, float]]:
+def read_sizes_setting(given: object, where: str) -> list[dict[str, float]]:
     """The sizes of a task: a list of tables and texts, or one of them. Raises ArgumentError."""
     several = given if isinstance(given, list) else [given]
     if not several:
         raise ArgumentError(f"{where}: sizes is an empty list", suggestion="leave sizes away for a def without sizes")
-    return [_sizes(numbers(one) if isinstance(one, str) else one, where) for one in several]
+    return [_sizes(parse_sizes(one) if isinstance(one, str) else one, where) for one in several]
 
 
 def _sizes(one: object, where: str) -> dict[str, float]:
@@ -116,7 +116,7 @@ def _sizes(one: object, where: str) -> dict[str, float]:
     return one
 
 
-def source_of(path: Path, where: str) -> str:
+def read_source_file(path: Path, where: str) -> str:
     """The text of a file with defs that a task names. Raises ArgumentError."""
     try:
         return read_bounded(path, LARGEST).decode("utf-8-sig")

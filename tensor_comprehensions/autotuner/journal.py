@@ -18,10 +18,10 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from ..cache.records import from_message
+from ..cache.options_proto import from_message
 from ..cache.tc_cache_pb2 import Options
-from ..errors import ArgumentError
-from ..inspection import logger
+from ..core.diagnostics import get_logger
+from ..core.errors import ArgumentError
 from . import tuner_pb2 as pb
 
 _MAGIC = b"tcjournal1\n"
@@ -96,7 +96,7 @@ class Journal:
         return len(self._known)
 
     def find(self, problem: str, options: bytes) -> pb.Outcome | None:
-        """What became of options, a serialised message."""
+        """What became of options, a serialized message."""
         return self._known.get((problem, options))
 
     def decision(self, problem: str) -> pb.Decision | None:
@@ -124,7 +124,7 @@ class Journal:
 
     def _give_up(self, error: OSError) -> None:
         """Go on without the file: what it has is whole, and what follows is not kept."""
-        logger("tune").warning(
+        get_logger("tune").warning(
             "the journal %s cannot be written: %s; the search goes on, and what it finds from now on is not in it",
             self._path, error,
         )  # fmt: skip

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..cache.records import to_message
+from ..cache.options_proto import to_message
 from ..options import CpuOptions
 from . import tuner_pb2 as pb
 
@@ -41,7 +41,7 @@ class Outcome:
         return pb.Status.Name(self.status).lower()
 
 
-def reasons(outcomes: Sequence[Outcome]) -> str:
+def failure_reasons(outcomes: Sequence[Outcome]) -> str:
     """Why candidates failed, the most frequent reasons first."""
     failed = [o for o in outcomes if o.seconds is None and o.status != pb.SLOW]
     counted = Counter(o.kind for o in failed)
@@ -49,13 +49,13 @@ def reasons(outcomes: Sequence[Outcome]) -> str:
     return "; ".join(f"{count} x {kind} ({examples[kind][:200]})" for kind, count in counted.most_common(4))
 
 
-def median(outcomes: Sequence[Outcome]) -> float | None:
+def median_seconds(outcomes: Sequence[Outcome]) -> float | None:
     """The median time of those that have one."""
     times = [o.seconds for o in outcomes if o.seconds is not None]
     return statistics.median(times) if times else None
 
 
-def message_of(options: CpuOptions, reply: pb.Reply, generation: int, elapsed: float) -> pb.Outcome:
+def outcome_message(options: CpuOptions, reply: pb.Reply, generation: int, elapsed: float) -> pb.Outcome:
     """What a journal keeps."""
     return pb.Outcome(
         options=to_message(options), status=reply.status, message=reply.message[:500],
@@ -64,7 +64,7 @@ def message_of(options: CpuOptions, reply: pb.Reply, generation: int, elapsed: f
     )  # fmt: skip
 
 
-def outcome_of(m: pb.Outcome, options: CpuOptions) -> Outcome:
+def outcome_from_message(m: pb.Outcome, options: CpuOptions) -> Outcome:
     """What a journal has kept."""
     fine = m.status == pb.OK and m.timing.runs > 0
     seconds = m.timing.low if fine else None
@@ -75,7 +75,7 @@ def outcome_of(m: pb.Outcome, options: CpuOptions) -> Outcome:
     )  # fmt: skip
 
 
-def copied(known: Outcome, reply: pb.Reply) -> pb.Reply:
+def outcome_reply(known: Outcome, reply: pb.Reply) -> pb.Reply:
     """The outcome of another candidate whose code is the same."""
     timing = pb.Timing(
         median=known.seconds or 0.0, low=known.seconds or 0.0, high=known.seconds or 0.0, runs=known.runs

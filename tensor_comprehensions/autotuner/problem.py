@@ -15,19 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..calling.arguments import TORCH_TYPES
-from ..calling.calls import Arguments, Interface, Sizes, bind_sizes, normal_strides, with_strides
-from ..errors import ArgumentError
-from ..strides import span
+from ..core.errors import ArgumentError
+from ..core.memory_layout import storage_extent
+from ..dispatch.arguments import TORCH_TYPES
+from ..dispatch.call_steps import Arguments, ArgumentShapes, CallSignature, bind_sizes, canonical_strides, with_strides
 from ..tc_lang import compile_source
-from ..tc_lang.function import BoundFunction, Function
+from ..tc_lang.ir import BoundFunction, Function
 from . import tuner_pb2 as pb
 
 LARGEST_VALUES = 1 << 27
 """Bytes of subscripts that travel with a problem."""
 
 
-def describe(function: Function, arguments: Arguments, seed: int) -> pb.Problem:
+def problem_message(function: Function, arguments: Arguments, seed: int) -> pb.Problem:
     """The message for a call with `arguments`. Integers and numbers travel with their values, other tensors without.
 
     Raises ArgumentError where there are too many values.
@@ -42,7 +42,7 @@ def describe(function: Function, arguments: Arguments, seed: int) -> pb.Problem:
 
 
 def _described(x: Tensor) -> pb.Tensor:
-    message = pb.Tensor(dtype=_name(x.dtype), shape=x.shape, strides=normal_strides(x))
+    message = pb.Tensor(dtype=_name(x.dtype), shape=x.shape, strides=canonical_strides(x))
     if not x.dtype.is_floating_point or not x.ndim:
         size = x.numel() * x.element_size()
         if size > LARGEST_VALUES:
@@ -87,21 +87,21 @@ class Problem:
     @cached_property
     def bound(self) -> BoundFunction:
         """The def for these layouts. Raises TCError."""
-        sizes = Sizes(
+        sizes = ArgumentShapes(
             tuple(tuple(t.shape) for t in self.message.inputs),
             tuple(tuple(t.shape) for t in self.message.initial),
             tuple(
                 (p.name, int(_values(t)[()]))
                 for p, t in zip(self.function.parameters, self.message.inputs, strict=True)
-                if p.specialised
+                if p.is_compile_time
             ),
         )
         self._check_types()
-        bound = bind_sizes(Interface.of(self.function), sizes)
+        bound = bind_sizes(CallSignature.of(self.function), sizes)
         return with_strides(bound, [tuple(t.strides) for t in self.message.inputs])
 
     def _check_types(self) -> None:
-        symbols = (*self.function.parameters, *self.function.initial)
+        symbols = (*self.function.parameters, *self.function.inouts)
         if len(symbols) != len(self.tensors):
             raise ArgumentError(f"{self.function.name} takes {len(symbols)} tensors, not {len(self.tensors)}")
         for symbol, t in zip(symbols, self.tensors, strict=True):
@@ -117,7 +117,7 @@ class Problem:
     @property
     def longest_sum(self) -> int:
         """The most terms that one element of a tensor has."""
-        return max((prod(i.extent for i in s.reduced) for s in self.bound.statements), default=1) or 1
+        return max((prod(i.extent for i in s.reduction_indices) for s in self.bound.statements), default=1) or 1
 
 
 # --- inputs ------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ PERIOD = (1 << 22) - 3
 """Elements after which random values come again: a prime, so that rows and planes differ whatever their sizes."""
 
 
-def fill(memory: Sequence[Tensor], problem: Problem, kind: str, seed: int) -> None:
+def fill_inputs(memory: Sequence[Tensor], problem: Problem, kind: str, seed: int) -> None:
     """Put the inputs of a kind into `memory`: the inputs' and then the initial values' own tensors, strided.
 
     Holes between elements get values, too.
@@ -140,7 +140,7 @@ def fill(memory: Sequence[Tensor], problem: Problem, kind: str, seed: int) -> No
             _place(x, _values(t))
             continue
         generator = torch.Generator().manual_seed((problem.message.seed * 1000003 + seed * 101 + number) & (2**63 - 1))
-        flat = x.as_strided((span(x.shape, x.stride()),), (1,))
+        flat = x.as_strided((storage_extent(x.shape, x.stride()),), (1,))
         values = _random(kind, min(flat.numel(), PERIOD), generator)
         for start in range(0, flat.numel(), PERIOD):
             part = flat[start : start + PERIOD]
@@ -166,7 +166,7 @@ def _place(x: Tensor, values: np.ndarray) -> None:
 
 
 def _values(t: pb.Tensor) -> np.ndarray:
-    """The values that travelled; those of bfloat16 as 16-bit integers. Raises ArgumentError."""
+    """The values that traveled; those of bfloat16 as 16-bit integers. Raises ArgumentError."""
     dtype = np.dtype({"bfloat16": "int16", "bool": "uint8"}.get(t.dtype, t.dtype)).newbyteorder("<")
     if len(t.values) != prod(t.shape) * dtype.itemsize:
         raise ArgumentError("an argument has another number of values than elements")

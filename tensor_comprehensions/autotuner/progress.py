@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from . import tuner_pb2 as pb
-from .job import Task, Watcher
-from .outcomes import median
-from .report import shown
-from .tuner import Tuned, Tuner
+from .jobs import JobTask, ProgressListener
+from .outcomes import median_seconds
+from .report import format_seconds
+from .search_loop import Tuner, TuningResult
 
 PERIOD = 5.0
 """Seconds between two plain lines."""
 
 
-def state(tuner: Tuner, generation: int) -> dict[str, str]:
+def progress_state(tuner: Tuner, generation: int) -> dict[str, str]:
     """What there is to tell: generation, candidates, best, median, failures by kind, time left.
 
     Times are those of the search; the race in the end takes its own.
@@ -28,53 +28,53 @@ def state(tuner: Tuner, generation: int) -> dict[str, str]:
     times = tuner.best
     failed = Counter(o.kind for o in tuner.outcomes if o.status not in (pb.OK, pb.SLOW))
     left = tuner.effort.seconds - tuner.elapsed()
-    middle = median(tuner.outcomes)
+    middle = median_seconds(tuner.outcomes)
     return {
         "generation": str(generation),
         "candidates": str(len(tuner.outcomes)),
-        "best in search": "-" if times is None or times.seconds is None else shown(times.seconds),
-        "median": "-" if middle is None else shown(middle),
+        "best in search": "-" if times is None or times.seconds is None else format_seconds(times.seconds),
+        "median": "-" if middle is None else format_seconds(middle),
         "failed": ", ".join(f"{count} {kind}" for kind, count in failed.most_common()) or "none",
         "left": f"{max(0.0, left):.0f} s" if math.isfinite(left) else "no limit",
     }
 
 
-class Lines(Watcher):
+class LineProgress(ProgressListener):
     """A line when something begins or ends, and one every few seconds between."""
 
     def __init__(self, out: TextIO) -> None:
         self._out, self._told, self._title = out, 0.0, ""
 
-    def begin(self, number: int, of: int, task: Task) -> None:
+    def begin(self, number: int, of: int, task: JobTask) -> None:
         self._title, self._told = f"[{number + 1}/{of}] {task.name}", time.monotonic()
         self._say(f"{self._title}: begins")
 
-    def seen(self, tuner: Tuner, generation: int) -> None:
+    def on_generation(self, tuner: Tuner, generation: int) -> None:
         if time.monotonic() - self._told >= PERIOD:
             self._told = time.monotonic()
-            facts = ", ".join(f"{name} {text}" for name, text in state(tuner, generation).items())
+            facts = ", ".join(f"{name} {text}" for name, text in progress_state(tuner, generation).items())
             self._say(f"{self._title}: {facts}")
 
-    def end(self, task: Task, found: Tuned | None, problem: str) -> None:
-        self._say(f"{self._title}: {ended(found, problem)}")
+    def end(self, task: JobTask, found: TuningResult | None, problem: str) -> None:
+        self._say(f"{self._title}: {result_line(found, problem)}")
 
     def _say(self, line: str) -> None:
         print(line, file=self._out, flush=True)
 
 
-def ended(found: Tuned | None, problem: str) -> str:
+def result_line(found: TuningResult | None, problem: str) -> str:
     """The result of a task in one line."""
     if found is None:
         return f"failed: {problem.splitlines()[0]}"
     early = ", ended early" if found.interrupted else ""
     return (
-        f"{shown(found.seconds)} in the race, {found.speedup:.2f} times as fast as untuned "
-        f"({shown(found.default_seconds)}), "
+        f"{format_seconds(found.seconds)} in the race, {found.speedup:.2f} times as fast as untuned "
+        f"({format_seconds(found.default_seconds)}), "
         f"{len(found.outcomes)} candidates in {found.elapsed:.0f} s{early}"
     )
 
 
-class Table(Watcher):
+class TableProgress(ProgressListener):
     """A table with a row for each task, drawn over and over by `rich`."""
 
     COLUMNS = ("generation", "candidates", "best in search", "median", "failed", "left")
@@ -83,17 +83,17 @@ class Table(Watcher):
         self._live = live
         self._rows: list[list[str]] = []
 
-    def begin(self, number: int, of: int, task: Task) -> None:
+    def begin(self, number: int, of: int, task: JobTask) -> None:
         self._rows.append([f"{number + 1}/{of} {task.name}", *("" for _ in self.COLUMNS)])
         self._draw()
 
-    def seen(self, tuner: Tuner, generation: int) -> None:
-        facts = state(tuner, generation)
+    def on_generation(self, tuner: Tuner, generation: int) -> None:
+        facts = progress_state(tuner, generation)
         self._rows[-1][1:] = [facts[name] for name in self.COLUMNS]
         self._draw()
 
-    def end(self, task: Task, found: Tuned | None, problem: str) -> None:
-        self._live.console.print(f"{task.name}: {ended(found, problem)}", markup=False, highlight=False)
+    def end(self, task: JobTask, found: TuningResult | None, problem: str) -> None:
+        self._live.console.print(f"{task.name}: {result_line(found, problem)}", markup=False, highlight=False)
         self._rows.pop()
         self._draw()
 
@@ -107,18 +107,18 @@ class Table(Watcher):
 
 
 @contextmanager
-def watcher(out: TextIO | None = None) -> Iterator[Watcher]:
+def progress_listener(out: TextIO | None = None) -> Iterator[ProgressListener]:
     """The watcher that suits where `out` (standard error) goes."""
     stream = sys.stderr if out is None else out
     try:
         from rich.console import Console
         from rich.live import Live
     except ImportError:
-        yield Lines(stream)
+        yield LineProgress(stream)
         return
     console = Console(file=stream)
     if not console.is_terminal:
-        yield Lines(stream)
+        yield LineProgress(stream)
         return
     with Live(console=console, transient=True, auto_refresh=False) as live:
-        yield Table(live)
+        yield TableProgress(live)

@@ -10,35 +10,37 @@ from math import log10
 from pathlib import Path
 from typing import Any
 
-from ..cache.key import versions
-from ..errors import ArgumentError
+from ..cache.key import toolchain_versions
+from ..core.errors import ArgumentError
 from .outcomes import Outcome
-from .tuner import Tuned
+from .search_loop import TuningResult
 
 WIDTH, HEIGHT, MARGIN = 640, 260, 46
 BARS = 24
-Results = Sequence[tuple[str, Tuned]]
+Results = Sequence[tuple[str, TuningResult]]
 
 
-def write(path: Path, results: Results) -> tuple[Path, Path]:
+def write_report(path: Path, results: Results) -> tuple[Path, Path]:
     """Write `path` as HTML and JSON; their places. Raises ArgumentError where that is not possible."""
     try:
         page, data = path.with_suffix(".html"), path.with_suffix(".json")
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text("\n".join(_page(results)), encoding="utf-8")
-        data.write_text(json.dumps([facts(name, found) for name, found in results], indent=1) + "\n", encoding="utf-8")
+        data.write_text(
+            json.dumps([result_facts(name, found) for name, found in results], indent=1) + "\n", encoding="utf-8"
+        )
     except (OSError, ValueError) as error:  # a folder without a name for a file; a NUL
         raise ArgumentError(f"the report cannot be written: {error}") from error
     return page, data
 
 
-def facts(name: str, found: Tuned) -> dict[str, Any]:
+def result_facts(name: str, found: TuningResult) -> dict[str, Any]:
     """Everything about a search that JSON can hold."""
     return {
         "name": name,
         "options": repr(found.options),
         "seconds": found.seconds,
-        "seconds_in_search": searched(found),
+        "seconds_in_search": search_seconds(found),
         "default_seconds": found.default_seconds,
         "speedup": found.speedup,
         "validated": found.validated,
@@ -47,7 +49,7 @@ def facts(name: str, found: Tuned) -> dict[str, Any]:
         "compiling": sum(o.compiling for o in found.outcomes),
         "running": sum(o.running for o in found.outcomes),
         "statuses": dict(Counter(o.kind for o in found.outcomes)),
-        "versions": dict(versions()),
+        "versions": dict(toolchain_versions()),
         "candidates": [
             {
                 "options": repr(o.options),
@@ -62,12 +64,12 @@ def facts(name: str, found: Tuned) -> dict[str, Any]:
     }
 
 
-def searched(found: Tuned) -> float | None:
+def search_seconds(found: TuningResult) -> float | None:
     """The time of the winner while candidates were timed, scaled to how fast the machine was at first."""
     return next((o.seconds for o in found.outcomes if o.options == found.options), None)
 
 
-def converging(outcomes: Sequence[Outcome]) -> list[tuple[float, float]]:
+def convergence(outcomes: Sequence[Outcome]) -> list[tuple[float, float]]:
     """(elapsed, best so far) each time that a search found something better."""
     curve: list[tuple[float, float]] = []
     for o in outcomes:
@@ -91,7 +93,7 @@ def _page(results: Results) -> Iterator[str]:
     yield "<tr><th>def</th><th>untuned, in the race</th><th>tuned, in the race</th><th>gain</th></tr>"
     for name, found in results:
         yield (
-            f"<tr><td>{escape(name)}</td><td>{shown(found.default_seconds)}</td><td>{shown(found.seconds)}</td>"
+            f"<tr><td>{escape(name)}</td><td>{format_seconds(found.default_seconds)}</td><td>{format_seconds(found.seconds)}</td>"
             f"<td>{found.speedup:.2f} x</td></tr>"
         )
     yield "</table>"
@@ -100,12 +102,15 @@ def _page(results: Results) -> Iterator[str]:
     yield "</body></html>"
 
 
-def _section(name: str, found: Tuned) -> Iterator[str]:
+def _section(name: str, found: TuningResult) -> Iterator[str]:
     yield f"<h2>{escape(name)}</h2><p>{len(found.outcomes)} candidates in {found.elapsed:.0f} s"
     yield f"{', ended early' if found.interrupted else ''}. The best options"
-    yield f" took {shown(found.seconds)} in the race, where untuned ones took {shown(found.default_seconds)}"
-    if (time := searched(found)) is not None:
-        yield f", and {shown(time)} in the search, whose times are those below"
+    yield (
+        f" took {format_seconds(found.seconds)} in the race,"
+        f" where untuned ones took {format_seconds(found.default_seconds)}"
+    )
+    if (time := search_seconds(found)) is not None:
+        yield f", and {format_seconds(time)} in the search, whose times are those below"
     yield ":</p>"
     yield f"<p><code>{escape(repr(found.options))}</code></p>"
     yield "<h3>The best so far in the search</h3>" + _curve(found)
@@ -117,8 +122,8 @@ def _section(name: str, found: Tuned) -> Iterator[str]:
     yield "</table>"
 
 
-def _curve(found: Tuned) -> str:
-    points = converging(found.outcomes)
+def _curve(found: TuningResult) -> str:
+    points = convergence(found.outcomes)
     if not points:
         return "<p>No candidate was timed.</p>"
     end = max(found.elapsed, points[-1][0], 1e-9)
@@ -133,12 +138,12 @@ def _curve(found: Tuned) -> str:
     for (elapsed, seconds), (following, _) in zip(points, [*points[1:], (end, best)], strict=True):
         (x, y), (next_x, _) = place(elapsed, seconds), place(following, seconds)
         path += f"{'L' if path else 'M'}{x:.1f} {y:.1f} L{next_x:.1f} {y:.1f} "
-    labels = _label(4, MARGIN, shown(worst)) + _label(4, HEIGHT - MARGIN, shown(best))
+    labels = _label(4, MARGIN, format_seconds(worst)) + _label(4, HEIGHT - MARGIN, format_seconds(best))
     labels += _label(MARGIN, HEIGHT - 8, "0 s") + _label(WIDTH - 2 * MARGIN, HEIGHT - 8, f"{end:.0f} s")
     return _svg(f'<path d="{path}" fill="none" stroke="#2a6" stroke-width="2"/>{labels}')
 
 
-def _distribution(found: Tuned) -> str:
+def _distribution(found: TuningResult) -> str:
     times = [log10(o.seconds) for o in found.outcomes if o.seconds is not None]
     if not times:
         return "<p>No candidate was timed.</p>"
@@ -153,7 +158,9 @@ def _distribution(found: Tuned) -> str:
             f'<rect x="{MARGIN + k * step:.1f}" y="{HEIGHT - MARGIN - tall:.1f}" width="{step - 2:.1f}" '
             f'height="{tall:.1f}" fill="#48c"/>'
         )
-    labels = _label(MARGIN, HEIGHT - 20, shown(10**low)) + _label(WIDTH - 2 * MARGIN, HEIGHT - 20, shown(10**high))
+    labels = _label(MARGIN, HEIGHT - 20, format_seconds(10**low)) + _label(
+        WIDTH - 2 * MARGIN, HEIGHT - 20, format_seconds(10**high)
+    )
     return _svg(bars + labels + _label(4, MARGIN, str(most)))
 
 
@@ -168,7 +175,7 @@ def _label(x: float, y: float, text: str) -> str:
     return f'<text x="{x:.0f}" y="{y:.0f}">{escape(text)}</text>'
 
 
-def shown(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """A time with its unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:

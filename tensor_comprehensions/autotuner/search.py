@@ -12,9 +12,9 @@ from itertools import islice
 from random import Random
 from typing import Any, Protocol
 
-from ..errors import ArgumentError
+from ..core.errors import ArgumentError
 from ..options import CpuOptions
-from .space import Genome, Space
+from .space import CpuSearchSpace, Genome
 
 GENERATIONS, POPULATION = 500, 24
 """Unless a user says otherwise. Few at a time: what one generation shows, the next one uses; the budget ends it."""
@@ -43,7 +43,7 @@ class Search(Protocol):
 class Sampler:
     """New candidates of a space: valid, and none twice."""
 
-    def __init__(self, space: Space, seed: int) -> None:
+    def __init__(self, space: CpuSearchSpace, seed: int) -> None:
         self.space, self.random = space, Random(seed)
         self._tried: set[Genome] = set()
         self._seen: set[Hashable] = set()
@@ -75,7 +75,7 @@ class Sampler:
 class RandomSearch:
     """Genomes without regard to what earlier ones gave."""
 
-    def __init__(self, space: Space, seeds: Sequence[Genome], population: int, seed: int) -> None:
+    def __init__(self, space: CpuSearchSpace, seeds: Sequence[Genome], population: int, seed: int) -> None:
         self._sampler, self._seeds, self._population = Sampler(space, seed), tuple(seeds[:1]), population
 
     def ask(self) -> list[Candidate]:
@@ -98,7 +98,7 @@ class GeneticSearch:
     SEEDED = 0.6
     """How much of the first generation may come from seeds."""
 
-    def __init__(self, space: Space, seeds: Sequence[Genome], population: int, seed: int) -> None:
+    def __init__(self, space: CpuSearchSpace, seeds: Sequence[Genome], population: int, seed: int) -> None:
         self._deap = _deap()
         self._sampler = Sampler(space, seed)
         self._random = Random(seed + 1)
@@ -159,10 +159,10 @@ class GeneticSearch:
         )
 
 
-class Sweep:
+class CoordinateSweep:
     """One gene after the other: each of its choices, with the best that was found of the others."""
 
-    def __init__(self, space: Space, seeds: Sequence[Genome], population: int, seed: int) -> None:
+    def __init__(self, space: CpuSearchSpace, seeds: Sequence[Genome], population: int, seed: int) -> None:
         self._sampler, self._population = Sampler(space, seed), population
         self._best, self._least, self._gene = seeds[0], math.inf, 0
 
@@ -209,8 +209,8 @@ def _deap() -> _Deap:
     return _Deap(base, tools, Individual)
 
 
-SEARCHES: dict[str, type[GeneticSearch] | type[RandomSearch] | type[Sweep]] = {
+SEARCHES: dict[str, type[GeneticSearch] | type[RandomSearch] | type[CoordinateSweep]] = {
     "genetic": GeneticSearch,
     "random": RandomSearch,
-    "sweep": Sweep,
+    "sweep": CoordinateSweep,
 }

@@ -15,23 +15,29 @@ from itertools import zip_longest
 from random import Random
 from typing import Any
 
-from ..compiler import contractions, only_contractions, settle, staged, sums_in_parts
-from ..errors import ArgumentError, CannotLower, TCError
+from ..compiler.cpu_passes import (
+    is_only_contractions,
+    list_contractions,
+    resolve_schedules,
+    splits_reductions,
+    with_split_reductions,
+)
+from ..core.errors import ArgumentError, CannotLower, TCError
 from ..options import CpuOptions
-from ..structured.apply import plan_of
-from ..structured.candidates import candidates
-from ..structured.estimate import estimate
-from ..structured.length import length
-from ..structured.movers import movement
-from ..structured.normalise import normalise
+from ..structured.cost.code_size import code_length
+from ..structured.cost.plan_cost import plan_cycles
+from ..structured.language.apply_primitives import plan_of_schedule
+from ..structured.language.primitives import Schedule
+from ..structured.language.resolve import check_schedule, plan_for
+from ..structured.language.schedule_types import schedule_for
+from ..structured.match.drop_unit_dims import drop_unit_dims
+from ..structured.memory_bound.heuristics import schedule_memory_bound
 from ..structured.op import StructuredOp
-from ..structured.pipeline import Pipeline
 from ..structured.plan import Plan
-from ..structured.settle import check, plan_for
-from ..structured.strategy import meant_for
-from ..target import Target
-from ..tc_lang.function import BoundFunction, Role
-from .edits import Edit, edit, edits
+from ..structured.planners.candidates import schedule_candidates
+from ..target import CpuTarget
+from ..tc_lang.ir import BoundFunction, Role
+from .mutations import Mutation, list_mutations, mutate
 
 Genome = tuple[int, ...]
 
@@ -57,21 +63,21 @@ class Gene:
 
     name: str
     choices: tuple[Any, ...]
-    keep: float = 0.0
+    keep_probability: float = 0.0
 
     def random(self, random: Random) -> int:
-        if random.random() < self.keep:
+        if random.random() < self.keep_probability:
             return 0
         return random.randrange(len(self.choices))
 
     def step(self, place: int, random: Random) -> int:
-        """A neighbour of a choice, or any other."""
+        """A neighbor of a choice, or any other."""
         if random.random() < 0.5:
             return max(0, min(len(self.choices) - 1, place + random.choice((-1, 1))))
         return self.random(random)
 
 
-def sizes(extent: int) -> tuple[int, ...]:
+def tile_candidates(extent: int) -> tuple[int, ...]:
     """Tile sizes worth trying for a loop: powers of two, and the extent divided by them, rounded up."""
     powers = {1 << k for k in range(max(1, extent).bit_length()) if 1 << k <= extent}
     parts = {-(-extent // (1 << k)) for k in range(max(1, extent).bit_length())}
@@ -79,7 +85,7 @@ def sizes(extent: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Space:
+class CpuSearchSpace:
     """All ways to lower a def that a search may take.
 
     Attributes:
@@ -91,7 +97,7 @@ class Space:
 
     genes: tuple[Gene, ...]
     start: CpuOptions
-    target: Target
+    target: CpuTarget
     ops: tuple[tuple[str, str, StructuredOp], ...]
     alone: bool = False
     most: float = math.inf
@@ -102,34 +108,38 @@ class Space:
         values = {g.name: g.choices[place] for g, place in zip(self.genes, genome, strict=True)}
         changes: dict[str, Any] = {}
         for f in fields(self.start):
-            if f.name == "strategy":
+            if f.name == "schedule":
                 continue
             if f.name in values:
                 value = values[f.name]
                 changes[f.name] = self._tuple(f.name, values) if value is _GIVEN else value
-        if changes.get("split_reductions", self.start.split_reductions) != self.start.split_reductions:
-            changes["strategy"] = None  # pipelines are for the ops that there are with the parts of `start`
-        elif self.ops and changes.get("structured", self.start.structured):
-            changes["strategy"] = self._strategy(values)
+        if changes.get("split_k", self.start.split_k) != self.start.split_k:
+            changes["schedule"] = None  # pipelines are for the ops that there are with the parts of `start`
+        elif self.ops and changes.get("use_microkernels", self.start.use_microkernels):
+            changes["schedule"] = self._schedule(values)
         elif self.ops:
-            changes["strategy"] = None
+            changes["schedule"] = None
         return self._relevant(replace(self.start, **changes))
 
     def _relevant(self, options: CpuOptions) -> CpuOptions:
         """With the values to start from where others change nothing."""
-        if not (self.alone and options.structured and options.split_reductions == self.start.split_reductions):
+        if not (self.alone and options.use_microkernels and options.split_k == self.start.split_k):
             return options
-        told = isinstance(options.strategy, tuple) and len(options.strategy) == len(self.ops)  # also what is shared
-        shares = bool(self.start.grain) and (told or bool(options.grain))
-        return replace(options, vectors=self.start.vectors, grain=self.start.grain if shares else options.grain)
+        told = isinstance(options.schedule, tuple) and len(options.schedule) == len(self.ops)  # also what is shared
+        shares = bool(self.start.grain_size) and (told or bool(options.grain_size))
+        return replace(
+            options,
+            interleave=self.start.interleave,
+            grain_size=self.start.grain_size if shares else options.grain_size,
+        )
 
     def key(self, options: CpuOptions) -> Hashable | None:
         """The same for options that mean the same; None where their pipelines cannot be followed, or are hopeless."""
-        plain, cycles, code = replace(options, strategy=None), 0.0, 0
+        plain, cycles, code = replace(options, schedule=None), 0.0, 0
         plans: list[tuple[str, Hashable]] = []
-        for name, _, op in self.ops if options.structured else ():
-            pipeline = meant_for(options.strategy, name)
-            if not isinstance(pipeline, Pipeline):
+        for name, _, op in self.ops if options.use_microkernels else ():
+            pipeline = schedule_for(options.schedule, name)
+            if not isinstance(pipeline, Schedule):
                 meaning, cost = None, self._usual.get(name, _NOTHING)
             elif (followed := self._followed(name, op, pipeline)) is not None:
                 meaning, cost = followed
@@ -141,9 +151,9 @@ class Space:
             return None
         if code > max(BRIEF, self.longest * sum(u.code for u in self._usual.values())):
             return None
-        return plain, options.strategy is None, tuple(plans)
+        return plain, options.schedule is None, tuple(plans)
 
-    def _followed(self, name: str, op: StructuredOp, pipeline: Pipeline) -> _Followed | None:
+    def _followed(self, name: str, op: StructuredOp, pipeline: Schedule) -> _Followed | None:
         """What a pipeline means and costs; None where nobody can follow it. Relatives have many in common."""
         if (name, pipeline) not in self._known:
             try:
@@ -153,7 +163,7 @@ class Space:
         return self._known[name, pipeline]
 
     @cached_property
-    def _known(self) -> dict[tuple[str, Pipeline], _Followed | None]:
+    def _known(self) -> dict[tuple[str, Schedule], _Followed | None]:
         return {}
 
     @cached_property
@@ -162,7 +172,7 @@ class Space:
         found = {}
         for name, _, op in self.ops:
             with contextlib.suppress(CannotLower):
-                plan = plan_for(None, op, self.target, parallel=self.start.grain > 0)
+                plan = plan_for(None, op, self.target, parallel=self.start.grain_size > 0)
                 found[name] = _cost(op, plan, self.target)
         return found
 
@@ -172,25 +182,25 @@ class Space:
             numbered.pop()
         return tuple(numbered)
 
-    def _strategy(self, values: dict[str, Any]) -> tuple[tuple[str, Pipeline], ...] | None:
+    def _schedule(self, values: dict[str, Any]) -> tuple[tuple[str, Schedule], ...] | None:
         pairs = []
         for name, _, op in self.ops:
             pipeline = values.get(f"{name}.pipeline")
             if pipeline is not None:
                 chosen = {e: values.get(f"{name}.{e.name}", 0) for e in self._edits[name]}
-                pairs.append((name, edit(pipeline, chosen, op)))
+                pairs.append((name, mutate(pipeline, chosen, op)))
         return tuple(pairs) or None
 
     @cached_property
-    def _edits(self) -> dict[str, tuple[Edit, ...]]:
-        return {name: edits(op, self.target) for name, _, op in self.ops}
+    def _edits(self) -> dict[str, tuple[Mutation, ...]]:
+        return {name: list_mutations(op, self.target) for name, _, op in self.ops}
 
     def length(self, options: CpuOptions) -> int:
         """How long the code of the pipelines is, which says what takes long to compile."""
         total = 0
-        for name, _, op in self.ops if options.structured else ():
-            pipeline = meant_for(options.strategy, name)
-            followed = self._followed(name, op, pipeline) if isinstance(pipeline, Pipeline) else None
+        for name, _, op in self.ops if options.use_microkernels else ():
+            pipeline = schedule_for(options.schedule, name)
+            followed = self._followed(name, op, pipeline) if isinstance(pipeline, Schedule) else None
             total += followed[1].code if followed else self._usual.get(name, _NOTHING).code
         return total
 
@@ -221,7 +231,7 @@ class Space:
         if tail.isdigit():
             value = getattr(options, head)
             return value[int(tail)] if int(tail) < len(value) else 0
-        return meant_for(options.strategy, head) if tail == "pipeline" else gene.choices[0]
+        return schedule_for(options.schedule, head) if tail == "pipeline" else gene.choices[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,18 +247,18 @@ _Followed = tuple[Hashable, _Cost]
 """What a pipeline means, the same for pipelines that mean the same, and what it costs."""
 
 
-def _follow(op: StructuredOp, pipeline: Pipeline, target: Target) -> _Followed:
+def _follow(op: StructuredOp, pipeline: Schedule, target: CpuTarget) -> _Followed:
     """Raises CannotLower or TCError where nobody can."""
     if not op.is_product:
-        check(pipeline, op, target)
+        check_schedule(pipeline, op, target)
         return pipeline, _NOTHING
-    plan = plan_of(pipeline, op, target)
+    plan = plan_of_schedule(pipeline, op, target)
     return _clipped(plan), _cost(op, plan, target)
 
 
-def _cost(op: StructuredOp, plan: Plan, target: Target) -> _Cost:
-    op = normalise(op)
-    return _Cost(estimate(op, plan, target), length(op, plan))
+def _cost(op: StructuredOp, plan: Plan, target: CpuTarget) -> _Cost:
+    op = drop_unit_dims(op)
+    return _Cost(plan_cycles(op, plan, target), code_length(op, plan))
 
 
 def _clipped(plan: Plan) -> Plan:
@@ -271,60 +281,62 @@ class _Given:
 _GIVEN = _Given()
 
 
-def space(
-    bound: BoundFunction, target: Target, start: CpuOptions, others: Sequence[CpuOptions] = ()
-) -> tuple[Space, tuple[Genome, ...]]:
+def search_space(
+    bound: BoundFunction, target: CpuTarget, start: CpuOptions, others: Sequence[CpuOptions] = ()
+) -> tuple[CpuSearchSpace, tuple[Genome, ...]]:
     """The space around `start`, and what to try first: `start`, `others`, presets, the cost model's best.
 
     others: options that were good elsewhere; their values are among the choices.
     """
     every = (start, *others)
-    ops = contractions(bound, replace(start, strategy=None), target) if start.structured else ()
+    ops = list_contractions(bound, replace(start, schedule=None), target) if start.use_microkernels else ()
     ops = tuple(found for found in ops if found[2].is_product)
-    alone = bool(ops) and only_contractions(bound, replace(start, strategy=None), target)
+    alone = bool(ops) and is_only_contractions(bound, replace(start, schedule=None), target)
     genes = [*_field_genes(bound, every, bool(ops), alone and len(ops) == 1), *_parts_gene(bound, every, target)]
     for name, tensor, op in ops:
         genes += _op_genes(name, tensor, op, every, target)
-    base = replace(start, strategy=start.strategy if not ops else None)
-    made = Space(tuple(g for g in genes if len(g.choices) > 1), base, target, ops, alone, HOPELESS, WORDY)
+    base = replace(start, schedule=start.schedule if not ops else None)
+    made = CpuSearchSpace(tuple(g for g in genes if len(g.choices) > 1), base, target, ops, alone, HOPELESS, WORDY)
     return made, _seeds(made, every)
 
 
-def pipelines(bound: BoundFunction, target: Target, start: CpuOptions, count: int) -> tuple[Space, tuple[Genome, ...]]:
+def schedule_space(
+    bound: BoundFunction, target: CpuTarget, start: CpuOptions, count: int
+) -> tuple[CpuSearchSpace, tuple[Genome, ...]]:
     """At most `count` pipelines for each contraction, and what to try first: the one in front of each.
 
-    They are the alternatives of the strategy of `start` where it has one for the contraction, else the model's best,
+    They are the alternatives of the schedule of `start` where it has one for the contraction, else the model's best,
     after what an untuned call does where that is none of them.
 
     Raises ArgumentError where there is no contraction, or no alternative applies.
     """
-    ops = contractions(bound, start, target)
+    ops = list_contractions(bound, start, target)
     if not ops:
         raise ArgumentError(
             f"{bound.name} has no contraction", expected="a contraction, or a single reduction or permutation"
         )
-    settle(bound, start, target)  # is what the strategy says possible at all?
-    untuned = (None,) if start.strategy is None and sums_in_parts(bound, start, target) else ()
+    resolve_schedules(bound, start, target)  # does the schedule apply at all?
+    untuned = (None,) if start.schedule is None and splits_reductions(bound, start, target) else ()
     offered = ((*untuned, *_offered(start, op, name, tensor, target, count)) for name, tensor, op in ops)
     genes = tuple(Gene(f"{name}.pipeline", found) for (name, _, _), found in zip(ops, offered, strict=True))
-    return Space(genes, replace(start, strategy=None), target, ops), (tuple(0 for _ in genes),)
+    return CpuSearchSpace(genes, replace(start, schedule=None), target, ops), (tuple(0 for _ in genes),)
 
 
 def _offered(
-    start: CpuOptions, op: StructuredOp, name: str, tensor: str, target: Target, count: int
-) -> tuple[Pipeline, ...]:
-    asked = meant_for(start.strategy, name, tensor)
+    start: CpuOptions, op: StructuredOp, name: str, tensor: str, target: CpuTarget, count: int
+) -> tuple[Schedule, ...]:
+    asked = schedule_for(start.schedule, name, tensor)
     if asked is None and not op.is_product:
-        asked = movement
+        asked = schedule_memory_bound
     if asked is None:
-        return tuple(c.pipeline for c in candidates(op, target, count, parallel=start.grain > 0))
-    pipeline = asked if isinstance(asked, Pipeline) else asked(op, target)
+        return tuple(c.schedule for c in schedule_candidates(op, target, count, parallel=start.grain_size > 0))
+    pipeline = asked if isinstance(asked, Schedule) else asked(op, target)
     return tuple(p for p in pipeline.alternatives() if _applies(p, op, target))[:count]
 
 
-def _applies(pipeline: Pipeline, op: StructuredOp, target: Target) -> bool:
+def _applies(pipeline: Schedule, op: StructuredOp, target: CpuTarget) -> bool:
     try:
-        check(pipeline, op, target)
+        check_schedule(pipeline, op, target)
     except (CannotLower, TCError):
         return False
     return True
@@ -335,9 +347,9 @@ def _field_genes(bound: BoundFunction, every: Sequence[CpuOptions], contracts: b
     useless = {
         "tile": single and not any(options.tile for options in every),
         "fusion": len(bound.statements) < 2,
-        "contract": not any(t.role is Role.TEMPORARY for t in bound.tensors),
-        "structured": not contracts,
-        "split_reductions": True,  # a gene of its own
+        "localize_temporaries": not any(t.role is Role.TEMPORARY for t in bound.tensors),
+        "use_microkernels": not contracts,
+        "split_k": True,  # a gene of its own
     }
     for f in fields(every[0]):
         choices = f.metadata.get("choices")
@@ -347,46 +359,54 @@ def _field_genes(bound: BoundFunction, every: Sequence[CpuOptions], contracts: b
         if isinstance(values[0], tuple):
             yield from _tuple_genes(f.name, bound, values, BESIDE if contracts else FIELDS)
         else:
-            yield Gene(f.name, tuple(dict.fromkeys((*values, *choices))), keep=BESIDE if contracts else FIELDS)
+            yield Gene(
+                f.name, tuple(dict.fromkeys((*values, *choices))), keep_probability=BESIDE if contracts else FIELDS
+            )
 
 
-def _parts_gene(bound: BoundFunction, every: Sequence[CpuOptions], target: Target) -> Iterable[Gene]:
+def _parts_gene(bound: BoundFunction, every: Sequence[CpuOptions], target: CpuTarget) -> Iterable[Gene]:
     """Numbers of parts of reductions that do not come to the same as an earlier one."""
-    name = "split_reductions"
-    if not any(s.reduced and math.prod(i.extent for i in s.indices) >= LONG for s in bound.statements):
+    name = "split_k"
+    if not any(s.reduction_indices and math.prod(i.extent for i in s.indices) >= LONG for s in bound.statements):
         return
     choices = next(f.metadata["choices"] for f in fields(every[0]) if f.name == name)
     different: dict[BoundFunction, int] = {}
     for parts in dict.fromkeys((*(getattr(options, name) for options in every), *choices)):
-        different.setdefault(staged(bound, replace(every[0], split_reductions=parts, strategy=None), target), parts)
-    yield Gene(name, tuple(different.values()), keep=BESIDE)
+        different.setdefault(
+            with_split_reductions(bound, replace(every[0], split_k=parts, schedule=None), target), parts
+        )
+    yield Gene(name, tuple(different.values()), keep_probability=BESIDE)
 
 
 def _tuple_genes(name: str, bound: BoundFunction, values: Sequence[tuple[int, ...]], keep: float) -> Iterable[Gene]:
     """Of a tuple of tile sizes, one for each of the outer loops; 0 leaves a loop alone."""
     depth = max((len(s.free) for s in bound.statements), default=0)
-    yield Gene(name, ((), _GIVEN), keep=keep)
+    yield Gene(name, ((), _GIVEN), keep_probability=keep)
     for k in range(min(DEEPEST, max(depth, *map(len, values)))):
         extents = {s.free[k].extent for s in bound.statements if k < len(s.free)}
-        tried = sorted({size for extent in extents for size in sizes(extent)} | {v[k] for v in values if k < len(v)})
-        yield Gene(f"{name}.{k}", (0, *(size for size in tried if size)), keep=0.2)
+        tried = sorted(
+            {size for extent in extents for size in tile_candidates(extent)} | {v[k] for v in values if k < len(v)}
+        )
+        yield Gene(f"{name}.{k}", (0, *(size for size in tried if size)), keep_probability=0.2)
 
 
-def _op_genes(name: str, tensor: str, op: StructuredOp, every: Sequence[CpuOptions], target: Target) -> Iterable[Gene]:
-    known = [p for o in every if isinstance(p := meant_for(o.strategy, name, tensor), Pipeline)]
-    parallel = every[0].grain > 0
+def _op_genes(
+    name: str, tensor: str, op: StructuredOp, every: Sequence[CpuOptions], target: CpuTarget
+) -> Iterable[Gene]:
+    known = [p for o in every if isinstance(p := schedule_for(o.schedule, name, tensor), Schedule)]
+    parallel = every[0].grain_size > 0
     try:
-        ranked = [c.pipeline for c in candidates(op, target, RANKED, parallel=parallel)]
+        ranked = [c.schedule for c in schedule_candidates(op, target, RANKED, parallel=parallel)]
     except CannotLower:
         ranked = []
     if not known and not ranked:
         return
     yield Gene(f"{name}.pipeline", tuple(dict.fromkeys((None, *known, *ranked))))
-    for e in edits(op, target):
-        yield Gene(f"{name}.{e.name}", (0, *e.values), keep=KEEP)
+    for e in list_mutations(op, target):
+        yield Gene(f"{name}.{e.name}", (0, *e.values), keep_probability=KEEP)
 
 
-def _seeds(made: Space, every: Sequence[CpuOptions]) -> tuple[Genome, ...]:
+def _seeds(made: CpuSearchSpace, every: Sequence[CpuOptions]) -> tuple[Genome, ...]:
     """Genomes to start from, most promising first: what is known, then presets and the ranking in turns, so that a
     first generation has of both, however long the ranking is.
     """
@@ -402,7 +422,7 @@ def _seeds(made: Space, every: Sequence[CpuOptions]) -> tuple[Genome, ...]:
     return tuple(dict.fromkeys((*known, *dealt, *shared)))
 
 
-def _presets(made: Space, zero: Genome) -> list[Genome]:
+def _presets(made: CpuSearchSpace, zero: Genome) -> list[Genome]:
     """`zero` with one field changed, where that means something else."""
     found = {made.key(made.options(zero)): zero}
     for k, g in enumerate(made.genes):
@@ -415,11 +435,11 @@ def _presets(made: Space, zero: Genome) -> list[Genome]:
 
 def _settled(options: CpuOptions) -> CpuOptions:
     """Without experts, which are functions: a search takes their place."""
-    pairs = options.strategy if isinstance(options.strategy, tuple) else ()
-    return replace(options, strategy=tuple(p for p in pairs if isinstance(p[1], Pipeline)) or None)
+    pairs = options.schedule if isinstance(options.schedule, tuple) else ()
+    return replace(options, schedule=tuple(p for p in pairs if isinstance(p[1], Schedule)) or None)
 
 
-def _ranked(made: Space, zero: Genome) -> list[Genome]:
+def _ranked(made: CpuSearchSpace, zero: Genome) -> list[Genome]:
     """The n-th best pipeline for every contraction at once, for the first n."""
     places = {k: len(g.choices) for k, g in enumerate(made.genes) if g.name.endswith(".pipeline")}
     best = min(12, max(places.values(), default=0))

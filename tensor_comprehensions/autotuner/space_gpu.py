@@ -12,12 +12,12 @@ from itertools import zip_longest
 from random import Random
 from typing import Any
 
-from ..calling.gpu.library import products
-from ..errors import ArgumentError
+from ..core.errors import ArgumentError
+from ..dispatch.cuda.library_calls import find_library_matmuls
 from ..options import MappingOptions, check_mapping
 from ..target import GpuTarget
-from ..tc_lang.function import BoundFunction
-from .space import DEEPEST, Gene, Genome, sizes
+from ..tc_lang.ir import BoundFunction
+from .space import DEEPEST, Gene, Genome, tile_candidates
 
 PRESETS = ("naive", "pointwise", "mlp", "convolution", "group_convolution")
 AXES = 3
@@ -102,7 +102,7 @@ def mapping_space(
     depth = max(1, *(len(s.indices) for s in bound.statements))
     presets = [replace(o, tile=o.tile[:depth]) for o in (getattr(MappingOptions, name)() for name in PRESETS)]
     memory = replace(start, shared_memory=True, private_memory=True)
-    count = len(products(bound))
+    count = len(find_library_matmuls(bound))
     matched, without = ([replace(start, match_library_calls=True)], ()) if calls and count else ([], (CALLS,))
     every = [_canonical(o) for o in (start, *others, *matched, *presets, memory)]
     genes = tuple(g for g in _genes(bound, every) if len(g.choices) > 1 and g.name not in without)
@@ -131,11 +131,11 @@ def _genes(bound: BoundFunction, every: Sequence[MappingOptions]) -> Iterable[Ge
             count = min(DEEPEST, len(loops)) if f.name == "tile" else AXES
             for k in range(max(count, *(len(v) for v in given))):
                 own = loops[k] if f.name == "tile" and k < len(loops) else whole
-                tried = {n for extent in own for n in sizes(extent) if n <= MOST or not n & (n - 1)}
+                tried = {n for extent in own for n in tile_candidates(extent) if n <= MOST or not n & (n - 1)}
                 tried |= {v[k] for v in given if k < len(v)} | {nothing}
-                yield Gene(f"{f.name}.{k}", tuple(sorted(tried)), keep=0.0)
+                yield Gene(f"{f.name}.{k}", tuple(sorted(tried)), keep_probability=0.0)
         elif choices := f.metadata.get("choices"):
-            yield Gene(f.name, tuple(dict.fromkeys((*given, *choices))), keep=0.3)
+            yield Gene(f.name, tuple(dict.fromkeys((*given, *choices))), keep_probability=0.3)
 
 
 def _canonical(options: MappingOptions) -> MappingOptions:

@@ -14,12 +14,12 @@ from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 
-from ..errors import InternalError
-from ..tc_lang import function as f
+from ..core.errors import InternalError
+from ..tc_lang import ir as f
 from ..tc_lang.canonical_bound import canonicalize
-from ..tc_lang.function import BoundFunction, Function
-from . import source
-from .store import current
+from ..tc_lang.ir import BoundFunction, Function
+from . import package_digest
+from .store import current_store
 
 PACKAGES = ("tensor-comprehensions", "islpy", "llvmlite", "torch", "numpy")
 """Whose versions are recorded."""
@@ -30,7 +30,7 @@ FORM = "2"
 """Of what is made of a def: what earlier ones made is not used again. Until 2, names of a def could reach its code."""
 
 
-class NotAKey(Exception):
+class Uncacheable(Exception):
     """A value whose text does not say all that it means: a function, say. What depends on it is not cached."""
 
 
@@ -102,14 +102,14 @@ def make_key(
         return Key(tuple(parts))
     parts += _fields("options", options)
     if refers_to_names(options):
-        parts.append(("spelling", spelling(bound)))
-    parts += [(f"version.{name}", text) for name, text in versions()]
+        parts.append(("spelling", names_digest(bound)))
+    parts += [(f"version.{name}", text) for name, text in toolchain_versions()]
     parts.append(("source", _source()))
     parts += [(f"flag.{name}", text) for name, text in sorted((flags or {}).items())]
     return Key(tuple(parts))
 
 
-def spelling(bound: BoundFunction) -> str:
+def names_digest(bound: BoundFunction) -> str:
     """A digest of the names in a def, for options that use them."""
     names = [t.name for t in bound.tensors]
     names += [name for s in bound.statements for name in (s.name, *(index.name for index in s.indices))]
@@ -118,25 +118,25 @@ def spelling(bound: BoundFunction) -> str:
 
 def refers_to_names(options: object) -> bool:
     """Do options name loops or tensors of the def?"""
-    return getattr(options, "strategy", None) is not None
+    return getattr(options, "schedule", None) is not None
 
 
 # --- parts -------------------------------------------------------------------------------------------------------
 
 
-def written(value: object) -> str:
+def canonical_text(value: object) -> str:
     """A value of an option or a target as a text that means the same in every process. Raises NotAKey."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, tuple):
-        return f"({', '.join(map(written, value))})"
+        return f"({', '.join(map(canonical_text, value))})"
     if type(value).__name__ == "Pipeline":
         return repr(value)
     if is_dataclass(value) and not isinstance(value, type):
         return f"{type(value).__name__}({', '.join(f'{name}={text}' for name, text in _fields('', value))})"
-    raise NotAKey(f"{value!r} has no text that could be part of a key")
+    raise Uncacheable(f"{value!r} has no text that could be part of a key")
 
 
 def _fields(prefix: str, record: object) -> Iterator[tuple[str, str]]:
@@ -146,7 +146,7 @@ def _fields(prefix: str, record: object) -> Iterator[tuple[str, str]]:
     if prefix:
         yield prefix, type(record).__name__
     for x in fields(record):
-        yield f"{prefix}.{x.name}" if prefix else x.name, written(getattr(record, x.name))
+        yield f"{prefix}.{x.name}" if prefix else x.name, canonical_text(getattr(record, x.name))
 
 
 def _dimensions(numbers: tuple[int, ...]) -> str:
@@ -171,7 +171,7 @@ def _in_family(name: str) -> bool:
 
 
 @cache
-def versions() -> tuple[tuple[str, str], ...]:
+def toolchain_versions() -> tuple[tuple[str, str], ...]:
     """The installed versions of the package and of what it compiles with."""
     return tuple((name, _version(name)) for name in PACKAGES)
 
@@ -189,6 +189,6 @@ def _version(name: str) -> str:
 
 def _source() -> str:
     try:
-        return source.digest(current())
-    except source.Unreadable as reason:
-        raise NotAKey(str(reason)) from reason
+        return package_digest.package_digest(current_store())
+    except package_digest.SourceChanged as reason:
+        raise Uncacheable(str(reason)) from reason

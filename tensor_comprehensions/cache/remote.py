@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from ..errors import CacheError
-from .exchange import SUFFIX, Found, read_measurements, write_measurements
+from ..core.errors import CacheError
+from .import_export import SUFFIX, Found, read_measurements, write_measurements
 from .store import Store
 
 T = TypeVar("T")
@@ -46,11 +46,11 @@ def upload(store: Store, url: str) -> str:
         return f"{url.rstrip('/')}/{name}"
 
     try:
-        return within(put, url)
+        return with_timeout(put, url)
     except CacheError as error:
         kept = Path(name)
         kept.write_bytes(data)
-        store.tell(f"{error}; the results are in {kept.resolve()}")
+        store.warn_once(f"{error}; the results are in {kept.resolve()}")
         return str(kept)
 
 
@@ -64,7 +64,7 @@ def download(url: str) -> Found:
 
     found: Found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for number, data in enumerate(within(get, url)):
+        for number, data in enumerate(with_timeout(get, url)):
             path = Path(folder, str(number))
             path.write_bytes(data)
             try:
@@ -83,7 +83,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
     return fs, path.rstrip("/")
 
 
-def within(action: Callable[[], T], url: str, patience: float = PATIENCE) -> T:
+def with_timeout(action: Callable[[], T], url: str, patience: float = PATIENCE) -> T:
     """The result of `action`. Raises CacheError where it fails, or takes too long; then it is left behind."""
     results: list[T] = []
     errors: list[Exception] = []

@@ -13,12 +13,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from .. import knobs
-from ..errors import CacheError
-from ..inspection import logger
-from . import entry, evict, files
-from .entry import Damaged
-from .files import SYSTEM, System
+from ..core import knobs
+from ..core.diagnostics import get_logger
+from ..core.errors import CacheError
+from . import eviction, file_format, safe_io
+from .file_format import CorruptEntry
+from .safe_io import SYSTEM, OsFunctions
 
 T = TypeVar("T")
 SUFFIX = ".tc"
@@ -28,7 +28,7 @@ and the code that every process runs."""
 LAYERS = (TUNING, KERNEL, INJECTED, PROGRAM, PACKAGE, RUNTIME)
 EXECUTED = (KERNEL, INJECTED, RUNTIME)
 """The layers whose entries are signed where there is a key."""
-FOLDER = f"v{entry.VERSION}"
+FOLDER = f"v{file_format.VERSION}"
 PASSING = (errno.ESTALE, errno.EBUSY, errno.EINTR, errno.EAGAIN, errno.ENOENT)
 """What may be over when one tries again: network folders, and folders that somebody removes meanwhile."""
 PAUSE = 60.0
@@ -44,19 +44,19 @@ class Store:
     """Entries below a folder.
 
     Attributes:
-        root: the folder. mode: "off", "read" or "write". limit: bytes that eviction leaves.
+        root: the folder. mode: "off", "read" or "readwrite". limit: bytes that eviction leaves.
         secret: the key that signs compiled code.
     """
 
     def __init__(
         self,
         root: Path | None,
-        mode: str = "write",
+        mode: str = "readwrite",
         *,
         strict: bool = False,
         limit: int = 1 << 31,
         secret: bytes | None = None,
-        system: System = SYSTEM,
+        system: OsFunctions = SYSTEM,
     ) -> None:
         self.root = root
         self.mode = "off" if root is None else mode
@@ -80,44 +80,46 @@ class Store:
         if not self._trusted():
             return None
         path = self.path(name)
-        data = self._tried(lambda: files.read(self.system, path, entry.LARGEST + entry.HEADER), path, "read")
+        data = self._tried(
+            lambda: safe_io.read_file(self.system, path, file_format.LARGEST + file_format.HEADER), path, "read"
+        )
         if data is None:
             return None
         try:
-            payload = entry.unpack(data, self._secret(name))
-        except Damaged as reason:
-            self.tell(f"the entry {path} is passed over: {reason}", key=str(path))
+            payload = file_format.unpack_entry(data, self._secret(name))
+        except CorruptEntry as reason:
+            self.warn_once(f"the entry {path} is passed over: {reason}", key=str(path))
             return None
         self._touch(path)
         return payload
 
     def write(self, name: Name, payload: bytes) -> bool:
         """Keep a payload; False where that was not possible."""
-        if self.mode != "write" or self.system.clock() < self._paused_until or not self._trusted():
+        if self.mode != "readwrite" or self.system.clock() < self._paused_until or not self._trusted():
             return False
         path = self.path(name)
         try:
-            data = entry.pack(payload, self._secret(name))
-        except Damaged as reason:
-            self.tell(f"an entry is not kept: {reason}")
+            data = file_format.pack_entry(payload, self._secret(name))
+        except CorruptEntry as reason:
+            self.warn_once(f"an entry is not kept: {reason}")
             return False
 
         def put() -> bool:
             try:
-                files.write(self.system, path, data)
+                safe_io.write_file(self.system, path, data)
             except FileNotFoundError:
-                files.make_folders(self.system, path.parent)
-                files.write(self.system, path, data)
+                safe_io.make_folders(self.system, path.parent)
+                safe_io.write_file(self.system, path, data)
             return True
 
         if not self._tried(put, path, "written"):
             self._paused_until = self.system.clock() + PAUSE
             return False
         self.written += len(data)
-        if evict.is_due(self):
-            swept = evict.sweep(self)
+        if eviction.is_eviction_due(self):
+            swept = eviction.evict(self)
             if swept is not None and swept.removed:
-                logger("cache").debug("removed %d entries, %d bytes are left", swept.removed, swept.bytes)
+                get_logger("cache").debug("removed %d entries, %d bytes are left", swept.removed, swept.bytes)
         return True
 
     def names(self, folder: Name) -> tuple[str, ...]:
@@ -140,17 +142,17 @@ class Store:
 
     def remove(self, name: Name) -> bool:
         """Forget an entry; False where it was not there or cannot be removed."""
-        return self.mode == "write" and self._trusted() and files.discard(self.system, self.path(name))
+        return self.mode == "readwrite" and self._trusted() and safe_io.remove_file(self.system, self.path(name))
 
     # --- faults --------------------------------------------------------------------------------------------------
 
-    def tell(self, message: str, key: str = "") -> None:
+    def warn_once(self, message: str, key: str = "") -> None:
         """Warn once about a fault; with `TC_CACHE_STRICT`, raise CacheError."""
         if self.strict:
             raise CacheError(message, suggestion="unset TC_CACHE_STRICT to go on without the cache")
         if (key or message) not in self._told:
             self._told.add(key or message)
-            logger("cache").warning("%s", message)
+            get_logger("cache").warning("%s", message)
 
     def _trusted(self) -> bool:
         """Is there a folder that only this user may write? One is made where entries may be written."""
@@ -158,7 +160,7 @@ class Store:
             return False
         reason = self.refusal()
         if reason:
-            self.tell(f"the cache {self.root} is not used: {reason}", key="folder")
+            self.warn_once(f"the cache {self.root} is not used: {reason}", key="folder")
         return reason == ""
 
     def refusal(self) -> str | None:
@@ -167,7 +169,7 @@ class Store:
         try:
             if self.mode == "read":
                 self.system.stat(self.root)
-            return files.private_folder(self.system, self.root)
+            return safe_io.private_folder(self.system, self.root)
         except FileNotFoundError:
             return None if self.mode == "read" else "it cannot be made"
         except OSError as error:
@@ -182,13 +184,13 @@ class Store:
                 if error.errno == errno.ENOENT and what != "written":
                     return None
                 if last or error.errno not in PASSING:
-                    self.tell(f"{path} is not {what}: {error}", key=f"{what} {error.errno}")
+                    self.warn_once(f"{path} is not {what}: {error}", key=f"{what} {error.errno}")
                     return None
         return None
 
     def _touch(self, path: Path) -> None:
         """Note, once in a while, that an entry is in use."""
-        if self.mode != "write":
+        if self.mode != "readwrite":
             return
         now = self.system.clock()
         try:
@@ -205,10 +207,10 @@ class Store:
 # --- the store of this process -----------------------------------------------------------------------------------
 
 
-def current() -> Store:
+def current_store() -> Store:
     """The store that the knobs name."""
-    k = knobs.current()
-    return _store(k.cache, k.cache_dir, k.cache_strict, k.cache_size, k.cache_key)
+    k = knobs.current_knobs()
+    return _store(k.cache, k.cache_dir, k.cache_strict, k.cache_max_size, k.cache_signing_key)
 
 
 @lru_cache(maxsize=8)
@@ -244,7 +246,7 @@ def _secret(key_file: str) -> bytes | None:
             raise CacheError(f"others may read the key {path}", suggestion=f"chmod 600 {path}")
         secret = path.read_bytes().strip()
     except OSError as error:
-        raise CacheError(f"the file that TC_CACHE_KEY names cannot be read: {error}") from error
+        raise CacheError(f"the file that TC_CACHE_SIGNING_KEY names cannot be read: {error}") from error
     if len(secret) < 32:
         raise CacheError(f"the key in {path} has {len(secret)} bytes", expected="32 or more")
     return secret

@@ -5,22 +5,22 @@ Always holds: a layout is a function from coordinates to offsets, and an operati
 it promises refuses with both operands in its message.
 """
 
-from .algebra import coalesce, complement, compose, divide, left_inverse, product, right_inverse
+from .algebra import coalesce, complement, compose, divide_layout, layout_product, left_inverse, right_inverse
 from .layout import Layout, concatenate
-from .reads import Movement, Read, coalesce_together, mergeable
+from .reads import AccessMovement, LayoutRead, can_merge, coalesce_together
 
 __all__ = [
+    "AccessMovement",
     "Layout",
-    "Movement",
-    "Read",
+    "LayoutRead",
+    "can_merge",
     "coalesce",
     "coalesce_together",
     "complement",
     "compose",
     "concatenate",
-    "divide",
+    "divide_layout",
+    "layout_product",
     "left_inverse",
-    "mergeable",
-    "product",
     "right_inverse",
 ]

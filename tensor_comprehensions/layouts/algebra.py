@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from ..errors import CannotLower
+from ..core.errors import CannotLower
 from .layout import IntTuple, Layout, concatenate
 
 Mode = tuple[int, int]
@@ -63,7 +63,7 @@ def complement(layout: Layout, size: int | None = None) -> Layout:
     return coalesce(_from_modes((*found, (most // reached, reached))))
 
 
-def divide(layout: Layout, tile: Layout) -> Layout:
+def divide_layout(layout: Layout, tile: Layout) -> Layout:
     """Two modes: `layout` at the places that `tile` gives, and the ways to move that tile over all of `layout`.
 
     Raises:
@@ -75,7 +75,7 @@ def divide(layout: Layout, tile: Layout) -> Layout:
         raise _refusal("divide", layout, tile, str(reason)) from None
 
 
-def product(layout: Layout, repetition: Layout) -> Layout:
+def layout_product(layout: Layout, repetition: Layout) -> Layout:
     """Two modes: `layout`, and its repetitions at the offsets that `repetition` gives, counted in whole layouts.
 
     Raises:

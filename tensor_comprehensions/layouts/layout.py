@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias, Union
 
-from ..errors import InternalError
-from ..strides import contiguous_strides, span
+from ..core.errors import InternalError
+from ..core.memory_layout import contiguous_strides, storage_extent
 
 IntTuple: TypeAlias = Union[int, "tuple[IntTuple, ...]"]
 """An integer, or a tuple of such: a shape, a stride or a coordinate."""
@@ -24,7 +24,7 @@ class Layout:
 
     Attributes:
         shape: sizes, 1 or more each.
-        stride: elements between neighbours along each mode; zero and negative ones are allowed.
+        stride: elements between neighbors along each mode; zero and negative ones are allowed.
     """
 
     shape: IntTuple
@@ -32,9 +32,11 @@ class Layout:
 
     def __post_init__(self) -> None:
         if not _congruent(self.shape, self.stride):
-            raise InternalError(f"a layout of shape {show(self.shape)} with strides {show(self.stride)}")
-        if any(s < 1 for s in leaves(self.shape)):
-            raise InternalError(f"a layout of shape {show(self.shape)}, which has a size below 1")
+            raise InternalError(
+                f"a layout of shape {format_tuple(self.shape)} with strides {format_tuple(self.stride)}"
+            )
+        if any(s < 1 for s in flatten_tuple(self.shape)):
+            raise InternalError(f"a layout of shape {format_tuple(self.shape)}, which has a size below 1")
 
     @staticmethod
     def column_major(shape: IntTuple) -> Layout:
@@ -47,7 +49,7 @@ class Layout:
         return Layout(tuple(shape), contiguous_strides(shape))
 
     def __str__(self) -> str:
-        return f"{show(self.shape)} : {show(self.stride)}"
+        return f"{format_tuple(self.shape)} : {format_tuple(self.stride)}"
 
     def __call__(self, *coordinate: IntTuple) -> int:
         """The offset at a coordinate: one argument per mode, or a single one for the whole."""
@@ -72,17 +74,17 @@ class Layout:
     @property
     def flat(self) -> tuple[tuple[int, int], ...]:
         """Size and stride of every leaf, in order."""
-        return tuple(zip(leaves(self.shape), leaves(self.stride), strict=True))
+        return tuple(zip(flatten_tuple(self.shape), flatten_tuple(self.stride), strict=True))
 
     @property
     def size(self) -> int:
         """How many coordinates there are."""
-        return prod(leaves(self.shape))
+        return prod(flatten_tuple(self.shape))
 
     @property
     def cosize(self) -> int:
         """One more than the distance between the least and the greatest offset."""
-        return span(leaves(self.shape), tuple(map(abs, leaves(self.stride))))
+        return storage_extent(flatten_tuple(self.shape), tuple(map(abs, flatten_tuple(self.stride))))
 
     def offsets(self) -> Iterator[int]:
         """The offsets of all coordinates, the first mode fastest."""
@@ -94,14 +96,14 @@ def concatenate(*modes: Layout) -> Layout:
     return Layout(tuple(m.shape for m in modes), tuple(m.stride for m in modes))
 
 
-def leaves(t: IntTuple) -> tuple[int, ...]:
+def flatten_tuple(t: IntTuple) -> tuple[int, ...]:
     """The integers of a nested tuple, in order."""
-    return (t,) if isinstance(t, int) else tuple(n for part in t for n in leaves(part))
+    return (t,) if isinstance(t, int) else tuple(n for part in t for n in flatten_tuple(part))
 
 
-def show(t: IntTuple) -> str:
+def format_tuple(t: IntTuple) -> str:
     """A nested tuple as text; a tuple of one has no comma."""
-    return str(t) if isinstance(t, int) else f"({', '.join(map(show, t))})"
+    return str(t) if isinstance(t, int) else f"({', '.join(map(format_tuple, t))})"
 
 
 def _congruent(a: IntTuple, b: IntTuple) -> bool:
@@ -126,10 +128,10 @@ def _offset(at: IntTuple, shape: IntTuple, stride: IntTuple) -> int:
         if isinstance(at, int):
             at = _digits(at, shape)
         if len(at) != len(shape):
-            raise InternalError(f"the coordinate {show(at)} in a layout of shape {show(shape)}")
+            raise InternalError(f"the coordinate {format_tuple(at)} in a layout of shape {format_tuple(shape)}")
         return sum(map(_offset, at, shape, stride))
     if isinstance(at, tuple) or isinstance(shape, tuple) or isinstance(stride, tuple) or not 0 <= at < shape:
-        raise InternalError(f"the coordinate {show(at)} in a layout of shape {show(shape)}")
+        raise InternalError(f"the coordinate {format_tuple(at)} in a layout of shape {format_tuple(shape)}")
     return at * stride
 
 
@@ -137,7 +139,7 @@ def _digits(number: int, shape: tuple[IntTuple, ...]) -> tuple[IntTuple, ...]:
     """The coordinate of each mode at place `number`; what is too large ends up in the last mode, which refuses it."""
     digits: list[IntTuple] = []
     for part in shape[:-1]:
-        number, digit = divmod(number, prod(leaves(part)))
+        number, digit = divmod(number, prod(flatten_tuple(part)))
         digits.append(digit)
     if not shape and number:
         raise InternalError(f"the coordinate {number} in a layout without modes")

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from ..errors import InternalError
+from ..core.errors import InternalError
 from .layout import Layout
 
 
-class Movement(Enum):
+class AccessMovement(Enum):
     """How an access moves along one iterator."""
 
     BROADCAST = "broadcast"
@@ -19,13 +19,15 @@ class Movement(Enum):
     STRIDED = "strided"
 
     @staticmethod
-    def of(step: int) -> Movement:
+    def of(step: int) -> AccessMovement:
         """The movement of `step` elements per iteration."""
-        return {0: Movement.BROADCAST, 1: Movement.CONTIGUOUS, -1: Movement.REVERSED}.get(step, Movement.STRIDED)
+        return {0: AccessMovement.BROADCAST, 1: AccessMovement.CONTIGUOUS, -1: AccessMovement.REVERSED}.get(
+            step, AccessMovement.STRIDED
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class LayoutRead:
     """An access as a layout with one mode per iterator, the innermost first.
 
     Attributes:
@@ -44,7 +46,7 @@ class Read:
         subscripts: Sequence[Mapping[str, int]],
         strides: Sequence[int],
         constants: Sequence[int] | None = None,
-    ) -> Read:
+    ) -> LayoutRead:
         """The read of a tensor with `strides` at affine subscripts.
 
         Args:
@@ -55,27 +57,27 @@ class Read:
         pairs = list(zip(subscripts, strides, strict=True))
         steps = (sum(factors.get(name, 0) * stride for factors, stride in pairs) for name in extents)
         origin = sum(c * d for c, d in zip(constants or [0] * len(strides), strides, strict=True))
-        return Read(tuple(extents), Layout(tuple(extents.values()), tuple(steps)), origin)
+        return LayoutRead(tuple(extents), Layout(tuple(extents.values()), tuple(steps)), origin)
 
     def __post_init__(self) -> None:
         if len(self.iterators) != len(self.layout.flat) or isinstance(self.layout.shape, int):
             raise InternalError(f"a read of {self.layout} along {', '.join(self.iterators) or 'nothing'}")
 
     def step(self, iterator: str) -> int:
-        """Elements between the addresses of neighbours along an iterator."""
+        """Elements between the addresses of neighbors along an iterator."""
         return self.layout.flat[self.iterators.index(iterator)][1]
 
-    def movement(self, iterator: str) -> Movement:
+    def movement(self, iterator: str) -> AccessMovement:
         """How the read moves along an iterator."""
-        return Movement.of(self.step(iterator))
+        return AccessMovement.of(self.step(iterator))
 
 
-def mergeable(reads: Iterable[Read], inner: str, outer: str) -> bool:
+def can_merge(reads: Iterable[LayoutRead], inner: str, outer: str) -> bool:
     """Whether two iterators can be one in all reads: the outer continues where the inner ends."""
     return all(_continues(r, r.iterators.index(inner), r.iterators.index(outer)) for r in reads)
 
 
-def coalesce_together(reads: Sequence[Read]) -> tuple[tuple[str, ...], ...]:
+def coalesce_together(reads: Sequence[LayoutRead]) -> tuple[tuple[str, ...], ...]:
     """Groups of iterators, each innermost first, that can be one in all reads: as few groups as possible.
 
     Iterators may be taken in any order. In the paper on GETT this is the fusion of indices to superindices.
@@ -90,16 +92,16 @@ def coalesce_together(reads: Sequence[Read]) -> tuple[tuple[str, ...], ...]:
 
 
 def _next_pair(
-    reads: Sequence[Read], groups: Sequence[tuple[str, ...]]
+    reads: Sequence[LayoutRead], groups: Sequence[tuple[str, ...]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """Two groups of which the second continues where the first ends."""
     for inner in groups:
         for outer in groups:
-            if inner != outer and mergeable(reads, inner[-1], outer[0]):
+            if inner != outer and can_merge(reads, inner[-1], outer[0]):
                 return inner, outer
     return None
 
 
-def _continues(read: Read, inner: int, outer: int) -> bool:
+def _continues(read: LayoutRead, inner: int, outer: int) -> bool:
     (size, stride), (_, other) = read.layout.flat[inner], read.layout.flat[outer]
     return other == size * stride

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..errors import InternalError
+from ..core.errors import InternalError
 from .nodes import Allocate, Binary, Block, Const, Expr, Invoke, Let, Load, Loop, Module, Stmt, Store, Var
-from .rewrite import children, expressions, substatements
+from .rewrite import children, stmt_expressions, substatements
 
 
 def check_bindings(module: Module) -> None:
@@ -32,7 +32,7 @@ def _check(s: Stmt, scope: set[str], seen: set[int]) -> None:
         for c in s.body:
             _check(c, scope, seen)
         return
-    for e in expressions(s):
+    for e in stmt_expressions(s):
         _use(e, scope, seen)
     if type(s) is Store:
         if s.buffer.name not in scope:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..dtypes import INT64
-from . import affine, build
-from .affine import Ranges, Terms
+from ..core.dtypes import INT64
+from . import build, index_arithmetic
+from .index_arithmetic import Ranges, Terms
 from .nodes import Binary, Broadcast, Const, Expr, Loop, Ramp, Var
 
 _DEPTH = 64  # substitutions before giving up, against chains of minima that double the work
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class BoundsContext:
     """What is known of the variables around a place in a program.
 
     loops: enclosing loops by variable. lets: values of bound names. ranges: an interval for each of them. order: a
@@ -23,44 +23,46 @@ class Scope:
 
     loops: dict[str, Loop]
     lets: dict[str, Expr]
-    ranges: dict[str, affine.Interval]
+    ranges: dict[str, index_arithmetic.Interval]
     order: dict[str, int]
     found: dict[tuple[tuple[Expr, int], ...], int | None] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
-    def empty() -> Scope:
-        return Scope({}, {}, {}, {})
+    def empty() -> BoundsContext:
+        return BoundsContext({}, {}, {}, {})
 
-    def in_loop(self, loop: Loop) -> Scope:
-        first, last = (affine.interval(e, self.ranges) for e in (loop.start, loop.stop))
-        where = affine.Interval(first.low, None if last.high is None else last.high - 1)
-        return Scope({**self.loops, loop.var: loop}, self.lets, {**self.ranges, loop.var: where}, self.deeper(loop.var))
+    def in_loop(self, loop: Loop) -> BoundsContext:
+        first, last = (index_arithmetic.index_interval(e, self.ranges) for e in (loop.start, loop.stop))
+        where = index_arithmetic.Interval(first.low, None if last.high is None else last.high - 1)
+        return BoundsContext(
+            {**self.loops, loop.var: loop}, self.lets, {**self.ranges, loop.var: where}, self.with_facts(loop.var)
+        )
 
-    def in_let(self, name: str, value: Expr) -> Scope:
+    def in_let(self, name: str, value: Expr) -> BoundsContext:
         t = value.type.dtype
         if not (t == INT64 or t.is_bool or name in self.order):
             return self  # no index and no condition that tells of one
-        where = affine.interval(value, self.ranges) if t == INT64 else affine.ANYTHING
+        where = index_arithmetic.index_interval(value, self.ranges) if t == INT64 else index_arithmetic.ANYTHING
         ranges = {**self.ranges, name: where}
-        return Scope(self.loops, {**self.lets, name: value}, ranges, self.deeper(name))
+        return BoundsContext(self.loops, {**self.lets, name: value}, ranges, self.with_facts(name))
 
-    def deeper(self, name: str) -> dict[str, int]:
+    def with_facts(self, name: str) -> dict[str, int]:
         return {**self.order, name: len(self.order)}
 
 
-def upper_bound(e: Expr, scope: Scope) -> int | None:
+def upper_bound(e: Expr, scope: BoundsContext) -> int | None:
     """A number that the scalar integer `e` never exceeds, the best that substituting bounds finds; None if none."""
-    return _bound(*affine.linear(e), scope)
+    return _bound(*index_arithmetic.linear_terms(e), scope)
 
 
-def lower_bound(e: Expr, scope: Scope) -> int | None:
+def lower_bound(e: Expr, scope: BoundsContext) -> int | None:
     """A number that the scalar integer `e` never falls below; None if none is found."""
-    terms, constant = affine.linear(e)
+    terms, constant = index_arithmetic.linear_terms(e)
     high = _bound({a: -c for a, c in terms.items()}, -constant, scope)
     return None if high is None else -high
 
 
-def _bound(terms: Terms, constant: int, scope: Scope) -> int | None:
+def _bound(terms: Terms, constant: int, scope: BoundsContext) -> int | None:
     """An upper bound of `terms + constant`, looked for once: what unrolling makes differs in the constant alone."""
     key = tuple(terms.items())
     if key not in scope.found:
@@ -69,7 +71,7 @@ def _bound(terms: Terms, constant: int, scope: Scope) -> int | None:
     return None if high is None else high + constant
 
 
-def lane_bounds(index: Expr, scope: Scope, facts: Sequence[Fact] = ()) -> tuple[int | None, int | None]:
+def lane_bounds(index: Expr, scope: BoundsContext, facts: Sequence[Fact] = ()) -> tuple[int | None, int | None]:
     """(least, greatest) value that a lane of `index` takes where all `facts` hold; None where no bound is found."""
     plain = _first_and_step(index)
     if plain is None:
@@ -81,9 +83,9 @@ def lane_bounds(index: Expr, scope: Scope, facts: Sequence[Fact] = ()) -> tuple[
     return max((-x for x in low if x is not None), default=None), min((x for x in high if x is not None), default=None)
 
 
-def certainly_runs(loop: Loop, scope: Scope) -> bool:
+def runs_at_least_once(loop: Loop, scope: BoundsContext) -> bool:
     """Whether the loop has an iteration, whatever the variables around it are."""
-    least = lower_bound(affine.subtract(loop.stop, loop.start), scope)
+    least = lower_bound(index_arithmetic.subtract(loop.stop, loop.start), scope)
     return least is not None and least > 0
 
 
@@ -101,7 +103,7 @@ class _Progression:
 
     @staticmethod
     def of(first: Expr, step: int) -> _Progression:
-        return _Progression(*affine.linear(first), step)
+        return _Progression(*index_arithmetic.linear_terms(first), step)
 
 
 _NONE = _Progression({}, 0, 0)
@@ -112,10 +114,10 @@ def _slack(a: Expr, b: Expr) -> _Progression | None:
     first, second = _first_and_step(a), _first_and_step(b)
     if first is None or second is None:
         return None
-    return _Progression.of(build.sub(affine.subtract(second[0], first[0]), 1), second[1] - first[1])
+    return _Progression.of(build.sub(index_arithmetic.subtract(second[0], first[0]), 1), second[1] - first[1])
 
 
-def _lanes_bound(own: _Progression, slack: _Progression, sign: int, lanes: int, scope: Scope) -> int | None:
+def _lanes_bound(own: _Progression, slack: _Progression, sign: int, lanes: int, scope: BoundsContext) -> int | None:
     """A bound from above of `sign * own` in every lane, to which a `slack` that is not negative may be added."""
     step, times = sign * own.step, 1  # as often as cancels the lanes
     if slack.step and step % slack.step == 0 and step // slack.step < 0:
@@ -140,17 +142,17 @@ def _first_and_step(e: Expr) -> tuple[Expr, int] | None:
     return (e, 0) if e.type.lanes == 1 else None
 
 
-def facts_of(condition: Expr | None, scope: Scope) -> tuple[list[Fact], bool]:
+def condition_facts(condition: Expr | None, scope: BoundsContext) -> tuple[list[Fact], bool]:
     """What a condition tells of indices, and whether that is all that it says."""
     match condition:
         case None:
             return [], True
         case Var(name) if name in scope.lets:
-            return facts_of(scope.lets[name], scope)
+            return condition_facts(scope.lets[name], scope)
         case Broadcast(operand):
-            return facts_of(operand, scope)
+            return condition_facts(operand, scope)
         case Binary("and", a, b):
-            (left, whole), (right, also) = facts_of(a, scope), facts_of(b, scope)
+            (left, whole), (right, also) = condition_facts(a, scope), condition_facts(b, scope)
             return left + right, whole and also
         case Binary("lt", a, b) if a.type.dtype == INT64:
             return [(a, b)], True
@@ -163,9 +165,9 @@ def facts_of(condition: Expr | None, scope: Scope) -> tuple[list[Fact], bool]:
     return [], False
 
 
-def _upper(terms: Terms, constant: int, scope: Scope, depth: int) -> int | None:
+def _upper(terms: Terms, constant: int, scope: BoundsContext, depth: int) -> int | None:
     """An upper bound of `terms + constant`: the innermost variable is replaced by its bounds, again and again."""
-    affine.join_divisions(terms)
+    index_arithmetic.join_divisions(terms)
     plain = _interval_bound(terms, constant, scope.ranges)
     if depth == 0 or not terms:
         return plain
@@ -187,7 +189,7 @@ Sum = tuple[Terms, int, int]
 """Terms, constant and a divisor: (terms + constant) / divisor, whose multiples by the coefficient are whole."""
 
 
-def _worst(choices: list[Sum], rest: Terms, c: int, constant: int, scope: Scope, depth: int) -> int | None:
+def _worst(choices: list[Sum], rest: Terms, c: int, constant: int, scope: BoundsContext, depth: int) -> int | None:
     """The largest of the bounds with the atom replaced by each of `choices`; None when one of them has none."""
     worst: int | None = None
     for terms, offset, divisor in choices:
@@ -202,29 +204,29 @@ def _worst(choices: list[Sum], rest: Terms, c: int, constant: int, scope: Scope,
     return worst
 
 
-def _replacements(atom: Expr, c: int, scope: Scope) -> list[list[Sum]]:
+def _replacements(atom: Expr, c: int, scope: BoundsContext) -> list[list[Sum]]:
     """Ways to bound `c * atom` from above: in each way it is at most `c` times one of the listed sums."""
     match atom:
         case Var(name) if name in scope.lets:
-            return [[(*affine.linear(scope.lets[name]), 1)]]
+            return [[(*index_arithmetic.linear_terms(scope.lets[name]), 1)]]
         case Var(name) if name in scope.loops:
             loop = scope.loops[name]
-            return [[_last(loop, scope) if c > 0 else (*affine.linear(loop.start), 1)]]
+            return [[_last(loop, scope) if c > 0 else (*index_arithmetic.linear_terms(loop.start), 1)]]
         case Binary("min" | "max" as op, a, b):
-            sides: list[Sum] = [(*affine.linear(a), 1), (*affine.linear(b), 1)]
+            sides: list[Sum] = [(*index_arithmetic.linear_terms(a), 1), (*index_arithmetic.linear_terms(b), 1)]
             return [[sides[0]], [sides[1]]] if (op == "min") == (c > 0) else [sides]
         case Binary("div", x, Const(d)) if int(d) > 0 and c % int(d) == 0:
-            terms, constant = affine.linear(x)
+            terms, constant = index_arithmetic.linear_terms(x)
             return [[(terms, constant if c > 0 else constant - int(d) + 1, int(d))]]
     return []
 
 
-def _last(loop: Loop, scope: Scope) -> Sum:
+def _last(loop: Loop, scope: BoundsContext) -> Sum:
     """The last value of a loop's variable, or a bound of it."""
-    terms, constant = affine.linear(loop.stop)
-    apart, distance = affine.linear(_expanded(affine.subtract(loop.stop, loop.start), scope))
+    terms, constant = index_arithmetic.linear_terms(loop.stop)
+    apart, distance = index_arithmetic.linear_terms(_expanded(index_arithmetic.subtract(loop.stop, loop.start), scope))
     if all(k % loop.step == 0 for k in apart.values()):
-        start_terms, start = affine.linear(loop.start)
+        start_terms, start = index_arithmetic.linear_terms(loop.start)
         if not apart:
             return start_terms, start + (distance - 1) // loop.step * loop.step, 1
         if distance % loop.step == 0:
@@ -232,17 +234,17 @@ def _last(loop: Loop, scope: Scope) -> Sum:
     return terms, constant - 1, 1
 
 
-def _expanded(e: Expr, scope: Scope) -> Expr:
+def _expanded(e: Expr, scope: BoundsContext) -> Expr:
     """The sum `e` with bound names replaced by their values."""
-    terms, constant = affine.linear(e)
+    terms, constant = index_arithmetic.linear_terms(e)
     total: Terms = {}
     for atom, c in terms.items():
         value = scope.lets.get(atom.name) if isinstance(atom, Var) else None
-        parts, extra = affine.linear(_expanded(value, scope)) if value is not None else ({atom: 1}, 0)
+        parts, extra = index_arithmetic.linear_terms(_expanded(value, scope)) if value is not None else ({atom: 1}, 0)
         constant += c * extra
         for a, k in parts.items():
             total[a] = total.get(a, 0) + c * k
-    return affine.expression({a: k for a, k in total.items() if k != 0}, constant)
+    return index_arithmetic.terms_to_expr({a: k for a, k in total.items() if k != 0}, constant)
 
 
 def _size(e: Expr) -> int:
@@ -250,7 +252,7 @@ def _size(e: Expr) -> int:
     return 1 + _size(e.left) + _size(e.right) if isinstance(e, Binary) else 0
 
 
-def _depth_of(e: Expr, scope: Scope) -> int:
+def _depth_of(e: Expr, scope: BoundsContext) -> int:
     """How far inside the innermost variable of `e` is bound; -1 for an atom that has no bound but its interval."""
     match e:
         case Var(name):
@@ -263,7 +265,7 @@ def _depth_of(e: Expr, scope: Scope) -> int:
 
 
 def _interval_bound(terms: Terms, constant: int, ranges: Ranges) -> int | None:
-    total = affine.Interval(constant, constant)
+    total = index_arithmetic.Interval(constant, constant)
     for atom, c in terms.items():
-        total = total + affine.interval(atom, ranges).scaled(c)
+        total = total + index_arithmetic.index_interval(atom, ranges).scaled(c)
     return total.high

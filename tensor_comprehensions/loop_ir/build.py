@@ -10,9 +10,9 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..dtypes import BOOL, INT64, DType, Kind
-from ..errors import InternalError
-from ..strides import contiguous_strides
+from ..core.dtypes import BOOL, INT64, DType, Kind
+from ..core.errors import InternalError
+from ..core.memory_layout import contiguous_strides
 from .nodes import (
     COMPARISONS,
     Allocate,

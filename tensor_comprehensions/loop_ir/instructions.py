@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import BFLOAT16, FLOAT32, INT64, UINT32, DType
+from ..core.dtypes import BFLOAT16, FLOAT32, INT64, UINT32, DType
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..naming import mint
+from ..core.naming import mint
 from .nodes import Allocate, Invoke, Let, Load, Loop, Stmt, Store
-from .rewrite import expressions, walk, walk_expr
+from .rewrite import stmt_expressions, walk_expr, walk_stmts
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Names:
     def of(s: Stmt) -> Names:
         """All names that occur in `s`."""
         taken: set[str] = set()
-        for c in walk(s):
+        for c in walk_stmts(s):
             match c:
                 case Loop(name) | Let(name):
                     taken.add(name)
@@ -29,7 +29,7 @@ class Names:
                     taken.add(buffer.name)
                 case Invoke(_, operands):
                     taken.update(b.name for b, _ in operands)
-            taken.update(e.buffer.name for x in expressions(c) for e in walk_expr(x) if isinstance(e, Load))
+            taken.update(e.buffer.name for x in stmt_expressions(c) for e in walk_expr(x) if isinstance(e, Load))
         return Names(taken)
 
     def fresh(self, stem: str) -> str:

@@ -1,4 +1,4 @@
-"""The loop program: what every strategy produces and every emitter prints.
+"""The loop program: what every lowering produces and every emitter prints.
 
 Values are scalars or explicit vectors (a lane count on the type). Loops are structured. Memory is reached only
 through `Load` and `Store` on buffers with static strides and, but for the first dimension of dynamic ones, static
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from ..dtypes import BOOL, INT64, DType
-from ..errors import InternalError
-from ..strides import span
+from ..core.dtypes import BOOL, INT64, DType
+from ..core.errors import InternalError
+from ..core.memory_layout import storage_extent
 from .instructions import INSTRUCTIONS
 
 
@@ -61,7 +61,7 @@ class Buffer:
         """
         if self.dynamic:
             raise InternalError(f"{self.name} is dynamic: its size is not known before it runs")
-        return span(self.shape, self.strides)
+        return storage_extent(self.shape, self.strides)
 
     @property
     def bytes(self) -> int:
@@ -267,7 +267,7 @@ class Store:
     value: Expr
     op: str | None = None
     mask: Expr | None = None
-    streaming: bool = False  # bypass the caches (non-temporal); only a hint
+    nontemporal: bool = False  # bypass the caches (non-temporal); only a hint
     atomic: bool = False  # with `op`: several threads may update one element at the same time
 
 
@@ -286,7 +286,7 @@ class Loop:
     kind: LoopKind = LoopKind.SERIAL
     step: int = 1
     grain: int = 1
-    factor: tuple[int, int] = (1, 1)
+    vector_factors: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,15 +389,15 @@ class Kernel:
 
     With a `launch`, every thread of every block runs `body`, where the variables of `BLOCK` and `THREAD` are defined.
     Threads of one block meet at the collective intrinsics; blocks run in any order. The kernels of a module run one
-    after another. `cached` names GLOBAL buffers that it only reads, by way of the read-only cache where there is one.
-    `resident` blocks, at least, should have registers on a processor at once.
+    after another. `readonly` names GLOBAL buffers that it only reads, by way of the read-only cache where there is one.
+    `min_blocks_per_sm` blocks, at least, should have registers on a processor at once.
     """
 
     name: str
     body: Stmt
     launch: Launch | None = None
-    cached: tuple[str, ...] = ()
-    resident: int = 1
+    readonly: tuple[str, ...] = ()
+    min_blocks_per_sm: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
 
-from ..naming import SEPARATOR, mint
+from ..core.naming import SEPARATOR, mint
 from .nodes import Allocate, Buffer, Expr, Invoke, Kernel, Let, Load, Loop, Module, Stmt, Store, Var
 from .rewrite import map_expr, map_stmt
 
@@ -15,7 +15,7 @@ Names = Mapping[str, str]
 
 
 def rename(module: Module, spell: Callable[[str], str], function: str) -> Module:
-    """`module` with every name as `spell` gives it, numbered where something around has it already.
+    """`module` with every name as `print_expr` gives it, numbered where something around has it already.
 
     function: the name of the module, with which those of its kernels begin.
     """
@@ -30,7 +30,7 @@ def rename(module: Module, spell: Callable[[str], str], function: str) -> Module
             k,
             name=SEPARATOR.join((function, *k.name.split(SEPARATOR)[1:])),
             body=renaming.statement(k.body, inner),
-            cached=tuple(outer.get(name, name) for name in k.cached),
+            readonly=tuple(outer.get(name, name) for name in k.readonly),
         )
 
     return replace(

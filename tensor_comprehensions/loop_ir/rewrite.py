@@ -85,7 +85,7 @@ def map_stmt(s: Stmt, on_expr: OnExpr, on_stmt: OnStmt) -> Stmt:
             where, v = map_tuple(indices, on_expr), on_expr(value)
             guard = on_expr(mask) if mask is not None else None
             same = where is indices and v is value and guard is mask
-            return s if same else Store(buffer, where, v, op, guard, s.streaming, s.atomic)
+            return s if same else Store(buffer, where, v, op, guard, s.nontemporal, s.atomic)
         case Block(body):
             new = tuple([on_stmt(c) for c in body])
             return s if all(map(is_, body, new)) else Block(new)
@@ -93,7 +93,7 @@ def map_stmt(s: Stmt, on_expr: OnExpr, on_stmt: OnStmt) -> Stmt:
             first, last, inner = on_expr(start), on_expr(stop), on_stmt(body)
             if first is start and last is stop and inner is body:
                 return s
-            return Loop(name, first, last, inner, s.kind, s.step, s.grain, s.factor)
+            return Loop(name, first, last, inner, s.kind, s.step, s.grain, s.vector_factors)
         case If(condition, then, otherwise):
             c, a = on_expr(condition), on_stmt(then)
             b = on_stmt(otherwise) if otherwise is not None else None
@@ -153,7 +153,7 @@ def substitute_stmt(s: Stmt, values: Mapping[str, Expr]) -> Stmt:
     return map_stmt(s, lambda e: substitute(e, values), lambda c: substitute_stmt(c, values))
 
 
-def expressions(s: Stmt) -> tuple[Expr, ...]:
+def stmt_expressions(s: Stmt) -> tuple[Expr, ...]:
     """The expressions directly in `s`, not those of its sub-statements."""
     match s:
         case Store(_, indices, value, _, mask):
@@ -224,7 +224,7 @@ def walk_expr(e: Expr) -> Iterator[Expr]:
         stack.extend(children(top)[::-1])
 
 
-def walk(s: Stmt) -> Iterator[Stmt]:
+def walk_stmts(s: Stmt) -> Iterator[Stmt]:
     """`s` and all its sub-statements, each before its own parts, in program order."""
     stack = [s]
     while stack:
@@ -233,23 +233,23 @@ def walk(s: Stmt) -> Iterator[Stmt]:
         stack.extend(substatements(top)[::-1])
 
 
-def allocated(s: Stmt) -> list[Buffer]:
+def allocated_buffers(s: Stmt) -> list[Buffer]:
     """The buffers that are allocated in `s`, in order."""
-    return [b for c in walk(s) if isinstance(c, Allocate) for b in c.buffers]
+    return [b for c in walk_stmts(s) if isinstance(c, Allocate) for b in c.buffers]
 
 
-def walk_all(s: Stmt) -> Iterator[Expr]:
+def walk_stmt_exprs(s: Stmt) -> Iterator[Expr]:
     """Every expression of `s` and of its sub-statements, in program order."""
-    for c in walk(s):
-        for e in expressions(c):
+    for c in walk_stmts(s):
+        for e in stmt_expressions(c):
             yield from walk_expr(e)
 
 
-def uses(s: Stmt) -> Iterator[Var | Load]:
+def used_values(s: Stmt) -> Iterator[Var | Load]:
     """The variables and the loads in `s`; those of an expression that occurs again (the same object) only once."""
     seen: set[int] = set()
-    for c in walk(s):
-        stack = list(expressions(c))
+    for c in walk_stmts(s):
+        stack = list(stmt_expressions(c))
         while stack:
             top = stack.pop()
             if type(top) is Const:

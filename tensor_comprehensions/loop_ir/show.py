@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from typing_extensions import assert_never
 
-from ..strides import contiguous_strides
+from ..core.memory_layout import contiguous_strides
 from .nodes import (
     COMPARISONS,
     Allocate,
@@ -46,7 +46,7 @@ _PRECEDENCE = {"or": 1, "and": 2, **dict.fromkeys(COMPARISONS, 4), "add": 5, "su
 _ATOM = 9
 
 
-def show(program: Module | Kernel | Stmt | Expr) -> str:
+def format_program(program: Module | Kernel | Stmt | Expr) -> str:
     """`program` as text: one line per statement, two spaces per level.
 
     `ramp(b, s, n)` is the vector b, b + s, ... of n lanes; `x4(e)` is the scalar e in four lanes; `@ m` is a mask.
@@ -130,7 +130,7 @@ def _stmt_lines(s: Stmt, indent: str) -> Iterator[str]:
 
 def _hint(loop: Loop) -> str:
     if loop.kind is LoopKind.VECTOR:
-        return f" lanes {loop.factor[0]} x {loop.factor[1]}"
+        return f" lanes {loop.vector_factors[0]} x {loop.vector_factors[1]}"
     return f" grain {loop.grain}" if loop.grain != 1 else ""
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from typing_extensions import assert_never
 
-from ..dtypes import BOOL, INT64
-from ..errors import InternalError
-from ..math_functions import FUNCTIONS
-from . import affine, build
-from .bounds import Fact, Scope, facts_of, lane_bounds
+from ..core.dtypes import BOOL, INT64
+from ..core.errors import InternalError
+from ..core.math_functions import FUNCTIONS
+from . import build, index_arithmetic
+from .bounds import BoundsContext, Fact, condition_facts, lane_bounds
 from .instructions import INSTRUCTIONS
 from .intrinsics import FRAGMENT_LOAD, FRAGMENT_STORE, INTRINSICS
 from .nodes import (
@@ -49,8 +49,8 @@ from .nodes import (
     Var,
     While,
 )
-from .rewrite import allocated, children, walk, walk_expr
-from .show import show
+from .rewrite import allocated_buffers, children, walk_expr, walk_stmts
+from .show import format_program
 
 _INDEX = Type(INT64)
 _UPDATES = (None, "+", "*", "min", "max", "and", "or")
@@ -76,9 +76,9 @@ def verify(module: Module) -> None:
         _require(any(b.name == name for b in module.arguments), f"{name} is written but no argument")
     for kernel in module.kernels:
         lowered = not any(
-            isinstance(s, Loop) and s.kind in (LoopKind.UNROLLED, LoopKind.VECTOR) for s in walk(kernel.body)
+            isinstance(s, Loop) and s.kind in (LoopKind.UNROLLED, LoopKind.VECTOR) for s in walk_stmts(kernel.body)
         )
-        place = _Place({b.name: b for b in buffers}, {}, Scope.empty(), len(module.sites), lowered)
+        place = _Place({b.name: b for b in buffers}, {}, BoundsContext.empty(), len(module.sites), lowered)
         _stmt(kernel.body, place if kernel.launch is None else _launched(kernel, place))
 
 
@@ -90,7 +90,7 @@ def _launched(kernel: Kernel, place: _Place) -> _Place:
         place = place.bind(
             name, _INDEX, place.scope.in_loop(Loop(name, build.const(0), build.const(extent), Block(())))
         )
-    shared = [b.name for b in allocated(kernel.body) if b.space is Space.SHARED]
+    shared = [b.name for b in allocated_buffers(kernel.body) if b.space is Space.SHARED]
     _require_unique(shared, f"shared buffers of {kernel.name}")
     return replace(place, launched=True, varying=frozenset(THREAD))
 
@@ -116,7 +116,7 @@ class _Place:
 
     buffers: dict[str, Buffer]
     variables: dict[str, Type]
-    scope: Scope
+    scope: BoundsContext
     sites: int
     lowered: bool
     parallel: bool = False
@@ -139,7 +139,7 @@ class _Place:
         every = (e for part in parts for e in walk_expr(part))
         return any(isinstance(e, Load) or (isinstance(e, Var) and e.name in self.data) for e in every)
 
-    def bind(self, name: str, t: Type, scope: Scope, *values: Expr) -> _Place:
+    def bind(self, name: str, t: Type, scope: BoundsContext, *values: Expr) -> _Place:
         """The scope inside, where `name` comes from `values`."""
         _require(name not in self.variables, f"{name} is bound twice, one inside the other")
         data = self.data | {name} if self.is_data(*values) else self.data
@@ -194,7 +194,7 @@ def _stmt(s: Stmt, place: _Place) -> None:
 def _loop(s: Loop, place: _Place) -> None:
     _require_type(s.start, _INDEX, place, s)
     _require_type(s.stop, _INDEX, place, s)
-    _require(s.step > 0 and s.grain > 0 and min(s.factor) > 0, f"bad step, grain or factor of loop {s.var}")
+    _require(s.step > 0 and s.grain > 0 and min(s.vector_factors) > 0, f"bad step, grain or factor of loop {s.var}")
     inner = place.bind(s.var, _INDEX, place.scope.in_loop(s), s.start, s.stop)
     if place.launched:
         _require(s.kind in (LoopKind.SERIAL, LoopKind.UNROLLED), f"loop {s.var} of a launch is {s.kind.value}")
@@ -256,7 +256,7 @@ def _fragment_in_memory(s: Invoke, place: _Place) -> None:
     _require(len(shape) == 2 and 0 <= dimension < len(memory.shape) - 1, f"{s.name} of other ranks", s)
     wide = dtype.size // memory.type.dtype.size
     _require(memory.strides[-1] == 1 and wide * memory.type.dtype.size == dtype.size, f"{s.name} of parts", s)
-    facts, understood = facts_of(None, place.scope)
+    facts, understood = condition_facts(None, place.scope)
     if understood and not place.guarded:
         for d, extent in ((dimension, shape[0]), (len(memory.shape) - 1, wide * shape[1])):
             for index in (first[d], build.add(first[d], extent - 1)):
@@ -272,7 +272,7 @@ def _access(b: Buffer, where: tuple[Expr, ...], mask: Expr | None, place: _Place
     _require(b.space is not Space.FRAGMENT, f"{b.name} has fragments: only intrinsics reach them", node)
     if mask is not None:
         _require_type(mask, Type(BOOL, lanes), place, node)
-    facts, understood = facts_of(mask, place.scope)
+    facts, understood = condition_facts(mask, place.scope)
     if understood and not place.guarded:
         for dimension, i in enumerate(where):
             _require_inside(b, dimension, i, place, facts, node)
@@ -304,7 +304,7 @@ def _require_inside(
     base = index.base if isinstance(index, Ramp) else index
     if base.type.lanes > 1 or not _is_affine(base) or place.is_data(base) or (b.dynamic and dimension == 0):
         return
-    plain, last = affine.interval(index, place.scope.ranges), b.shape[dimension] - 1
+    plain, last = index_arithmetic.index_interval(index, place.scope.ranges), b.shape[dimension] - 1
     if plain.low is not None and plain.high is not None and plain.low >= 0 and plain.high <= last:
         return
     low, high = lane_bounds(index, place.scope, facts)
@@ -409,5 +409,5 @@ _KINDS: dict[type, Callable[..., bool]] = {
 
 
 def _text(node: Stmt | Expr) -> str:
-    text = show(node).strip()
+    text = format_program(node).strip()
     return text if len(text) <= 300 else text[:300] + " ..."

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from ..codegen.gpu import GpuCode
-from ..errors import ArgumentError, InternalError
+from ..codegen.gpu.gpu_printer import GpuCode
+from ..core.errors import ArgumentError, InternalError
 from ..loop_ir import nodes as ir
 
 _HOW = "pip install 'tensor-comprehensions[opencl]'"
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class OpenClDevice:
     """A device, with what PyOpenCL needs to reach it."""
 
     opencl: Any
@@ -30,17 +30,17 @@ class Device:
         return str(self.queue.device.name)
 
 
-def is_available() -> bool:
+def is_opencl_available() -> bool:
     """Whether there is a device."""
     try:
-        device()
+        opencl_device()
     except ArgumentError:
         return False
     return True
 
 
 @functools.cache
-def device() -> Device:
+def opencl_device() -> OpenClDevice:
     """The first device. Raises ArgumentError where there is none."""
     try:
         import pyopencl
@@ -53,10 +53,10 @@ def device() -> Device:
     if not devices:
         raise ArgumentError("there is no OpenCL device", suggestion=_HOW)
     context = pyopencl.Context(devices[:1])
-    return Device(pyopencl, context, pyopencl.CommandQueue(context))
+    return OpenClDevice(pyopencl, context, pyopencl.CommandQueue(context))
 
 
-def run(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[int, int]:
+def run_opencl(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[int, int]:
     """Build and run the text of `module` on arrays, one per argument by name, into which the results are written.
 
     Arrays lie as the buffers say, with half-precision numbers as their own type or their bits.
@@ -68,7 +68,7 @@ def run(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray[Any, A
         ArgumentError: there is no device.
         InternalError: the device's compiler refuses the text, which is quoted.
     """
-    found = device()
+    found = opencl_device()
     cl, flags = found.opencl, found.opencl.mem_flags
     try:
         with warnings.catch_warnings():

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..dtypes import DType
-from ..math_functions import FUNCTIONS
-from ..tc_lang.bind import identity
-from ..tc_lang.function import Access, Binary, Call, Cast, Const, Expr, Select, Unary, map_operands, walk
-from ..tc_lang.numeric import combine, numpy_dtype, rounded
+from ..core.dtypes import DType
+from ..core.math_functions import FUNCTIONS
+from ..tc_lang.bind import neutral_element
+from ..tc_lang.ir import Access, Binary, Call, Cast, Const, Expr, Select, Unary, map_operands, walk_expr
+from ..tc_lang.numpy_eval import combine_arrays, convert_array, numpy_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Term:
         """The term where the accesses `absent` find nothing; None where it is void then."""
         if any(self.stands_for(a) in absent for a in self.exists):
             return None
-        value = simplify(self.value, {a for a in reads(self.value) if self.stands_for(a) in absent})
+        value = drop_absent_terms(self.value, {a for a in reads(self.value) if self.stands_for(a) in absent})
         if isinstance(value, Const) and value.value == self.void:
             return None
         return self if value is self.value else replace(self, value=value)
@@ -54,14 +54,14 @@ class Term:
 
 def term_of(value: Expr, exists: tuple[Access, ...], reduction: str | None, dtype: DType) -> Term:
     """The term of a statement that stores `value` into a tensor of type `dtype`."""
-    return Term(value, exists, 0 if reduction is None else identity(reduction, dtype))
+    return Term(value, exists, 0 if reduction is None else neutral_element(reduction, dtype))
 
 
-def simplify(e: Expr, absent: Collection[Access]) -> Expr:
+def drop_absent_terms(e: Expr, absent: Collection[Access]) -> Expr:
     """`e` with 0 for the reads in `absent`, and with what follows from that."""
     if isinstance(e, Access):
         return Const(_zero(e.dtype), e.dtype) if e in absent else e
-    new = map_operands(e, lambda x: simplify(x, absent))
+    new = map_operands(e, lambda x: drop_absent_terms(x, absent))
     match new:
         case Binary(op=op, left=left, right=right):
             return _binary(new, op, left, right)
@@ -104,7 +104,7 @@ def _fold(e: Binary, op: str, left: Const, right: Const) -> Const:
         both = (bool(left.value), bool(right.value))
         return Const(all(both) if op == "&&" else any(both), e.dtype)
     with np.errstate(all="ignore"):
-        found = combine(op, np.asarray(left.value, _numpy(left)), np.asarray(right.value, _numpy(right)))
+        found = combine_arrays(op, np.asarray(left.value, _numpy(left)), np.asarray(right.value, _numpy(right)))
     return Const(_exact(found, e.dtype), e.dtype)
 
 
@@ -136,10 +136,10 @@ def _numpy(e: Expr) -> np.dtype[np.generic]:
 
 def _exact(value: object, dtype: DType) -> int | float | bool:
     """The Python number that a constant of `dtype` holds."""
-    number: int | float | bool = rounded(np.asarray(value), dtype).item()
+    number: int | float | bool = convert_array(np.asarray(value), dtype).item()
     return number
 
 
 def reads(e: Expr) -> Iterator[Access]:
     """The accesses in `e`."""
-    return (x for x in walk(e) if isinstance(x, Access))
+    return (x for x in walk_expr(e) if isinstance(x, Access))

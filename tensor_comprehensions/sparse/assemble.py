@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..dtypes import BOOL, INT64, UINT8
+from ..core.dtypes import BOOL, INT64, UINT8
+from ..core.naming import mint
 from ..loop_ir import build
 from ..loop_ir.instructions import BIT_AND, TRAILING_ZEROS
 from ..loop_ir.nodes import (
@@ -29,13 +30,12 @@ from ..loop_ir.nodes import (
     Store,
     While,
 )
-from ..naming import mint
 from ..tc_lang.formats import Format, LevelKind
-from ..tc_lang.function import Index
+from ..tc_lang.ir import Index
 from .emit import StatementEmitter
 from .graph import scatters
-from .problem import Assembled
-from .results import IN_REGISTER, add_to, summing
+from .results import IN_REGISTER, add_to, with_register_sum
+from .sparse_problem import Assembled
 from .walk import Body, State
 
 LINE = 64
@@ -253,12 +253,14 @@ class AssemblingEmitter(StatementEmitter):
     def _around(self, depth: int, state: State, then: Body) -> Stmt:
         if self.is_scattered and depth == self._row_depth:
             return build.block(then(state), self._gather(state))
-        if depth != self.settled or depth == len(self.order):
+        if depth != self.final_depth or depth == len(self.order):
             return then(state)
         total, found = self.total(), build.register(f"{self.s.target}.found", BOOL)
         first = (Store(total, (), build.cast(self.neutral, total.type.dtype)), Store(found, (), build.FALSE))
         append = self._append(state, build.cast(Load(total, ()), self.values.type.dtype))
-        return Allocate((total, found), build.block(*first, then(summing(state)), If(Load(found, ()), append)))
+        return Allocate(
+            (total, found), build.block(*first, then(with_register_sum(state)), If(Load(found, ()), append))
+        )
 
     def combine(self, state: State, value: Expr) -> Stmt:
         if self.is_scattered:
@@ -313,7 +315,7 @@ class AssemblingEmitter(StatementEmitter):
                 continue
             name = f"{buffer.name}.i"
             zero = build.store(buffer, (build.var(name),), build.const(0, buffer.type.dtype))
-            clear = Loop(name, build.const(0), length, zero, LoopKind.VECTOR, factor=(self.lanes, 1))
+            clear = Loop(name, build.const(0), length, zero, LoopKind.VECTOR, vector_factors=(self.lanes, 1))
             body = Allocate((buffer,), build.block(clear, body), length)
         return body
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ..dtypes import INT64
+from ..core.dtypes import INT64
+from ..core.naming import mint
 from ..loop_ir import build
 from ..loop_ir.names import Names
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store, While
-from ..naming import mint
 from .graph import Nest
-from .problem import Operand
+from .sparse_problem import SparseOperand
 
 CHUNK, CHUNKS, WORK = mint("chunk"), mint("chunks"), mint("work")
 CHUNK_POSITIONS = 16_384
@@ -25,7 +25,9 @@ MAX_CHUNKS = 1_024
 """Chunks that a loop has at most."""
 
 
-def in_parallel(body: Stmt, nest: Nest, order: tuple[str, ...], operands: Mapping[str, Operand], names: Names) -> Stmt:
+def in_parallel(
+    body: Stmt, nest: Nest, order: tuple[str, ...], operands: Mapping[str, SparseOperand], names: Names
+) -> Stmt:
     """`body`, the loops of a nest, with the outermost one shared. Its iterations have to be independent."""
     match body:
         case Let(name, value, inner):
@@ -37,7 +39,7 @@ def in_parallel(body: Stmt, nest: Nest, order: tuple[str, ...], operands: Mappin
     return body
 
 
-def _positions(nest: Nest, order: tuple[str, ...], operands: Mapping[str, Operand]) -> Buffer | None:
+def _positions(nest: Nest, order: tuple[str, ...], operands: Mapping[str, SparseOperand]) -> Buffer | None:
     """What says where the children of each iteration of the outermost loop begin."""
     for a, path in nest.paths.items():
         if len(path.steps) > 1 and path.steps[0].loop == order[0] and path.steps[0].level.unique:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..errors import CannotLower
+from ..core.errors import CannotLower
 from ..tc_lang.formats import LEVELS, Format
-from ..tc_lang.function import Access, Expr, Function, Index, Role, Statement, Symbol, map_operands
+from ..tc_lang.ir import Access, Expr, Function, Index, Role, Statement, Symbol, map_operands
 from .graph import Nest, build_nest
 from .order import choose_order, is_convertible, walks
-from .problem import Problem
 from .share import representative
+from .sparse_problem import SparseProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Conversion:
     format: Format
 
 
-def insert_conversions(problem: Problem) -> tuple[Problem, tuple[Conversion, ...]]:
+def insert_conversions(problem: SparseProblem) -> tuple[SparseProblem, tuple[Conversion, ...]]:
     """The problem with operands of other formats in place of those that cannot be walked.
 
     Raises:
@@ -60,7 +60,7 @@ def _gives_places(a: Access, nest: Nest) -> bool:
     return s.target in shared and (representative(a, shared).tensor, a.subscripts) == (shared[s.target], s.subscripts)
 
 
-def _with_own_places(problem: Problem, target: str) -> Problem:
+def _with_own_places(problem: SparseProblem, target: str) -> SparseProblem:
     """The problem with a result that has levels of its own, or a dense temporary."""
     function = problem.function
     tensors = (

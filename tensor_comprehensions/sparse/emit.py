@@ -6,18 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..errors import CannotLower
+from ..core.errors import CannotLower
 from ..loop_ir import build
 from ..loop_ir.names import Names
 from ..loop_ir.nodes import Buffer, Const, Expr, Load, Stmt
-from ..loop_ir.vectorize import vectorize
-from ..target import Target
-from ..tc_lang.bind import identity
-from ..tc_lang.function import Access, Statement
+from ..loop_ir.passes.vectorize import vectorize_loops
+from ..target import CpuTarget
+from ..tc_lang.bind import neutral_element
+from ..tc_lang.ir import Access, Statement
 from .chunks import in_parallel
 from .graph import Nest
-from .levels import flat, sum_run
-from .problem import Operand, Problem, Sizes
+from .levels import flat_position, sum_run
+from .sparse_problem import Sizes, SparseOperand, SparseProblem
 from .values import Translator
 from .walk import Body, State, Walker
 
@@ -29,10 +29,10 @@ MAX_COPIES = 8
 class Shared:
     """What the statements of a problem share."""
 
-    problem: Problem
-    operands: Mapping[str, Operand]
+    problem: SparseProblem
+    operands: Mapping[str, SparseOperand]
     sizes: Sizes
-    target: Target
+    target: CpuTarget
 
     def extents(self, tensor: str) -> list[Expr]:
         """The extents of a tensor's dimensions."""
@@ -76,10 +76,10 @@ class StatementEmitter(ABC):
     def neutral(self) -> Const:
         """The identity of the reduction; 0 for `=`."""
         dtype = self.values.type.dtype
-        return build.const(0 if self.s.reduction is None else identity(self.s.reduction, dtype), dtype)
+        return build.const(0 if self.s.reduction is None else neutral_element(self.s.reduction, dtype), dtype)
 
     @property
-    def settled(self) -> int | None:
+    def final_depth(self) -> int | None:
         """The depth at which the element that is written is known and only reduced loops are left, if there is one."""
         free = [n for n, name in enumerate(self.order) if self.nest.loops[name].is_free]
         depth = len(free)
@@ -104,7 +104,7 @@ class StatementEmitter(ABC):
         for lanes in self.widths():
             body = self._loops(lanes)
             try:
-                vectorize(body)
+                vectorize_loops(body)
             except CannotLower:
                 continue
             return body
@@ -152,7 +152,9 @@ class StatementEmitter(ABC):
                 return build.cast(Load(runs[access], ()), access.dtype)
             place = state.places.get(state.term.stands_for(access))
             if place is not None:
-                return build.load(self.shared.operands[access.tensor].values, flat(place.low, place), mask=mask)
+                return build.load(
+                    self.shared.operands[access.tensor].values, flat_position(place.low, place), mask=mask
+                )
             values, index = self.shared.element(access.tensor, subscripts)
             return build.load(values, index, mask=mask)
 
@@ -168,7 +170,7 @@ class StatementEmitter(ABC):
                 values, index = self.shared.element(access.tensor, subscripts)
                 return build.load(values, index, mask=mask)
             place = state.places[access]
-            element = build.load(self.shared.operands[access.tensor].values, flat(place.low, place), mask=mask)
+            element = build.load(self.shared.operands[access.tensor].values, flat_position(place.low, place), mask=mask)
             return build.select(here[access], element, build.const(0, access.dtype))
 
         value = Translator(state.indices, self.shared.sizes, read).value(state.term.value)

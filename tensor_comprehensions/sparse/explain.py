@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from ..tc_lang import syntax as s
 from ..tc_lang.formats import Format
-from ..tc_lang.function import Access, Const, Function, Index, Role
-from ..tc_lang.parse import parse
-from ..tc_lang.show import show
+from ..tc_lang.ir import Access, Const, Function, Index, Role
+from ..tc_lang.parse import parse_program
+from ..tc_lang.printer import to_text
 from .graph import Nest, build_nest, outer
 from .lattice import Lattice, build_lattice
 from .lower import Program, Result
-from .problem import Assembled
+from .sparse_problem import Assembled
 
 
 def explain(program: Program) -> str:
@@ -23,14 +23,14 @@ def explain(program: Program) -> str:
 
 def text_with_formats(function: Function) -> str:
     """The text of a def, with the formats that its tensors have by now."""
-    definition = next(d for d in parse(function.source).defs if d.name == function.name)
+    definition = next(d for d in parse_program(function.source).defs if d.name == function.name)
     formats = {t.name: t.format for t in function.tensors if t.is_sparse and t.format is not None}
 
     def declare(d: s.Declaration) -> s.Declaration:
         return replace(d, format=_name(formats[d.name])) if d.name in formats else d
 
     parameters, returns = (tuple(map(declare, x)) for x in (definition.parameters, definition.returns))
-    return show(replace(definition, parameters=parameters, returns=returns))
+    return to_text(replace(definition, parameters=parameters, returns=returns))
 
 
 def _name(format: Format) -> s.FormatName:

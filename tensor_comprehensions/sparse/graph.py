@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..errors import CannotLower
+from ..core.errors import CannotLower
 from ..tc_lang.formats import Format, Level, LevelKind
-from ..tc_lang.formula import Value
-from ..tc_lang.function import Access, Const, Expr, Index, Statement, Symbol, walk
+from ..tc_lang.ir import Access, Const, Expr, Index, Statement, Symbol, walk_expr
 from ..tc_lang.ranges import Bounds
+from ..tc_lang.size_polynomial import Value
 from .absent import Term, reads, term_of
-from .problem import Problem, is_whole
 from .share import representative
+from .sparse_problem import SparseProblem, is_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Nest:
         return tuple(n for n, loop in self.loops.items() if loop.is_free)
 
 
-def build_nest(problem: Problem, number: int) -> Nest:
+def build_nest(problem: SparseProblem, number: int) -> Nest:
     """The nest of the statement `number`.
 
     Raises:
@@ -94,7 +94,7 @@ def build_nest(problem: Problem, number: int) -> Nest:
     term = replace(term, aliases=aliases)
     occurrences = term.occurrences(sparse | set(stands_for))
     blocks = _blocks(occurrences, symbols, statement)
-    free = {e.name for x in statement.subscripts for e in walk(x) if isinstance(e, Index)}
+    free = {e.name for x in statement.subscripts for e in walk_expr(x) if isinstance(e, Index)}
     loops: dict[str, Loop] = {}
     for name in statement.indices:
         bounds = problem.ranges.statements[number][name]
@@ -141,7 +141,7 @@ def _blocks(accesses: tuple[Access, ...], symbols: Mapping[str, Symbol], stateme
     return found
 
 
-def _covers(bounds: Bounds, a: Access, name: str, symbols: Mapping[str, Symbol], problem: Problem) -> bool:
+def _covers(bounds: Bounds, a: Access, name: str, symbols: Mapping[str, Symbol], problem: SparseProblem) -> bool:
     """Whether the range of an index is the whole of the dimensions in which `a` has it."""
     whole = problem.ranges.tensors[a.tensor]
     return all(
@@ -151,7 +151,7 @@ def _covers(bounds: Bounds, a: Access, name: str, symbols: Mapping[str, Symbol],
     )  # fmt: skip
 
 
-def _path(a: Access, symbol: Symbol, blocks: Mapping[str, int], problem: Problem) -> Path:
+def _path(a: Access, symbol: Symbol, blocks: Mapping[str, int], problem: SparseProblem) -> Path:
     format = symbol.format
     assert format is not None
     extents = [upper for _, upper in problem.ranges.tensors[a.tensor]]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from ..errors import CannotLower
-from ..tc_lang.function import Access
+from ..core.errors import CannotLower
+from ..tc_lang.ir import Access
 from .absent import Term
 
 MAX_ITERATORS = 8

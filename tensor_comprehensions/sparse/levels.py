@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..dtypes import INT64
-from ..errors import InternalError
+from ..core.dtypes import INT64
+from ..core.errors import InternalError
 from ..loop_ir import build
 from ..loop_ir.names import Names
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, Stmt, Store, While
 from ..tc_lang.formats import LevelKind
 from .graph import Step
-from .problem import Operand
+from .sparse_problem import SparseOperand
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Cursor:
         return Place(position, stop, self.depth + 1)
 
 
-def cursor(operand: Operand, step: Step, place: Place) -> Cursor:
+def cursor(operand: SparseOperand, step: Step, place: Place) -> Cursor:
     """The iterator over the children of a place on a level that is not dense."""
     crd, depth = operand.crd[place.depth], place.depth
     assert crd is not None
@@ -115,14 +115,14 @@ def run_end(c: Cursor, position: Expr, stop: Expr, value: Expr, names: Names, th
 def sum_run(place: Place, values: Buffer, total: Buffer, names: Names) -> Stmt:
     """Add up in `total` what a run of positions stores at one place."""
     name = names.fresh(f"{values.name}.p")
-    element = build.cast(build.load(values, flat(build.var(name), place)), total.type.dtype)
+    element = build.cast(build.load(values, flat_position(build.var(name), place)), total.type.dtype)
     assert place.high is not None
     zero = build.const(0, total.type.dtype)
     op = "or" if total.type.dtype.is_bool else "+"
     return build.block(Store(total, (), zero), Loop(name, place.low, place.high, Store(total, (), element, op)))
 
 
-def flat(position: Expr, place: Place) -> Expr:
+def flat_position(position: Expr, place: Place) -> Expr:
     """The index among the values of a position above the dense levels of `place`."""
     for extent, coordinate in place.below:
         position = build.add(build.mul(position, extent), coordinate)

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..dtypes import INT32, INT64
-from ..errors import CannotLower
+from ..core.dtypes import INT32, INT64
+from ..core.errors import CannotLower
 from ..loop_ir.nodes import Buffer, Kernel, Let, Module, Stmt
-from ..target import Target
+from ..target import CpuTarget
 from ..tc_lang.formats import Format
-from ..tc_lang.function import Role, Symbol
+from ..tc_lang.ir import Role, Symbol
 from .assemble import AssemblingEmitter
 from .convert import Conversion, insert_conversions
 from .emit import Shared, StatementEmitter
 from .graph import Nest, build_nest, is_ordered
 from .order import choose_order
-from .problem import (
+from .results import CollectedEmitter, DenseEmitter, SharedEmitter
+from .sparse_problem import (
     Assembled,
     Collected,
-    Operand,
-    Problem,
     Sizes,
+    SparseOperand,
+    SparseProblem,
     assembled_of,
     collected_of,
     operand_of,
     totals_buffer,
 )
-from .results import CollectedEmitter, DenseEmitter, SharedEmitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +56,16 @@ class Program:
         orders: the loops of each statement, outermost first, for people to read.
     """
 
-    problem: Problem
+    problem: SparseProblem
     phases: tuple[Module, ...]
-    operands: tuple[Operand, ...]
+    operands: tuple[SparseOperand, ...]
     conversions: tuple[Conversion, ...]
     results: tuple[Result, ...]
     slots: int
     orders: tuple[tuple[str, ...], ...]
 
 
-def lower(problem: Problem, target: Target) -> Program:
+def lower(problem: SparseProblem, target: CpuTarget) -> Program:
     """The loops of a problem.
 
     Raises:
@@ -73,7 +73,7 @@ def lower(problem: Problem, target: Target) -> Program:
     """
     problem, conversions = insert_conversions(problem)
     function, shared = problem.function, dict(problem.shared)
-    operands = {t.name: _operand(t, problem, shared) for t in function.tensors if not t.specialised}
+    operands = {t.name: _operand(t, problem, shared) for t in function.tensors if not t.is_compile_time}
     common = Shared(problem, operands, Sizes.of(problem), target)
     nests = [build_nest(problem, n) for n in range(len(function.statements))]
     orders = [choose_order(nest, result_format(nest, problem)) for nest in nests]
@@ -111,13 +111,13 @@ def lower(problem: Problem, target: Target) -> Program:
     )  # fmt: skip
 
 
-def result_format(nest: Nest, problem: Problem) -> Format | None:
+def result_format(nest: Nest, problem: SparseProblem) -> Format | None:
     """The format of a sparse result that has levels of its own; None for all other targets."""
     target = problem.function.tensor(nest.statement.target)
     return target.format if target.is_sparse and target.name not in dict(problem.shared) else None
 
 
-def _result_arrays(problem: Problem, nest: Nest, order: tuple[str, ...]) -> Assembled | Collected | None:
+def _result_arrays(problem: SparseProblem, nest: Nest, order: tuple[str, ...]) -> Assembled | Collected | None:
     """What the caller allocates for a statement."""
     function, format = problem.function, result_format(nest, problem)
     if format is None:
@@ -130,7 +130,7 @@ def _result_arrays(problem: Problem, nest: Nest, order: tuple[str, ...]) -> Asse
         index = INT64 if any(t == INT64 for _, t in problem.index_types) else INT32
         bound = _find_bounding_operands(nest, format)
         return assembled_of(number, target, index, bound, not bound and _has_rows(nest, order, format))
-    if s is not definitions[0] and (s.reduction != "+" or s.initialise):
+    if s is not definitions[0] and (s.reduction != "+" or s.initialize):
         raise CannotLower(f"a second definition of the sparse '{target.name}' with another operator than +=")
     return collected_of(number, target)
 
@@ -155,7 +155,7 @@ def _slots(x: Assembled | Collected | None) -> int:
     return 0 if x is None else 1 if isinstance(x, Collected) else x.format.depth
 
 
-def _operand(t: Symbol, problem: Problem, shared: Mapping[str, str]) -> Operand:
+def _operand(t: Symbol, problem: SparseProblem, shared: Mapping[str, str]) -> SparseOperand:
     """The arrays of a tensor. One that shares the places of another, or is collected, has no levels of its own."""
     own = t.is_sparse and t.role is Role.INPUT and t.name not in shared
     return operand_of(t.name, t.dtype, t.role, t.format, problem.index_type(t.name) if own else None)
@@ -174,6 +174,6 @@ def _sized(body: Stmt, common: Shared) -> Stmt:
     return body
 
 
-def _written(operands: tuple[Operand, ...], results: list[Result], totals: Buffer) -> tuple[str, ...]:
+def _written(operands: tuple[SparseOperand, ...], results: list[Result], totals: Buffer) -> tuple[str, ...]:
     dense = (o.values.name for o in operands if o.role is not Role.INPUT)
     return (totals.name, *dense, *(b.name for r in results for b in r.arrays.buffers))

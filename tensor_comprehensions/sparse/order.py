@@ -7,8 +7,8 @@ from itertools import permutations
 from math import inf
 
 from ..tc_lang.formats import Format
-from ..tc_lang.formula import Value
-from ..tc_lang.function import Access, Index
+from ..tc_lang.ir import Access, Index
+from ..tc_lang.size_polynomial import Value
 from .graph import Nest, Path, is_ordered
 
 MAX_PERMUTED = 7

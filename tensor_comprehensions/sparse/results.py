@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..dtypes import BOOL, INT64
-from ..errors import CannotLower
+from ..core.dtypes import BOOL, INT64
+from ..core.errors import CannotLower
+from ..core.naming import mint
 from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store
-from ..naming import mint
-from ..tc_lang.function import Access, Index
+from ..tc_lang.ir import Access, Index
 from .chunks import CHUNK
 from .emit import StatementEmitter
-from .levels import flat
-from .problem import Collected
+from .levels import flat_position
 from .share import representative
+from .sparse_problem import Collected
 from .walk import Body, State
 
 ELEMENT = mint("element")
@@ -50,7 +50,7 @@ class DenseEmitter(StatementEmitter):
     @property
     def starts_anew(self) -> bool:
         """Whether the target has no value before the statement."""
-        return self.s.reduction is None or self.s.initialise
+        return self.s.reduction is None or self.s.initialize
 
     @property
     def inside(self) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class DenseEmitter(StatementEmitter):
 
     @property
     def fills_first(self) -> bool:
-        """Whether the whole target is initialised before the loops begin: where these do not come to every element."""
+        """Whether the whole target is initialized before the loops begin: where these do not come to every element."""
         is_complete = self.covered == len(self.order) and self.s.reduction is None
         return self.starts_anew and not is_complete and not self.covered
 
@@ -85,12 +85,12 @@ class DenseEmitter(StatementEmitter):
         first = build.mul(chunk, GRAIN_ELEMENTS)
         last = build.minimum(build.add(first, GRAIN_ELEMENTS), total)
         store = build.store(self.values, (i,), self.neutral)
-        inner = Loop(ELEMENT, first, last, store, LoopKind.VECTOR, factor=(self.lanes, 1))
+        inner = Loop(ELEMENT, first, last, store, LoopKind.VECTOR, vector_factors=(self.lanes, 1))
         chunks = build.add(build.div(total, GRAIN_ELEMENTS), 1)
         return Loop(CHUNK, build.const(0), chunks, inner, LoopKind.PARALLEL)
 
     def around(self, depth: int, state: State, then: Body) -> Stmt:
-        """Initialise what is below the covered loops, or keep it in a register until it is stored."""
+        """Initialize what is below the covered loops, or keep it in a register until it is stored."""
         if depth != self.covered or depth == len(self.order) or self.fills_first:
             return then(state)
         if self.inside:
@@ -104,7 +104,7 @@ class DenseEmitter(StatementEmitter):
         start = self.neutral if self.starts_anew else Load(values, where)
         first = Store(total, (), build.cast(start, total.type.dtype))
         last = Store(values, where, build.cast(Load(total, ()), values.type.dtype))
-        return Allocate((total,), build.block(first, then(summing(state)), last))
+        return Allocate((total,), build.block(first, then(with_register_sum(state)), last))
 
     def _initial(self, state: State) -> Stmt:
         """The identity for every element below the covered loops."""
@@ -117,7 +117,7 @@ class DenseEmitter(StatementEmitter):
             bounds = (self.shared.sizes.value(loop.lower), self.shared.sizes.value(loop.upper))
             kind = LoopKind.VECTOR if n == 0 and widths else LoopKind.SERIAL
             factor = widths[0] if kind is LoopKind.VECTOR else (1, 1)
-            body = Loop(f"{name}.first", *bounds, body, kind, factor=factor)
+            body = Loop(f"{name}.first", *bounds, body, kind, vector_factors=factor)
         return body
 
     def _place(self, state: State) -> tuple[Buffer, tuple[Expr, ...]]:
@@ -135,19 +135,19 @@ class SharedEmitter(StatementEmitter):
     """Beside the stored places of an operand, into memory that holds zeros."""
 
     def kernels(self) -> Iterator[tuple[str, Stmt]]:
-        if self.settled is None and self.s.reduction != "+":
+        if self.final_depth is None and self.s.reduction != "+":
             raise CannotLower(f"'{self.s.reduction}=' into '{self.s.target}' in another order than it is stored")
         body = self.walk()
         yield "walk", self.in_parallel(body) if self.order and self.nest.loops[self.order[0]].is_free else body
 
     def around(self, depth: int, state: State, then: Body) -> Stmt:
-        if depth != self.settled or depth == len(self.order):
+        if depth != self.final_depth or depth == len(self.order):
             return then(state)
         total, where = self.total(), self._place(state)
-        start = self.neutral if self.s.reduction is None or self.s.initialise else Load(*where)
+        start = self.neutral if self.s.reduction is None or self.s.initialize else Load(*where)
         first = Store(total, (), build.cast(start, total.type.dtype))
         last = Store(*where, build.cast(Load(total, ()), self.values.type.dtype))
-        return Allocate((total,), build.block(first, then(summing(state)), last))
+        return Allocate((total,), build.block(first, then(with_register_sum(state)), last))
 
     def _place(self, state: State) -> tuple[Buffer, tuple[Expr, ...]]:
         own = Access(self.s.target, self.s.subscripts, self.values.type.dtype)
@@ -156,7 +156,7 @@ class SharedEmitter(StatementEmitter):
             p for a, p in state.places.items()
             if (a.tensor, a.subscripts) == (representative(own, stands_for).tensor, self.s.subscripts)
         )  # fmt: skip
-        return self.values, (flat(place.low, place),)
+        return self.values, (flat_position(place.low, place),)
 
     def combine(self, state: State, value: Expr) -> Stmt:
         if IN_REGISTER in state.indices:
@@ -203,7 +203,7 @@ class CollectedEmitter(StatementEmitter):
 
         A sum over dense operands alone is stored where it is not 0.
         """
-        if depth != self.settled or depth == len(self.order):
+        if depth != self.final_depth or depth == len(self.order):
             return then(state)
         total, found = self.total(), build.register(f"{self.s.target}.found", BOOL)
         first = (Store(total, (), build.cast(self.neutral, total.type.dtype)), Store(found, (), build.FALSE))
@@ -211,7 +211,7 @@ class CollectedEmitter(StatementEmitter):
         wanted: Expr = Load(found, ())
         if not self.nest.paths:
             wanted = build.ne(Load(total, ()), build.const(0, total.type.dtype))
-        return Allocate((total, found), build.block(*first, then(summing(state)), If(wanted, append)))
+        return Allocate((total, found), build.block(*first, then(with_register_sum(state)), If(wanted, append)))
 
     def combine(self, state: State, value: Expr) -> Stmt:
         if IN_REGISTER in state.indices:
@@ -239,7 +239,7 @@ class CollectedEmitter(StatementEmitter):
 _COUNT = build.register(mint("count"), INT64)
 
 
-def summing(state: State) -> State:
+def with_register_sum(state: State) -> State:
     """The state in which the sum of an element is kept in a register."""
     return replace(state, indices={**state.indices, IN_REGISTER: build.const(0)})
 

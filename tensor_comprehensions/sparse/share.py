@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..tc_lang.function import Access, Function, Role, Statement, Symbol
+from ..tc_lang.ir import Access, Function, Role, Statement, Symbol
 from ..tc_lang.ranges import symbolic_ranges
 from .absent import term_of
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from ..dtypes import INT64
-from ..errors import InternalError
+from ..core.dtypes import INT64
+from ..core.errors import InternalError
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.nodes import Type
-from ..tc_lang import function as tc
-from ..translate import OPERATORS, widens
-from .problem import Sizes
+from ..lower_expr import OPERATORS, widens
+from ..tc_lang import ir as tc
+from .sparse_problem import Sizes
 
 Read = Callable[[tc.Access, tuple[ir.Expr, ...], ir.Expr | None], ir.Expr]
 """The element that an access reads at its subscripts, touched only where the mask holds."""

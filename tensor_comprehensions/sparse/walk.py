@@ -11,12 +11,12 @@ from ..loop_ir import build
 from ..loop_ir.names import Names
 from ..loop_ir.nodes import Allocate, Buffer, Expr, Let, Load, Loop, LoopKind, Stmt, Store, While
 from ..loop_ir.rewrite import walk_expr
-from ..tc_lang.function import Access
+from ..tc_lang.ir import Access
 from .absent import Term, is_additive
 from .graph import Nest, Step, inner, outer
 from .lattice import Lattice, Point, build_lattice
 from .levels import ROOT, Cursor, Place, cursor, first_not_below, locate, run_end
-from .problem import Operand, Sizes
+from .sparse_problem import Sizes, SparseOperand
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Walker:
 
     nest: Nest
     order: tuple[str, ...]
-    operands: Mapping[str, Operand]
+    operands: Mapping[str, SparseOperand]
     sizes: Sizes
     names: Names
     leaf: Body
@@ -108,7 +108,7 @@ class Walker:
         body = self._child(depth, replace(state, term=term), build.var(name), {})
         start, stop = self.bounds(self.order[depth]) if bounds is None else bounds
         if depth + 1 == len(self.order) and self.lanes[0] > 1:
-            return Loop(name, start, stop, body, LoopKind.VECTOR, factor=self.lanes)
+            return Loop(name, start, stop, body, LoopKind.VECTOR, vector_factors=self.lanes)
         return Loop(name, start, stop, body)
 
     # --- iterators -----------------------------------------------------------------------------------------------

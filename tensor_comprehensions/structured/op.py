@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import Enum
 from math import prod
 
-from ..dtypes import FLOAT32, DType
-from ..errors import InternalError
+from ..core.dtypes import FLOAT32, DType
+from ..core.errors import InternalError
+from ..core.naming import SEPARATOR, mint
 from ..loop_ir import build
 from ..loop_ir.nodes import Const, Expr, Load, Type, Var
 from ..loop_ir.rewrite import walk_expr
-from ..naming import SEPARATOR, mint
 
 ACCUMULATOR = mint("acc")
 
@@ -60,7 +60,7 @@ class StructuredOp:
         left, right: the factors: pointwise expressions of (normally) one `Load` each.
         initial: what an element starts from, over the parallel iterators; a `Load` of the output itself adds to
             it; None is zero.
-        epilogue: the value stored, over the parallel iterators and `accumulator(dtype)`; None stores the sum.
+        epilogue: the value stored, over the parallel iterators and `accumulator_var(dtype)`; None stores the sum.
         reduction: the combining operator; only "+" for products.
         pairs: the reduction along which the factors are pairs of bfloat16 (`pairs.py`), whose two products are summed
             at once; "" where they are not.
@@ -114,9 +114,9 @@ class StructuredOp:
         return build.const(0, self.dtype) if self.initial is None else self.initial
 
     @property
-    def stored(self) -> Expr:
+    def stored_value(self) -> Expr:
         """The value of the output element, of the output's type."""
-        value = accumulator(self.dtype) if self.epilogue is None else self.epilogue
+        value = accumulator_var(self.dtype) if self.epilogue is None else self.epilogue
         return build.cast(value, self.output.buffer.type.dtype)
 
     @property
@@ -138,16 +138,16 @@ class StructuredOp:
         return self.iterator(name).extent
 
 
-def accumulator(dtype: DType) -> Var:
+def accumulator_var(dtype: DType) -> Var:
     """The name by which an epilogue refers to the sum."""
     return Var(ACCUMULATOR, Type(dtype))
 
 
-def loads(e: Expr) -> tuple[Load, ...]:
+def loads_in(e: Expr) -> tuple[Load, ...]:
     """The loads in `e`."""
     return tuple(x for x in walk_expr(e) if isinstance(x, Load))
 
 
-def names(e: Expr) -> tuple[str, ...]:
+def names_in(e: Expr) -> tuple[str, ...]:
     """The variables in `e`, each once, in order of appearance."""
     return tuple(dict.fromkeys(x.name for x in walk_expr(e) if isinstance(x, Var)))

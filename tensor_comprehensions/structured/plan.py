@@ -1,4 +1,4 @@
-"""A plan says how one structured op is tiled, packed and vectorised; lowering follows it to the letter."""
+"""A plan says how one structured op is tiled, packed and vectorized; lowering follows it to the letter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Edge(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class TileLoop:
     """A loop over tiles of `size` points along an iterator; the last tile may be shorter.
 
     edge: what becomes of that one; None peels it, but for loops that threads share, which branch.
@@ -34,7 +34,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Pack:
+class PackStep:
     """Copy what the loops inside `levels[depth:]` read of a factor into a panel, before entering them."""
 
     side: Side
@@ -57,26 +57,26 @@ class Plan:
         grain: least number of its iterations worth a thread.
         steps: of the innermost reduction loop that is left, taken per iteration.
         streaming: whether the output is written past the caches.
-        instruction: of `fragments.INSTRUCTIONS`, by which the register tile is computed; "" for plain vectors.
+        instruction: of `tile_plans.INSTRUCTIONS`, by which the register tile is computed; "" for plain vectors.
         ahead: the factors of which the lines for the next iteration around `levels[depth:]` are brought near.
-        joined: neighbouring vectors of a panel that share a register, those of several rows of it where one has few.
+        joined: neighboring vectors of a panel that share a register, those of several rows of it where one has few.
         unpacked: the results of `levels[unpacked:]` are kept in a panel until they are complete; None: stored at once.
     """
 
     vector: str
     lanes: int
-    levels: tuple[Level, ...]
+    levels: tuple[TileLoop, ...]
     reductions: tuple[str, ...]
     unrolled: int = 0
-    packs: tuple[Pack, ...] = ()
-    collapsed: int = 0
+    packs: tuple[PackStep, ...] = ()
+    parallel_depth: int = 0
     grain: int = 1
-    steps: int = 1
-    streaming: bool = False
+    unroll_steps: int = 1
+    nontemporal: bool = False
     instruction: str = ""
-    ahead: tuple[Pack, ...] = ()
-    unpacked: int | None = None
-    joined: int = 1
+    prefetches: tuple[PackStep, ...] = ()
+    output_panel_depth: int | None = None
+    vectors_per_register: int = 1
 
     def tile(self, iterator: str) -> int:
         """Points of a parallel iterator in one register tile."""

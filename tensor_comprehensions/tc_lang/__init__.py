@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..later import later
+from ..core.lazy_import import lazy_module
 from .bind import bind
-from .function import BoundFunction, Function
+from .ir import BoundFunction, Function
 
 if TYPE_CHECKING:
     from .check import compile_source
@@ -20,4 +20,4 @@ __all__ = ["BoundFunction", "Function", "bind", "compile_source"]
 def __getattr__(name: str) -> Any:
     if name != "compile_source":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return later("tc_lang.check").compile_source
+    return lazy_module("tc_lang.check").compile_source

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..dtypes import INT64, DType, Kind, wrap
-from ..errors import InternalError
-from .formula import Value, greater, lesser, number
-from .function import Access, Binary, Cast, Const, Expr, Index, Select, Size, Unary, children, rebuild, walk
+from ..core.dtypes import INT64, DType, Kind, wrap_integer
+from ..core.errors import InternalError
+from .ir import Access, Binary, Cast, Const, Expr, Index, Select, Size, Unary, operands_of, walk_expr, with_operands
+from .size_polynomial import Value, constant_value, max_of, min_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class Affine:
         sums: dict[Atom, Value] = dict(self.terms)
         for atom, c in other.terms:
             sums[atom] = sums[atom] + c if atom in sums else c
-        return Affine(self.constant + other.constant, tuple((a, c) for a, c in sums.items() if number(c) != 0))
+        return Affine(self.constant + other.constant, tuple((a, c) for a, c in sums.items() if constant_value(c) != 0))
 
     def scaled(self, factor: Value) -> Affine:
         """This form times a constant."""
-        if number(factor) == 0:
+        if constant_value(factor) == 0:
             return Affine(0)
         return Affine(self.constant * factor, tuple((a, c * factor) for a, c in self.terms))
 
@@ -78,7 +78,7 @@ class Affine:
     def __str__(self) -> str:
         text = ""
         for atom, c in (*self.terms, (None, self.constant)):
-            n = number(c)
+            n = constant_value(c)
             if n == 0:
                 continue
             factor = str(abs(n)) if n is not None else f"({c})"
@@ -103,7 +103,7 @@ def _atom_text(atom: Atom) -> str:
     return "(...)"
 
 
-def affine(e: Expr, sizes: Mapping[str, Value]) -> Affine:
+def to_affine(e: Expr, sizes: Mapping[str, Value]) -> Affine:
     """An integer expression in normal form; `sizes` gives the values of `Size`s, numbers or formulas."""
     match e:
         case Const(value=value):
@@ -113,17 +113,17 @@ def affine(e: Expr, sizes: Mapping[str, Value]) -> Affine:
         case Index(name=name):
             return Affine(0, ((Variable(name), 1),))
         case Unary(op="-", operand=x):
-            return affine(x, sizes).scaled(-1)
+            return to_affine(x, sizes).scaled(-1)
         case Binary(op="+", left=a, right=b):
-            return affine(a, sizes) + affine(b, sizes)
+            return to_affine(a, sizes) + to_affine(b, sizes)
         case Binary(op="-", left=a, right=b):
-            return affine(a, sizes) - affine(b, sizes)
+            return to_affine(a, sizes) - to_affine(b, sizes)
         case Binary(op="*", left=a, right=b):
-            return _product(e, affine(a, sizes), affine(b, sizes), sizes)
+            return _product(e, to_affine(a, sizes), to_affine(b, sizes), sizes)
         case Binary(op="/" | "%", left=a, right=b):
-            return _division(e, affine(a, sizes), affine(b, sizes), sizes)
+            return _division(e, to_affine(a, sizes), to_affine(b, sizes), sizes)
         case Binary(op="min" | "max" as op, left=a, right=b):
-            return _extremum(e, op, affine(a, sizes), affine(b, sizes), sizes)
+            return _extremum(e, op, to_affine(a, sizes), to_affine(b, sizes), sizes)
     return _opaque(e, sizes)
 
 
@@ -136,23 +136,23 @@ def _product(e: Expr, a: Affine, b: Affine, sizes: Mapping[str, Value]) -> Affin
 def _extremum(e: Expr, op: str, a: Affine, b: Affine, sizes: Mapping[str, Value]) -> Affine:
     if a.terms or b.terms:
         return _opaque(e, sizes)
-    return Affine((lesser if op == "min" else greater)(a.constant, b.constant))
+    return Affine((min_of if op == "min" else max_of)(a.constant, b.constant))
 
 
 def _division(e: Binary, a: Affine, b: Affine, sizes: Mapping[str, Value]) -> Affine:
     divisor = b.constant
-    if b.terms or number(divisor) == 0:
+    if b.terms or constant_value(divisor) == 0:
         return _opaque(e, sizes)
     if not a.terms:
         return Affine(a.constant // divisor if e.op == "/" else a.constant % divisor)
-    d = number(divisor)
+    d = constant_value(divisor)
     if d is None:
         return Affine(0, (((Quotient if e.op == "/" else Remainder)(a, divisor), 1),))
     if d < 0 and e.op == "/":
         a, d = a.scaled(-1), -d
     whole, rest = _split(a, d)
     if e.op == "/":
-        return whole if not rest.terms and number(rest.constant) == 0 else whole + _quotient(rest, d)
+        return whole if not rest.terms and constant_value(rest.constant) == 0 else whole + _quotient(rest, d)
     return Affine(rest.constant % d) if not rest.terms else Affine(0, ((Remainder(rest, d), 1),))
 
 
@@ -173,31 +173,31 @@ def _quotient(a: Affine, d: int) -> Affine:
 def _opaque(e: Expr, sizes: Mapping[str, Value]) -> Affine:
     """`e` as an atom. With numbers for all sizes it is brought to normal form inside, so that equals compare equal."""
     if all(isinstance(v, int) for v in sizes.values()):
-        e = rebuild(e, [normalised(x, sizes) for x in children(e)])
+        e = with_operands(e, [normalize_subscript(x, sizes) for x in operands_of(e)])
     return Affine(0, ((Opaque(e), 1),))
 
 
 # --- back to expressions -------------------------------------------------------------------------------------------
 
 
-def normalised(e: Expr, sizes: Mapping[str, Value]) -> Expr:
+def normalize_subscript(e: Expr, sizes: Mapping[str, Value]) -> Expr:
     """A subscript with numbers for sizes, its int64 parts in normal form."""
     if isinstance(e, Size):
         return Const(_int(sizes[e.name]), e.dtype)
     if e.dtype == INT64 and isinstance(e, Binary | Unary):
-        return expression(affine(e, sizes))
-    return rebuild(e, [normalised(x, sizes) for x in children(e)])
+        return affine_to_expression(to_affine(e, sizes))
+    return with_operands(e, [normalize_subscript(x, sizes) for x in operands_of(e)])
 
 
-def substituted(e: Expr, sizes: Mapping[str, Value]) -> Expr:
-    """A value with numbers for sizes. Its arithmetic stays as it is, for it may wrap; subscripts are normalised."""
+def substitute_sizes(e: Expr, sizes: Mapping[str, Value]) -> Expr:
+    """A value with numbers for sizes. Its arithmetic stays as it is, for it may wrap; subscripts are normalized."""
     if isinstance(e, Size):
-        return Const(wrap(_int(sizes[e.name]), e.dtype), e.dtype)
-    step = normalised if isinstance(e, Access) else substituted
-    return rebuild(e, [step(x, sizes) for x in children(e)])
+        return Const(wrap_integer(_int(sizes[e.name]), e.dtype), e.dtype)
+    step = normalize_subscript if isinstance(e, Access) else substitute_sizes
+    return with_operands(e, [step(x, sizes) for x in operands_of(e)])
 
 
-def expression(a: Affine) -> Expr:
+def affine_to_expression(a: Affine) -> Expr:
     """An affine form with numbers only as an int64 expression: atoms in order, then the constant."""
     out: Expr | None = None
     for atom, c in a.terms:
@@ -222,15 +222,15 @@ def _atom_expression(atom: Atom) -> Expr:
         case Variable(name=name):
             return Index(name, INT64)
         case Quotient(inner=inner, divisor=d):
-            return Binary("/", expression(inner), Const(_int(d), INT64), INT64)
+            return Binary("/", affine_to_expression(inner), Const(_int(d), INT64), INT64)
         case Remainder(inner=inner, divisor=d):
-            return Binary("%", expression(inner), Const(_int(d), INT64), INT64)
+            return Binary("%", affine_to_expression(inner), Const(_int(d), INT64), INT64)
         case Opaque(expr=e):
             return e
 
 
 def _int(x: Value) -> int:
-    n = number(x)
+    n = constant_value(x)
     if n is None:
         raise InternalError(f"a formula where a number is needed: {x}")
     return n
@@ -239,21 +239,21 @@ def _int(x: Value) -> int:
 # --- what an affine form depends on --------------------------------------------------------------------------------
 
 
-def variables(a: Affine) -> Iterator[str]:
+def affine_variables(a: Affine) -> Iterator[str]:
     """The index variables that occur in an affine form, in order, with repetitions."""
     for atom, _ in a.terms:
         match atom:
             case Variable(name=name):
                 yield name
             case Quotient(inner=inner) | Remainder(inner=inner):
-                yield from variables(inner)
+                yield from affine_variables(inner)
             case Opaque(expr=e):
-                yield from (x.name for x in walk(e) if isinstance(x, Index))
+                yield from (x.name for x in walk_expr(e) if isinstance(x, Index))
 
 
 def reads_tensors(e: Expr) -> bool:
     """Whether the value of `e` depends on data."""
-    return any(isinstance(x, Access) for x in walk(e))
+    return any(isinstance(x, Access) for x in walk_expr(e))
 
 
 # --- intervals -----------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ Interval = tuple[int, int]
 """The least and the greatest value, both included."""
 
 
-def interval(e: Expr, box: Mapping[str, Interval]) -> Interval:
+def expr_interval(e: Expr, box: Mapping[str, Interval]) -> Interval:
     """An interval that contains every value of the integer expression `e`, without sizes, for indices in `box`."""
     match e:
         case Const(value=value):
@@ -270,28 +270,28 @@ def interval(e: Expr, box: Mapping[str, Interval]) -> Interval:
         case Index(name=name):
             return box[name]
         case Access(dtype=dtype):
-            return representable(dtype)
+            return dtype_interval(dtype)
         case Cast(operand=x, dtype=dtype):
             return _cast_interval(x, dtype, box)
         case Select(then=a, otherwise=b):
-            return _hull(interval(a, box), interval(b, box))
+            return _hull(expr_interval(a, box), expr_interval(b, box))
         case Binary(op="+" | "-" | "*" | "/" | "%", dtype=dtype) | Unary(op="-", dtype=dtype) if dtype.is_integer:
-            return _clipped(form_interval(affine_once(e), box), dtype)
+            return _clipped(affine_interval(to_affine_cached(e), box), dtype)
         case Binary(op="min", left=a, right=b):
-            (l0, h0), (l1, h1) = interval(a, box), interval(b, box)
+            (l0, h0), (l1, h1) = expr_interval(a, box), expr_interval(b, box)
             return min(l0, l1), min(h0, h1)
         case Binary(op="max", left=a, right=b):
-            (l0, h0), (l1, h1) = interval(a, box), interval(b, box)
+            (l0, h0), (l1, h1) = expr_interval(a, box), expr_interval(b, box)
             return max(l0, l1), max(h0, h1)
-    return representable(e.dtype)
+    return dtype_interval(e.dtype)
 
 
-def affine_once(e: Expr) -> Affine:
+def to_affine_cached(e: Expr) -> Affine:
     """The affine form of an expression without sizes."""
-    return affine(e, {})
+    return to_affine(e, {})
 
 
-def form_interval(a: Affine, box: Mapping[str, Interval]) -> Interval:
+def affine_interval(a: Affine, box: Mapping[str, Interval]) -> Interval:
     """An interval that contains every value of an affine form; exact when its atoms are distinct variables."""
     low = high = _int(a.constant)
     for atom, coefficient in a.terms:
@@ -306,11 +306,11 @@ def _atom_interval(atom: Atom, box: Mapping[str, Interval]) -> Interval:
         case Variable(name=name):
             return box[name]
         case Quotient(inner=inner, divisor=divisor):
-            low, high = form_interval(inner, box)
+            low, high = affine_interval(inner, box)
             ends = (low // _int(divisor), high // _int(divisor))
             return min(ends), max(ends)
         case Remainder(inner=inner, divisor=divisor):
-            low, high = form_interval(inner, box)
+            low, high = affine_interval(inner, box)
             d = _int(divisor)
             if low // d == high // d:
                 return min(low % d, high % d), max(low % d, high % d)
@@ -322,31 +322,31 @@ def _atom_interval(atom: Atom, box: Mapping[str, Interval]) -> Interval:
 def _opaque_interval(e: Expr, box: Mapping[str, Interval]) -> Interval:
     match e:
         case Binary(op="*", left=a, right=b):
-            (l0, h0), (l1, h1) = interval(a, box), interval(b, box)
+            (l0, h0), (l1, h1) = expr_interval(a, box), expr_interval(b, box)
             corners = (l0 * l1, l0 * h1, h0 * l1, h0 * h1)
             return min(corners), max(corners)
         case Binary(op="%", left=a, right=b):
-            low, high = interval(b, box)
+            low, high = expr_interval(b, box)
             top = max(abs(low), abs(high))
             return (0, max(0, high - 1)) if low >= 0 else (-top, top)
         case Binary(op="/", left=a, right=b):
-            low, high = interval(a, box)
+            low, high = expr_interval(a, box)
             top = max(abs(low), abs(high))
-            return (0, max(0, high)) if low >= 0 and interval(b, box)[0] >= 0 else (-top, top)
+            return (0, max(0, high)) if low >= 0 and expr_interval(b, box)[0] >= 0 else (-top, top)
         case Unary() | Binary(op="+" | "-"):
-            return representable(e.dtype)
-    return interval(e, box)
+            return dtype_interval(e.dtype)
+    return expr_interval(e, box)
 
 
 def _cast_interval(x: Expr, dtype: DType, box: Mapping[str, Interval]) -> Interval:
     if not dtype.is_integer or not (x.dtype.is_integer or x.dtype.is_bool):
-        return representable(dtype)
-    return _clipped(interval(x, box), dtype)
+        return dtype_interval(dtype)
+    return _clipped(expr_interval(x, box), dtype)
 
 
 def _clipped(i: Interval, dtype: DType) -> Interval:
     """The interval itself where `dtype` holds it, else, because the value may wrap, everything `dtype` holds."""
-    low, high = representable(dtype)
+    low, high = dtype_interval(dtype)
     return i if low <= i[0] and i[1] <= high else (low, high)
 
 
@@ -354,7 +354,7 @@ def _hull(a: Interval, b: Interval) -> Interval:
     return min(a[0], b[0]), max(a[1], b[1])
 
 
-def representable(dtype: DType) -> Interval:
+def dtype_interval(dtype: DType) -> Interval:
     """The least and greatest value of an integer type or bool."""
     if dtype.is_bool:
         return 0, 1

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from ..dtypes import BOOL, INT64, DType, wrap
-from ..errors import ArgumentError, RangeError, Span
-from ..strides import contiguous_strides
-from .affine import Interval, affine, normalised, representable, substituted
-from .formula import number
-from .function import (
+from ..core.dtypes import BOOL, INT64, DType, wrap_integer
+from ..core.errors import ArgumentError, RangeError, Span
+from ..core.memory_layout import contiguous_strides
+from .affine import Interval, dtype_interval, normalize_subscript, substitute_sizes, to_affine
+from .bounds_proof import Guards, Verdict, is_injective, prove_in_bounds
+from .ir import (
     Access,
     Binary,
     BoundFunction,
@@ -27,12 +27,12 @@ from .function import (
     Statement,
     Tensor,
     Unary,
-    children,
-    rebuild,
-    walk,
+    operands_of,
+    walk_expr,
+    with_operands,
 )
-from .prove import Guards, Verdict, examine, injective
 from .ranges import Bounds, Ranges, infer_ranges, is_updatable_in_part
+from .size_polynomial import constant_value
 
 MAX_BYTES = 1 << 62
 
@@ -55,7 +55,7 @@ def bind(
     """
     known = _sizes(function, sizes, scalars or {})
     ranges = infer_ranges(function, known)
-    env = {name: number(x) or 0 for name, x in ranges.sizes.items()}
+    env = {name: constant_value(x) or 0 for name, x in ranges.sizes.items()}
     _check_constraints(function, env)
     tensors = tuple(_tensor(function, t.name, ranges, strides or {}) for t in function.tensors)
     _check_declared(function, tensors, env)
@@ -76,20 +76,20 @@ def _sizes(function: Function, sizes: Mapping[str, int], scalars: Mapping[str, i
                 )
             if kind == "size" and value < 0:
                 raise ArgumentError(f"the size '{name}' is negative", expected="0 or more", found=str(value))
-            known[name] = value if kind == "size" else wrap(value, function.tensor(name).dtype)
+            known[name] = value if kind == "size" else wrap_integer(value, function.tensor(name).dtype)
     return known
 
 
 def _check_constraints(function: Function, env: Mapping[str, int]) -> None:
     for c in function.constraints:
-        left, right = (number(affine(e, env).constant) for e in (c.left, c.right))
+        left, right = (constant_value(to_affine(e, env).constant) for e in (c.left, c.right))
         if left != right:
             raise RangeError(c.message, source=function.source, span=c.span, expected=str(right), found=str(left))
 
 
 def _tensor(function: Function, name: str, ranges: Ranges, strides: Mapping[str, tuple[int, ...]]) -> Tensor:
     symbol = function.tensor(name)
-    shape = tuple(number(x) or 0 for x in ranges.shape(name))
+    shape = tuple(constant_value(x) or 0 for x in ranges.shape(name))
     if prod(max(1, x) for x in shape) * symbol.dtype.size > MAX_BYTES:
         raise RangeError(
             f"'{name}' has more bytes than a machine can address",
@@ -109,7 +109,7 @@ def _check_declared(function: Function, tensors: tuple[Tensor, ...], env: Mappin
     """A returned tensor has the size that its declaration says."""
     for symbol, tensor in zip(function.tensors, tensors, strict=True):
         for d, extent in enumerate(symbol.extents or ()):
-            declared = number(affine(extent, env).constant)
+            declared = constant_value(to_affine(extent, env).constant)
             if declared != tensor.shape[d]:
                 raise RangeError(
                     f"dimension {d} of '{tensor.name}' has another size than declared",
@@ -120,13 +120,13 @@ def _check_declared(function: Function, tensors: tuple[Tensor, ...], env: Mappin
                 )
 
 
-def identity(reduction: str, dtype: DType) -> int | float | bool:
+def neutral_element(reduction: str, dtype: DType) -> int | float | bool:
     """The neutral element of a reduction."""
     if reduction in ("+", "*"):
         return (0.0 if reduction == "+" else 1.0) if dtype.is_float else int(reduction == "*")
     if dtype.is_float:
         return float("inf") if reduction == "min" else float("-inf")
-    low, high = representable(dtype)
+    low, high = dtype_interval(dtype)
     extreme = high if reduction == "min" else low
     return bool(extreme) if dtype.is_bool else extreme
 
@@ -141,15 +141,17 @@ class _Binder:
 
     def starts(self, tensor: str) -> tuple[int, ...]:
         """The smallest index of each dimension of a tensor."""
-        return tuple(number(lower) or 0 for lower, _ in self.ranges.tensors[tensor])
+        return tuple(constant_value(lower) or 0 for lower, _ in self.ranges.tensors[tensor])
 
     def statement(self, s: Statement, ranges: Mapping[str, Bounds]) -> Iterator[BoundStatement]:
-        """The bound form of a statement: two statements where an initialising scatter is split."""
-        indices = tuple(BoundIndex(i, number(ranges[i][0]) or 0, number(ranges[i][1]) or 0) for i in s.indices)
+        """The bound form of a statement: two statements where an initializing scatter is split."""
+        indices = tuple(
+            BoundIndex(i, constant_value(ranges[i][0]) or 0, constant_value(ranges[i][1]) or 0) for i in s.indices
+        )
         box = {i.name: (i.lower, i.upper - 1) for i in indices}
         empty = any(i.extent == 0 for i in indices)
-        subscripts = tuple(normalised(e, self.env) for e in self._relative(s.target, s.subscripts))
-        value = substituted(self._shifted(s.value), self.env)
+        subscripts = tuple(normalize_subscript(e, self.env) for e in self._relative(s.target, s.subscripts))
+        value = substitute_sizes(self._shifted(s.value), self.env)
         self._check_magnitude(s, indices, (*subscripts, value))
         prover = _Prover(self, s.span, box, empty)
         subscripts = tuple(prover.visit(e, ()) for e in subscripts)
@@ -157,23 +159,23 @@ class _Binder:
         self._check_agreement(s, indices)
         prover.target(s, subscripts)
         if not empty:
-            self._check_map(s, subscripts, {i.name: box[i.name] for i in indices[: s.left]})
+            self._check_map(s, subscripts, {i.name: box[i.name] for i in indices[: s.num_free]})
         self.written.add(s.target)
         bound = BoundStatement(
-            s.name, s.target, subscripts, s.reduction, s.initialise, value, indices, s.left,
+            s.name, s.target, subscripts, s.reduction, s.initialize, value, indices, s.num_free,
             checks=tuple(prover.checks), exists=self._exists(s), span=s.span,
         )  # fmt: skip
-        bound = replace(bound, staged=_needs_copy(bound))
-        if s.reduction is not None and s.initialise and not is_plain(subscripts):
+        bound = replace(bound, reads_own_target=_needs_copy(bound))
+        if s.reduction is not None and s.initialize and not are_offset_indices(subscripts):
             yield self._fill(bound, s)
-            bound = replace(bound, initialise=False)
+            bound = replace(bound, initialize=False)
         yield bound
 
     def _exists(self, s: Statement) -> tuple[Access, ...]:
         """The accesses that must exist. Where every tensor is dense, all do."""
         if not self.function.is_sparse:
             return ()
-        found = (substituted(self._shifted(e), self.env) for e in s.exists)
+        found = (substitute_sizes(self._shifted(e), self.env) for e in s.exists)
         return tuple(e for e in found if isinstance(e, Access))
 
     # --- subscripts relative to storage ----------------------------------------------------------------------------
@@ -182,7 +184,7 @@ class _Binder:
         """`e` with the subscripts of all accesses counted from the start of the tensor's storage."""
         if isinstance(e, Access):
             return replace(e, subscripts=self._relative(e.tensor, e.subscripts))
-        return rebuild(e, [self._shifted(x) for x in children(e)])
+        return with_operands(e, [self._shifted(x) for x in operands_of(e)])
 
     def _relative(self, tensor: str, subscripts: tuple[Expr, ...]) -> tuple[Expr, ...]:
         shifted = (self._shifted(e) for e in subscripts)
@@ -194,7 +196,9 @@ class _Binder:
     def _check_magnitude(self, s: Statement, indices: tuple[BoundIndex, ...], expressions: tuple[Expr, ...]) -> None:
         """Everything that is computed with 64 bits stays far from their end."""
         numbers = [x for i in indices for x in (i.lower, i.upper)]
-        numbers += [int(x.value) for e in expressions for x in walk(e) if isinstance(x, Const) and x.dtype == INT64]
+        numbers += [
+            int(x.value) for e in expressions for x in walk_expr(e) if isinstance(x, Const) and x.dtype == INT64
+        ]
         if any(abs(x) > MAX_BYTES for x in numbers):
             raise RangeError(
                 "a range or a subscript of this statement is too large for int64",
@@ -213,7 +217,7 @@ class _Binder:
             if not isinstance(e, Index):
                 continue
             mine = by_name[e.name]
-            lower, upper = (number(x) for x in bounds)
+            lower, upper = (constant_value(x) for x in bounds)
             if (mine.lower, mine.upper) != (lower, upper):
                 raise RangeError(
                     f"two definitions of '{s.target}' give dimension {d} different ranges",
@@ -225,9 +229,9 @@ class _Binder:
 
     def _check_map(self, s: Statement, subscripts: tuple[Expr, ...], box: Mapping[str, Interval]) -> None:
         """`=` writes no element twice, and the first definition leaves none undefined."""
-        if is_plain(subscripts) or s.reduction is not None:
+        if are_offset_indices(subscripts) or s.reduction is not None:
             return
-        if not injective(subscripts, box):
+        if not is_injective(subscripts, box):
             raise RangeError(
                 f"'=' writes some elements of '{s.target}' twice",
                 source=self.function.source,
@@ -247,18 +251,18 @@ class _Binder:
             )
 
     def _fill(self, b: BoundStatement, s: Statement) -> BoundStatement:
-        """The initialisation of a whole tensor, ahead of a reduction that writes only some of its elements."""
-        if any(isinstance(x, Access) and x.tensor == b.target for e in (b.value, *b.subscripts) for x in walk(e)):
+        """The initialization of a whole tensor, ahead of a reduction that writes only some of its elements."""
+        if any(isinstance(x, Access) and x.tensor == b.target for e in (b.value, *b.subscripts) for x in walk_expr(e)):
             raise RangeError(
-                f"this statement initialises '{b.target}' and reads it",
+                f"this statement initializes '{b.target}' and reads it",
                 source=self.function.source,
                 span=s.span,
-                suggestion="initialise it in a statement of its own",
+                suggestion="initialize it in a statement of its own",
             )
         assert b.reduction is not None
         tensor = self.tensors[b.target]
         indices = tuple(BoundIndex(f"i{d}", 0, extent) for d, extent in enumerate(tensor.shape))
-        value = Const(identity(b.reduction, tensor.dtype), tensor.dtype)
+        value = Const(neutral_element(b.reduction, tensor.dtype), tensor.dtype)
         subscripts = tuple(Index(i.name, INT64) for i in indices)
         return BoundStatement(
             f"{b.name}_init", b.target, subscripts, None, False, value, indices, len(indices), span=b.span
@@ -283,23 +287,23 @@ class _Prover:
             case Select(condition=condition, then=then, otherwise=otherwise):
                 c = self.visit(condition, guards)
                 a = self.visit(then, (*guards, (c, True)))
-                return rebuild(e, [c, a, self.visit(otherwise, (*guards, (c, False)))])
+                return with_operands(e, [c, a, self.visit(otherwise, (*guards, (c, False)))])
             case Binary(op="&&" | "||" as op, left=left, right=right):
                 a = self.visit(left, guards)
                 b = self.visit(right, (*guards, (a, op == "&&")))
                 if not _has_guarded(b):
-                    return rebuild(e, [a, b])
+                    return with_operands(e, [a, b])
                 if op == "&&":
                     return Select(a, b, Const(False, BOOL), BOOL)
                 return Select(a, Const(True, BOOL), b, BOOL)
-        return rebuild(e, [self.visit(x, guards) for x in children(e)])
+        return with_operands(e, [self.visit(x, guards) for x in operands_of(e)])
 
     def _access(self, e: Access, guards: Guards) -> Expr:
         subscripts = tuple(self.visit(x, guards) for x in e.subscripts)
         guarded = False
         for d, x in enumerate(subscripts):
             guarded |= self._decide(e.tensor, d, x, guards, e.span)
-        e_ = rebuild(e, subscripts)
+        e_ = with_operands(e, subscripts)
         return replace(e_, guarded=True) if guarded and isinstance(e_, Access) else e_
 
     def target(self, s: Statement, subscripts: tuple[Expr, ...]) -> None:
@@ -313,7 +317,7 @@ class _Prover:
         extent = self.binder.tensors[tensor].shape[d]
         if self.empty:
             return False
-        finding = examine(subscript, extent, guards, self.box)
+        finding = prove_in_bounds(subscript, extent, guards, self.box)
         start = self.binder.starts(tensor)[d]
         match finding.verdict:
             case Verdict.SAFE:
@@ -332,9 +336,9 @@ class _Prover:
         return bool(guards)
 
 
-def is_plain(subscripts: tuple[Expr, ...]) -> bool:
+def are_offset_indices(subscripts: tuple[Expr, ...]) -> bool:
     """Whether subscripts are distinct index variables, each perhaps with an offset."""
-    names = [next((x.name for x in walk(e) if isinstance(x, Index)), None) for e in subscripts if _is_offset(e)]
+    names = [next((x.name for x in walk_expr(e) if isinstance(x, Index)), None) for e in subscripts if _is_offset(e)]
     return len(names) == len(subscripts) == len(set(names))
 
 
@@ -346,7 +350,7 @@ def _is_offset(e: Expr) -> bool:
 
 
 def _has_guarded(e: Expr) -> bool:
-    return any(isinstance(x, Access) and x.guarded for x in walk(e))
+    return any(isinstance(x, Access) and x.guarded for x in walk_expr(e))
 
 
 def _conjunction(guards: Guards) -> Expr | None:
@@ -365,10 +369,14 @@ def _conjunction(guards: Guards) -> Expr | None:
 
 def _needs_copy(b: BoundStatement) -> bool:
     """Whether the statement reads its target at other points, or at other times, than it writes them."""
-    reads = [x for e in (b.value, *b.subscripts) for x in walk(e) if isinstance(x, Access) and x.tensor == b.target]
+    reads = [
+        x for e in (b.value, *b.subscripts) for x in walk_expr(e) if isinstance(x, Access) and x.tensor == b.target
+    ]
     if not reads:
         return False
     pointwise = all(x.subscripts == b.subscripts for x in reads)
     return (
-        not pointwise or bool(b.reduced) or (b.reduction is not None and (b.initialise or not is_plain(b.subscripts)))
+        not pointwise
+        or bool(b.reduction_indices)
+        or (b.reduction is not None and (b.initialize or not are_offset_indices(b.subscripts)))
     )

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from . import syntax as s
-from .library import CONSTANTS, canonical_name, is_builtin
-from .show import show
+from .builtins import CONSTANTS, canonical_name, is_builtin
+from .printer import to_text
 
 
-def canonical(d: s.Def, program: Mapping[str, s.Def]) -> str:
+def canonical_text_of_def(d: s.Def, program: Mapping[str, s.Def]) -> str:
     """The canonical text of `d` and of the defs it calls."""
     order: dict[str, str] = {d.name: "f0"}
     texts: list[str] = []
     while len(texts) < len(order):
         name = list(order)[len(texts)]
-        texts.append(show(_Renaming(program, order).definition(program[name])))
+        texts.append(to_text(_Renaming(program, order).definition(program[name])))
     return "\n".join(texts)
 
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 
-from ..errors import CannotLower, TCError
-from ..naming import SEPARATOR
-from . import function as f
-from .function import BoundFunction
+from ..core.errors import CannotLower, TCError
+from ..core.naming import SEPARATOR
+from . import ir as f
+from .ir import BoundFunction
 
 NAME = "f"
 """Of every def."""
@@ -45,7 +45,7 @@ def _statement(s: f.BoundStatement, tensors: Mapping[str, str], indices: Mapping
                 return replace(e, name=indices.get(index, index))
             case f.Access(tensor=tensor):
                 e = replace(e, tensor=tensors[tensor])
-        return f.rebuild(e, tuple(map(expression, f.children(e))))
+        return f.with_operands(e, tuple(map(expression, f.operands_of(e))))
 
     def check(c: f.BoundsCheck) -> f.BoundsCheck:
         guard = None if c.guard is None else expression(c.guard)

@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..dtypes import INT32, INT64, DType, promote
-from ..errors import CheckError, Span
+from ..core.dtypes import INT32, INT64, DType, promote_dtypes
+from ..core.errors import CheckError, Span
 from . import syntax as s
-from . import typed as t
-from .canonical import canonical
-from .expressions import ExpressionChecker, Known, World
+from . import type_rules as t
+from .canonical import canonical_text_of_def
+from .expression_checker import CheckContext, ExpressionChecker, TensorInfo
 from .formats import Format, parse_format
-from .function import (
+from .inline import InlinedBody, Item
+from .ir import (
     Access,
     Cast,
     Const,
+    ExplicitRange,
     Expr,
     Function,
-    GivenRange,
     Index,
     Role,
     Size,
     SizeConstraint,
     Statement,
     Symbol,
-    walk,
+    walk_expr,
 )
-from .hints import of_name
-from .inline import Body, Item
-from .mistake import Mistake
-from .parse import parse, text_of
+from .mistake import TypeMistake
+from .parse import parse_program, text_of
 from .ranges import symbolic_ranges
 from .sparse_rules import check_sparse_accesses
-from .typed import Typed
+from .suggestions import of_name
+from .type_rules import TypedExpr
 
 REDUCTIONS = {"=": None, "+=": "+", "*=": "*", "min=": "min", "max=": "max"}
 
@@ -44,7 +44,7 @@ def compile_source(source: str | bytes) -> tuple[Function, ...]:
     Raises ParseError, CheckError or RangeError with the place of the first mistake; nothing else, for any text.
     """
     text = text_of(source)
-    program = parse(text)
+    program = parse_program(text)
     defs: dict[str, s.Def] = {}
     for d in program.defs:
         if d.name in defs:
@@ -57,8 +57,8 @@ def compile_source(source: str | bytes) -> tuple[Function, ...]:
 
 
 def _check_def(d: s.Def, defs: Mapping[str, s.Def], source: str) -> Function:
-    world = World(source, defs=tuple(defs))
-    body = Body(world, defs)
+    world = CheckContext(source, defs=tuple(defs))
+    body = InlinedBody(world, defs)
     scope = body.collect(d)
     _check_defined(d, body)
     _decide_types(body)
@@ -71,16 +71,16 @@ def _check_def(d: s.Def, defs: Mapping[str, s.Def], source: str) -> Function:
         statements,
         tuple(r.name for r in d.returns),
         tuple(scope.sizes),
-        tuple(world.specialised),
+        tuple(world.specialized),
         constraints,
         source,
-        canonical(d, defs),
+        canonical_text_of_def(d, defs),
     )
     check_sparse_accesses(function)
     return function
 
 
-def _check_defined(d: s.Def, body: Body) -> None:
+def _check_defined(d: s.Def, body: InlinedBody) -> None:
     if not d.returns:
         raise body.world.error("the def returns nothing", d.name_span, expected="at least one return")
     for r in d.returns:
@@ -88,7 +88,7 @@ def _check_defined(d: s.Def, body: Body) -> None:
             raise body.world.error(f"the return '{r.name}' is never defined", r.span)
 
 
-def _check_return_sizes(d: s.Def, world: World) -> None:
+def _check_return_sizes(d: s.Def, world: CheckContext) -> None:
     """A size that only returns mention is bound by the tensors a call passes: legal for in/out returns alone."""
     bound = {dim.size for p in d.parameters if p.type is not None for dim in p.type.dimensions or ()}
     for r in d.returns:
@@ -109,26 +109,26 @@ class _Parts:
     """A statement whose expressions are checked."""
 
     checker: ExpressionChecker
-    subscripts: tuple[Typed, ...]
-    value: Typed
+    subscripts: tuple[TypedExpr, ...]
+    value: TypedExpr
     indices: tuple[str, ...]
     left: int
-    ranges: tuple[GivenRange, ...]
+    ranges: tuple[ExplicitRange, ...]
     exists: tuple[Access, ...]
 
 
-def _decide_types(body: Body) -> None:
-    """Find the type of every tensor from its definitions, and which scalars are specialised.
+def _decide_types(body: InlinedBody) -> None:
+    """Find the type of every tensor from its definitions, and which scalars are specialized.
 
     A pass over all statements may leave types open, where a literal is defined before the definition that decides;
     passes repeat until nothing changes, then the first open tensor becomes int32.
     """
     world = body.world
     while True:
-        before = (_types(world), tuple(world.specialised))
+        before = (_types(world), tuple(world.specialized))
         for item in body.items:
             _infer_type(item, world)
-        if (_types(world), tuple(world.specialised)) != before:
+        if (_types(world), tuple(world.specialized)) != before:
             continue
         undecided = next((i.target for i in body.items if world.tensors[i.target].dtype is None), None)
         if undecided is None:
@@ -136,11 +136,11 @@ def _decide_types(body: Body) -> None:
         world.tensors[undecided].dtype = INT32
 
 
-def _types(world: World) -> tuple[DType | None, ...]:
+def _types(world: CheckContext) -> tuple[DType | None, ...]:
     return tuple(x.dtype for x in world.tensors.values())
 
 
-def _infer_type(item: Item, world: World) -> None:
+def _infer_type(item: Item, world: CheckContext) -> None:
     target = world.tensors[item.target]
     parts = _parts(item, world)
     first = item.target not in item.defined
@@ -150,19 +150,19 @@ def _infer_type(item: Item, world: World) -> None:
         target.dtype = parts.value.type
 
 
-def _make_inout(target: Known, item: Item, world: World) -> None:
+def _make_inout(target: TensorInfo, item: Item, world: CheckContext) -> None:
     if target.role is Role.TEMPORARY:
         how = f"'{item.tree.operator}!'" if item.tree.operator != "=" else "a definition before it"
         raise world.error(
             f"the temporary '{target.name}' has no value before this statement",
             item.tree.target_span,
             expected=how,
-            suggestion="initialise it, or return it: a returned tensor can be passed in by the caller",
+            suggestion="initialize it, or return it: a returned tensor can be passed in by the caller",
         )
     target.role = Role.INOUT
 
 
-def _symbols(d: s.Def, world: World) -> Iterator[Symbol]:
+def _symbols(d: s.Def, world: CheckContext) -> Iterator[Symbol]:
     order = [p.name for p in d.parameters] + [r.name for r in d.returns]
     order += [name for name, x in world.tensors.items() if x.role is Role.TEMPORARY]
     for name in order:
@@ -170,17 +170,17 @@ def _symbols(d: s.Def, world: World) -> Iterator[Symbol]:
         assert x.dtype is not None
         extents = None if x.dimensions is None else tuple(_size(size) for size in x.dimensions)
         yield Symbol(
-            name, x.dtype, max(0, x.rank), x.role, extents, name in world.specialised, _format(x, world), x.span
+            name, x.dtype, max(0, x.rank), x.role, extents, name in world.specialized, _format(x, world), x.span
         )
 
 
-def _format(x: Known, world: World) -> Format | None:
+def _format(x: TensorInfo, world: CheckContext) -> Format | None:
     """The format that a declaration names."""
     if x.format is None:
         return None
     try:
         return parse_format(x.format.word, x.format.numbers, max(0, x.rank))
-    except Mistake as m:
+    except TypeMistake as m:
         raise world.error(
             m.message, x.format.span, expected=m.expected, found=m.found, suggestion=m.suggestion
         ) from None
@@ -190,7 +190,7 @@ def _size(size: str | int) -> Expr:
     return Const(size, INT64) if isinstance(size, int) else Size(size, INT64)
 
 
-def _constraints(body: Body) -> Iterator[SizeConstraint]:
+def _constraints(body: InlinedBody) -> Iterator[SizeConstraint]:
     for r in body.requirements:
         actual = body.world.tensors[r.tensor].dtype
         if actual != r.dtype:
@@ -205,7 +205,7 @@ def _constraints(body: Body) -> Iterator[SizeConstraint]:
 # --- statements ----------------------------------------------------------------------------------------------------
 
 
-def _parts(item: Item, world: World) -> _Parts:
+def _parts(item: Item, world: CheckContext) -> _Parts:
     """Check the expressions of a statement, target first: the order in which its indices are numbered."""
     tree = item.tree
     ranges = [c for c in tree.clauses if isinstance(c, s.Range)]
@@ -233,12 +233,12 @@ def _parts(item: Item, world: World) -> _Parts:
     return _Parts(checker, subscripts, value, tuple(used), left, given, exists)
 
 
-def _accesses(xs: Iterable[Typed]) -> Iterator[Access]:
+def _accesses(xs: Iterable[TypedExpr]) -> Iterator[Access]:
     for x in xs:
-        yield from (e for e in walk(x.expr) if isinstance(e, Access))
+        yield from (e for e in walk_expr(x.expr) if isinstance(e, Access))
 
 
-def _check_clauses(item: Item, world: World, named: Sequence[s.Range | s.Let]) -> None:
+def _check_clauses(item: Item, world: CheckContext, named: Sequence[s.Range | s.Let]) -> None:
     """Refuse names of ranges and lets that already mean something else."""
     seen: set[str] = set()
     for c in named:
@@ -254,7 +254,7 @@ def _check_clauses(item: Item, world: World, named: Sequence[s.Range | s.Let]) -
             raise world.error(f"'{name}' is already a tensor", where, suggestion="use another name")
 
 
-def _check_target(item: Item, world: World, subscripts: Sequence[Typed]) -> None:
+def _check_target(item: Item, world: CheckContext, subscripts: Sequence[TypedExpr]) -> None:
     """`=` writes every element once: no index twice, nothing that depends on data."""
     if item.tree.operator != "=":
         return
@@ -276,7 +276,7 @@ def _check_target(item: Item, world: World, subscripts: Sequence[Typed]) -> None
         )
 
 
-def _given(c: s.Range, item: Item, world: World, lets: Mapping[str, s.Expression]) -> GivenRange:
+def _given(c: s.Range, item: Item, world: CheckContext, lets: Mapping[str, s.Expression]) -> ExplicitRange:
     checker = ExpressionChecker(world, item.scope, item.defined, "", lets=lets)
     bounds = []
     for e in (c.lower, c.upper):
@@ -288,10 +288,10 @@ def _given(c: s.Range, item: Item, world: World, lets: Mapping[str, s.Expression
                 suggestion="take the whole range and guard the value with `condition ? ... : ...`",
             )
         bounds.append(bound.expr)
-    return GivenRange(c.index, bounds[0], bounds[1], c.span)
+    return ExplicitRange(c.index, bounds[0], bounds[1], c.span)
 
 
-def _exists(c: s.Exists, checker: ExpressionChecker, world: World) -> Access:
+def _exists(c: s.Exists, checker: ExpressionChecker, world: CheckContext) -> Access:
     x = checker.value(c.access).expr
     access = x.operand if isinstance(x, Cast) else x
     if not isinstance(access, Access):
@@ -299,7 +299,9 @@ def _exists(c: s.Exists, checker: ExpressionChecker, world: World) -> Access:
     return access
 
 
-def _check_indices(item: Item, world: World, used: Mapping[str, Span], left: int, checker: ExpressionChecker) -> None:
+def _check_indices(
+    item: Item, world: CheckContext, used: Mapping[str, Span], left: int, checker: ExpressionChecker
+) -> None:
     """Every index is on the left or reduced, and every range belongs to an index that is used."""
     reduced = list(used)[left:]
     if reduced and item.tree.operator == "=":
@@ -317,7 +319,7 @@ def _check_indices(item: Item, world: World, used: Mapping[str, Span], left: int
             raise world.error(f"the index '{c.index}' is given a range but not used", span)
 
 
-def _checked(n: int, item: Item, world: World) -> Statement:
+def _checked(n: int, item: Item, world: CheckContext) -> Statement:
     """The final form of a statement, every type known."""
     tree = item.tree
     parts = _parts(item, world)
@@ -326,7 +328,7 @@ def _checked(n: int, item: Item, world: World) -> Statement:
     reduction = REDUCTIONS[operator]
     try:
         value = _stored(parts.value, target, reduction)
-    except Mistake as m:
+    except TypeMistake as m:
         raise world.error(
             m.message, tree.value.span, expected=m.expected, found=m.found, suggestion=m.suggestion
         ) from None
@@ -345,19 +347,19 @@ def _checked(n: int, item: Item, world: World) -> Statement:
     )
 
 
-def _stored(x: Typed, target: Known, reduction: str | None) -> Expr:
+def _stored(x: TypedExpr, target: TensorInfo, reduction: str | None) -> Expr:
     """The value as the statement stores or combines it: exactly of the target's type, or of its accumulator."""
     to = target.dtype
     assert to is not None
-    if not x.weak and promote(to, x.type) != to:
-        raise Mistake(
+    if not x.weak and promote_dtypes(to, x.type) != to:
+        raise TypeMistake(
             f"'{target.name}' is {to}, and this value is {x.type}",
             expected=str(to),
             found=str(x.type),
             suggestion=f"cast it: {to}(...)",
         )
     if not x.weak and x.type != to and not target.typed:
-        raise Mistake(
+        raise TypeMistake(
             f"'{target.name}' is {to} by another definition, and this value is {x.type}",
             expected=str(to),
             found=str(x.type),
@@ -366,5 +368,7 @@ def _stored(x: Typed, target: Known, reduction: str | None) -> Expr:
     if reduction is None:
         return t.rounded_to(x, to)
     if to.is_bool and reduction in ("+", "*"):
-        raise Mistake(f"'{reduction}=' does not take bool", expected="numbers", found="bool", suggestion="int32(...)")
+        raise TypeMistake(
+            f"'{reduction}=' does not take bool", expected="numbers", found="bool", suggestion="int32(...)"
+        )
     return t.convert(x, to).expr

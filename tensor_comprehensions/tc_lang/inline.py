@@ -1,6 +1,6 @@
 """The statements of a def in order, with calls of other defs inlined, and the tensors they declare.
 
-Inlining changes no text: a call contributes the statements of the called def in a `Scope` of their own. A call
+Inlining changes no text: a call contributes the statements of the called def in a `NameScope` of their own. A call
 whose result is also among its arguments goes through fresh temporaries, so that nothing is overwritten too early.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..dtypes import ALIASES, DTYPES, DType
-from ..errors import CheckError, Span
+from ..core.dtypes import ALIASES, DTYPES, DType
+from ..core.errors import CheckError, Span
 from . import syntax as s
-from .expressions import Known, Scope, World, extent_name
-from .function import Role
-from .library import is_builtin
+from .builtins import is_builtin
+from .expression_checker import CheckContext, NameScope, TensorInfo, extent_name
+from .ir import Role
 
 MAX_STATEMENTS = 2000
 
@@ -24,7 +24,7 @@ class Item:
     """A statement to be checked: its text, what its names mean, and what is defined before it."""
 
     tree: s.Statement
-    scope: Scope
+    scope: NameScope
     target: str
     defined: frozenset[str]
 
@@ -40,18 +40,18 @@ class Requirement:
 
 
 @dataclass(slots=True)
-class Body:
+class InlinedBody:
     """The statements of a def while they are collected."""
 
-    world: World
+    world: CheckContext
     program: Mapping[str, s.Def]
     items: list[Item] = field(default_factory=list)
     requirements: list[Requirement] = field(default_factory=list)
     defined: dict[str, None] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
-    outer: Scope = field(default_factory=Scope)
+    outer: NameScope = field(default_factory=NameScope)
 
-    def collect(self, d: s.Def) -> Scope:
+    def collect(self, d: s.Def) -> NameScope:
         """Declare the tensors of the outermost def and collect all statements."""
         scope = self.outer
         for p in d.parameters:
@@ -65,7 +65,7 @@ class Body:
 
     # --- declarations ----------------------------------------------------------------------------------------------
 
-    def _declare_parameter(self, p: s.Declaration, scope: Scope) -> None:
+    def _declare_parameter(self, p: s.Declaration, scope: NameScope) -> None:
         if p.type is None:
             raise self.world.error(
                 f"the parameter '{p.name}' has no type", p.span, expected=f"float(N) {p.name}, int32 {p.name}, ..."
@@ -76,9 +76,9 @@ class Body:
         for size in dims:
             if isinstance(size, str):
                 scope.sizes.setdefault(size, size)
-        self._declare(Known(p.name, len(dims), Role.INPUT, p.type.dtype, dims, p.span, format=p.format), scope)
+        self._declare(TensorInfo(p.name, len(dims), Role.INPUT, p.type.dtype, dims, p.span, format=p.format), scope)
 
-    def _declare_return(self, r: s.Declaration, scope: Scope, d: s.Def) -> None:
+    def _declare_return(self, r: s.Declaration, scope: NameScope, d: s.Def) -> None:
         if r.name in scope.tensors:
             inputs = {p.name for p in d.parameters}
             what = "is also a parameter" if r.name in inputs else "is returned twice"
@@ -92,13 +92,13 @@ class Body:
             if isinstance(size, str):
                 scope.sizes.setdefault(size, size)
         rank = -1 if dims is None else len(dims)
-        self._declare(Known(r.name, rank, Role.OUTPUT, dtype, dims, r.span, dtype is not None, r.format), scope)
+        self._declare(TensorInfo(r.name, rank, Role.OUTPUT, dtype, dims, r.span, dtype is not None, r.format), scope)
 
-    def _declare(self, tensor: Known, scope: Scope) -> None:
+    def _declare(self, tensor: TensorInfo, scope: NameScope) -> None:
         scope.tensors[tensor.name] = tensor.name
         self.world.tensors[tensor.name] = tensor
 
-    def _check_names(self, scope: Scope, d: s.Def) -> None:
+    def _check_names(self, scope: NameScope, d: s.Def) -> None:
         """A tensor and a size may share a name where none can be taken for the other: the paper's `sconv2d` does.
 
         A tensor and a type may not: `half(i)` is a conversion.
@@ -118,7 +118,7 @@ class Body:
 
     # --- statements ------------------------------------------------------------------------------------------------
 
-    def _statements(self, d: s.Def, scope: Scope, stack: tuple[str, ...]) -> None:
+    def _statements(self, d: s.Def, scope: NameScope, stack: tuple[str, ...]) -> None:
         for tree in d.body:
             call = self._as_call(tree, scope)
             if call is not None:
@@ -126,7 +126,7 @@ class Body:
             elif isinstance(tree, s.Statement):
                 self._statement(tree, scope)
 
-    def _as_call(self, tree: s.Statement | s.TupleCall, scope: Scope) -> s.TupleCall | None:
+    def _as_call(self, tree: s.Statement | s.TupleCall, scope: NameScope) -> s.TupleCall | None:
         """The call that a statement is, or None. `c = f(x)` with `f` a def is the short form of `(c) = f(x)`."""
         if isinstance(tree, s.TupleCall):
             return tree
@@ -137,7 +137,7 @@ class Body:
             return None
         return s.TupleCall((s.Name(tree.target, tree.target_span),), e.name, e.arguments, e.span, tree.span)
 
-    def _statement(self, tree: s.Statement, scope: Scope) -> None:
+    def _statement(self, tree: s.Statement, scope: NameScope) -> None:
         if len(self.items) >= MAX_STATEMENTS:
             raise self.world.error(f"more than {MAX_STATEMENTS} statements once calls are inlined", tree.span)
         rank = len(tree.subscripts or ())
@@ -145,7 +145,7 @@ class Body:
         self.items.append(Item(tree, scope, target, frozenset(self.defined)))
         self.defined.setdefault(target)
 
-    def _define(self, name: str, rank: int, span: Span, scope: Scope) -> str:
+    def _define(self, name: str, rank: int, span: Span, scope: NameScope) -> str:
         """The tensor that a definition of `name` writes, declared as a temporary where it is new."""
         actual = scope.tensors.get(name)
         if actual is None:
@@ -160,7 +160,7 @@ class Body:
                 )
             taken = name in self.world.tensors or (name in self.taken and scope is not self.outer)
             actual = scope.tensors[name] = self._fresh(name) if taken else name
-            self.world.tensors[actual] = Known(actual, rank, Role.TEMPORARY, None, None, span)
+            self.world.tensors[actual] = TensorInfo(actual, rank, Role.TEMPORARY, None, None, span)
             return actual
         tensor = self.world.tensors[actual]
         if tensor.role is Role.INPUT or (name in scope.values):
@@ -173,7 +173,7 @@ class Body:
             raise self._rank_error(name, tensor, rank, span)
         return actual
 
-    def _rank_error(self, name: str, tensor: Known, rank: int, span: Span) -> CheckError:
+    def _rank_error(self, name: str, tensor: TensorInfo, rank: int, span: Span) -> CheckError:
         declared = tensor.dimensions is not None
         return self.world.error(
             f"'{name}' {'is declared' if declared else 'has an earlier definition'} with another rank",
@@ -191,13 +191,13 @@ class Body:
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
-    def _inline(self, call: s.TupleCall, scope: Scope, stack: tuple[str, ...]) -> None:
+    def _inline(self, call: s.TupleCall, scope: NameScope, stack: tuple[str, ...]) -> None:
         callee = self.program[call.callee]
         if call.callee in stack:
             chain = " -> ".join((*stack, call.callee))
             raise self.world.error("a def calls itself", call.callee_span, found=chain)
         self._check_arity(call, callee)
-        inner = Scope()
+        inner = NameScope()
         for p, e in zip(callee.parameters, call.arguments, strict=True):
             self._pass(p, e, scope, inner)
         aliased = any(t.name in _names(call.arguments) for t in call.targets)
@@ -225,7 +225,7 @@ class Body:
             if names.count(target.name) > 1:
                 raise self.world.error(f"one call writes '{target.name}' twice", target.span)
 
-    def _pass(self, p: s.Declaration, e: s.Expression, scope: Scope, inner: Scope) -> None:
+    def _pass(self, p: s.Declaration, e: s.Expression, scope: NameScope, inner: NameScope) -> None:
         """Bind parameter `p` of an inlined def to the expression that the call passes."""
         if p.type is None:
             raise self.world.error(f"the parameter '{p.name}' has no type", p.span)
@@ -251,7 +251,7 @@ class Body:
         self._adopt_format(tensor, p, e.span)
         self._require(tensor, p.type, inner, e.span)
 
-    def _adopt_format(self, tensor: Known, p: s.Declaration, span: Span) -> None:
+    def _adopt_format(self, tensor: TensorInfo, p: s.Declaration, span: Span) -> None:
         """A format that the called def demands is demanded of the caller's tensor."""
         if p.format is None:
             return
@@ -266,7 +266,7 @@ class Body:
                 span, expected=p.format.word, found=tensor.format.word,
             )  # fmt: skip
 
-    def _require(self, tensor: Known, type: s.Type, inner: Scope, span: Span) -> None:
+    def _require(self, tensor: TensorInfo, type: s.Type, inner: NameScope, span: Span) -> None:
         """Note that a tensor of the caller must be what the called def declares; binds the sizes named there."""
         equal: list[tuple[str | int, str | int]] = []
         for d, dim in enumerate(type.dimensions or ()):
@@ -276,7 +276,7 @@ class Body:
                 equal.append((actual, wanted))
         self.requirements.append(Requirement(tensor.name, type.dtype, tuple(equal), span))
 
-    def _result(self, target: s.Name, scope: Scope) -> str:
+    def _result(self, target: s.Name, scope: NameScope) -> str:
         """The tensor of the caller that takes a result of a call; its rank is that of its first definition."""
         if target.name not in scope.tensors:
             return self._define(target.name, -1, target.span, scope)
@@ -287,10 +287,10 @@ class Body:
 
     def _new(self, name: str, span: Span) -> str:
         actual = self._fresh(name)
-        self.world.tensors[actual] = Known(actual, -1, Role.TEMPORARY, None, None, span)
+        self.world.tensors[actual] = TensorInfo(actual, -1, Role.TEMPORARY, None, None, span)
         return actual
 
-    def _finish(self, call: s.TupleCall, target: s.Name, r: s.Declaration, scope: Scope, inner: Scope) -> None:
+    def _finish(self, call: s.TupleCall, target: s.Name, r: s.Declaration, scope: NameScope, inner: NameScope) -> None:
         """Check a result against what the called def declares, and copy it to its place if it is not there yet."""
         tensor = self.world.tensors[inner.tensors[r.name]]
         if tensor.name not in self.defined:
@@ -303,7 +303,7 @@ class Body:
         value = s.Apply("result", indices, call.span) if indices else s.Name("result", call.span)
         destination = self._result(target, scope)
         tree = s.Statement("target", indices, "=", value, (), target.span, call.span)
-        self._statement(tree, Scope({"target": destination, "result": tensor.name}))
+        self._statement(tree, NameScope({"target": destination, "result": tensor.name}))
 
 
 def _targets(d: s.Def) -> set[str]:
@@ -321,5 +321,5 @@ def _names(expressions: Sequence[s.Expression]) -> set[str]:
         match e:
             case s.Name(name=name) | s.Apply(name=name) | s.Extent(tensor=name):
                 found.add(name)
-        found |= _names(s.operands(e))
+        found |= _names(s.child_expressions(e))
     return found

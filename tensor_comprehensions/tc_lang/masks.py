@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import DType
+from ..core.dtypes import DType
 from .affine import Affine, Interval, Quotient, Variable
-from .function import (
+from .bounds_proof import conjuncts, inequalities, is_nonnegative
+from .ir import (
     Access,
     Binary,
     BoundStatement,
@@ -27,12 +28,11 @@ from .function import (
     Index,
     Inequality,
     Select,
-    children,
-    rebuild,
-    walk,
+    operands_of,
+    walk_expr,
+    with_operands,
 )
-from .numeric import Array, Evaluator
-from .prove import conjuncts, inequalities, is_nonnegative
+from .numpy_eval import Array, NumpyEvaluator
 
 Region = tuple[Inequality, ...]
 """The points at which all of these hold."""
@@ -138,9 +138,9 @@ def index_subscripts(access: Access) -> tuple[str, ...] | None:
 # --- values outside ------------------------------------------------------------------------------------------------
 
 
-def find_regions(e: Expr, facts: Facts, box: Box) -> tuple[Region, ...]:
+def find_masked_regions(e: Expr, facts: Facts, box: Box) -> tuple[Region, ...]:
     """The regions that conditions and masked tensors in `e` leave."""
-    return tuple(dict.fromkeys(r for x in walk(e) for r in _own_regions(x, facts, box) if r))
+    return tuple(dict.fromkeys(r for x in walk_expr(e) for r in _own_regions(x, facts, box) if r))
 
 
 def _own_regions(e: Expr, facts: Facts, box: Box) -> Iterator[Region]:
@@ -180,10 +180,10 @@ def value_outside(e: Expr, region: Region, facts: Facts, box: Box) -> Outside | 
             case Access():
                 found = _read(e, facts)
                 return found.value if found is not None and includes(region, found.region, box) else None
-        parts = [visit(x) for x in children(e)]
+        parts = [visit(x) for x in operands_of(e)]
         constants = [p for p in parts if isinstance(p, Const)]
         if parts and len(constants) == len(parts):
-            return _computed(rebuild(e, constants))
+            return _computed(with_operands(e, constants))
         return _sunk(e, parts, region, facts)
 
     return visit(e)
@@ -192,7 +192,7 @@ def value_outside(e: Expr, region: Region, facts: Facts, box: Box) -> Outside | 
 def _computed(e: Expr) -> Const | None:
     try:
         with np.errstate(all="ignore"):
-            value = Evaluator({}, _no_memory)(e)
+            value = NumpyEvaluator({}, _no_memory)(e)
     except (ArithmeticError, ValueError):
         return None
     return Const(np.asarray(value).item(), e.dtype)
@@ -234,17 +234,17 @@ def _rows(masked: Expr, largest: Access, region: Region, facts: Facts) -> frozen
         return None
     written = index_subscripts(Access(s.target, s.subscripts, s.value.dtype)) or ()
     place = dict(zip(written, names, strict=True))
-    if not _matches(s.value, masked, place) or any(i.name not in place for i in s.reduced):
+    if not _matches(s.value, masked, place) or any(i.name not in place for i in s.reduction_indices):
         return None
     same = {g.renamed(place) for g in s.terms} == set(region)
-    return frozenset(place[i.name] for i in s.reduced) if same else None
+    return frozenset(place[i.name] for i in s.reduction_indices) if same else None
 
 
 def _matches(pattern: Expr, e: Expr, place: dict[str, str]) -> bool:
     """Is `e` the `pattern` with other indices? `place` has some of them, and gets the rest."""
     if isinstance(pattern, Index):
         return isinstance(e, Index) and place.setdefault(pattern.name, e.name) == e.name
-    mine, theirs = children(pattern), children(e)
+    mine, theirs = operands_of(pattern), operands_of(e)
     if type(pattern) is not type(e) or len(mine) != len(theirs):
         return False
-    return all(_matches(a, b, place) for a, b in zip(mine, theirs, strict=True)) and rebuild(pattern, theirs) == e
+    return all(_matches(a, b, place) for a, b in zip(mine, theirs, strict=True)) and with_operands(pattern, theirs) == e

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from ..dtypes import ALIASES, DTYPES
-from ..errors import ParseError, Span
-from ..interrupts import deferred_interrupts
+from ..core.dtypes import ALIASES, DTYPES
+from ..core.errors import ParseError, Span
+from ..core.interrupts import deferred_interrupts
 from . import syntax as s
-from .hints import of_number, of_syntax
+from .suggestions import of_number, suggest_syntax
 
 MAX_DEPTH = 150
 """How deep an expression may nest: every later stage may recurse over expressions without fear."""
@@ -28,7 +28,7 @@ _SPELLING = {
 }  # fmt: skip
 
 
-def parse(source: str | bytes) -> s.Program:
+def parse_program(source: str | bytes) -> s.Program:
     """The syntax tree of a TC program.
 
     Raises ParseError, with its place, for every text that is not in the grammar.
@@ -47,7 +47,7 @@ def parse(source: str | bytes) -> s.Program:
         expected = _alternatives(tuple(e.allowed or ()))
         raise ParseError(
             "this character cannot stand here", source=text, span=span, expected=expected, found=repr(text[span.start]),
-            suggestion=of_syntax(text, at),
+            suggestion=suggest_syntax(text, at),
         ) from None  # fmt: skip
     except ParseError as e:
         raise ParseError(
@@ -73,8 +73,8 @@ def text_of(source: str | bytes) -> str:
 @cache
 def _parser() -> Any:
     with deferred_interrupts():
-        from . import tables
-    return tables.parser(transformer=_Builder(), lexer_callbacks={"ID": _name})
+        from . import parser_tables
+    return parser_tables.make_parser(transformer=_Builder(), lexer_callbacks={"ID": _name})
 
 
 def _unexpected_token(text: str, e: Any) -> ParseError:
@@ -89,7 +89,7 @@ def _unexpected_token(text: str, e: Any) -> ParseError:
     span = Span(token.start_pos, token.end_pos)
     return ParseError(
         f"unexpected '{token}'", source=text, span=span, expected=expected, found=f"'{token}'",
-        suggestion=of_syntax(text, token.start_pos),
+        suggestion=suggest_syntax(text, token.start_pos),
     )  # fmt: skip
 
 
@@ -121,9 +121,9 @@ def _check_depth(program: s.Program, text: str) -> None:
     """Refuse expressions that nest deeper than MAX_DEPTH. Iterative: it runs before the depth is known."""
     for d in program.defs:
         for statement in d.body:
-            level = list(s.expressions(statement))
+            level = list(s.statement_expressions(statement))
             for _ in range(MAX_DEPTH):
-                level = [x for e in level for x in s.operands(e)]
+                level = [x for e in level for x in s.child_expressions(e)]
             if level:
                 raise ParseError(
                     f"this expression nests deeper than {MAX_DEPTH} levels",
@@ -280,7 +280,7 @@ class _Builder:
     def real(self, x: list[Any]) -> s.Number:
         return s.Number(float(x[0]), _around(x[0], x[0]))
 
-    def parenthesised(self, x: list[Any]) -> s.Expression:
+    def parenthesized(self, x: list[Any]) -> s.Expression:
         e: s.Expression = replace(x[1], span=_around(x[0], x[2]))
         return e
 

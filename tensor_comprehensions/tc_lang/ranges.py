@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..errors import RangeError, Span
-from .affine import Affine, Opaque, Quotient, Remainder, Variable, affine, reads_tensors, variables
-from .formula import Formula, Value, greater, lesser, number
-from .function import Access, Function, Index, Role, Statement, Symbol, walk
+from ..core.errors import RangeError, Span
+from .affine import Affine, Opaque, Quotient, Remainder, Variable, affine_variables, reads_tensors, to_affine
+from .ir import Access, Function, Index, Role, Statement, Symbol, walk_expr
+from .size_polynomial import SizePolynomial, Value, constant_value, max_of, min_of
 
 Bounds = tuple[Value, Value]
 """A half-open range of index values."""
@@ -45,7 +45,7 @@ class Ranges:
 
 
 def infer_ranges(function: Function, sizes: Mapping[str, Value]) -> Ranges:
-    """The ranges of all indices and tensors; `sizes` gives each size name and specialised scalar its value.
+    """The ranges of all indices and tensors; `sizes` gives each size name and specialized scalar its value.
 
     Raises RangeError where an index has no range, or (with numbers) where a range has a negative extent.
     """
@@ -69,16 +69,16 @@ def infer_statement(function: Function, sizes: Mapping[str, Value], known: Range
 
 
 def symbolic_ranges(function: Function) -> Ranges:
-    """The ranges as formulas in the sizes and specialised scalars of the signature."""
-    return infer_ranges(function, {name: Formula.name(name) for name in (*function.sizes, *function.scalars)})
+    """The ranges as formulas in the sizes and specialized scalars of the signature."""
+    return infer_ranges(function, {name: SizePolynomial.name(name) for name in (*function.sizes, *function.scalars)})
 
 
 def output_shapes(
     function: Function, sizes: Mapping[str, int], scalars: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
-    """The shape of every return for given sizes and specialised scalars."""
+    """The shape of every return for given sizes and specialized scalars."""
     ranges = infer_ranges(function, {**sizes, **scalars})
-    return {name: tuple(number(x) or 0 for x in ranges.shape(name)) for name in function.returns}
+    return {name: tuple(constant_value(x) or 0 for x in ranges.shape(name)) for name in function.returns}
 
 
 def is_updatable_in_part(tensor: Symbol) -> bool:
@@ -86,10 +86,10 @@ def is_updatable_in_part(tensor: Symbol) -> bool:
     return tensor.role is Role.INOUT and tensor.extents is not None
 
 
-def accesses(s: Statement) -> Iterator[Access]:
+def statement_accesses(s: Statement) -> Iterator[Access]:
     """The reads of a statement in order, those in subscripts included."""
     for e in (*s.subscripts, s.value):
-        yield from (x for x in walk(e) if isinstance(x, Access))
+        yield from (x for x in walk_expr(e) if isinstance(x, Access))
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class _Inference:
 
     def declare(self, tensor: Symbol) -> None:
         """Give a tensor that the caller passes the bounds that its declaration says."""
-        self._set(tensor.name, tuple((0, affine(e, self.sizes).constant) for e in tensor.extents or ()))
+        self._set(tensor.name, tuple((0, to_affine(e, self.sizes).constant) for e in tensor.extents or ()))
 
     def _set(self, name: str, bounds: tuple[Bounds, ...]) -> None:
         self.bounds[name] = bounds
@@ -128,17 +128,20 @@ class _Inference:
     # --- conditions ------------------------------------------------------------------------------------------------
 
     def _given(self, s: Statement) -> dict[str, Bounds]:
-        return {r.index: (affine(r.lower, self.sizes).constant, affine(r.upper, self.sizes).constant) for r in s.ranges}
+        return {
+            r.index: (to_affine(r.lower, self.sizes).constant, to_affine(r.upper, self.sizes).constant)
+            for r in s.ranges
+        }
 
     def _conditions(self, s: Statement) -> Iterator[Condition]:
-        for access in (*accesses(s), *s.exists):
+        for access in (*statement_accesses(s), *s.exists):
             yield from self._of(access.tensor, access.subscripts, access.span)
-        if s.reduction is not None and not s.initialise:
+        if s.reduction is not None and not s.initialize:
             yield from self._of(s.target, s.subscripts, s.span)
 
     def _of(self, tensor: str, subscripts: tuple[object, ...], span: Span | None) -> Iterator[Condition]:
         for e, (lower, upper) in zip(subscripts, self._known_bounds(tensor), strict=False):
-            yield Condition(affine(e, self.sizes), lower, upper, span)  # type: ignore[arg-type]
+            yield Condition(to_affine(e, self.sizes), lower, upper, span)  # type: ignore[arg-type]
 
     def _known_bounds(self, tensor: str) -> tuple[Bounds, ...]:
         return self.bounds.get(tensor, ())
@@ -151,7 +154,7 @@ class _Inference:
         while True:
             found: dict[str, Bounds] = {}
             for c in conditions:
-                open_ = set(variables(c.form)) - solved.keys()
+                open_ = set(affine_variables(c.form)) - solved.keys()
                 if len(open_) != 1:
                     continue
                 name = open_.pop()
@@ -178,7 +181,7 @@ class _Inference:
         symbol = self.function.tensor(s.target)
         for mine, extent in zip(s.subscripts, symbol.extents or (), strict=False):
             if isinstance(mine, Index):
-                solved.setdefault(mine.name, (0, affine(extent, self.sizes).constant))
+                solved.setdefault(mine.name, (0, to_affine(extent, self.sizes).constant))
         solved.update(self._solve(s, conditions, solved))
 
     # --- targets ---------------------------------------------------------------------------------------------------
@@ -190,7 +193,7 @@ class _Inference:
             if isinstance(e, Index):
                 bounds.append(solved[e.name])
             elif declared is not None:
-                bounds.append((0, affine(declared[d], self.sizes).constant))
+                bounds.append((0, to_affine(declared[d], self.sizes).constant))
             elif reads_tensors(e):
                 raise RangeError(
                     f"the size of dimension {d} of '{s.target}' depends on data",
@@ -199,7 +202,7 @@ class _Inference:
                     expected=f"a declared size: `-> (float(...) {s.target})`",
                 )
             else:
-                bounds.append(_hull(affine(e, self.sizes), solved))
+                bounds.append(_hull(to_affine(e, self.sizes), solved))
         return tuple(bounds)
 
     def _check_part(self, s: Statement, solved: Mapping[str, Bounds]) -> None:
@@ -209,16 +212,16 @@ class _Inference:
         for d, (e, (least, most)) in enumerate(zip(s.subscripts, self.bounds[s.target], strict=True)):
             if isinstance(e, Index):
                 lower, upper = solved[e.name]
-                before, after = number(lower - least), number(most - upper)
+                before, after = constant_value(lower - least), constant_value(most - upper)
                 if (before or 0) < 0 or (after or 0) < 0:
                     raise self._outside(s, d, solved[e.name], (least, most))
                 if before or after:
                     parts[e.name] = d
         if any(name not in given for name in parts):
             raise self._unnamed_part(s, parts, given, solved)
-        if parts and s.initialise:
+        if parts and s.initialize:
             raise RangeError(
-                f"'{s.reduction}=!' initialises all of '{s.target}', and this definition covers a part of it",
+                f"'{s.reduction}=!' initializes all of '{s.target}', and this definition covers a part of it",
                 source=self.function.source,
                 span=s.span,
                 suggestion=f"give the part its first value by '=' before, and reduce with '{s.reduction}='",
@@ -228,7 +231,7 @@ class _Inference:
 
     def _unsolved(self, s: Statement, missing: list[str], conditions: list[Condition]) -> RangeError:
         names = ", ".join(f"'{i}'" for i in missing)
-        related = [str(c) for c in conditions if set(variables(c.form)) & set(missing)]
+        related = [str(c) for c in conditions if set(affine_variables(c.form)) & set(missing)]
         return RangeError(
             f"the range of {names} does not follow from the accesses of this statement",
             source=self.function.source,
@@ -251,7 +254,7 @@ class _Inference:
         self, s: Statement, parts: Mapping[str, int], given: set[str], solved: Mapping[str, Bounds]
     ) -> RangeError:
         name, d = next((name, d) for name, d in parts.items() if name not in given)
-        clauses = [f"{i} in {solved[i][0]}:{solved[i][1]}" for i in s.indices[: s.left] if i in parts or i in given]
+        clauses = [f"{i} in {solved[i][0]}:{solved[i][1]}" for i in s.indices[: s.num_free] if i in parts or i in given]
         return RangeError(
             f"'{s.target}' is declared with {self.bounds[s.target][d][1]} elements in dimension {d}, "
             f"and what '{name}' reads allows fewer",
@@ -264,10 +267,10 @@ class _Inference:
 
     def _check_extents(self, s: Statement, solved: Mapping[str, Bounds], conditions: list[Condition]) -> None:
         for name in s.indices:
-            lower, upper = (number(x) for x in solved[name])
+            lower, upper = (constant_value(x) for x in solved[name])
             if lower is None or upper is None or lower <= upper:
                 continue
-            related = [str(c) for c in conditions if name in variables(c.form)]
+            related = [str(c) for c in conditions if name in affine_variables(c.form)]
             related += [f"given {lower} <= {name} < {upper}" for r in s.ranges if r.index == name]
             raise RangeError(
                 f"the range of '{name}' is [{lower}, {upper}), which has a negative extent",
@@ -278,7 +281,7 @@ class _Inference:
 
 
 def _intersect(a: Bounds, b: Bounds) -> Bounds:
-    return greater(a[0], b[0]), lesser(a[1], b[1])
+    return max_of(a[0], b[0]), min_of(a[1], b[1])
 
 
 def _narrow(form: Affine, lower: Value, upper: Value, name: str, solved: Mapping[str, Bounds]) -> Bounds | None:
@@ -286,13 +289,13 @@ def _narrow(form: Affine, lower: Value, upper: Value, name: str, solved: Mapping
 
     None where the form is not one that can be solved for `name`.
     """
-    mine = [(atom, c) for atom, c in form.terms if name in variables(Affine(0, ((atom, 1),)))]
+    mine = [(atom, c) for atom, c in form.terms if name in affine_variables(Affine(0, ((atom, 1),)))]
     rest = _extremes(form - Affine(0, tuple(mine)), solved)
     if len(mine) != 1 or rest is None:
         return None
     atom, c = mine[0]
     low, high = lower - rest[0], upper - 1 - rest[1]
-    n = number(c)
+    n = constant_value(c)
     if n is not None and n < 0:
         low, high, c = -high, -low, -n
     range_ = (_ceiling(low, c), high // c + 1)
@@ -315,7 +318,7 @@ def _extremes(form: Affine, solved: Mapping[str, Bounds]) -> Bounds | None:
         ends = _atom_extremes(atom, solved)
         if ends is None:
             return None
-        n = number(c)
+        n = constant_value(c)
         first, last = (ends[1], ends[0]) if n is not None and n < 0 else ends
         low, high = low + first * c, high + last * c
     return low, high
@@ -329,7 +332,7 @@ def _atom_extremes(atom: Variable | Quotient | Remainder | Opaque, solved: Mappi
             ends = _extremes(inner, solved)
             return None if ends is None else (ends[0] // d, ends[1] // d)
         case Remainder(divisor=d):
-            n = number(d)
+            n = constant_value(d)
             return (0, d - 1) if n is None or n > 0 else (d + 1, 0)
     return None
 
@@ -339,5 +342,5 @@ def _hull(form: Affine, solved: Mapping[str, Bounds]) -> Bounds:
     ends = _extremes(form, solved)
     if ends is None:
         return 0, 0
-    empty = any(number(solved[v][1] - solved[v][0]) == 0 for v in variables(form))
+    empty = any(constant_value(solved[v][1] - solved[v][0]) == 0 for v in affine_variables(form))
     return (ends[0], ends[0]) if empty else (ends[0], ends[1] + 1)

@@ -13,17 +13,17 @@ from math import prod
 
 import numpy as np
 
-from ..dtypes import DType
-from ..errors import ArgumentError, InternalError, RangeError
-from .bind import identity, is_plain
-from .function import Access, BoundFunction, BoundIndex, BoundsCheck, BoundStatement, Role, Tensor
-from .numeric import Array, Evaluator, combine, grid, numpy_dtype, rounded
+from ..core.dtypes import DType
+from ..core.errors import ArgumentError, InternalError, RangeError
+from .bind import are_offset_indices, neutral_element
+from .ir import Access, BoundFunction, BoundIndex, BoundsCheck, BoundStatement, Role, Tensor
+from .numpy_eval import Array, NumpyEvaluator, combine_arrays, convert_array, index_grid, numpy_dtype
 
 CHUNK = 1 << 21
 """How many points of a statement's index grid are evaluated at a time."""
 
 
-def evaluate(bound: BoundFunction, arrays: Mapping[str, Array]) -> dict[str, Array]:
+def evaluate_def(bound: BoundFunction, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """The returns of a function, by name.
 
     arrays: every input and the initial value of every in/out tensor, by name; none is modified.
@@ -112,7 +112,7 @@ def _assign(s: BoundStatement, old: Array, reader: _Reader) -> Array:
 
 def _values(s: BoundStatement, box: dict[str, tuple[int, int]], reader: _Reader) -> tuple[tuple[Array, ...], Array]:
     """The elements that a box of the grid writes and the values it gives them, all of the box's shape."""
-    evaluator = Evaluator(grid(box), reader)
+    evaluator = NumpyEvaluator(index_grid(box), reader)
     shape = tuple(upper - lower for lower, upper in box.values())
     points = tuple(np.broadcast_to(evaluator(e), shape) for e in s.subscripts)
     return points, np.broadcast_to(evaluator(s.value), shape)
@@ -124,23 +124,23 @@ _SCATTER = {"+": np.add, "*": np.multiply, "min": np.minimum, "max": np.maximum}
 def _reduce(s: BoundStatement, dtype: DType, old: Array, reader: _Reader) -> Array:
     assert s.reduction is not None
     wide = np.dtype(np.float64) if dtype.is_float else numpy_dtype(dtype)
-    new = np.full(old.shape, identity(s.reduction, dtype), wide) if s.initialise else old.astype(wide)
-    whole = is_plain(s.subscripts)
+    new = np.full(old.shape, neutral_element(s.reduction, dtype), wide) if s.initialize else old.astype(wide)
+    whole = are_offset_indices(s.subscripts)
     for box in _chunks(s.indices):
         points, value = _values(s, box, reader)
         value = value.astype(wide)
-        if whole and s.reduced:
-            axes = tuple(range(s.left, len(s.indices)))
+        if whole and s.reduction_indices:
+            axes = tuple(range(s.num_free, len(s.indices)))
             value = _SCATTER[s.reduction].reduce(value, axis=axes, dtype=wide)
             first = (..., *(0 for _ in axes))
             points = tuple(p[first] for p in points)
         _combine_at(s.reduction, new, points, value, distinct=whole)
-    return rounded(rounded(new, dtype.accumulator), dtype)
+    return convert_array(convert_array(new, dtype.accumulator), dtype)
 
 
 def _combine_at(op: str, new: Array, points: tuple[Array, ...], value: Array, *, distinct: bool) -> None:
     if distinct:
-        new[points] = combine(op, new[points], value)
+        new[points] = combine_arrays(op, new[points], value)
     else:
         _SCATTER[op].at(new, points, value)
 
@@ -148,17 +148,17 @@ def _combine_at(op: str, new: Array, points: tuple[Array, ...], value: Array, *,
 def _verify(check: BoundsCheck, indices: Sequence[BoundIndex], reader: _Reader) -> None:
     """Raise RangeError for the first element, in the order of the indices, that a check forbids."""
     for box in _chunks(indices):
-        evaluator = Evaluator(grid(box), reader)
+        evaluator = NumpyEvaluator(index_grid(box), reader)
         where = None if check.guard is None else evaluator(check.guard)
         values = evaluator(check.subscript, where)
         bad = (values < 0) | (values >= check.extent)
         if where is not None:
             values, bad = np.broadcast_arrays(values, bad & where)
         if np.any(bad):
-            raise out_of_bounds(check, int(np.asarray(values)[bad].flat[0]))
+            raise out_of_bounds_error(check, int(np.asarray(values)[bad].flat[0]))
 
 
-def out_of_bounds(check: BoundsCheck, subscript: int) -> RangeError:
+def out_of_bounds_error(check: BoundsCheck, subscript: int) -> RangeError:
     """The error of a check that found `subscript`, counted from the start of storage, out of bounds."""
     return RangeError(
         f"a subscript of '{check.tensor}' is out of bounds in dimension {check.dimension}",

@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from .bind import identity
-from .function import (
+from .bind import neutral_element
+from .bounds_proof import is_nonnegative
+from .ir import (
     Access,
     Binary,
     BoundFunction,
@@ -23,9 +24,9 @@ from .function import (
     Inequality,
     Role,
     Select,
-    children,
     map_operands,
-    walk,
+    operands_of,
+    walk_expr,
 )
 from .masks import (
     Box,
@@ -36,14 +37,13 @@ from .masks import (
     Sunk,
     as_form,
     dimension,
-    find_regions,
+    find_masked_regions,
     includes,
     index_subscripts,
     is_implied,
     region_where,
     value_outside,
 )
-from .prove import is_nonnegative
 
 MOST_KEPT = 0.75
 """Of a domain: where a mask leaves more than this, loops of constant length are faster than those without the rest."""
@@ -53,7 +53,7 @@ SAMPLES = 24
 
 def restrict(function: BoundFunction) -> BoundFunction:
     """The same function, with `elements` and `terms` wherever masks allow it; `function` itself where none does."""
-    if not any(isinstance(e, Select) for s in function.statements for e in walk(s.value)):
+    if not any(isinstance(e, Select) for s in function.statements for e in walk_expr(s.value)):
         return function
     statements = _with_elements(function, _with_terms(function))
     statements = [_without_masks(s) for s in statements]
@@ -76,11 +76,16 @@ def _with_terms(function: BoundFunction) -> list[BoundStatement]:
 
 def _terms(s: BoundStatement, facts: Facts) -> Region:
     """Where the value of a reduction may be other than neutral."""
-    if s.reduction is None or not s.reduced or _definition(s) is None or any(i.extent == 0 for i in s.indices):
+    if (
+        s.reduction is None
+        or not s.reduction_indices
+        or _definition(s) is None
+        or any(i.extent == 0 for i in s.indices)
+    ):
         return ()
     box = _box(s)
     found: list[Inequality] = []
-    for region in find_regions(s.value, facts, box):
+    for region in find_masked_regions(s.value, facts, box):
         value = value_outside(s.value, region, facts, box)
         if value is not None and _is_neutral(value, s):
             found += region
@@ -91,9 +96,11 @@ def _terms(s: BoundStatement, facts: Facts) -> Region:
 def _is_neutral(value: Outside, s: BoundStatement) -> bool:
     """Does `s` combine `value` without an effect?"""
     assert s.reduction is not None
-    neutral = identity(s.reduction, s.value.dtype)
+    neutral = neutral_element(s.reduction, s.value.dtype)
     if isinstance(value, Sunk):
-        return value.value == neutral and value.along <= {i.name for i in s.reduced} and s.value.dtype.is_float
+        return (
+            value.value == neutral and value.along <= {i.name for i in s.reduction_indices} and s.value.dtype.is_float
+        )
     return type(value.value) is type(neutral) and value.value == neutral
 
 
@@ -102,19 +109,19 @@ def _learn(function: BoundFunction, s: BoundStatement, facts: Facts) -> Facts:
     masked = {name: m for name, m in facts.masked.items() if name != s.target}
     largest = {name: m for name, m in facts.largest.items() if name != s.target and not _reads(m, s.target)}
     names = index_subscripts(Access(s.target, s.subscripts, s.value.dtype))
-    if names is None or s.staged or not _is_whole(function, s, names):
+    if names is None or s.reads_own_target or not _is_whole(function, s, names):
         return Facts(masked, largest)
     if s.reduction is None and function.tensor(s.target).dtype == s.value.dtype:
         box = _box(s)
         place = {name: dimension(d) for d, name in enumerate(names)}
-        for region in find_regions(s.value, facts, box):
+        for region in find_masked_regions(s.value, facts, box):
             value = value_outside(s.value, region, facts, box)
             if isinstance(value, Sunk):
                 value = replace(value, along=frozenset(place[name] for name in value.along))
             if value is not None:
                 masked[s.target] = Masked(tuple(g.renamed(place) for g in region), value)
                 break
-    elif s.reduction == "max" and s.initialise and s.terms and _has_all_rows(s):
+    elif s.reduction == "max" and s.initialize and s.terms and _has_all_rows(s):
         largest[s.target] = s
     return Facts(masked, largest)
 
@@ -128,9 +135,9 @@ def _is_whole(function: BoundFunction, s: BoundStatement, names: Sequence[str]) 
 
 def _has_all_rows(s: BoundStatement) -> bool:
     """Has every element of a reduction a term that its mask leaves? Decided where that is over one index."""
-    if len(s.reduced) != 1:
+    if len(s.reduction_indices) != 1:
         return False
-    (k,) = s.reduced
+    (k,) = s.reduction_indices
     box = _box(s)
     ends = (Inequality(((k.name, 1),), -k.lower), Inequality(((k.name, -1),), k.upper - 1))
     pairs = [(dict(g.terms).get(k.name, 0), g) for g in (*s.terms, *ends)]
@@ -163,7 +170,7 @@ def _with_elements(function: BoundFunction, statements: list[BoundStatement]) ->
 
 def _definition(s: BoundStatement) -> tuple[str, ...] | None:
     """The subscripts of a definition that may be had in part: plain indices, and no read that is under a guard."""
-    if s.staged or s.checks or _reads_under_guard(s):
+    if s.reads_own_target or s.checks or _reads_under_guard(s):
         return None
     return index_subscripts(Access(s.target, s.subscripts, s.value.dtype))
 
@@ -187,7 +194,7 @@ def _uses(s: BoundStatement, tensor: str) -> Iterator[tuple[Region, Box] | None]
     """
     box = _box(s)
     for access, region in _reads_of(s, tensor, box):
-        if s.target == tensor and access.subscripts == s.subscripts and not s.reduced:
+        if s.target == tensor and access.subscripts == s.subscripts and not s.reduction_indices:
             continue
         names = index_subscripts(access)
         if names is None:
@@ -209,7 +216,7 @@ def _reads_of(s: BoundStatement, tensor: str, box: Box) -> Iterator[tuple[Access
             return
         if isinstance(e, Access) and e.tensor == tensor:
             yield e, region
-        for x in children(e):
+        for x in operands_of(e):
             yield from visit(x, region)
 
     yield from visit(s.value, s.domain)
@@ -262,7 +269,9 @@ def _is_exactly(e: Binary, value: bool, domain: Region, box: Box) -> bool:
     """Is an equality implied, by an inequality from either side?"""
     if e.op != ("==" if value else "!="):
         return False
-    divides = any(isinstance(x, Binary) and x.op in ("/", "%") for x in walk(e))  # regions with quotients are larger
+    divides = any(
+        isinstance(x, Binary) and x.op in ("/", "%") for x in walk_expr(e)
+    )  # regions with quotients are larger
     region = region_where(e, value, box)
     return not divides and len(region) == 2 and includes(region, domain, box)
 
@@ -275,12 +284,12 @@ def _box(s: BoundStatement) -> Box:
 
 
 def _reads(s: BoundStatement, tensor: str) -> bool:
-    return any(isinstance(e, Access) and e.tensor == tensor for e in walk(s.value))
+    return any(isinstance(e, Access) and e.tensor == tensor for e in walk_expr(s.value))
 
 
 def _reads_under_guard(s: BoundStatement) -> bool:
     """Must the mask stay, for it keeps reads in bounds?"""
-    return any(isinstance(e, Access) and e.guarded for e in walk(s.value))
+    return any(isinstance(e, Access) and e.guarded for e in walk_expr(s.value))
 
 
 def _share(region: Region, box: Box) -> float:

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InternalError
-from ..math_functions import FUNCTIONS
-from .bind import identity
-from .function import (
+from ..core.errors import InternalError
+from ..core.math_functions import FUNCTIONS
+from .bind import neutral_element
+from .ir import (
     Access,
     Binary,
     BoundFunction,
@@ -32,9 +32,9 @@ from .function import (
     Select,
     Tensor,
     Unary,
-    walk,
+    walk_expr,
 )
-from .numeric import Array, combine, grid, numpy_dtype, rounded
+from .numpy_eval import Array, combine_arrays, convert_array, index_grid, numpy_dtype
 
 _SCATTER: dict[str, Any] = {"+": np.add, "*": np.multiply, "min": np.minimum, "max": np.maximum}
 
@@ -78,8 +78,8 @@ def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, Stored]) 
     target, old = bound.tensor(s.target), memory[s.target]
     box = {i.name: (i.lower, i.upper) for i in s.indices}
     shape = tuple(i.extent for i in s.indices)
-    evaluator = _Evaluator(grid(box), memory)
-    neutral = 0 if s.reduction is None else identity(s.reduction, target.dtype)
+    evaluator = _Evaluator(index_grid(box), memory)
+    neutral = 0 if s.reduction is None else neutral_element(s.reduction, target.dtype)
     value, fixed = (np.broadcast_to(x, shape) for x in evaluator(s.value))
     live = np.broadcast_to(evaluator.exist(s.exists), shape) & ~(fixed & (value == neutral))
     points = tuple(np.broadcast_to(evaluator(e)[0], shape) for e in s.subscripts)
@@ -87,7 +87,7 @@ def _run(s: BoundStatement, bound: BoundFunction, memory: Mapping[str, Stored]) 
     values = _assign(old, at, value[live]) if s.reduction is None else _reduce(s, old, target, at, value[live])
     if old.places is None:
         return Stored(values)
-    first = s.reduction is None or s.initialise
+    first = s.reduction is None or s.initialize
     places = np.zeros_like(old.places) if first else old.places.copy()
     if s.exists and all(a.subscripts == s.subscripts for a in s.exists):  # the result has the places of these operands
         kept = np.broadcast_to(evaluator.exist(s.exists), shape)
@@ -110,16 +110,16 @@ def _assign(old: Stored, at: tuple[Array, ...], value: Array) -> Array:
 def _reduce(s: BoundStatement, old: Stored, target: Tensor, at: tuple[Array, ...], value: Array) -> Array:
     assert s.reduction is not None
     wide = np.dtype(np.float64) if target.dtype.is_float else numpy_dtype(target.dtype)
-    start = np.full(old.values.shape, identity(s.reduction, target.dtype), wide) if s.initialise else old.values
+    start = np.full(old.values.shape, neutral_element(s.reduction, target.dtype), wide) if s.initialize else old.values
     new = start.astype(wide)
     flat = np.ravel_multi_index(at, new.shape) if at else np.zeros(value.shape, np.int64)
     _SCATTER[s.reduction].at(new.reshape(-1), flat, value.astype(wide))
-    return rounded(rounded(new, target.dtype.accumulator), target.dtype)
+    return convert_array(convert_array(new, target.dtype.accumulator), target.dtype)
 
 
 def _reads(s: BoundStatement, memory: Mapping[str, Stored]) -> Iterator[Stored]:
     for root in (s.value, *s.exists):
-        yield from (memory[e.tensor] for e in walk(root) if isinstance(e, Access) and e.tensor != s.target)
+        yield from (memory[e.tensor] for e in walk_expr(root) if isinstance(e, Access) and e.tensor != s.target)
 
 
 def _reads_sparse(s: BoundStatement, memory: Mapping[str, Stored]) -> bool:
@@ -152,7 +152,9 @@ class _Evaluator:
     def __call__(self, e: Expr) -> Pair:
         match e:
             case Const(value=value, dtype=dtype):
-                exact = rounded(np.asarray(value), dtype) if dtype.is_float else np.asarray(value, numpy_dtype(dtype))
+                exact = (
+                    convert_array(np.asarray(value), dtype) if dtype.is_float else np.asarray(value, numpy_dtype(dtype))
+                )
                 return exact, np.asarray(True)
             case Index(name=name, dtype=dtype):
                 return self.indices[name].astype(numpy_dtype(dtype)), np.asarray(False)
@@ -167,7 +169,7 @@ class _Evaluator:
                 return _select(self(c), self(a), self(b))
             case Cast(operand=x, dtype=dtype):
                 value, fixed = self(x)
-                return rounded(value, dtype), fixed
+                return convert_array(value, dtype), fixed
             case Call(function=name, arguments=arguments):
                 parts = [self(x) for x in arguments]
                 fixed = np.asarray(True)
@@ -194,7 +196,7 @@ def _binary(op: str, left: Pair, right: Pair) -> Pair:
     if op in ("&&", "||"):
         decided = fixed_a & (a == (op == "||")) | fixed_b & (b == (op == "||"))
         return (a & b if op == "&&" else a | b), decided | (fixed_a & fixed_b)
-    value, fixed = combine(op, a, b), fixed_a & fixed_b
+    value, fixed = combine_arrays(op, a, b), fixed_a & fixed_b
     if op in ("*", "/", "%"):
         zero = fixed_a & (a == 0) | (fixed_b & (b == 0) if op == "*" else False)
         return np.where(zero, np.zeros((), value.dtype), value), fixed | zero

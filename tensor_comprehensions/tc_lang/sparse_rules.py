@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..errors import ArgumentError, CheckError
+from ..core.errors import ArgumentError, CheckError
 from .formats import Format
-from .function import Access, Const, Function, Index, Role, Statement, Symbol, walk
+from .ir import Access, Const, Function, Index, Role, Statement, Symbol, walk_expr
 
 
 def with_formats(function: Function, formats: Mapping[str, Format]) -> Function:
@@ -72,9 +72,9 @@ def check_sparse_accesses(function: Function) -> None:
 
 
 def _check_statement(function: Function, s: Statement, sparse: Mapping[str, Symbol]) -> None:
-    reads = [e for root in (*s.subscripts, s.value, *s.exists) for e in walk(root) if isinstance(e, Access)]
+    reads = [e for root in (*s.subscripts, s.value, *s.exists) for e in walk_expr(root) if isinstance(e, Access)]
     for access in reads:
-        inside = [e for x in access.subscripts for e in walk(x) if isinstance(e, Access) and e.tensor in sparse]
+        inside = [e for x in access.subscripts for e in walk_expr(x) if isinstance(e, Access) and e.tensor in sparse]
         if inside:
             raise CheckError(
                 f"the sparse tensor '{inside[0].tensor}' cannot be a subscript",

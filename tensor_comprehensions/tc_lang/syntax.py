@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..dtypes import DType
-from ..errors import Span
+from ..core.dtypes import DType
+from ..core.errors import Span
 
 _NOWHERE = Span(0, 0)
 
@@ -197,7 +197,7 @@ class Program:
     defs: tuple[Def, ...]
 
 
-def operands(e: Expression) -> tuple[Expression, ...]:
+def child_expressions(e: Expression) -> tuple[Expression, ...]:
     """The expressions directly below `e`, left to right."""
     match e:
         case Apply(arguments=arguments):
@@ -222,7 +222,7 @@ def clause_expressions(clause: Clause) -> tuple[Expression, ...]:
             return (access,)
 
 
-def expressions(s: Statement | TupleCall) -> Iterator[Expression]:
+def statement_expressions(s: Statement | TupleCall) -> Iterator[Expression]:
     """The outermost expressions of a statement, in the order of the text."""
     if isinstance(s, TupleCall):
         yield from s.arguments

@@ -11,19 +11,19 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from ..calling.arguments import PLAIN, article
-from ..calling.calls import Interface, check_names
-from ..errors import ArgumentError, CheckError, TCError
-from ..guard import guarded, shorten_traceback
-from ..later import later
-from ..once import OncePerKey
-from ..tc_lang.function import Function
+from ..core.error_boundary import only_tc_errors, shorten_traceback
+from ..core.errors import ArgumentError, CheckError, TCError
+from ..core.lazy_import import lazy_module
+from ..core.single_flight import SingleFlightCache
+from ..dispatch.arguments import PLAIN, with_article
+from ..dispatch.call_steps import CallSignature, check_names
+from ..tc_lang.ir import Function
 
 if TYPE_CHECKING:
     from ..tc_lang import gradients as calculus
     from ..tc_lang.gradients import Gradient, Key
 else:
-    calculus = later("tc_lang.gradients")
+    calculus = lazy_module("tc_lang.gradients")
 
 Run = Callable[..., Any]
 PythonGradient = Callable[[tuple[Any, ...], tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor | None]]
@@ -34,7 +34,7 @@ LIMIT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BackwardPlan:
     """How calls are recorded of which the same arguments require gradients.
 
     A call passes values (inputs, then initial values), gives outputs and may keep temporaries; a position counts
@@ -52,10 +52,10 @@ class Plan:
     op: Run | None
     saved: tuple[int, ...]
     held: tuple[int, ...]
-    takes: tuple[int, ...]
-    gives: tuple[int | None, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int | None, ...]
     forward: Run | None = None
-    again: Plan | None = None
+    double_backward: BackwardPlan | None = None
 
 
 class Gradients:
@@ -76,26 +76,26 @@ class Gradients:
     ) -> None:
         if not (given is None or isinstance(given, str) or callable(given)):
             raise ArgumentError(
-                f"the gradient of '{function.name}' is {article(type(given).__name__)}",
+                f"the gradient of '{function.name}' is {with_article(type(given).__name__)}",
                 expected="the text of a def, or a Python function",
             )
         self.function, self.given = function, given
-        self.written = calculus.given_gradient(function, given) if isinstance(given, str) else None
+        self.written = calculus.parse_given_gradient(function, given) if isinstance(given, str) else None
         self.make, self.keep = make, keep and given is None
         self.keys: tuple[Key, ...] = (
             *(("input", p.name) for p in function.parameters),
-            *(("initial", p.name) for p in function.initial),
+            *(("initial", p.name) for p in function.inouts),
         )
         self.integers = tuple(n for n, r in enumerate(function.returns) if not function.tensor(r).dtype.is_float)
         """Outputs without a gradient."""
         self.possible = len(self.integers) < len(function.returns)
         """Has the def an output that can have a gradient?"""
-        self._plans: dict[tuple[bool, ...], Plan] = {}
-        self._fast_plans: dict[tuple[bool, ...], Plan] = {}
-        self._known: OncePerKey[tuple[Key, ...], tuple[Gradient, Run]] = OncePerKey(LIMIT)
-        self._keeping: OncePerKey[tuple[Key, ...], tuple[Gradient, Run, Run] | None] = OncePerKey(LIMIT)
-        self._forwards: OncePerKey[tuple[str, ...], Run] = OncePerKey(LIMIT)
-        self._tangents: OncePerKey[tuple[bool, ...], tuple[Gradient, Run]] = OncePerKey(LIMIT)
+        self._plans: dict[tuple[bool, ...], BackwardPlan] = {}
+        self._fast_plans: dict[tuple[bool, ...], BackwardPlan] = {}
+        self._known: SingleFlightCache[tuple[Key, ...], tuple[Gradient, Run]] = SingleFlightCache(LIMIT)
+        self._keeping: SingleFlightCache[tuple[Key, ...], tuple[Gradient, Run, Run] | None] = SingleFlightCache(LIMIT)
+        self._forwards: SingleFlightCache[tuple[str, ...], Run] = SingleFlightCache(LIMIT)
+        self._tangents: SingleFlightCache[tuple[bool, ...], tuple[Gradient, Run]] = SingleFlightCache(LIMIT)
 
     def source(self) -> str:
         """The text of the gradient by all inputs. Raises CheckError where there is none."""
@@ -106,19 +106,19 @@ class Gradients:
         return calculus.differentiate(self.function, keep=self.keep).source
 
     @property
-    def alone(self) -> Gradients:
+    def without_saved(self) -> Gradients:
         """The same for calls that are to run what they are told and no other operator instead."""
         return Gradients(self.function, self.given, self.make, keep=False)
 
-    def fast_plan(self, required: tuple[bool, ...]) -> Plan:
+    def fast_plan(self, required: tuple[bool, ...]) -> BackwardPlan:
         """The plan that keeps temporaries where that is better, for a call that nothing but autograd looks at."""
         found = self._fast_plans.get(required)
         if found is None:
             found = self._fast_plans[required] = self._new_fast(self.plan(required), required)
         return found
 
-    @guarded
-    def _new_fast(self, plan: Plan, required: tuple[bool, ...]) -> Plan:
+    @only_tc_errors
+    def _new_fast(self, plan: BackwardPlan, required: tuple[bool, ...]) -> BackwardPlan:
         if not self.keep:
             return plan
         wanted = self._wanted(required)
@@ -129,31 +129,31 @@ class Gradients:
         fast = self._planned(gradient, op, wanted)
         saved = tuple(sorted({*fast.saved, *plan.saved}))
         held = tuple(n for n in sorted({*fast.held, *plan.held}) if n not in saved)
-        return replace(fast, saved=saved, held=held, forward=forward, again=plan)
+        return replace(fast, saved=saved, held=held, forward=forward, double_backward=plan)
 
     def _made_keeping(self, wanted: tuple[Key, ...]) -> tuple[Gradient, Run, Run] | None:
         gradient = calculus.differentiate(self.function, wanted, keep=True)
-        kept = gradient.kept
+        kept = gradient.saved_names
         if not kept:
             return None
-        forward = self._forwards.get(kept, lambda: self.make(calculus.keeping(self.function, kept)))
+        forward = self._forwards.get(kept, lambda: self.make(calculus.with_saved_outputs(self.function, kept)))
         return gradient, self.make(gradient.function), forward
 
-    def plan(self, required: tuple[bool, ...]) -> Plan:
+    def plan(self, required: tuple[bool, ...]) -> BackwardPlan:
         """How to record a call; `required` tells of each value whether it requires a gradient.
 
         Raises CheckError where there is no gradient by one of them.
         """
         return self._plans.get(required) or self._new(required)
 
-    @guarded
-    def _new(self, required: tuple[bool, ...]) -> Plan:
+    @only_tc_errors
+    def _new(self, required: tuple[bool, ...]) -> BackwardPlan:
         wanted = self._wanted(required)
         if callable(self.given):
             gives = tuple(n if k in wanted else None for n, k in enumerate(self.keys))
             everything = tuple(range(len(self._positions())))
             takes = (*everything, *(-1 - n for n in range(len(self.function.returns))))
-            plan = Plan(None, None, everything, (), takes, gives)
+            plan = BackwardPlan(None, None, everything, (), takes, gives)
         else:
             gradient, op = self._known.get(() if self.written else wanted, lambda: self._made(wanted))
             _check_gives(gradient, wanted)
@@ -162,19 +162,19 @@ class Gradients:
         return plan
 
     def _wanted(self, required: tuple[bool, ...]) -> tuple[Key, ...]:
-        possible = calculus.differentiable(self.function)
+        possible = calculus.differentiable_inputs(self.function)
         return tuple(k for k, needed in zip(self.keys, required, strict=True) if needed and k in possible)
 
-    def _planned(self, gradient: Gradient, op: Run, wanted: Sequence[Key]) -> Plan:
-        positions = self._positions(gradient.kept)
-        places = {key: n for n, key in enumerate(gradient.gives)}
-        taken = [key for key in gradient.takes if key[0] != "gradient"]
-        return Plan(
+    def _planned(self, gradient: Gradient, op: Run, wanted: Sequence[Key]) -> BackwardPlan:
+        positions = self._positions(gradient.saved_names)
+        places = {key: n for n, key in enumerate(gradient.outputs)}
+        taken = [key for key in gradient.inputs if key[0] != "gradient"]
+        return BackwardPlan(
             gradient,
             op,
             tuple(positions[k] for k in taken if k in gradient.reads),
             tuple(positions[k] for k in taken if k not in gradient.reads),
-            tuple(self._place(k, positions) for k in gradient.takes),
+            tuple(self._place(k, positions) for k in gradient.inputs),
             tuple(places[k] if k in wanted else None for k in self.keys),
         )
 
@@ -190,16 +190,16 @@ class Gradients:
         gradient = self.written or calculus.differentiate(self.function, wanted)
         return gradient, self.make(gradient.function)
 
-    def called(self, op: Run, values: Sequence[Any]) -> tuple[Any, ...]:
+    def call_gradient(self, op: Run, values: Sequence[Any]) -> tuple[Any, ...]:
         """What an operator with the arguments of the def gives for inputs and then initial values."""
-        names, count = [p.name for p in self.function.initial], len(self.function.parameters)
+        names, count = [p.name for p in self.function.inouts], len(self.function.parameters)
         result = op(*values[:count], **dict(zip(names, values[count:], strict=True)))
         return result if isinstance(result, tuple) else (result,)
 
     # --- forward mode ------------------------------------------------------------------------------------------------
 
-    def tangents(self, values: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Tensor | None]) -> list[Any]:
-        """The derivative of each output in the direction of `tangents`; None of one that has none.
+    def jvp(self, values: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Tensor | None]) -> list[Any]:
+        """The derivative of each output in the direction of `jvp`; None of one that has none.
 
         The gradient is linear in the gradients by the outputs, and its own gradient by these is the derivative.
         """
@@ -212,15 +212,15 @@ class Gradients:
             )
         gradient = plan.gradient
         transposed, op = self._tangents.get(moved, lambda: self._transposed(gradient))
-        mine = {p.name: place for p, place in zip(gradient.function.parameters, plan.takes, strict=True)}
+        mine = {p.name: place for p, place in zip(gradient.function.parameters, plan.inputs, strict=True)}
         positions = self._positions()
         along = {}
-        for r, key in zip(gradient.function.returns, gradient.gives, strict=True):
+        for r, key in zip(gradient.function.returns, gradient.outputs, strict=True):
             tangent = tangents[positions[key]]
             along[r] = torch.zeros_like(values[positions[key]]) if tangent is None else tangent.contiguous()
         everything = (*values, *outputs)
         arguments = []
-        for kind, name in transposed.takes:
+        for kind, name in transposed.inputs:
             if kind == "input":  # of the gradient by an output only the sizes count: the output has the same
                 place = mine[name]
                 arguments.append(everything[place] if place >= 0 else outputs[-1 - place])
@@ -228,12 +228,12 @@ class Gradients:
                 arguments.append(along[name])
         found = op(*arguments)
         results: list[Any] = [None] * len(outputs)
-        for (_, name), x in zip(transposed.gives, found if isinstance(found, tuple) else (found,), strict=True):
+        for (_, name), x in zip(transposed.outputs, found if isinstance(found, tuple) else (found,), strict=True):
             results[-1 - mine[name]] = x
         return results
 
     def _transposed(self, gradient: Gradient) -> tuple[Gradient, Run]:
-        passed = zip(gradient.function.parameters, gradient.takes, strict=True)
+        passed = zip(gradient.function.parameters, gradient.inputs, strict=True)
         wanted = [("input", p.name) for p, key in passed if key[0] == "gradient"]
         transposed = calculus.differentiate(gradient.function, wanted)
         return transposed, self.make(transposed.function)
@@ -264,9 +264,9 @@ def _tangent(x: Tensor) -> Tensor | None:
     return tangent
 
 
-def recorded(
+def call_with_autograd(
     run: Run,
-    interface: Interface,
+    interface: CallSignature,
     gradients: Gradients,
     tensors: Sequence[object],
     out: object,
@@ -286,15 +286,15 @@ def recorded(
         finally:
             torch._C._set_fwd_grad_enabled(forward)
     if out is not None:
-        raise not_recorded(function)
+        raise out_not_differentiable_error(function)
     if not initial:
-        return record(run, gradients, tensors)
-    names, count = [p.name for p in function.initial], len(tensors)
+        return record_call(run, gradients, tensors)
+    names, count = [p.name for p in function.inouts], len(tensors)
 
     def by_position(*values: object) -> Any:
         return run(*values[:count], **dict(zip(names, values[count:], strict=True)))
 
-    return record(by_position, gradients, (*tensors, *(initial[name] for name in names)))
+    return record_call(by_position, gradients, (*tensors, *(initial[name] for name in names)))
 
 
 def run_without_gradients(run: Run, /, *arguments: Any, **named: Any) -> Any:
@@ -310,7 +310,7 @@ def run_without_gradients(run: Run, /, *arguments: Any, **named: Any) -> Any:
 _set_recording = torch._C._set_grad_enabled
 
 
-def not_recorded(function: Function) -> ArgumentError:
+def out_not_differentiable_error(function: Function) -> ArgumentError:
     """What is said of a call that is to be recorded and says where to write."""
     return ArgumentError(
         f"an argument of {function.name} requires a gradient or has a tangent, and a call with 'out' records neither",
@@ -318,7 +318,7 @@ def not_recorded(function: Function) -> ArgumentError:
     )
 
 
-def record(run: Run, gradients: Gradients, values: Sequence[object]) -> Any:
+def record_call(run: Run, gradients: Gradients, values: Sequence[object]) -> Any:
     """`run(*values)`, of inputs and then initial values, as a node of autograd's graph."""
     return _apply(run, gradients, *values)
 
@@ -337,7 +337,7 @@ class _Recorded(_SingleLevelFunction):
             result = run(*values)
             outputs = results = result if type(result) is tuple else (result,)
         else:
-            results = gradients.called(plan.forward, values)
+            results = gradients.call_gradient(plan.forward, values)
             outputs = results[: len(gradients.function.returns)]
             result = outputs if len(outputs) > 1 else outputs[0]
         if plan is not None:
@@ -368,24 +368,24 @@ class _Recorded(_SingleLevelFunction):
         gradients = cast("Gradients", ctx.gradients)
         tensors = iter(ctx.saved_tensors)
         values = [next(tensors) if x is None else x for x in ctx.others]
-        results = gradients.tangents(values, list(tensors), tangents[2:])
+        results = gradients.jvp(values, list(tensors), tangents[2:])
         return results[0] if len(results) == 1 else tuple(results)
 
 
 def _run_backward(ctx: Any, upstream: Sequence[Tensor]) -> Any:
-    gradients, plan, places, kept = cast("tuple[Gradients, Plan, Sequence[int], dict[int, Any]]", ctx.call)
+    gradients, plan, places, kept = cast("tuple[Gradients, BackwardPlan, Sequence[int], dict[int, Any]]", ctx.call)
     known = {**kept, **dict(zip(places, map(_outlived, ctx.saved_tensors), strict=True))}
-    if plan.again is not None and torch.is_grad_enabled():
-        plan = plan.again
+    if plan.double_backward is not None and torch.is_grad_enabled():
+        plan = plan.double_backward
     if plan.op is None:
         results = _python(gradients, known, upstream)
     else:
-        found = plan.op(*[known[n] if n >= 0 else upstream[-1 - n].contiguous() for n in plan.takes])
+        found = plan.op(*[known[n] if n >= 0 else upstream[-1 - n].contiguous() for n in plan.inputs])
         results = found if isinstance(found, tuple) else (found,)
-    return (None, None, *[None if n is None else results[n] for n in plan.gives])
+    return (None, None, *[None if n is None else results[n] for n in plan.outputs])
 
 
-def _divided(plan: Plan, everything: Sequence[Any]) -> tuple[list[Any], tuple[int, ...], dict[int, Any]]:
+def _divided(plan: BackwardPlan, everything: Sequence[Any]) -> tuple[list[Any], tuple[int, ...], dict[int, Any]]:
     """The tensors that autograd saves, their positions, and by its position what else the gradient needs."""
     places = tuple(n for n in plan.saved if isinstance(everything[n], Tensor))
     kept = {n: everything[n] for n in plan.saved if n not in places}
@@ -397,7 +397,7 @@ def _divided(plan: Plan, everything: Sequence[Any]) -> tuple[list[Any], tuple[in
 _PLAIN, _NOTHING = frozenset(PLAIN), cast("dict[int, Any]", {})
 
 
-def _plan(gradients: Gradients, required: tuple[bool, ...]) -> Plan:
+def _plan(gradients: Gradients, required: tuple[bool, ...]) -> BackwardPlan:
     """How to record a call that has begun. Forward mode and transforms want the def itself, and nothing beside it."""
     if forward_ad._current_level >= 0 or _transforms():
         return gradients.plan(required)
@@ -411,7 +411,7 @@ _apply: Run = _Recorded.apply  # type: ignore[attr-defined]
 
 def _check_gives(gradient: Gradient, wanted: Sequence[Key]) -> None:
     for key in wanted:
-        if key not in gradient.gives:
+        if key not in gradient.outputs:
             name = f"d_{key[1]}" + ("_0" if key[0] == "initial" else "")
             raise CheckError(f"'{gradient.function.name}' does not return '{name}', and '{key[1]}' requires a gradient")
 
@@ -432,7 +432,7 @@ def _python(gradients: Gradients, known: Mapping[int, Any], upstream: Sequence[T
     for (_, name), x, value in zip(keys, found, everything, strict=False):
         asked = isinstance(value, Tensor) and value.is_floating_point()
         if asked and x is not None and not _is_gradient(x, value):
-            kind = f"of shape {tuple(x.shape)}" if isinstance(x, Tensor) else article(type(x).__name__)
+            kind = f"of shape {tuple(x.shape)}" if isinstance(x, Tensor) else with_article(type(x).__name__)
             raise ArgumentError(
                 f"the gradient of '{gradients.function.name}' by '{name}' is {kind}",
                 expected=f"a tensor of shape {tuple(value.shape)}, or None",

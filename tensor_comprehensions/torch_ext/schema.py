@@ -8,7 +8,7 @@ from hashlib import sha256
 
 import torch
 
-from ..tc_lang.function import Function
+from ..tc_lang.ir import Function
 
 NAMESPACE = "tc"
 
@@ -31,11 +31,11 @@ class Schema:
 
 def schema_of(function: Function, gradient: str) -> Schema:
     """The schema of a def whose gradient is what `gradient` says."""
-    taken = (*function.parameters, *function.initial)
+    taken = (*function.parameters, *function.inouts)
     parts = (function.canonical, *(t.name for t in taken), "->", *function.returns, gradient)
     name = f"{function.name}_{sha256(chr(0).join(parts).encode()).hexdigest()[:12]}"
     names: set[str] = set()
-    arguments = ", ".join(f"{'SymInt' if t.specialised else 'Tensor'} {_free(t.name, names)}" for t in taken)
+    arguments = ", ".join(f"{'SymInt' if t.is_compile_time else 'Tensor'} {_free(t.name, names)}" for t in taken)
     destinations = tuple(_free(n, names) for n in _destinations(function))
     mutated = ", ".join(f"Tensor(a{n}!) {d}" for n, d in enumerate(destinations))
     returns = ", ".join("Tensor" for _ in function.returns)

@@ -13,13 +13,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import dtypes
-from tensor_comprehensions.calling import arguments
-from tensor_comprehensions.calling.arguments import Expected
-from tensor_comprehensions.errors import ArgumentError
+from tensor_comprehensions.core import dtypes
+from tensor_comprehensions.core.errors import ArgumentError
+from tensor_comprehensions.dispatch import arguments
+from tensor_comprehensions.dispatch.arguments import ParameterSpec
 
-MATRIX = Expected("f", "x", dtypes.FLOAT32, ("M", "N"))
-NUMBER = Expected("f", "alpha", dtypes.FLOAT32, ())
+MATRIX = ParameterSpec("f", "x", dtypes.FLOAT32, ("M", "N"))
+NUMBER = ParameterSpec("f", "alpha", dtypes.FLOAT32, ())
 
 
 def quiet(make: Callable[[], object]) -> object:
@@ -51,7 +51,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "mkldnn": (lambda: torch.ones(2, 2).to_mkldnn(), "layout is mkldnn"),
     "meta": (lambda: torch.ones(2, 2, device="meta"), "on the device meta and has no values"),
     "nested": (lambda: quiet(lambda: torch.nested.nested_tensor([torch.ones(2)])), "layout is nested"),
-    "quantised": (
+    "quantized": (
         lambda: quiet(lambda: torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8)),
         "elements of type qint8",
     ),
@@ -160,7 +160,7 @@ def test_numpy_layouts_that_torch_cannot_express_are_copied(array: np.ndarray) -
     ],
 )  # fmt: skip
 def test_numbers(dtype: dtypes.DType, value: object) -> None:
-    x = arguments.to_tensor(Expected("f", "alpha", dtype, ()), value)
+    x = arguments.to_tensor(ParameterSpec("f", "alpha", dtype, ()), value)
     assert x.shape == ()
     assert x.dtype is arguments.TORCH_TYPES[dtype]
     assert x.item() == (value.item() if isinstance(value, torch.Tensor) else value)
@@ -177,7 +177,7 @@ def test_numbers(dtype: dtypes.DType, value: object) -> None:
 )  # fmt: skip
 def test_numbers_refused(dtype: dtypes.DType, value: object, part: str) -> None:
     with pytest.raises(ArgumentError, match="argument 'alpha' of f") as caught:
-        arguments.to_tensor(Expected("f", "alpha", dtype, ()), value)
+        arguments.to_tensor(ParameterSpec("f", "alpha", dtype, ()), value)
     assert part in str(caught.value)
 
 

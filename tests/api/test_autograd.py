@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from torch.utils.checkpoint import checkpoint
 
 import tensor_comprehensions as tc
-from tests import differentiable as defs
-from tests.programs import Program, programs
+from tests.helpers import differentiable as defs
+from tests.helpers.programs import Program, programs
 
 Shape = tuple[int, ...]
 
@@ -203,13 +203,13 @@ def test_a_layer_learns() -> None:
     x, truth = torch.randn(64, 4), torch.randn(3, 4)
     target = torch.relu(x @ truth.t() + 0.5)
     W, b = torch.nn.Parameter(truth + 0.3 * torch.randn(3, 4)), torch.nn.Parameter(torch.zeros(3))
-    optimiser = torch.optim.Adam([W, b], lr=0.05)
+    optimizer = torch.optim.Adam([W, b], lr=0.05)
     losses = []
     for _ in range(60):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = (op(x, W, b) - target).square().mean()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.02 * losses[0]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import knobs
+from tensor_comprehensions.core import knobs
 
 SOURCE = """
 def matmul(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }
@@ -97,7 +97,7 @@ def test_an_inout_output_called_out_takes_its_initial_value(ops: tc.Library) -> 
     close(ops.into(x, out=torch.ones(5)), x + 1)
 
 
-def test_specialised_numbers(ops: tc.Library) -> None:
+def test_specialized_numbers(ops: tc.Library) -> None:
     x = torch.randn(20)
     close(ops.pool(x, 3, 2), torch.nn.functional.max_pool1d(x[None], 3, 2)[0])
     close(ops.pool(x, 2, 5), torch.nn.functional.max_pool1d(x[None], 2, 5)[0])
@@ -203,7 +203,7 @@ def test_the_strides_of_dimensions_of_one_element_make_no_new_kernel(ops: tc.Lib
 def test_interpret_gives_the_same(ops: tc.Library) -> None:
     a, b, c = torch.randn(3, 4), torch.randn(4, 5), torch.randn(3, 5)
     op = tc.define(SOURCE).gemm
-    with knobs.override(interpret=True):
+    with knobs.override_knobs(interpret=True):
         result = op(a, b, 2.0, C=c)
     assert len(op._kernels.routes) == 0
     close(result, ops.gemm(a, b, 2.0, C=c))
@@ -273,7 +273,7 @@ def test_options_make_kernels_of_their_own() -> None:
     op = tc.define(SOURCE).matmul
     a, b = torch.randn(4, 8), torch.randn(8, 6)
     op.compile(a, b)
-    op.compile(a, b, options=tc.CpuOptions(structured=False))
+    op.compile(a, b, options=tc.CpuOptions(use_microkernels=False))
     op.compile(a, b)
     assert len(op._kernels.routes) == 2
 

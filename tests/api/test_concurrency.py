@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import compiler
+from tensor_comprehensions.compiler import cpu_passes
 
 SOURCE = """
 def mm(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }
@@ -21,13 +21,13 @@ def twice(float(N) x) -> (y) { y(i) = 2 * x(i) }
 
 def test_eight_threads_compile_each_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: Counter[tuple[int, ...]] = Counter()
-    original = compiler.compile_function
+    original = cpu_passes.compile_function
 
     def counting(bound: object, *rest: object) -> object:
         compiled[bound.tensors[0].shape] += 1  # type: ignore[attr-defined]
         return original(bound, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compiler, "compile_function", counting)
+    monkeypatch.setattr(cpu_passes, "compile_function", counting)
     op = tc.define(SOURCE).mm
     start = threading.Barrier(8)
     wrong: list[object] = []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import knobs
+from tensor_comprehensions.core import knobs
 
 TYPES = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}
 X = [1.0, -2.0, math.inf, -math.inf, math.nan, 0.0]
@@ -34,7 +34,7 @@ def test_a_constant_is_the_same_everywhere(value: str, type_: str) -> None:
     x = torch.tensor(X, dtype=TYPES[type_])
     same(op(x), VALUES[value])
     same(op.reference(x), VALUES[value])
-    with knobs.override(interpret=True):
+    with knobs.override_knobs(interpret=True):
         same(op(x), VALUES[value])
     if type_ == "float":
         same(op.compile(x, target="cuda:sm_90").emulate(x), VALUES[value])

@@ -11,20 +11,21 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import knobs
-from tensor_comprehensions.compiler_gpu import check_limits, compile_gpu
-from tensor_comprehensions.dtypes import FLOAT32
-from tensor_comprehensions.errors import ArgumentError, InternalError, RangeError, TCError
+from tensor_comprehensions.compiler.gpu_passes import check_limits, compile_gpu
+from tensor_comprehensions.core import knobs
+from tensor_comprehensions.core.dtypes import FLOAT32
+from tensor_comprehensions.core.errors import ArgumentError, InternalError, RangeError, TCError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
 from tensor_comprehensions.options import CpuOptions, MappingOptions
-from tensor_comprehensions.runtime import emulator, nvrtc
-from tensor_comprehensions.target import GPUS, target
+from tensor_comprehensions.runtime.cuda import nvrtc
+from tensor_comprehensions.runtime.emulate import emulator
+from tensor_comprehensions.target import GPUS, parse_gpu_target
 
 needs_compiler = pytest.mark.skipif(
-    not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler"
+    not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler"
 )
-needs_nvrtc = pytest.mark.skipif(not nvrtc.is_available(), reason="compiling CUDA needs NVRTC")
+needs_nvrtc = pytest.mark.skipif(not nvrtc.is_nvrtc_available(), reason="compiling CUDA needs NVRTC")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 OPS = tc.define("""
@@ -150,12 +151,12 @@ def test_sources() -> None:
     assert "blocks" in str(kernel.show())
     with pytest.raises(ArgumentError, match="no source of kind 'llvm'"):
         kernel.source("llvm")
-    assert kernel.source() == OPS.softmax.compile(x, target=target(SM90)).source()
+    assert kernel.source() == OPS.softmax.compile(x, target=parse_gpu_target(SM90)).source()
     assert "sm_90" in repr(kernel)
 
 
 def test_stages_are_dumped(tmp_path: Path) -> None:
-    with knobs.override(dump=str(tmp_path)):
+    with knobs.override_knobs(dump=str(tmp_path)):
         OPS.matmul.compile(torch.randn(7, 5), torch.randn(5, 3), target=SM90)
     (folder,) = tmp_path.iterdir()
     names = sorted(p.name for p in folder.iterdir())
@@ -176,7 +177,7 @@ MISTAKES: dict[str, tuple[Any, list[str]]] = {
     "options for a CPU": (
         lambda: OPS.matmul.compile(A, B, target=SM90, options=CpuOptions()), ["CpuOptions", "MappingOptions"],
     ),
-    "strategy": (lambda: OPS.matmul.compile(A, B, target=SM90, search=3), ["for CPUs"]),
+    "schedule": (lambda: OPS.matmul.compile(A, B, target=SM90, search=3), ["for CPUs"]),
     "too many threads": (
         lambda: OPS.matmul.compile(A, B, target=SM90, options=MappingOptions(threads=(1024, 2))), ["threads", "1024"],
     ),
@@ -219,13 +220,13 @@ def test_limits_of_a_device() -> None:
         (ir.Kernel("k", b.NOTHING, ir.Launch((1, 70000, 1), (1, 1, 1))), "70000 blocks along y"),
     ):
         with pytest.raises(ArgumentError, match=f"a kernel of f needs {message}"):
-            check_limits("f", kernel, target(SM90))
+            check_limits("f", kernel, parse_gpu_target(SM90))
 
 
 def test_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text is made all the same."""
     monkeypatch.setattr(nvrtc, "_folders", lambda kind: iter(()))
-    nvrtc.toolchain.cache_clear()
+    nvrtc.find_toolchain.cache_clear()
     try:
         kernel = OPS.matmul.compile(torch.randn(3, 4), torch.randn(4, 5), target=SM90)
         assert "registers" not in kernel.resources
@@ -233,11 +234,11 @@ def test_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ArgumentError, match="NVRTC, which compiles CUDA, is not installed"):
             kernel.compiled.cubin  # noqa: B018
     finally:
-        nvrtc.toolchain.cache_clear()
+        nvrtc.find_toolchain.cache_clear()
 
 
 def test_faults_of_ours_are_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensor_comprehensions.runtime.emulator.build", lambda codes: 1 / 0)
+    monkeypatch.setattr("tensor_comprehensions.runtime.emulate.emulator.build_emulated", lambda codes: 1 / 0)
     kernel = OPS.matmul.compile(A, B, target=SM90)
     with pytest.raises(InternalError, match="ZeroDivisionError"):
         kernel.emulate(A, B)

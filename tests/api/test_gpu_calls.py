@@ -9,16 +9,18 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import knobs
-from tensor_comprehensions.calling.gpu import kernels as gpu
-from tensor_comprehensions.errors import ArgumentError, DeviceError, InternalError, RangeError
+from tensor_comprehensions.core import knobs
+from tensor_comprehensions.core.errors import ArgumentError, DeviceError, InternalError, RangeError
+from tensor_comprehensions.dispatch.cuda import gpu_kernels as gpu
 from tensor_comprehensions.options import MappingOptions
-from tensor_comprehensions.runtime import emulator
+from tensor_comprehensions.runtime.emulate import emulator
 
-from ..fake_cuda import FakeCuda, fake
+from ..helpers.fake_cuda import FakeCuda, fake
 
 __all__ = ["fake"]
-pytestmark = pytest.mark.skipif(not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler")
+pytestmark = pytest.mark.skipif(
+    not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler"
+)
 
 SOURCE = """
 def matmul(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }
@@ -174,7 +176,7 @@ def test_interpreted(fake: FakeCuda, ops: Any) -> None:
     a, w, x = torch.randn(8, 4), torch.randn(4, 4), torch.randn(8)
     ops.matmul(a, w)
     launched = len(fake.launches)
-    with knobs.override(interpret=True):
+    with knobs.override_knobs(interpret=True):
         torch.testing.assert_close(ops.matmul(a, w), a @ w)
         out = torch.empty(8, 4)
         assert ops.matmul(a, w, out=out) is out

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.calling.gpu import kernels as gpu
-from tensor_comprehensions.calling.gpu.library import Product, pieces
-from tensor_comprehensions.errors import ArgumentError, RangeError
+from tensor_comprehensions.core.errors import ArgumentError, RangeError
+from tensor_comprehensions.dispatch.cuda import gpu_kernels as gpu
+from tensor_comprehensions.dispatch.cuda.library_calls import LibraryMatmul, split_at_library_calls
 from tensor_comprehensions.options import MappingOptions
-from tensor_comprehensions.runtime import emulator
+from tensor_comprehensions.runtime.emulate import emulator
 
-from ..fake_cuda import FakeCuda, fake
+from ..helpers.fake_cuda import FakeCuda, fake
 
 __all__ = ["fake"]
 needs_compiler = pytest.mark.skipif(
-    not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler"
+    not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler"
 )
 SM90 = "cuda:sm_90"
 CALLS = MappingOptions(tile=(8, 8, 8), threads=(8, 4), match_library_calls=True)
@@ -63,11 +63,11 @@ def arguments(parameters: str) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_a_product_is_recognised_and_right(name: str) -> None:
+def test_a_product_is_recognized_and_right(name: str) -> None:
     op, tensors = op_of(*PRODUCTS[name]), arguments(PRODUCTS[name][0])
     kernel = op.compile(*tensors, target=SM90, options=CALLS)
     (product,) = kernel.compiled.parts
-    assert isinstance(product, Product)
+    assert isinstance(product, LibraryMatmul)
     assert product.function == ("bmm" if "b" in name else "mm")
     assert torch.equal(kernel.emulate(*tensors), op.reference(*tensors))
     assert f"torch.{product.function}(" in kernel.source()
@@ -80,7 +80,7 @@ def test_what_is_no_product_is_left_alone(name: str) -> None:
     initial = {"C": torch.zeros(4, 5)} if name == "adds to what is there" else {}
     kernel = op.compile(*tensors, target=SM90, options=CALLS, **initial)
     bound = kernel.compiled.bound
-    assert pieces(bound) == (bound,)
+    assert split_at_library_calls(bound) == (bound,)
 
 
 CHAIN = """
@@ -103,7 +103,7 @@ def test_a_def_is_split_around_its_products(caplog: pytest.LogCaptureFixture) ->
     tensors = [torch.randn(*shape) for shape in ((4, 6), (6, 5), (5,), (5, 3))]
     with caplog.at_level(logging.DEBUG, "tensor_comprehensions"):
         kernel = op.compile(*tensors, target=SM90, options=CALLS)
-    assert [isinstance(p, Product) for p in kernel.compiled.parts] == [False, True, False, True, False]
+    assert [isinstance(p, LibraryMatmul) for p in kernel.compiled.parts] == [False, True, False, True, False]
     assert any("torch.mm(" in r.getMessage() for r in caplog.records)
     for found, right in zip(kernel.emulate(*tensors), op.reference(*tensors), strict=True):
         torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)

@@ -14,23 +14,23 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import later
-from tensor_comprehensions.interrupts import deferred_interrupts
-from tensor_comprehensions.once import OncePerKey
-from tensor_comprehensions.runtime import boxed
-from tensor_comprehensions.torch_ext import native, operators
-from tests import interrupts
+from tensor_comprehensions.core import lazy_import
+from tensor_comprehensions.core.interrupts import deferred_interrupts
+from tensor_comprehensions.core.single_flight import SingleFlightCache
+from tensor_comprehensions.runtime.fastpath import boxed
+from tensor_comprehensions.torch_ext import boxed_kernels, registration
+from tests.helpers import interrupts
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.parametrize(("kind", "count"), [("define", 1), ("call", 2), ("backward", 2), ("tune", 1)])
 def test_work_that_was_interrupted_can_be_done_again(kind: str, count: int) -> None:
-    """A sample; all of it is `python -m tests.interrupts`."""
+    """A sample; all of it is `python -m tests.helpers.interrupts`."""
     results = interrupts.run(kind, count, seed=2026)
     assert set(results) <= {"finished", "KeyboardInterrupt", "MemoryError", "ArgumentError"}, "\n".join(results)
 
 
-REGISTRATION = {operators.__file__, native.__file__, boxed.__file__, torch.library.__file__}
+REGISTRATION = {registration.__file__, boxed_kernels.__file__, boxed.__file__, torch.library.__file__}
 
 
 class _Strike:
@@ -87,7 +87,7 @@ def test_an_interrupt_in_the_kernel_of_an_operator_comes_out(monkeypatch: pytest
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(boxed.BoxedCell, "slow", interrupted)
+        patch.setattr(boxed.BoxedCallCache, "slow", interrupted)
         op.overload(torch.ones(5))
     assert op.overload(torch.ones(5)).tolist() == [3.125] * 5
 
@@ -104,7 +104,7 @@ def test_an_interrupt_waits_for_the_end_of_an_import() -> None:
     finally:
         assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
     assert steps == [1, 2]
-    thread = threading.Thread(target=lambda: later.load("json"))  # where no handler may be set
+    thread = threading.Thread(target=lambda: lazy_import.import_without_gc("json"))  # where no handler may be set
     thread.start()
     thread.join()
 
@@ -126,7 +126,7 @@ def test_a_fork_after_an_interrupt_does_not_wait_for_ever() -> None:
     def interrupted() -> int:
         raise KeyboardInterrupt
 
-    values: OncePerKey[int, int] = OncePerKey(2)
+    values: SingleFlightCache[int, int] = SingleFlightCache(2)
     for at in range(40):
         left = at
 

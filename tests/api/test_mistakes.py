@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import knobs
+from tensor_comprehensions.core import knobs
 
 OPS = tc.define("""
 def matmul(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }
@@ -104,7 +104,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[tc.TCError], list[str]]] = 
         lambda: OPS.matmul.compile(A, B, target="fpga"), tc.ArgumentError, ["target", "Target"],
     ),
     "target with one cache": (
-        lambda: OPS.matmul.compile(A, B, target=tc.Target("cpu", "haswell", "", 128, 16, (32768,))),
+        lambda: OPS.matmul.compile(A, B, target=tc.CpuTarget("cpu", "haswell", "", 128, 16, (32768,))),
         tc.ArgumentError, ["caches of (32768,)", "two levels"],
     ),
     "options of no name": (
@@ -125,7 +125,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[tc.TCError], list[str]]] = 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_told(mistake: str, interpret: bool) -> None:
     call, error, parts = MISTAKES[mistake]
-    with knobs.override(interpret=interpret), pytest.raises(error) as caught:
+    with knobs.override_knobs(interpret=interpret), pytest.raises(error) as caught:
         call()
     for part in parts:
         assert part in str(caught.value)
@@ -184,7 +184,7 @@ def test_a_caret_stands_under_what_it_means_after_a_character_that_cannot_be_pri
 
 
 def test_half_a_pair_in_a_comment_means_nothing(tmp_path: Path) -> None:
-    with knobs.override(dump=str(tmp_path)):
+    with knobs.override_knobs(dump=str(tmp_path)):
         op = tc.define("def f(float(N) x) -> (y) { # \ud800\n y(i) = x(i) + 0.5 }").f
         assert op(torch.ones(2)).tolist() == [1.5, 1.5]
     assert list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import guard, knobs
+from tensor_comprehensions.core import error_boundary, knobs
 
 MM = tc.define("def mm(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }")
 A = torch.ones(2, 3)
@@ -64,7 +64,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
 
 
 def interpreted() -> None:
-    with knobs.override(interpret=True):
+    with knobs.override_knobs(interpret=True):
         MM.mm(A, A)
 
 
@@ -85,7 +85,7 @@ def test_a_mistake_shows_the_users_frames_alone(mistake: str) -> None:
         MISTAKES[mistake]()
     assert len(ours(caught.value)) <= (sys.version_info < (3, 11))
     assert any(f.filename == __file__ for f in frames(caught.value))
-    with knobs.override(tracebacks="full"), pytest.raises((tc.TCError, Warning)) as caught:
+    with knobs.override_knobs(tracebacks="full"), pytest.raises((tc.TCError, Warning)) as caught:
         MISTAKES[mistake]()
     assert ours(caught.value)
 
@@ -130,7 +130,7 @@ def test_a_mistake_as_a_cause_and_while_another_is_handled() -> None:
 
 
 def test_our_own_bug_shows_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tc.api.programs, "functions", lambda source: 1 // 0)
+    monkeypatch.setattr(tc.api.checked_defs, "load_checked_defs", lambda source: 1 // 0)
     with pytest.raises(tc.InternalError) as caught:
         tc.define(TWICE)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
@@ -141,9 +141,9 @@ def test_the_end_of_the_stack_shows_no_thousand_frames(monkeypatch: pytest.Monke
     def deep(source: object) -> object:
         return deep(source)
 
-    deep.__globals__["__name__"], name = guard.__name__, __name__
+    deep.__globals__["__name__"], name = error_boundary.__name__, __name__
     try:
-        monkeypatch.setattr(tc.api.programs, "functions", deep)
+        monkeypatch.setattr(tc.api.checked_defs, "load_checked_defs", deep)
         with pytest.raises(tc.ArgumentError, match="no stack") as caught:
             tc.define(TWICE)
     finally:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tensor_comprehensions.autotuner.processes import Zygote
+from tensor_comprehensions.autotuner.worker_pool import ForkServer
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    made = Zygote()
+def zygote() -> Iterator[ForkServer]:
+    made = ForkServer()
     yield made
     made.close()

@@ -11,14 +11,14 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
-from tensor_comprehensions.autotuner.call import subject_of
-from tensor_comprehensions.autotuner.service import VERSION
-from tensor_comprehensions.autotuner.space import Genome, Space, space
-from tensor_comprehensions.autotuner.tune import Subject
-from tensor_comprehensions.cache.records import from_message
+from tensor_comprehensions.autotuner.op_api import tuning_task_of
+from tensor_comprehensions.autotuner.session import TuningTask
+from tensor_comprehensions.autotuner.space import CpuSearchSpace, Genome, search_space
+from tensor_comprehensions.autotuner.worker import VERSION
+from tensor_comprehensions.cache.options_proto import from_message
 from tensor_comprehensions.cache.store import Store
 from tensor_comprehensions.cache.tc_cache_pb2 import Options
-from tensor_comprehensions.calling.calls import gather
+from tensor_comprehensions.dispatch.call_steps import normalize_arguments
 from tensor_comprehensions.options import CpuOptions
 
 SOFTMAX = """
@@ -31,25 +31,25 @@ def softmax(float(N,D) x) -> (out) {
 TMM = "def tmm(float(M,K) A, float(N,K) B) -> (C) { C(m,n) +=! A(m,k) * B(n,k) }"
 
 
-def subject(source: str = SOFTMAX, *shapes: tuple[int, ...], store: Store | None = None) -> Subject:
+def subject(source: str = SOFTMAX, *shapes: tuple[int, ...], store: Store | None = None) -> TuningTask:
     """A def with tensors of these shapes, to be tuned."""
     op = next(iter(tc.define(source)))
-    arguments = gather(op._kernels.interface, [torch.zeros(s) for s in shapes or ((48, 64),)], {})
-    return subject_of(op._kernels, arguments, CpuOptions(), 0, Store(None) if store is None else store)
+    arguments = normalize_arguments(op._kernels.interface, [torch.zeros(s) for s in shapes or ((48, 64),)], {})
+    return tuning_task_of(op._kernels, arguments, CpuOptions(), 0, Store(None) if store is None else store)
 
 
-def space_of(what: Subject) -> tuple[Space, tuple[Genome, ...]]:
-    return space(what.bound, what.target, what.start)
+def space_of(what: TuningTask) -> tuple[CpuSearchSpace, tuple[Genome, ...]]:
+    return search_space(what.bound, what.target, what.start)
 
 
 def landscape(options: CpuOptions) -> float:
     """Seconds: a valley that no single gene leads into."""
-    seconds = 1e-3 * (1.0 + 0.5 * abs(options.vectors - 4))
+    seconds = 1e-3 * (1.0 + 0.5 * abs(options.interleave - 4))
     seconds *= {"max": 0.8, "preserve3": 1.0, "min": 1.4}[options.fusion]
     tile = options.tile or (0,)
     seconds *= 1.0 if tile[0] == 16 else 1.3
     seconds *= 1.0 if len(tile) > 1 and tile[1] == 32 else 1.2
-    return seconds * (0.9 if options.grain == 8192 and options.fusion == "max" else 1.0)
+    return seconds * (0.9 if options.grain_size == 8192 and options.fusion == "max" else 1.0)
 
 
 Reply = pb.Reply

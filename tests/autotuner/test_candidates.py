@@ -1,4 +1,4 @@
-"""Candidates that compute something else than they should, as machine code that no strategy would make."""
+"""Candidates that compute something else than they should, as machine code that no lowering would emit."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.autotuner import service
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
-from tensor_comprehensions.autotuner.evaluators import answer, suspect
-from tensor_comprehensions.autotuner.oracle import Expected
-from tensor_comprehensions.autotuner.problem import KINDS, PERIOD, Problem, describe, fill
-from tensor_comprehensions.autotuner.processes import Group, Settings, Zygote
-from tensor_comprehensions.autotuner.run import LEAST, race
-from tensor_comprehensions.autotuner.service import VERSION, limits, same_bytes
-from tensor_comprehensions.cache.records import to_message
-from tensor_comprehensions.calling.calls import gather
-from tensor_comprehensions.compiler import machine_code
+from tensor_comprehensions.autotuner import worker
+from tensor_comprehensions.autotuner.evaluators import future_reply, is_tainted
+from tensor_comprehensions.autotuner.expected_results import ExpectedOutputs
+from tensor_comprehensions.autotuner.problem import KINDS, PERIOD, Problem, fill_inputs, problem_message
+from tensor_comprehensions.autotuner.timing import LEAST, race_launches
+from tensor_comprehensions.autotuner.worker import VERSION, phase_limits, same_bytes
+from tensor_comprehensions.autotuner.worker_pool import ForkServer, WorkerConfig, WorkerPool
+from tensor_comprehensions.cache.options_proto import to_message
+from tensor_comprehensions.compiler.cpu_passes import compile_object
+from tensor_comprehensions.dispatch.call_steps import normalize_arguments
 from tensor_comprehensions.options import CpuOptions
-from tensor_comprehensions.runtime import cpu
-from tensor_comprehensions.runtime.host import host
+from tensor_comprehensions.runtime.cpu import object_code
+from tensor_comprehensions.runtime.cpu.host import host
 
 N = 100
 TWICE = tc.define("def twice(float(N) x) -> (y) { y(i) = 2 * x(i) }").twice
@@ -79,25 +79,25 @@ BEFORE = "%before = getelementptr float, ptr %y, i64 -1\n  store float 1.0, ptr 
 def kernel(body: str = PLAIN, tail: str = "", count: int = N, code: int = 0) -> pb.Code:
     """A kernel for `twice` that goes wrong as told."""
     text = _KERNEL.format(body=body, tail=tail, count=count, code=code, last=N - 1)
-    made = cpu.assemble(text, host())
+    made = object_code.assemble(text, host())
     return pb.Code(program=made.data, symbols=made.symbols)
 
 
 @pytest.fixture(scope="module")
-def group(zygote: Zygote) -> Iterator[Group]:
-    made = Group(zygote, [Settings()], suspect)
+def group(zygote: ForkServer) -> Iterator[WorkerPool]:
+    made = WorkerPool(zygote, [WorkerConfig()], is_tainted)
     yield made
     made.close()
 
 
 def problem(op: tc.Op, *tensors: torch.Tensor, **initial: torch.Tensor) -> pb.Problem:
-    return describe(op.function, gather(op._kernels.interface, tensors, initial), seed=0)
+    return problem_message(op.function, normalize_arguments(op._kernels.interface, tensors, initial), seed=0)
 
 
-def measured(group: Group, code: pb.Code, **others: float) -> pb.Reply:
+def measured(group: WorkerPool, code: pb.Code, **others: float) -> pb.Reply:
     request = pb.Request(version=VERSION, stage=pb.MEASURE, codes=[code], seconds=0.005, run_limit=1.0, **others)
     request.problem.CopyFrom(problem(TWICE, torch.zeros(N)))
-    return answer(group.submit(request.SerializeToString(), limits(request)), "")
+    return future_reply(group.submit(request.SerializeToString(), phase_limits(request)), "")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def measured(group: Group, code: pb.Code, **others: float) -> pb.Reply:
     ],
 )
 def test_cases_34_to_42_of_a_candidate_that_is_wrong(
-    group: Group, code: pb.Code, status: pb.Status, message: str
+    group: WorkerPool, code: pb.Code, status: pb.Status, message: str
 ) -> None:
     reply = measured(group, code)
     assert (pb.Status.Name(reply.status), bool(reply.timings)) == (pb.Status.Name(status), status == pb.OK)
@@ -129,42 +129,42 @@ def test_cases_34_to_42_of_a_candidate_that_is_wrong(
     assert measured(group, kernel()).status == pb.OK
 
 
-def test_a_hopeless_candidate_is_not_timed(group: Group) -> None:
+def test_a_hopeless_candidate_is_not_timed(group: WorkerPool) -> None:
     reply = measured(group, kernel(), hopeless=1e-9)
     assert reply.status == pb.SLOW
     assert reply.timings[0].runs == 1
 
 
-def test_a_race_rejects_who_fails_on_inputs_that_none_has_seen(group: Group) -> None:
+def test_a_race_rejects_who_fails_on_inputs_that_none_has_seen(group: WorkerPool) -> None:
     request = pb.Request(version=VERSION, stage=pb.RACE, fresh=True, seconds=0.01)
     request.codes.extend([kernel(), kernel(body=WHOLE_ONLY), kernel()])
     request.problem.CopyFrom(problem(TWICE, torch.zeros(N)))
-    reply = answer(group.submit(request.SerializeToString(), limits(request)), "")
+    reply = future_reply(group.submit(request.SerializeToString(), phase_limits(request)), "")
     assert reply.status == pb.OK
     assert [t.runs > 0 for t in reply.timings] == [True, False, True]
     assert reply.message.startswith("1: normal")
 
 
-def test_another_device_or_version_is_refused(group: Group) -> None:
+def test_another_device_or_version_is_refused(group: WorkerPool) -> None:
     for wrong in ({"fingerprint": "z80"}, {"version": VERSION + 1}, {"stage": pb.NOTHING}):
         request = pb.Request(**{"version": VERSION, "stage": pb.MEASURE, **wrong})  # type: ignore[arg-type]
-        assert answer(group.submit(request.SerializeToString(), limits(request)), "").status == pb.REFUSED
+        assert future_reply(group.submit(request.SerializeToString(), phase_limits(request)), "").status == pb.REFUSED
 
 
-# --- options that travelled --------------------------------------------------------------------------------------
+# --- options that traveled --------------------------------------------------------------------------------------
 
 
-def compiled(group: Group, options: object) -> pb.Reply:
+def compiled(group: WorkerPool, options: object) -> pb.Reply:
     request = pb.Request(version=VERSION, stage=pb.COMPILE)
     request.options.append(options)  # type: ignore[arg-type]
     request.problem.CopyFrom(problem(TWICE, torch.zeros(N)))
-    return answer(group.submit(request.SerializeToString(), limits(request)), "")
+    return future_reply(group.submit(request.SerializeToString(), phase_limits(request)), "")
 
 
-def test_case_53_options_out_of_range_are_refused_and_not_compiled(group: Group) -> None:
+def test_case_53_options_out_of_range_are_refused_and_not_compiled(group: WorkerPool) -> None:
     fine = to_message(tc.CpuOptions())
     assert compiled(group, fine).status == pb.OK
-    for name, value in (("vectors", -1), ("grain", 1 << 31), ("vectors", 1 << 40)):
+    for name, value in (("interleave", -1), ("grain_size", 1 << 31), ("interleave", 1 << 40)):
         bad = to_message(tc.CpuOptions())
         next(f for f in bad.fields if f.name == name).value.number = value
         assert compiled(group, bad).status == pb.INVALID
@@ -210,22 +210,22 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_problems_of_all_kinds_are_measured(group: Group, name: str) -> None:
+def test_problems_of_all_kinds_are_measured(group: WorkerPool, name: str) -> None:
     source, arguments = PROBLEMS[name]
     op = tc.define(source).f
     tensors, initial = arguments()
     request = pb.Request(version=VERSION, stage=pb.EVALUATE, options=[to_message(tc.CpuOptions())], seconds=0.002)
     request.problem.CopyFrom(problem(op, *tensors, **initial))
-    reply = answer(group.submit(request.SerializeToString(), limits(request)), "")
+    reply = future_reply(group.submit(request.SerializeToString(), phase_limits(request)), "")
     assert (reply.message, reply.status) == ("", pb.OK)
     assert reply.timings[0].median > 0
 
 
-def test_subscripts_that_lead_astray_are_told(group: Group) -> None:
+def test_subscripts_that_lead_astray_are_told(group: WorkerPool) -> None:
     op = tc.define(PROBLEMS["gather"][0]).f
     request = pb.Request(version=VERSION, stage=pb.EVALUATE, options=[to_message(tc.CpuOptions())])
     request.problem.CopyFrom(problem(op, torch.zeros(5, 8), torch.tensor([9], dtype=torch.int32)))
-    reply = answer(group.submit(request.SerializeToString(), limits(request)), "")
+    reply = future_reply(group.submit(request.SerializeToString(), phase_limits(request)), "")
     assert reply.status == pb.INVALID
     assert "out of bounds" in reply.message
 
@@ -234,12 +234,12 @@ def test_large_inputs_repeat_after_a_prime_number_of_elements() -> None:
     count = PERIOD + 1000
     assert all(PERIOD % k for k in range(2, 2049))
     op = tc.define("def f(float(N) x) -> (y) { y(i) = x(i) }").f
-    arguments = gather(op._kernels.interface, (torch.empty(1).expand(count),), {})
-    problem = Problem(describe(op.function, arguments, 3))
+    arguments = normalize_arguments(op._kernels.interface, (torch.empty(1).expand(count),), {})
+    problem = Problem(problem_message(op.function, arguments, 3))
     for kind in KINDS:
         x, again = torch.empty(count), torch.empty(count)
-        fill((x,), problem, kind, 0)
-        fill((again,), problem, kind, 0)
+        fill_inputs((x,), problem, kind, 0)
+        fill_inputs((again,), problem, kind, 0)
         assert torch.equal(x, again)
         assert torch.equal(x[PERIOD:], x[:1000])
         assert not torch.equal(x[1 << 20 : (1 << 20) + 1000], x[:1000])
@@ -256,10 +256,10 @@ def test_elements_that_are_not_finite_are_right_only_where_they_should_be(dtype:
     }  # fmt: skip
     for (x, right), status in faults.items():
         for others in ((), (2.0,), (inf,), (nan,)):
-            expected = Expected((torch.tensor((*others, right), dtype=dtype),), (0.125,))
+            expected = ExpectedOutputs((torch.tensor((*others, right), dtype=dtype),), (0.125,))
             fault = expected.fault((torch.tensor((*others, x), dtype=dtype),))
             assert (fault[0] if fault else None) == status, (x, right, others)
-    assert Expected((torch.empty(0, dtype=dtype),), (0.0,)).fault((torch.empty(0, dtype=dtype),)) is None
+    assert ExpectedOutputs((torch.empty(0, dtype=dtype),), (0.0,)).fault((torch.empty(0, dtype=dtype),)) is None
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 4096 + 3])
@@ -309,7 +309,7 @@ def test_case_45_what_else_a_processor_does_for_half_of_the_time_changes_no_winn
     torch.set_num_threads(threads)
     try:
         end.start()
-        slow, quick = race([Work(6000), Work(5000)], [1e-4, 1e-4], seconds=0.6)  # type: ignore[list-item]
+        slow, quick = race_launches([Work(6000), Work(5000)], [1e-4, 1e-4], seconds=0.6)  # type: ignore[list-item]
     finally:
         torch.set_num_threads(before)
         end.cancel()
@@ -318,14 +318,14 @@ def test_case_45_what_else_a_processor_does_for_half_of_the_time_changes_no_winn
     assert slow.quartiles[0] / quick.quartiles[0] == pytest.approx(6 / 5, rel=0.1)
 
 
-def test_a_candidate_is_timed_in_turns_with_other_code(group: Group) -> None:
+def test_a_candidate_is_timed_in_turns_with_other_code(group: WorkerPool) -> None:
     request = pb.Request(version=VERSION, stage=pb.MEASURE, codes=[kernel(), kernel()], seconds=0.02, run_limit=5.0)
     request.problem.CopyFrom(problem(TWICE, torch.zeros(N)))
-    reply = answer(group.submit(request.SerializeToString(), limits(request)), "")
+    reply = future_reply(group.submit(request.SerializeToString(), phase_limits(request)), "")
     assert reply.status == pb.OK
     assert [t.runs for t in reply.timings] == [reply.timings[0].runs] * 2
     request.losing = 1e-9
-    reply = answer(group.submit(request.SerializeToString(), limits(request)), "")
+    reply = future_reply(group.submit(request.SerializeToString(), phase_limits(request)), "")
     assert [t.runs for t in reply.timings] == [LEAST, LEAST]
 
 
@@ -337,21 +337,21 @@ def test_loops_that_are_the_same_are_compiled_once(monkeypatch: pytest.MonkeyPat
 
     def counting(*given: Any) -> Any:
         made.append("")
-        return machine_code(*given)
+        return compile_object(*given)
 
-    monkeypatch.setattr(service, "machine_code", counting)
-    options = [CpuOptions(), CpuOptions(grain=1 << 20), CpuOptions(fusion="min"), CpuOptions(grain=1 << 21)]
-    service.forget()
-    codes = [service.compiled(what, o) for o in options]
+    monkeypatch.setattr(worker, "compile_object", counting)
+    options = [CpuOptions(), CpuOptions(grain_size=1 << 20), CpuOptions(fusion="min"), CpuOptions(grain_size=1 << 21)]
+    worker.forget_workbenches()
+    codes = [worker.compile_candidate(what, o) for o in options]
     assert len(made) == len({c.program for c in codes}) == 2
     for o, code in zip(options, codes, strict=True):
-        service.forget()
-        assert service.compiled(what, o) == code
-    service.forget()
+        worker.forget_workbenches()
+        assert worker.compile_candidate(what, o) == code
+    worker.forget_workbenches()
 
 
 def test_of_code_that_is_kept_what_was_used_longest_ago_is_forgotten() -> None:
-    kept, made = service.Codes(2), list[int]()
+    kept, made = worker.CompiledCodeCache(2), list[int]()
 
     def code(loops: int) -> pb.Code:
         def make() -> pb.Code:

@@ -13,19 +13,19 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
-from tensor_comprehensions.autotuner.device import Device, device, devices, fingerprint
-from tensor_comprehensions.autotuner.evaluators import Elsewhere, close_site, evaluate
-from tensor_comprehensions.autotuner.service import VERSION
-from tensor_comprehensions.autotuner.tune import tune
-from tensor_comprehensions.autotuner.tuner import Effort, Tuner
-from tensor_comprehensions.cache.records import to_message
-from tensor_comprehensions.errors import ArgumentError
+from tensor_comprehensions.autotuner.device import TuningDevice, cpu_fingerprint, parse_device, parse_devices
+from tensor_comprehensions.autotuner.evaluators import ExecutorWorkers, close_site, evaluate_in_site
+from tensor_comprehensions.autotuner.search_loop import SearchBudget, Tuner
+from tensor_comprehensions.autotuner.session import tune
+from tensor_comprehensions.autotuner.worker import VERSION
+from tensor_comprehensions.cache.options_proto import to_message
+from tensor_comprehensions.core.errors import ArgumentError
 
 from . import pretend
 from .pretend import Pretend, subject
 
-HERE = (Device("cpu", (0,), 1),)
-EFFORT = Effort(seconds=1000.0, generations=3, population=12)
+HERE = (TuningDevice("cpu", (0,), 1),)
+EFFORT = SearchBudget(seconds=1000.0, generations=3, population=12)
 
 
 DEFAULT = to_message(tc.CpuOptions())
@@ -55,7 +55,7 @@ class Losing(Executor):
 
 
 def winner_of(executor: Executor, **others: Any) -> tc.CpuOptions:
-    where = Elsewhere(executor, HERE[0], function=pretend.evaluate)
+    where = ExecutorWorkers(executor, HERE[0], function=pretend.evaluate)
     return tune(subject(), EFFORT, HERE, evaluator=where, **others).options
 
 
@@ -71,14 +71,14 @@ class WidePretend(Pretend):
 
 
 def test_evaluate_always_answers() -> None:
-    asked = fingerprint()
+    asked = cpu_fingerprint()
     for raw, status in (
         (b"\xff\xff\xff", pb.REFUSED),
         (pb.Request(version=VERSION + 1).SerializeToString(), pb.REFUSED),
         (pb.Request(version=VERSION, stage=pb.EVALUATE, fingerprint="another").SerializeToString(), pb.REFUSED),
         (pb.Request(version=VERSION, stage=pb.EVALUATE, options=[DEFAULT]).SerializeToString(), pb.INVALID),
     ):
-        reply = pb.Reply.FromString(evaluate(raw))
+        reply = pb.Reply.FromString(evaluate_in_site(raw))
         assert (pb.Status.Name(reply.status), reply.version) == (pb.Status.Name(status), VERSION)
         assert reply.fingerprint == asked
 
@@ -86,21 +86,21 @@ def test_evaluate_always_answers() -> None:
 def test_an_operator_is_tuned_on_an_executor() -> None:
     op = tc.define("def f(float(N) x) -> (y) { y(i) = x(i) + 1 }").f
     x = torch.arange(500.0)
-    with ThreadPoolExecutor(2) as pool, tc.knobs.override(cache="off"):
+    with ThreadPoolExecutor(2) as pool, tc.core.knobs.override_knobs(cache="off"):
         op.autotune(x, generations=1, population=4, executor=pool)
     assert torch.equal(op(x), x + 1)
 
 
 @pytest.mark.parametrize(("name", "cpus"), [("cpu:0", (0,)), ("cpu:0,0", (0,))])
 def test_devices_by_name(name: str, cpus: tuple[int, ...]) -> None:
-    assert device(name).cpus == cpus
-    assert device("cpu").threads == torch.get_num_threads()
+    assert parse_device(name).cpus == cpus
+    assert parse_device("cpu").threads == torch.get_num_threads()
 
 
 @pytest.mark.parametrize("wrong", [[], ["cuda"], ["cpu:"], ["cpu:1-0"], [3], ["cpu", "cpu"]])
 def test_devices_that_there_are_not(wrong: list[object]) -> None:
     with pytest.raises(ArgumentError, match=r"device|processor"):
-        devices(wrong)
+        parse_devices(wrong)
 
 
 # --- Dask --------------------------------------------------------------------------------------------------------

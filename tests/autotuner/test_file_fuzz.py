@@ -24,32 +24,33 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import cli, knobs
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
-from tensor_comprehensions.autotuner.device import devices
-from tensor_comprehensions.autotuner.evaluators import answer
-from tensor_comprehensions.autotuner.job import dealt, read_job, shard_of
+from tensor_comprehensions.autotuner.device import parse_devices
+from tensor_comprehensions.autotuner.evaluators import future_reply
+from tensor_comprehensions.autotuner.jobs import parse_shard, read_job, shard_tasks
 from tensor_comprehensions.autotuner.journal import Journal
-from tensor_comprehensions.autotuner.lookup import near
-from tensor_comprehensions.autotuner.outcomes import outcome_of
-from tensor_comprehensions.autotuner.tune import begun, seconds
-from tensor_comprehensions.cache import code, entry, exchange, programs, tuning
-from tensor_comprehensions.cache.code import Code
-from tensor_comprehensions.cache.entry import Damaged
+from tensor_comprehensions.autotuner.outcomes import outcome_from_message
+from tensor_comprehensions.autotuner.recorded_options import nearest_sizes
+from tensor_comprehensions.autotuner.session import load_or_start, parse_seconds
+from tensor_comprehensions.cache import checked_defs, file_format, import_export, measurement_store, stored_kernels
+from tensor_comprehensions.cache.file_format import CorruptEntry
 from tensor_comprehensions.cache.key import Key
-from tensor_comprehensions.cache.records import from_message, to_message
+from tensor_comprehensions.cache.measurement_store import Measurement
+from tensor_comprehensions.cache.options_proto import from_message, to_message
 from tensor_comprehensions.cache.store import Store
+from tensor_comprehensions.cache.stored_kernels import StoredKernel
 from tensor_comprehensions.cache.tc_cache_pb2 import Collection
-from tensor_comprehensions.cache.tuning import Measurement
-from tensor_comprehensions.calling.arguments import numbers
-from tensor_comprehensions.commands.cache import _line, _shapes, _title
-from tensor_comprehensions.errors import TCError
+from tensor_comprehensions.cli import main
+from tensor_comprehensions.cli.cache_commands import _line, _shapes, _title
+from tensor_comprehensions.core import knobs
+from tensor_comprehensions.core.errors import TCError
+from tensor_comprehensions.dispatch.arguments import parse_sizes
 from tensor_comprehensions.options import CpuOptions, MappingOptions
-from tensor_comprehensions.strategies import pack, tile, vectorize
-from tensor_comprehensions.structured.pipeline import parse
+from tensor_comprehensions.schedules import pack, tile, vectorize
+from tensor_comprehensions.structured.language.primitives import parse_schedule
 from tensor_comprehensions.tc_lang import compile_source
 
-from ..mutations import damaged, no_hang, odd_message, odd_table, text, to_json, to_toml
+from ..helpers.mutations import damaged, no_hang, odd_message, odd_table, text, to_json, to_toml
 
 SEEDS = st.integers(0, 2**64 - 1)
 MANY = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -65,7 +66,7 @@ JOB = {
     ],
 }  # fmt: skip
 PIPELINE = tile(m=8, n=32) >> (pack(B="n1") | pack("B")) >> vectorize("n")
-OPTIONS = (CpuOptions(), CpuOptions(strategy=PIPELINE, tile=(4, 8)), CpuOptions(strategy=(("C", PIPELINE),)))
+OPTIONS = (CpuOptions(), CpuOptions(schedule=PIPELINE, tile=(4, 8)), CpuOptions(schedule=(("C", PIPELINE),)))
 KEY = Key((("kind", "tuning"), ("def", "def f0(...)"), ("shapes", "(3) (4,5)"), ("threads", "2")))
 OTHER = Key((("kind", "tuning"), ("def", "def f0(...)"), ("shapes", "(7) (4,5)"), ("threads", "2")))
 MEASUREMENTS = tuple(Measurement(o, 1e-3 * (n + 1), True, samples=3) for n, o in enumerate(OPTIONS))
@@ -99,7 +100,7 @@ def read(folder: str, name: str, data: bytes) -> None:
 def use_job(path: Path) -> None:
     job = read_job(path)
     for shard in ((0, 1), (0, 3), (5, 7)):
-        assert all(task.name.encode() and task.effort.seconds > 0 for task in dealt(job.tasks, shard))
+        assert all(task.name.encode() and task.effort.seconds > 0 for task in shard_tasks(job.tasks, shard))
 
 
 def test_the_job_that_is_changed_can_be_read() -> None:
@@ -143,7 +144,7 @@ def test_damaged_files_with_defs(seed: int) -> None:
     with place() as folder:
         path = Path(folder, "defs.tc")
         path.write_bytes(damaged(Random(seed), DEFS.encode()))
-        objection(cli._op, Namespace(file=str(path), name=None))
+        objection(main._op, Namespace(file=str(path), name=None))
 
 
 @MANY
@@ -153,8 +154,9 @@ def test_damaged_texts(seed: int) -> None:
     """Of the command line, of the environment, and of options."""
     r = Random(seed)
     readers = {
-        "M=3,alpha=0.5,N=7": numbers, "3/64": shard_of, "1h 30min": seconds, "cpu:0-1,3": lambda t: devices([t]),
-        repr(PIPELINE): parse, "500M": lambda t: knobs.bytes_of("TC_CACHE_SIZE", t),
+        "M=3,alpha=0.5,N=7": parse_sizes, "3/64": parse_shard, "1h 30min": parse_seconds,
+        "cpu:0-1,3": lambda t: parse_devices([t]),
+        repr(PIPELINE): parse_schedule, "500M": lambda t: knobs.parse_bytes("TC_CACHE_MAX_SIZE", t),
         "all,tune,cache": lambda t: knobs.Knobs.read({"TC_LOGS": t, "TC_CACHE_DIR": t}),
     }  # fmt: skip
     for valid, reader in readers.items():
@@ -167,7 +169,7 @@ def test_damaged_texts(seed: int) -> None:
 
 
 def exported() -> bytes:
-    return tuning.collection({KEY: MEASUREMENTS, OTHER: MEASUREMENTS[:1]})
+    return measurement_store.collection_to_bytes({KEY: MEASUREMENTS, OTHER: MEASUREMENTS[:1]})
 
 
 @MANY
@@ -177,21 +179,21 @@ def test_damaged_measurements(seed: int) -> None:
     r = Random(seed)
     with place() as folder:
         path = Path(folder, "tuned.tct")
-        path.write_bytes(damaged(r, entry.pack(exported())))
+        path.write_bytes(damaged(r, file_format.pack_entry(exported())))
         with suppress(TCError):
-            exchange.read_measurements(path)
-        path.write_bytes(entry.pack(odd_message(r, Collection.FromString(exported()))))
+            import_export.read_measurements(path)
+        path.write_bytes(file_format.pack_entry(odd_message(r, Collection.FromString(exported()))))
         store = Store(Path(folder, "store"))
         with suppress(TCError):
-            exchange.add_measurements(store, exchange.read_measurements(path))
-        for key, found in tuning.everything(store).items():
+            import_export.add_measurements(store, import_export.read_measurements(path))
+        for key, found in measurement_store.all_measurements(store).items():
             assert f"{_shapes(key)} {_title(key)}".encode()
             assert all(map(_line, found))
-            tuning.best(store, key)
-            near(store, key, "")
-            tuning.compact(store, key)
-        near(store, KEY, "")
-        assert exchange.write_measurements(store, path) == len(exchange.read_measurements(path))
+            measurement_store.best_measurement(store, key)
+            nearest_sizes(store, key, "")
+            measurement_store.compact_measurements(store, key)
+        nearest_sizes(store, KEY, "")
+        assert import_export.write_measurements(store, path) == len(import_export.read_measurements(path))
 
 
 @MANY
@@ -214,14 +216,14 @@ def test_odd_records_of_options(seed: int) -> None:
 @no_hang()
 def test_damaged_entries(seed: int) -> None:
     r = Random(seed)
-    with suppress(Damaged):
-        assert entry.unpack(damaged(r, entry.pack(b"payload"))) == b"payload"
+    with suppress(CorruptEntry):
+        assert file_format.unpack_entry(damaged(r, file_format.pack_entry(b"payload"))) == b"payload"
     with place() as folder:
         store = Store(Path(folder, "store"))
-        tuning.record(store, KEY, MEASUREMENTS)
+        measurement_store.record_measurements(store, KEY, MEASUREMENTS)
         (path,) = Path(folder, "store").rglob("*.tc")
         path.write_bytes(damaged(r, path.read_bytes()))
-        assert tuning.recall(store, KEY) in ((), MEASUREMENTS)
+        assert measurement_store.recall_measurements(store, KEY) in ((), MEASUREMENTS)
 
 
 @MANY
@@ -230,16 +232,16 @@ def test_damaged_entries(seed: int) -> None:
 def test_odd_programs_and_code(seed: int) -> None:
     """What a digest does not protect, for whoever can write it can make the digest."""
     r = Random(seed)
-    data = programs.to_bytes(compile_source(DEFS))
-    assert programs.from_bytes(data) == compile_source(DEFS)
-    programs.from_bytes(damaged(r, data))
-    programs.from_bytes(to_json(odd_table(r, json.loads(data))).encode("utf-8", "surrogatepass"))
+    data = checked_defs.defs_to_bytes(compile_source(DEFS))
+    assert checked_defs.defs_from_bytes(data) == compile_source(DEFS)
+    checked_defs.defs_from_bytes(damaged(r, data))
+    checked_defs.defs_from_bytes(to_json(odd_table(r, json.loads(data))).encode("utf-8", "surrogatepass"))
     head = json.dumps({"key": KEY.parts, "facts": {"a": 1}}).encode()
     payload = struct.pack("<I", len(head)) + head + b"code"
-    assert code.from_bytes(payload) == Code(KEY, {"a": 1}, b"code")
-    code.from_bytes(damaged(r, payload))
+    assert stored_kernels.kernel_from_bytes(payload) == StoredKernel(KEY, {"a": 1}, b"code")
+    stored_kernels.kernel_from_bytes(damaged(r, payload))
     odd = to_json(odd_table(r, {"key": [list(p) for p in KEY.parts], "facts": {"a": 1}})).encode()
-    found = code.from_bytes(struct.pack("<I", len(odd)) + odd)
+    found = stored_kernels.kernel_from_bytes(struct.pack("<I", len(odd)) + odd)
     assert found is None or found.key.parts is not None
 
 
@@ -250,7 +252,7 @@ def test_a_call_with_damaged_entries(seed: int) -> None:
     """Each file of a cache is damaged once; calls compile again and are right."""
     r = Random(seed)
     a, b = torch.ones(3, 4), torch.ones(4, 5)
-    with place() as folder, knobs.override(cache="write", cache_dir=folder, verify=False):
+    with place() as folder, knobs.override_knobs(cache="readwrite", cache_dir=folder, verify=False):
         tc.define(DEFS).mm(a, b)
         for path in sorted(Path(folder).rglob("*.tc")):
             if r.random() < 0.7:
@@ -290,10 +292,10 @@ def test_damaged_journals(seed: int) -> None:
 def use(book: Journal) -> None:
     """Read what a search reads."""
     for known in list(book._known.values()):
-        found = outcome_of(known, OPTIONS[0])
+        found = outcome_from_message(known, OPTIONS[0])
         assert found.kind
         assert found.seconds is None or found.seconds > 0
-    assert all(isinstance(o, CpuOptions | MappingOptions) for o in begun(book, "problem", list))
+    assert all(isinstance(o, CpuOptions | MappingOptions) for o in load_or_start(book, "problem", list))
     decision = book.decision("problem")
     assert decision is None or len(decision.timings) == len(decision.finalists)
     book.close()
@@ -307,7 +309,7 @@ def test_odd_replies(seed: int) -> None:
     reply = pb.Reply(version=1, status=pb.OK, timings=[TIMING, TIMING], digest="d", fingerprint="here", running=1.0)
     future: Future[bytes] = Future()
     future.set_result(odd_message(r, reply))
-    assert isinstance(answer(future, "here"), pb.Reply)
+    assert isinstance(future_reply(future, "here"), pb.Reply)
 
 
 @no_hang()
@@ -319,7 +321,7 @@ def test_every_reader_refuses_what_is_no_file(tmp_path: Path) -> None:
                 Journal(path)
         if path != tmp_path:  # a folder is a cache
             with pytest.raises(TCError):
-                exchange.read_measurements(path)
+                import_export.read_measurements(path)
         if path != tmp_path / "pipe":  # a job may come through a pipe
             with pytest.raises(TCError):
                 read_job(path)

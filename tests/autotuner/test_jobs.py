@@ -16,16 +16,17 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import cli, knobs
-from tensor_comprehensions.autotuner import job as jobs
-from tensor_comprehensions.autotuner.call import store_of
-from tensor_comprehensions.autotuner.device import available
-from tensor_comprehensions.autotuner.job import dealt, read_job, shard_of
+from tensor_comprehensions.autotuner import jobs as jobs
+from tensor_comprehensions.autotuner.device import available_cpus
+from tensor_comprehensions.autotuner.jobs import parse_shard, read_job, shard_tasks
 from tensor_comprehensions.autotuner.journal import _records
-from tensor_comprehensions.autotuner.progress import Lines, Table
-from tensor_comprehensions.cache import remote, tuning
+from tensor_comprehensions.autotuner.op_api import store_of
+from tensor_comprehensions.autotuner.progress import LineProgress, TableProgress
+from tensor_comprehensions.cache import measurement_store, remote
 from tensor_comprehensions.cache.store import Store
-from tensor_comprehensions.errors import ArgumentError, CacheError
+from tensor_comprehensions.cli import main
+from tensor_comprehensions.core import knobs
+from tensor_comprehensions.core.errors import ArgumentError, CacheError
 
 from .pretend import Pretend
 from .test_workers import gone
@@ -57,7 +58,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> list[Pretend]:
         made.append(Pretend())
         return made[-1]
 
-    monkeypatch.setattr(jobs, "Local", local)
+    monkeypatch.setattr(jobs, "LocalWorkers", local)
     return made
 
 
@@ -75,14 +76,14 @@ def test_an_operator_is_tuned_and_remembers_it(tmp_path: Path) -> None:
     op = tc.define(source).tmm
     a, b = torch.randint(-4, 5, (33, 64)).float(), torch.randint(-4, 5, (48, 64)).float()
     before = held()
-    with knobs.override(cache="write", cache_dir=str(tmp_path)):
+    with knobs.override_knobs(cache="readwrite", cache_dir=str(tmp_path)):
         best = op.autotune(a, b, generations=1, population=6, report=tmp_path / "page.html")
         assert held() == before
         assert op.compile(a, b).compiled.options.fusion == best.fusion
         assert torch.equal(op(a, b), a @ b.T)
         again = tc.define(source, options="tuned").tmm
         settled = again.compile(a, b).compiled.options
-        assert best.strategy is None or settled.strategy == best.strategy
+        assert best.schedule is None or settled.schedule == best.schedule
         assert torch.equal(again(a, b), a @ b.T)
         assert torch.equal(again(a[:30], b), a[:30] @ b.T)
     facts = json.loads((tmp_path / "page.json").read_text())
@@ -97,7 +98,7 @@ def test_an_operator_is_tuned_and_remembers_it(tmp_path: Path) -> None:
 
 
 def test_nothing_is_tuned_implicitly_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensor_comprehensions.autotuner import call
+    from tensor_comprehensions.autotuner import op_api
 
     calls = []
 
@@ -105,19 +106,19 @@ def test_nothing_is_tuned_implicitly_unless_asked(tmp_path: Path, monkeypatch: p
         calls.append(subject)
 
         class Found:
-            options = tc.CpuOptions(vectors=2)
+            options = tc.CpuOptions(interleave=2)
 
         return Found()
 
-    monkeypatch.setattr(call, "tune", tune)
+    monkeypatch.setattr(op_api, "tune", tune)
     op = tc.define("def f(float(N) x) -> (y) { y(i) = x(i) + 1 }", options="tuned").f
-    with knobs.override(cache="write", cache_dir=str(tmp_path)):
+    with knobs.override_knobs(cache="readwrite", cache_dir=str(tmp_path)):
         op(torch.ones(5))
         assert not calls
-        with knobs.override(tune="auto"):
+        with knobs.override_knobs(tune="auto"):
             op(torch.ones(6))
             op(torch.ones(6))
-            assert op.compile(torch.ones(6)).compiled.options.vectors == 2
+            assert op.compile(torch.ones(6)).compiled.options.interleave == 2
     assert len(calls) == 1
 
 
@@ -133,7 +134,7 @@ def test_nothing_is_tuned_implicitly_unless_asked(tmp_path: Path, monkeypatch: p
         ({"devices": 3}, "the devices are 3"),
         ({"devices": ["cpu:0-99999999999999"]}, "no processor"),
         ({"devices": ["gpu"]}, "the device is 'gpu'"),
-        ({"devices": [f"cpu:{min(available())}"] * 2}, "share no processor"),
+        ({"devices": [f"cpu:{min(available_cpus())}"] * 2}, "share no processor"),
         ({"devices": ["cpu:9999"]}, "no processor 9999"),
         ({"executor": 3}, "the executor is a int"),
         ({"store": 3}, "the store is 3"),
@@ -155,14 +156,14 @@ def test_a_job_is_worked_off_and_goes_on_from_its_journal(
 ) -> None:
     evaluators = pretended(monkeypatch)
     arguments = ["tune", str(job), "--store", str(tmp_path / "store")]
-    assert cli.main(arguments) == 0
+    assert main.main(arguments) == 0
     first = json.loads(job.with_suffix(".json").read_text())
     assert [f["name"] for f in first] == ["tmm(M=32,N=48,K=64)", "tmm(M=16,N=16,K=16)"]
     lines = capsys.readouterr().err
     for part in ("[1/2] tmm(M=32,N=48,K=64): begins", "[2/2]", "times as fast as untuned"):
         assert part in lines
-    assert len(tuning.everything(Store(tmp_path / "store"))) == 2
-    assert cli.main(arguments) == 0
+    assert len(measurement_store.all_measurements(Store(tmp_path / "store"))) == 2
+    assert main.main(arguments) == 0
     assert evaluators[0].asked
     assert not evaluators[1].asked
     again = json.loads(job.with_suffix(".json").read_text())
@@ -173,7 +174,15 @@ def test_a_job_is_worked_off_and_goes_on_from_its_journal(
 
 
 def test_cases_47_and_48_a_job_that_is_killed_leaves_no_process_and_goes_on(job: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tensor_comprehensions.cli", "tune", str(job), "--store", str(tmp_path / "store")]
+    command = [
+        sys.executable,
+        "-m",
+        "tensor_comprehensions.cli.main",
+        "tune",
+        str(job),
+        "--store",
+        str(tmp_path / "store"),
+    ]
     environment = {**os.environ, "TC_VERIFY": "0"}
     running = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
     journal = job.with_suffix(".journal")
@@ -186,7 +195,7 @@ def test_cases_47_and_48_a_job_that_is_killed_leaves_no_process_and_goes_on(job:
     running.wait()
     assert all(map(gone, children))
     before = journal.read_bytes()
-    assert cli.main(command[3:]) == 0
+    assert main.main(command[3:]) == 0
     ends = [end for end, _, _ in _records(before)]
     assert ends
     assert journal.read_bytes().startswith(before[: ends[-1]])
@@ -242,8 +251,8 @@ def test_json_job_files(tmp_path: Path) -> None:
 
 def test_every_task_is_in_one_shard_or_in_several_with_other_seeds(job: Path) -> None:
     tasks = read_job(job).tasks
-    assert [t.name for n in range(2) for t in dealt(tasks, (n, 2))] == [t.name for t in tasks]
-    islands = [dealt(tasks, (n, 5))[0] for n in range(5)]
+    assert [t.name for n in range(2) for t in shard_tasks(tasks, (n, 2))] == [t.name for t in tasks]
+    islands = [shard_tasks(tasks, (n, 5))[0] for n in range(5)]
     assert [t.name for t in islands] == [tasks[n % 2].name for n in range(5)]
     assert len({(t.name, t.effort.seed) for t in islands}) == 5
     assert [t.effort.part for t in islands] == [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]
@@ -256,22 +265,22 @@ def test_shards_of_one_search_have_smaller_generations_and_more_of_them(job: Pat
         ("sweep", 24, (24, 10)),
     ):  # fmt: skip
         whole = replace(task, effort=replace(task.effort, search=search, population=population, generations=10))
-        (shard,) = dealt([whole], (1, 4))
+        (shard,) = shard_tasks([whole], (1, 4))
         assert (shard.effort.population, shard.effort.generations) == expected
-        assert dealt([whole], (0, 1)) == (whole,)
+        assert shard_tasks([whole], (0, 1)) == (whole,)
 
 
 @pytest.mark.parametrize("wrong", ["3", "3/3", "-1/2", "a/b", "1/0", ""])
 def test_shards_that_there_are_not(wrong: str) -> None:
     with pytest.raises(ArgumentError, match="shard"):
-        shard_of(wrong)
+        parse_shard(wrong)
 
 
 def test_a_store_that_cannot_be_is_told_before_a_search(job: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(ArgumentError, match="cannot be used: it is no folder"):
         store_of(tmp_path / "file")
-    assert cli.main(["tune", str(job), "--store", "/proc/none"]) == 2
+    assert main.main(["tune", str(job), "--store", "/proc/none"]) == 2
 
 
 def test_shards_meet_in_a_store_by_url(
@@ -280,14 +289,14 @@ def test_shards_meet_in_a_store_by_url(
     pretended(monkeypatch)
     url = f"file://{tmp_path}/bucket"
     for n in range(2):
-        assert cli.main(["tune", str(job), "--shard", f"{n}/2", "--store", url]) == 0
+        assert main.main(["tune", str(job), "--shard", f"{n}/2", "--store", url]) == 0
     assert len(list((tmp_path / "bucket").iterdir())) == 2
-    assert cli.main(["cache", "--dir", str(tmp_path / "merged"), "merge", url]) == 0
-    merged = tuning.everything(Store(tmp_path / "merged"))
+    assert main.main(["cache", "--dir", str(tmp_path / "merged"), "merge", url]) == 0
+    merged = measurement_store.all_measurements(Store(tmp_path / "merged"))
     assert len(merged) == 2
     assert all(m.validated for measurements in merged.values() for m in measurements)
     assert "new measurements" in capsys.readouterr().out
-    assert cli.main(["cache", "--dir", str(tmp_path / "merged"), "merge", url]) == 0
+    assert main.main(["cache", "--dir", str(tmp_path / "merged"), "merge", url]) == 0
     assert "0 new measurements" in capsys.readouterr().out
 
 
@@ -299,7 +308,7 @@ def test_case_55_a_store_that_is_away_costs_no_result(tmp_path: Path, monkeypatc
     with pytest.raises(CacheError, match="nowhere"):
         remote.download("nowhere://bucket/results")
     with pytest.raises(CacheError, match="no answer in 0 s"):
-        remote.within(lambda: time.sleep(5), "slow://bucket", patience=0.05)
+        remote.with_timeout(lambda: time.sleep(5), "slow://bucket", patience=0.05)
     (tmp_path / "html").mkdir()
     (tmp_path / "html" / "page.tct").write_text("<html>404</html>")
     assert remote.download(f"file://{tmp_path}/html") == {}
@@ -315,7 +324,7 @@ def test_a_terminal_gets_a_table(job: Path) -> None:
     console = Console(force_terminal=True, width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     task = read_job(job).tasks[0]
     with console, Live(console=console, auto_refresh=False) as live:
-        table = Table(live)
+        table = TableProgress(live)
         table.begin(0, 2, task)
         table.end(task, None, "it failed\nbadly")
         table.begin(1, 2, task)
@@ -328,7 +337,7 @@ def test_a_terminal_gets_a_table(job: Path) -> None:
 
 def test_plain_lines_elsewhere(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task = read_job(job).tasks[0]
-    lines = Lines(sys.stdout)
+    lines = LineProgress(sys.stdout)
     lines.begin(0, 1, task)
     lines.end(task, None, "no way\nat all")
     assert capsys.readouterr().out.splitlines()[1] == "[1/1] tmm(M=32,N=48,K=64): failed: no way"

@@ -13,34 +13,34 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.autotuner import call_gpu, service_gpu
+from tensor_comprehensions.autotuner import op_api_gpu, worker_gpu
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
-from tensor_comprehensions.autotuner.problem import describe
-from tensor_comprehensions.autotuner.service import VERSION
+from tensor_comprehensions.autotuner.problem import problem_message
 from tensor_comprehensions.autotuner.space_gpu import PRESETS, mapping_space
-from tensor_comprehensions.cache.records import to_message
-from tensor_comprehensions.calling.calls import examples
-from tensor_comprehensions.compiler_gpu import GpuCompiled
-from tensor_comprehensions.errors import ArgumentError
+from tensor_comprehensions.autotuner.worker import VERSION
+from tensor_comprehensions.cache.options_proto import to_message
+from tensor_comprehensions.compiler.gpu_passes import CompiledGpuKernel
+from tensor_comprehensions.core.errors import ArgumentError
+from tensor_comprehensions.dispatch.call_steps import normalize_detached
 from tensor_comprehensions.options import CpuOptions, MappingOptions, check_mapping
-from tensor_comprehensions.runtime import emulator
-from tensor_comprehensions.target import target
+from tensor_comprehensions.runtime.emulate import emulator
+from tensor_comprehensions.target import parse_gpu_target
 
-from ..fake_cuda import FakeCuda, fake
+from ..helpers.fake_cuda import FakeCuda, fake
 
 __all__ = ["fake"]
 needs_compiler = pytest.mark.skipif(
-    not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler"
+    not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler"
 )
 MODEL = "emulated:sm_90"
-SM90 = target("cuda:sm_90")
+SM90 = parse_gpu_target("cuda:sm_90")
 SOURCE = "def mm(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }"
 A, B = torch.randn(24, 12), torch.randn(12, 20)
 SLOW = MappingOptions.single_thread()
 
 
-def kernel() -> GpuCompiled:
-    made: GpuCompiled = tc.define(SOURCE).mm.compile(A, B, target=SM90).compiled
+def kernel() -> CompiledGpuKernel:
+    made: CompiledGpuKernel = tc.define(SOURCE).mm.compile(A, B, target=SM90).compiled
     return made
 
 
@@ -90,12 +90,12 @@ def test_a_search_finds_what_the_model_thinks_faster(tmp_path: Path) -> None:
 
 def asked(options: object, stage: pb.Stage = pb.EVALUATE, **more: Any) -> pb.Reply:
     op = tc.define(SOURCE).mm
-    problem = describe(op.function, examples(op._kernels.interface, (A, B), {}), 0)
+    problem = problem_message(op.function, normalize_detached(op._kernels.interface, (A, B), {}), 0)
     request = pb.Request(
         version=VERSION, stage=stage, problem=problem, options=[to_message(options)], device=MODEL,
         fingerprint=more.pop("fingerprint", MODEL), **more,
     )  # fmt: skip
-    return pb.Reply.FromString(service_gpu.handle(request.SerializeToString(), lambda phase: None))
+    return pb.Reply.FromString(worker_gpu.handle_gpu_request(request.SerializeToString(), lambda phase: None))
 
 
 @needs_compiler
@@ -118,15 +118,15 @@ def test_what_a_worker_answers() -> None:
 
 @needs_compiler
 def test_wrong_kernels_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = service_gpu.compile_gpu
+    original = worker_gpu.compile_gpu
 
-    def broken(*given: Any, **more: Any) -> GpuCompiled:
+    def broken(*given: Any, **more: Any) -> CompiledGpuKernel:
         made = original(*given, **more)
         text = made.code.source
         assert change[0] in text
         return replace(made, code=replace(made.code, source=text.replace(*change)))
 
-    monkeypatch.setattr(service_gpu, "compile_gpu", broken)
+    monkeypatch.setattr(worker_gpu, "compile_gpu", broken)
     change = ("+=", "-=")
     assert asked(SLOW).status == pb.WRONG_RESULT
     assert "an element is off" in asked(SLOW).message or "elements are wrong" in asked(SLOW).message
@@ -178,7 +178,7 @@ class Played:
         request.device = "cpu"
         self.asked.append(request)
         future: Future[bytes] = Future()
-        future.set_result(service_gpu.handle(request.SerializeToString(), lambda phase: None))
+        future.set_result(worker_gpu.handle_gpu_request(request.SerializeToString(), lambda phase: None))
         return future
 
     def close(self) -> None:
@@ -205,9 +205,9 @@ class Event:
 def played(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The played device for the tuner; the products that torch computes there."""
     products: list[str] = []
-    original, mm = service_gpu.compile_gpu, torch.mm
+    original, mm = worker_gpu.compile_gpu, torch.mm
 
-    def compiled(*given: Any, **more: Any) -> GpuCompiled:
+    def compiled(*given: Any, **more: Any) -> CompiledGpuKernel:
         made = original(*given, **more)
         fake.known[made.code.source] = made
         return made
@@ -218,9 +218,9 @@ def played(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Event, "clock", [fake.launches, products])
     for where, name, value in (
-        (call_gpu, "GpuWorkers", Played), (call_gpu, "target_of", lambda name: SM90),
-        (service_gpu, "target_of", lambda name: SM90), (service_gpu, "fingerprint", lambda name: "played"),
-        (service_gpu, "compile_gpu", compiled), (service_gpu, "calls_for", lambda first: 1),
+        (op_api_gpu, "GpuWorkers", Played), (op_api_gpu, "gpu_target_of", lambda name: SM90),
+        (worker_gpu, "gpu_target_of", lambda name: SM90), (worker_gpu, "gpu_fingerprint", lambda name: "played"),
+        (worker_gpu, "compile_gpu", compiled), (worker_gpu, "calls_for", lambda first: 1),
         (torch, "mm", counted), (torch.cuda, "Event", Event),
         (torch.cuda, "current_stream", lambda device: None), (torch.cuda, "synchronize", lambda device: None),
     ):  # fmt: skip

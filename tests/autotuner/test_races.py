@@ -8,17 +8,17 @@ from typing import cast
 
 import pytest
 
-from tensor_comprehensions.autotuner import run
-from tensor_comprehensions.autotuner.run import (
+from tensor_comprehensions.autotuner import timing
+from tensor_comprehensions.autotuner.timing import (
     CALM,
     LEAST,
+    MIN_ROUNDS,
     MOST,
-    TELLING,
-    Launch,
+    TimedLaunch,
     Times,
     _compared,
-    gain,
-    in_turns,
+    speedup_lower_bound,
+    time_interleaved,
 )
 
 # A product of two matrices on two threads of two processors that also had six other processes to run, twice in turns:
@@ -56,16 +56,16 @@ def recorded(noise: tuple[tuple[float, ...], ...], faster: float = 1.0) -> tuple
 def test_a_race_on_a_busy_machine_decides_nothing() -> None:
     for faster in (0.9, 1.0, 1.2, 2.0):
         slow, quick = recorded(BUSY, faster)
-        assert gain(slow, quick) == gain(quick, slow) == 0.0
+        assert speedup_lower_bound(slow, quick) == speedup_lower_bound(quick, slow) == 0.0
 
 
 def test_a_race_on_an_idle_machine_decides_what_its_noise_lets_it() -> None:
     one, other = recorded(IDLE)
-    assert 0.9 < gain(one, other) <= 1.0
-    assert 0.9 < gain(other, one) <= 1.0
+    assert 0.9 < speedup_lower_bound(one, other) <= 1.0
+    assert 0.9 < speedup_lower_bound(other, one) <= 1.0
     slow, quick = recorded(IDLE, 1.2)
-    assert 1.08 < gain(slow, quick) <= 1.2
-    assert gain(quick, slow) < 0.9
+    assert 1.08 < speedup_lower_bound(slow, quick) <= 1.2
+    assert speedup_lower_bound(quick, slow) < 0.9
 
 
 def test_moments_in_which_threads_wait_for_a_processor_do_not_count() -> None:
@@ -74,7 +74,7 @@ def test_moments_in_which_threads_wait_for_a_processor_do_not_count() -> None:
         Times((*slow.samples, 1.0, 1.0), (*slow.waits, 0.5, 0.5)),
         Times((*quick.samples, 9.0, 9.0), (*quick.waits, 0.5, 0.5)),
     )
-    assert gain(*lost) == gain(slow, quick)
+    assert speedup_lower_bound(*lost) == speedup_lower_bound(slow, quick)
     assert (lost[0].median, lost[1].quartiles) == (slow.median, quick.quartiles)
 
 
@@ -84,14 +84,14 @@ def test_kernels_that_are_equal_seldom_win() -> None:
     wins = 0
     for _ in range(2000):
         one, other = (Times(tuple(source.choices(samples, k=40))) for _ in range(2))
-        wins += gain(one, other) > 1
+        wins += speedup_lower_bound(one, other) > 1
     assert wins <= 12  # 4 are expected
 
 
 def test_a_few_rounds_tell_nothing() -> None:
-    few, enough = (Times((2.0,) * n) for n in (TELLING - 1, TELLING))
-    assert gain(few, Times((1.0,) * (TELLING - 1))) == 0.0
-    assert gain(enough, Times((1.0,) * TELLING)) == 2.0
+    few, enough = (Times((2.0,) * n) for n in (MIN_ROUNDS - 1, MIN_ROUNDS))
+    assert speedup_lower_bound(few, Times((1.0,) * (MIN_ROUNDS - 1))) == 0.0
+    assert speedup_lower_bound(enough, Times((1.0,) * MIN_ROUNDS)) == 2.0
 
 
 def test_what_is_timed_in_turns_does_not_depend_on_how_fast_the_machine_is_at_the_time() -> None:
@@ -109,10 +109,10 @@ def test_what_is_timed_in_turns_does_not_depend_on_how_fast_the_machine_is_at_th
 
 def test_a_timing_in_turns_ends_when_it_is_hopeless_beside_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"mine": 4e-3, "other": 1e-3}
-    monkeypatch.setattr(run, "sample", lambda launch, calls, before: seconds[launch.name])
+    monkeypatch.setattr(timing, "sample_run", lambda launch, calls, before: seconds[launch.name])
     mine, other = (
-        cast(Launch, SimpleNamespace(name=name, memory=SimpleNamespace(accumulates=False))) for name in seconds
+        cast(TimedLaunch, SimpleNamespace(name=name, memory=SimpleNamespace(accumulates=False))) for name in seconds
     )
-    monkeypatch.setattr(run, "_precise", lambda times: False)
-    assert len(in_turns(mine, other, (1e-3, 1e-3), 100.0, 3.9)[0].samples) == LEAST
-    assert len(in_turns(mine, other, (1e-3, 1e-3), 100.0, 4.1)[0].samples) == MOST
+    monkeypatch.setattr(timing, "_precise", lambda times: False)
+    assert len(time_interleaved(mine, other, (1e-3, 1e-3), 100.0, 3.9)[0].samples) == LEAST
+    assert len(time_interleaved(mine, other, (1e-3, 1e-3), 100.0, 4.1)[0].samples) == MOST

@@ -11,44 +11,44 @@ from typing import Any
 
 import pytest
 
-from tensor_comprehensions.autotuner.edits import OFF, edit, edits
+from tensor_comprehensions.autotuner.mutations import OFF, list_mutations, mutate
 from tensor_comprehensions.autotuner.search import SEARCHES, Candidate, GeneticSearch
-from tensor_comprehensions.autotuner.space import sizes, space
+from tensor_comprehensions.autotuner.space import search_space, tile_candidates
 from tensor_comprehensions.options import CpuOptions
-from tensor_comprehensions.strategies import (
+from tensor_comprehensions.schedules import (
     interchange,
+    nontemporal_stores,
     pack,
     pad,
     parallel,
     peel,
     prefetch,
-    stream,
     tile,
     unroll,
     vectorize,
 )
-from tensor_comprehensions.structured.apply import plan_of
-from tensor_comprehensions.structured.length import length
-from tensor_comprehensions.structured.normalise import normalise
-from tensor_comprehensions.structured.pipeline import Pipeline
+from tensor_comprehensions.structured.cost.code_size import code_length
+from tensor_comprehensions.structured.language.apply_primitives import plan_of_schedule
+from tensor_comprehensions.structured.language.primitives import Schedule
+from tensor_comprehensions.structured.match.drop_unit_dims import drop_unit_dims
 
 from .pretend import TMM, landscape, space_of, subject
 
 
 def test_sizes_are_powers_of_two_and_ceiling_divisors() -> None:
-    assert sizes(100) == (1, 2, 4, 7, 8, 13, 16, 25, 32, 50, 64, 100)
-    assert sizes(1) == (1,)
-    assert sizes(0) == ()
+    assert tile_candidates(100) == (1, 2, 4, 7, 8, 13, 16, 25, 32, 50, 64, 100)
+    assert tile_candidates(1) == (1,)
+    assert tile_candidates(0) == ()
 
 
 def test_a_space_has_genes_for_what_the_def_can_vary() -> None:
     pointwise, _ = space_of(subject("def f(float(N) x) -> (y) { y(i) = x(i) }", (64,)))
-    assert {g.name for g in pointwise.genes} == {"tile", "tile.0", "vectors", "grain"}
+    assert {g.name for g in pointwise.genes} == {"tile", "tile.0", "interleave", "grain_size"}
     chain, _ = space_of(subject())
-    assert {g.name for g in chain.genes} >= {"fusion", "contract", "tile", "tile.0", "tile.1"}
-    assert "structured" not in {g.name for g in chain.genes}
+    assert {g.name for g in chain.genes} >= {"fusion", "localize_temporaries", "tile", "tile.0", "tile.1"}
+    assert "use_microkernels" not in {g.name for g in chain.genes}
     product, _ = space_of(subject(TMM, (64, 96), (48, 96)))
-    assert {"structured", "S0.pipeline", "S0.m.inner", "S0.k.unroll"} <= {g.name for g in product.genes}
+    assert {"use_microkernels", "S0.pipeline", "S0.m.inner", "S0.k.unroll"} <= {g.name for g in product.genes}
 
 
 def test_sums_with_few_results_may_be_had_in_parts() -> None:
@@ -56,37 +56,37 @@ def test_sums_with_few_results_may_be_had_in_parts() -> None:
     made, seeds = space_of(
         subject("def f(float(M,K) A, float(N,K) B) -> (C) { C(m,n) +=! A(m,k) * B(n,k) }", (8, 720), (8, 720))
     )
-    (parts,) = [g.choices for g in made.genes if g.name == "split_reductions"]
+    (parts,) = [g.choices for g in made.genes if g.name == "split_k"]
     assert parts == (0, 2, 4, 8, 16)  # 64 parts of 720 terms would have fewer than 16, and none is the model's choice
     options = [made.options(g) for g in seeds]
-    assert CpuOptions(split_reductions=4) in options
+    assert CpuOptions(split_k=4) in options
     r = random.Random(1)
     drawn = [made.options(made.random(r)) for _ in range(200)]
-    assert {o.split_reductions for o in drawn} == {0, 2, 4, 8, 16}
-    assert all(o.strategy is None for o in drawn if o.split_reductions)
-    assert made.key(CpuOptions(split_reductions=2)) != made.key(CpuOptions(split_reductions=4))
-    start = CpuOptions(split_reductions=4)
+    assert {o.split_k for o in drawn} == {0, 2, 4, 8, 16}
+    assert all(o.schedule is None for o in drawn if o.split_k)
+    assert made.key(CpuOptions(split_k=2)) != made.key(CpuOptions(split_k=4))
+    start = CpuOptions(split_k=4)
     what = subject("def f(float(M,K) A, float(N,K) B) -> (C) { C(m,n) +=! A(m,k) * B(n,k) }", (8, 720), (8, 720))
-    in_parts, begin = space(what.bound, what.target, start)
+    in_parts, begin = search_space(what.bound, what.target, start)
     assert in_parts.options(begin[0]) == start
-    assert any(o.split_reductions == 4 and o.strategy for o in map(in_parts.options, begin))
+    assert any(o.split_k == 4 and o.schedule for o in map(in_parts.options, begin))
 
 
 def test_a_space_takes_in_the_values_of_what_it_starts_from() -> None:
     what = subject()
-    odd = CpuOptions(tile=(11, 0, 13), grain=77, vectors=3)
-    made, seeds = space(what.bound, what.target, what.start, [odd])
+    odd = CpuOptions(tile=(11, 0, 13), grain_size=77, interleave=3)
+    made, seeds = search_space(what.bound, what.target, what.start, [odd])
     assert [made.options(g) for g in seeds[:2]] == [CpuOptions(), odd]
-    assert made.genome(CpuOptions(grain=78)) is None
+    assert made.genome(CpuOptions(grain_size=78)) is None
 
 
 def test_seeds_begin_with_the_default_and_have_presets_and_the_ranking() -> None:
     made, seeds = space_of(subject(TMM, (64, 96), (48, 96)))
     options = [made.options(g) for g in seeds]
     assert options[0] == CpuOptions()
-    assert CpuOptions(structured=False) in options
-    assert len({o.strategy for o in options}) >= 8
-    assert any("parallel('n1', 'm1', grain=1)" in str(o.strategy) for o in options)
+    assert CpuOptions(use_microkernels=False) in options
+    assert len({o.schedule for o in options}) >= 8
+    assert any("parallel('n1', 'm1', grain_size=1)" in str(o.schedule) for o in options)
     assert sum(map(made.valid, options)) >= 0.8 * len(options)
 
 
@@ -100,8 +100,8 @@ def test_a_first_generation_has_presets_and_ranked_pipelines() -> None:
         made, seeds = space_of(what)
         first = [c.options for c in GeneticSearch(made, seeds, 24, 0).ask()]
         assert first[0] == CpuOptions()
-        assert {CpuOptions(grain=0), CpuOptions(structured=False)} <= set(first)
-        assert sum(replace(o, strategy=None) == CpuOptions() for o in first[1:]) >= 6
+        assert {CpuOptions(grain_size=0), CpuOptions(use_microkernels=False)} <= set(first)
+        assert sum(replace(o, schedule=None) == CpuOptions() for o in first[1:]) >= 6
         seeded = {made.key(made.options(g)) for g in seeds}
         assert sum(made.key(o) in seeded for o in first) >= 14
 
@@ -118,16 +118,16 @@ def test_options_that_mean_the_same_are_one_candidate() -> None:
     made, _ = space_of(subject(TMM, (64, 96), (48, 96)))
     start = tile(n=32, m=6) >> pack(B="n1") >> vectorize("n")
     keys = [
-        made.key(CpuOptions(strategy=(("S0", written),)))
+        made.key(CpuOptions(schedule=(("S0", written),)))
         for written in (start, start >> unroll(k=1), tile(n=32, m=8) >> pack(B="n1") >> vectorize("n"))
     ]
     assert keys[0] == keys[1] != keys[2]
     assert None not in keys
     assert made.alone
     source = random.Random(0)
-    found = [o for o in (made.options(made.random(source)) for _ in range(200)) if o.structured]
-    assert {o.vectors for o in found} == {0}
-    assert {o.grain for o in found if o.strategy} == {CpuOptions().grain}
+    found = [o for o in (made.options(made.random(source)) for _ in range(200)) if o.use_microkernels]
+    assert {o.interleave for o in found} == {0}
+    assert {o.grain_size for o in found if o.schedule} == {CpuOptions().grain_size}
     chain, _ = space_of(subject())
     assert not chain.alone
 
@@ -135,23 +135,23 @@ def test_options_that_mean_the_same_are_one_candidate() -> None:
 def test_what_a_pipeline_means_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     followed: list[str] = []
 
-    def counting(pipeline: Pipeline, *others: Any) -> Any:
+    def counting(pipeline: Schedule, *others: Any) -> Any:
         followed.append(str(pipeline))
-        return plan_of(pipeline, *others)
+        return plan_of_schedule(pipeline, *others)
 
-    monkeypatch.setattr("tensor_comprehensions.autotuner.space.plan_of", counting)
+    monkeypatch.setattr("tensor_comprehensions.autotuner.space.plan_of_schedule", counting)
     made, _ = space_of(subject(TMM, (64, 96), (48, 96)))
     good, bad = tile(n=32, m=6) >> vectorize("n"), tile(n=32, z=6) >> vectorize("n")
     for _ in range(2):
         for grain in (0, 4096):
-            assert made.key(CpuOptions(strategy=(("S0", good),), grain=grain)) is not None
-            assert made.key(CpuOptions(strategy=(("S0", bad),), grain=grain)) is None
+            assert made.key(CpuOptions(schedule=(("S0", good),), grain_size=grain)) is not None
+            assert made.key(CpuOptions(schedule=(("S0", bad),), grain_size=grain)) is None
     assert followed == [str(good), str(bad)]
 
 
 def test_pipelines_that_the_model_finds_hopeless_are_not_tried() -> None:
     made, _ = space_of(subject(TMM, (64, 96), (48, 96)))
-    hopeless = CpuOptions(strategy=(("S0", tile(n=4, m=1) >> pack(B="n1") >> vectorize("n", lanes=4)),))
+    hopeless = CpuOptions(schedule=(("S0", tile(n=4, m=1) >> pack(B="n1") >> vectorize("n", lanes=4)),))
     assert made.key(hopeless) is None
     assert replace(made, most=math.inf).key(hopeless) is not None
 
@@ -160,8 +160,10 @@ def test_pipelines_that_become_long_code_are_not_tried() -> None:
     made = replace(space_of(subject(TMM, (64, 96), (48, 96)))[0], most=math.inf)
     _, _, op = made.ops[0]
     wordy = tile(m=17, n=40) >> tile(m=5, n=16) >> vectorize("n", lanes=8) >> unroll(k=8)
-    assert length(normalise(op), plan_of(wordy, op, made.target)) == (5 + 2 + 5 + 3) * (2 + 1 + 1) * 8
-    options = CpuOptions(strategy=(("S0", wordy),))
+    assert (
+        code_length(drop_unit_dims(op), plan_of_schedule(wordy, op, made.target)) == (5 + 2 + 5 + 3) * (2 + 1 + 1) * 8
+    )
+    options = CpuOptions(schedule=(("S0", wordy),))
     assert made.key(options) is None
     assert replace(made, longest=math.inf).key(options) is not None
 
@@ -169,14 +171,14 @@ def test_pipelines_that_become_long_code_are_not_tried() -> None:
 def test_edits_change_one_number_each() -> None:
     what = subject(TMM, (64, 96), (48, 96))
     _, _, op = space_of(what)[0].ops[0]
-    by_name = {e.name: e for e in edits(op, what.target)}
+    by_name = {e.name: e for e in list_mutations(op, what.target)}
     start = tile(n=32, m=6) >> pack(B="n1") >> vectorize("n") >> unroll(k=4)
     changed = {
         "m.inner": (12, tile(n=32, m=12) >> pack(B="n1") >> vectorize("n") >> unroll(k=4)),
         "m.outer": (24, tile(m=24) >> start),
         "k.inner": (48, tile(n=32, k=48, m=6) >> pack(B="n1") >> vectorize("n") >> unroll(k=4)),
         "lanes": (8, tile(n=32, m=6) >> pack(B="n1") >> vectorize("n", lanes=8) >> unroll(k=4)),
-        "threads": (2, start >> parallel("n1", "m1", grain=1)),
+        "threads": (2, start >> parallel("n1", "m1", grain_size=1)),
         "order": (1, tile(n=32, m=6) >> interchange("m1 n1") >> pack(B="n1") >> vectorize("n") >> unroll(k=4)),
         "A.pack": (1, tile(n=32, m=6) >> pack("A") >> pack(B="n1") >> vectorize("n") >> unroll(k=4)),
         "B.pack": (1, tile(n=32, m=6) >> pack("B") >> vectorize("n") >> unroll(k=4)),
@@ -184,18 +186,18 @@ def test_edits_change_one_number_each() -> None:
         "k.unroll": (8, tile(n=32, m=6) >> pack(B="n1") >> vectorize("n") >> unroll(k=8)),
     }
     for name, (value, expected) in changed.items():
-        assert edit(start, {by_name[name]: value}, op) == expected
-    assert edit(start, {by_name["k.unroll"]: 1}, op) == tile(n=32, m=6) >> pack(B="n1") >> vectorize("n")
-    assert edit(start, {by_name["B.pack"]: OFF}, op) == tile(n=32, m=6) >> vectorize("n") >> unroll(k=4)
+        assert mutate(start, {by_name[name]: value}, op) == expected
+    assert mutate(start, {by_name["k.unroll"]: 1}, op) == tile(n=32, m=6) >> pack(B="n1") >> vectorize("n")
+    assert mutate(start, {by_name["B.pack"]: OFF}, op) == tile(n=32, m=6) >> vectorize("n") >> unroll(k=4)
     padded = tile(n=32, m=6) >> pack(A="m1") >> pack(B="n1")
-    assert edit(padded >> peel("m1"), {by_name["ends"]: 3}, op) == padded >> pad("A", "B")
-    assert edit(padded >> pad("A", "B"), {by_name["B.pack"]: OFF}, op) == tile(n=32, m=6) >> pack(A="m1") >> pad("A")
-    assert edit(start, {by_name["B.pack"]: 3}, op) == start, "there is no third place"
+    assert mutate(padded >> peel("m1"), {by_name["ends"]: 3}, op) == padded >> pad("A", "B")
+    assert mutate(padded >> pad("A", "B"), {by_name["B.pack"]: OFF}, op) == tile(n=32, m=6) >> pack(A="m1") >> pad("A")
+    assert mutate(start, {by_name["B.pack"]: 3}, op) == start, "there is no third place"
     shared = tile(n=32, m=6) >> parallel("n1") >> vectorize("n")
-    assert edit(shared, {by_name["threads"]: OFF}, op) == tile(n=32, m=6) >> vectorize("n")
-    around = edit(shared, {by_name["m.outer"]: 24}, op)
+    assert mutate(shared, {by_name["threads"]: OFF}, op) == tile(n=32, m=6) >> vectorize("n")
+    around = mutate(shared, {by_name["m.outer"]: 24}, op)
     assert around == tile(m=24) >> tile(n=32, m=6) >> vectorize("n") >> parallel("m1")
-    assert edit(start, dict.fromkeys(by_name.values(), 0), op) == start
+    assert mutate(start, dict.fromkeys(by_name.values(), 0), op) == start
 
 
 def test_sums_that_are_tiled_keep_their_order() -> None:
@@ -203,21 +205,24 @@ def test_sums_that_are_tiled_keep_their_order() -> None:
     what = subject(source, (24, 16, 8), (24, 8, 16))
     ops = space_of(what)[0].ops
     _, _, op = ops[0]
-    k = next(e for e in edits(op, what.target) if e.name == "k.inner")
+    k = next(e for e in list_mutations(op, what.target) if e.name == "k.inner")
     start = tile(n=4, m=16) >> interchange("k l") >> vectorize("m")
-    assert edit(start, {k: 8}, op) == tile(n=4, k=8, m=16) >> interchange("k0 l") >> vectorize("m")
+    assert mutate(start, {k: 8}, op) == tile(n=4, k=8, m=16) >> interchange("k0 l") >> vectorize("m")
 
 
 def test_what_comes_from_afar_has_genes_of_its_own() -> None:
     what = subject(TMM, (64, 96), (48, 96))
     _, _, op = space_of(what)[0].ops[0]
-    assert not {"stream", "A.ahead", "B.ahead"} & {e.name for e in edits(op, what.target)}
-    small = {e.name: e for e in edits(op, replace(what.target, cache=(1024, 4096, 1 << 20)))}
+    assert not {"stream", "A.ahead", "B.ahead"} & {e.name for e in list_mutations(op, what.target)}
+    small = {e.name: e for e in list_mutations(op, replace(what.target, cache=(1024, 4096, 1 << 20)))}
     assert {"stream", "A.ahead", "B.ahead"} <= small.keys()
     start = tile(n=32, m=6) >> vectorize("n")
-    assert edit(start, {small["stream"]: 1}, op) == start >> stream()
-    assert edit(start, {small["B.ahead"]: 1}, op) == start >> prefetch(B="n1")
-    assert edit(start >> stream() >> prefetch(B="n1"), {small["stream"]: OFF, small["B.ahead"]: OFF}, op) == start
+    assert mutate(start, {small["stream"]: 1}, op) == start >> nontemporal_stores()
+    assert mutate(start, {small["B.ahead"]: 1}, op) == start >> prefetch(B="n1")
+    assert (
+        mutate(start >> nontemporal_stores() >> prefetch(B="n1"), {small["stream"]: OFF, small["B.ahead"]: OFF}, op)
+        == start
+    )
 
 
 def asked(kind: str, seed: int, generations: int = 6, population: int = 12) -> list[Candidate]:

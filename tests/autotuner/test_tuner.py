@@ -16,29 +16,29 @@ from typing import Any
 import pytest
 import torch
 
-from tensor_comprehensions.autotuner import lookup, tuner
-from tensor_comprehensions.autotuner import tune as tuning_calls
+from tensor_comprehensions.autotuner import recorded_options, search_loop
+from tensor_comprehensions.autotuner import session as tuning_calls
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
-from tensor_comprehensions.autotuner.device import Device
+from tensor_comprehensions.autotuner.device import TuningDevice
 from tensor_comprehensions.autotuner.journal import Journal
-from tensor_comprehensions.autotuner.lookup import near, remembered
 from tensor_comprehensions.autotuner.problem import Problem
-from tensor_comprehensions.autotuner.tune import Subject, seconds, tune
-from tensor_comprehensions.autotuner.tuner import Effort, Tuned, Tuner
-from tensor_comprehensions.cache import tuning
-from tensor_comprehensions.cache.exchange import add_measurements, read_measurements, write_measurements
-from tensor_comprehensions.cache.records import from_message, to_message
+from tensor_comprehensions.autotuner.recorded_options import lookup_best, nearest_sizes
+from tensor_comprehensions.autotuner.search_loop import SearchBudget, Tuner, TuningResult
+from tensor_comprehensions.autotuner.session import TuningTask, parse_seconds, tune
+from tensor_comprehensions.cache import measurement_store
+from tensor_comprehensions.cache.import_export import add_measurements, read_measurements, write_measurements
+from tensor_comprehensions.cache.options_proto import from_message, to_message
 from tensor_comprehensions.cache.store import Store
-from tensor_comprehensions.errors import ArgumentError
+from tensor_comprehensions.core.errors import ArgumentError
 from tensor_comprehensions.options import CpuOptions
 
 from .pretend import SOFTMAX, TMM, Pretend, landscape, space_of, subject, timing
 
-EFFORT = Effort(seconds=1000.0, generations=4, population=12)
-HERE = (Device("cpu", (0,), 1),)
+EFFORT = SearchBudget(seconds=1000.0, generations=4, population=12)
+HERE = (TuningDevice("cpu", (0,), 1),)
 
 
-def tuned(evaluator: Pretend, effort: Effort = EFFORT, **others: object) -> Tuned:
+def tuned(evaluator: Pretend, effort: SearchBudget = EFFORT, **others: object) -> TuningResult:
     return tune(subject(), effort, HERE, evaluator=evaluator, **others)  # type: ignore[arg-type]
 
 
@@ -115,7 +115,7 @@ def test_case_43_times_that_cannot_be_are_never_chosen(lie: float) -> None:
 
 def test_case_46_when_all_fail_the_reasons_are_told() -> None:
     def change(options: CpuOptions, reply: pb.Reply) -> None:
-        reply.status, reply.message = (pb.CRASH, "SIGSEGV") if options.vectors else (pb.NAN, "output 0")
+        reply.status, reply.message = (pb.CRASH, "SIGSEGV") if options.interleave else (pb.NAN, "output 0")
 
     with pytest.raises(ArgumentError, match=r"no way to lower softmax works: \d+ x .*SIGSEGV") as error:
         tuned(Pretend(change=change))
@@ -133,14 +133,14 @@ def test_a_default_that_fails_does_not_win() -> None:
 
 def test_answers_of_another_device_are_refused() -> None:
     def change(options: CpuOptions, reply: pb.Reply) -> None:
-        if options.vectors == 4:
+        if options.interleave == 4:
             reply.fingerprint = "elsewhere"
 
     found = tuned(Pretend(change=change))
-    refused = [o for o in found.outcomes if o.options.vectors == 4]
+    refused = [o for o in found.outcomes if o.options.interleave == 4]
     assert refused
     assert all(o.status == pb.REFUSED and "elsewhere" in o.message for o in refused)
-    assert found.options.vectors != 4
+    assert found.options.interleave != 4
 
 
 def test_candidates_with_the_same_code_are_run_once() -> None:
@@ -221,13 +221,13 @@ def test_a_generation_is_parted_evenly() -> None:
     [("90s", 90), ("2min", 120), ("1h 30min", 5400), (2.5, 2.5), ("10", 10), ("1.5m", 90), (10**400, math.inf)],
 )
 def test_budgets(text: object, expected: float) -> None:
-    assert seconds(text) == expected
+    assert parse_seconds(text) == expected
 
 
 @pytest.mark.parametrize("wrong", ["", "soon", "-1s", 0, True, "3 weeks", None, "2min and"])
 def test_budgets_that_mean_nothing(wrong: object) -> None:
     with pytest.raises(ArgumentError, match="budget"):
-        seconds(wrong)
+        parse_seconds(wrong)
 
 
 # --- journals ----------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_case_48_a_search_that_was_killed_ends_as_if_it_had_not(tmp_path: Path) 
 def test_journals_forget_what_was_damaged_and_what_follows(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = Journal(path)
-    outcomes = [pb.Outcome(options=to_message(CpuOptions(vectors=n)), status=pb.OK) for n in range(5)]
+    outcomes = [pb.Outcome(options=to_message(CpuOptions(interleave=n)), status=pb.OK) for n in range(5)]
     for outcome in outcomes:
         journal.add("problem", outcome)
     journal.close()
@@ -334,15 +334,15 @@ def test_what_was_found_is_used_for_these_sizes_and_for_near_ones(tmp_path: Path
     store = Store(tmp_path)
     small = subject(store=store)
     found = tune(small, EFFORT, HERE, evaluator=Pretend())
-    evaluator = Pretend(lambda options: 1.0 / (1 + options.grain))
+    evaluator = Pretend(lambda options: 1.0 / (1 + options.grain_size))
     far = tune(subject(SOFTMAX, (4800, 6400), store=store), replace(EFFORT, generations=1), HERE, evaluator=evaluator)
     assert found.options != far.options
     key = small.key(1)
     large = subject(SOFTMAX, (5000, 6000), store=store)
     middle = subject(SOFTMAX, (50, 70), store=store)
-    assert tuning.best(store, key).options == found.options  # type: ignore[union-attr]
-    assert near(store, large.key(1), "")[0].best.options == far.options
-    assert near(store, middle.key(1), "")[0].best.options == found.options
+    assert measurement_store.best_measurement(store, key).options == found.options  # type: ignore[union-attr]
+    assert nearest_sizes(store, large.key(1), "")[0].best.options == far.options
+    assert nearest_sizes(store, middle.key(1), "")[0].best.options == found.options
 
 
 def test_four_merged_shards_do_not_lose_to_one_search_of_their_common_budget(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_four_merged_shards_do_not_lose_to_one_search_of_their_common_budget(tmp
         tune(shard, replace(long, seed=seed, part=(seed, 4)), HERE, evaluator=Pretend())
         write_measurements(shard.store, tmp_path / "file")
         add_measurements(merged, read_measurements(tmp_path / "file"))
-    best = tuning.best(merged, subject(store=merged).key(1))
+    best = measurement_store.best_measurement(merged, subject(store=merged).key(1))
     assert best is not None
     assert best.seconds <= whole.seconds
 
@@ -376,16 +376,18 @@ def test_searches_for_the_same_deal_what_to_try_first() -> None:
 
 def test_nothing_is_remembered_of_an_empty_store(tmp_path: Path) -> None:
     what = subject()
-    assert remembered(what.function, what.bound, what.target, Store(tmp_path)) is None
+    assert lookup_best(what.function, what.bound, what.target, Store(tmp_path)) is None
 
 
 def test_case_54_a_poisoned_record_is_measured_before_it_wins(tmp_path: Path) -> None:
     store = Store(tmp_path)
     what = subject(store=store)
-    poison = CpuOptions(vectors=8, grain=0)
+    poison = CpuOptions(interleave=8, grain_size=0)
     with pytest.raises(ArgumentError, match="a time of"):
-        tuning.measurement_of(what.bound, poison, 1e-9, validated=True)
-    tuning.record(store, what.key(1), [tuning.measurement_of(what.bound, poison, 2e-8, validated=True)])
+        measurement_store.measurement_of(what.bound, poison, 1e-9, validated=True)
+    measurement_store.record_measurements(
+        store, what.key(1), [measurement_store.measurement_of(what.bound, poison, 2e-8, validated=True)]
+    )
     evaluator = Pretend()
     found = tune(what, EFFORT, HERE, evaluator=evaluator)
     assert poison in evaluator.asked
@@ -405,20 +407,22 @@ def test_options_tuned_with_other_threads_are_started_from_and_never_used_silent
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, what = Store(tmp_path), subject()
-    good = CpuOptions(vectors=2, grain=64)
+    good = CpuOptions(interleave=2, grain_size=64)
     threads = torch.get_num_threads()
-    monkeypatch.setattr(lookup, "_thread_counts", lambda: {threads, threads + 1})
-    tuning.record(store, what.key(threads + 1), [tuning.measurement_of(what.bound, good, 2e-5, validated=True)])
+    monkeypatch.setattr(recorded_options, "_thread_counts", lambda: {threads, threads + 1})
+    measurement_store.record_measurements(
+        store, what.key(threads + 1), [measurement_store.measurement_of(what.bound, good, 2e-5, validated=True)]
+    )
     monkeypatch.setattr(logging.getLogger("tensor_comprehensions"), "propagate", True)
     with caplog.at_level(logging.DEBUG, "tensor_comprehensions.tune"):
-        assert remembered(what.function, what.bound, what.target, store) is None
+        assert lookup_best(what.function, what.bound, what.target, store) is None
     (warned,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
     assert f"tuned with {threads + 1} threads, and torch has {threads}" in warned
     (miss,) = [r.message for r in caplog.records if r.levelno == logging.DEBUG]
     assert f"threads {threads + 1} instead of {threads}" in miss
     assert "sizes" not in miss
     evaluator = Pretend()
-    tune(replace(what, store=store), EFFORT, (Device("cpu", (0,), threads),), evaluator=evaluator)
+    tune(replace(what, store=store), EFFORT, (TuningDevice("cpu", (0,), threads),), evaluator=evaluator)
     assert good in evaluator.asked[:4]
 
 
@@ -428,27 +432,27 @@ def test_the_log_of_a_lookup_says_which_record_and_what_differs(
     threads = torch.get_num_threads()
     monkeypatch.setattr(logging.getLogger("tensor_comprehensions"), "propagate", True)
 
-    def said(store: Store, what: Subject) -> str:
+    def said(store: Store, what: TuningTask) -> str:
         caplog.clear()
         with caplog.at_level(logging.DEBUG, "tensor_comprehensions.tune"):
-            remembered(what.function, what.bound, what.target, store)
+            lookup_best(what.function, what.bound, what.target, store)
         return caplog.records[-1].message
 
     store, what, other = Store(tmp_path), subject(), subject(SOFTMAX, (96, 64))
     assert "miss: none of 0 records is of this def" in said(store, what)
-    measured = tuning.measurement_of(what.bound, CpuOptions(vectors=2), 2e-5, validated=True)
-    tuning.record(store, what.key(threads), [measured])
+    measured = measurement_store.measurement_of(what.bound, CpuOptions(interleave=2), 2e-5, validated=True)
+    measurement_store.record_measurements(store, what.key(threads), [measured])
     hit = said(store, what)
     assert f"hit: record {what.key(threads).digest[:12]}, 20.0 us in the race, CpuOptions(" in hit
-    assert "vectors=2" in hit
+    assert "interleave=2" in hit
     nearest = said(store, other)
     assert "no record of these sizes; the nearest: record" in nearest
     assert f"sizes {what.key(1)['shapes']} instead of {other.key(1)['shapes']}" in nearest
     elsewhere = replace(what, target=replace(what.target, name="another"))
     assert f"target {what.target.name!r} instead of 'another'" in said(store, elsewhere)
     versions = tuple((name, "1.0" if name == "torch" else text) for name, text in measured.versions)
-    old = replace(measured, options=CpuOptions(vectors=3), versions=versions)
-    tuning.record(store, other.key(threads), [old])
+    old = replace(measured, options=CpuOptions(interleave=3), versions=versions)
+    measurement_store.record_measurements(store, other.key(threads), [old])
     assert "measured by other versions (torch 1.0 instead of" in said(store, other)
 
 
@@ -456,7 +460,7 @@ def test_effort_that_means_nothing() -> None:
     what = subject()
     made, seeds = space_of(what)
     with pytest.raises(ArgumentError, match="no search"):
-        Tuner(Problem(what.message), made, seeds, Effort(search="annealing"), Pretend())
+        Tuner(Problem(what.message), made, seeds, SearchBudget(search="annealing"), Pretend())
 
 
 def test_a_search_uses_its_budget_but_for_a_last_batch_and_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,7 +472,7 @@ def test_a_search_uses_its_budget_but_for_a_last_batch_and_the_race(monkeypatch:
             now[0] += 10.0 if request.stage == pb.RACE and not request.codes else float(request.stage == pb.COMPILE)
             return super().submit(request)
 
-    for module in (tuner, tuning_calls):
+    for module in (search_loop, tuning_calls):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     found = tuned(Slow(), replace(EFFORT, seconds=300.0, generations=1000, population=24))
     assert 300.0 - 5.0 - 2 * Slow.width <= found.outcomes[-1].elapsed <= 300.0

@@ -18,20 +18,20 @@ import pytest
 
 from tensor_comprehensions.autotuner import evaluators
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
-from tensor_comprehensions.autotuner.processes import Group, Settings, WorkerDied, Zygote
-from tensor_comprehensions.autotuner.zygote import PREFIX, sweep
+from tensor_comprehensions.autotuner.fork_server import PREFIX, remove_stale_folders
+from tensor_comprehensions.autotuner.worker_pool import ForkServer, WorkerConfig, WorkerDied, WorkerPool
 
 HERE = str(Path(__file__).parent)
 LIMITS = {"prepare": 60.0, "compile": 0.3, "run": 0.3}
 
 
-def fakes(**others: int) -> Settings:
-    return Settings(service="fakes:handle", path=(HERE,), **others)  # type: ignore[arg-type]
+def fakes(**others: int) -> WorkerConfig:
+    return WorkerConfig(service="fakes:handle", path=(HERE,), **others)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def group(zygote: Zygote) -> Iterator[Group]:
-    made = Group(zygote, [fakes()])
+def group(zygote: ForkServer) -> Iterator[WorkerPool]:
+    made = WorkerPool(zygote, [fakes()])
     yield made
     made.close()
 
@@ -48,7 +48,7 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "kind", "phase", "detail"),
+    ("behavior", "kind", "phase", "detail"),
     [
         ("spin in run", "timeout", "run", "0.3 s"),  # case 34
         ("sleep", "timeout", "run", "0.3 s"),
@@ -67,11 +67,11 @@ def gone(pid: int) -> bool:
     ],
 )
 def test_cases_34_to_37_of_a_worker_that_fails(
-    group: Group, behaviour: str, kind: str, phase: str, detail: str
+    group: WorkerPool, behavior: str, kind: str, phase: str, detail: str
 ) -> None:
     before = int(group.submit(b"pid", LIMITS).result())
     with pytest.raises(WorkerDied) as death:
-        group.submit(behaviour.encode(), LIMITS).result()
+        group.submit(behavior.encode(), LIMITS).result()
     assert (death.value.kind, death.value.phase) == (kind, phase)
     assert detail in death.value.detail
     assert gone(before)
@@ -80,7 +80,7 @@ def test_cases_34_to_37_of_a_worker_that_fails(
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "status"),
+    ("behavior", "status"),
     [
         ("spin in run", pb.RUN_TIMEOUT),
         ("spin in compile", pb.COMPILE_TIMEOUT),
@@ -89,12 +89,12 @@ def test_cases_34_to_37_of_a_worker_that_fails(
         ("echo", pb.CRASH),
     ],
 )
-def test_what_failed_workers_count_as(group: Group, behaviour: str, status: pb.Status) -> None:
-    assert evaluators.answer(group.submit(behaviour.encode(), LIMITS), "").status == status
+def test_what_failed_workers_count_as(group: WorkerPool, behavior: str, status: pb.Status) -> None:
+    assert evaluators.future_reply(group.submit(behavior.encode(), LIMITS), "").status == status
 
 
-def test_case_51_a_device_that_answers_nothing_else_costs_its_worker_only(zygote: Zygote) -> None:
-    group = Group(zygote, [fakes(threads=1), fakes(threads=2)], evaluators.suspect)
+def test_case_51_a_device_that_answers_nothing_else_costs_its_worker_only(zygote: ForkServer) -> None:
+    group = WorkerPool(zygote, [fakes(threads=1), fakes(threads=2)], evaluators.is_tainted)
     try:
         first, second = (
             group.submit(b"on a gpu", LIMITS).result(),
@@ -109,8 +109,8 @@ def test_case_51_a_device_that_answers_nothing_else_costs_its_worker_only(zygote
         group.close()
 
 
-def test_case_52_a_lost_device_leaves_its_work_to_the_others(zygote: Zygote) -> None:
-    group = Group(zygote, [fakes(threads=1), fakes(threads=2)], lost=evaluators.lost)
+def test_case_52_a_lost_device_leaves_its_work_to_the_others(zygote: ForkServer) -> None:
+    group = WorkerPool(zygote, [fakes(threads=1), fakes(threads=2)], lost=evaluators.device_lost)
     try:
         replies = [pb.Reply.FromString(f.result()) for f in [group.submit(b"on a device", LIMITS) for _ in range(6)]]
         assert {r.status for r in replies} == {pb.OK}
@@ -120,8 +120,8 @@ def test_case_52_a_lost_device_leaves_its_work_to_the_others(zygote: Zygote) -> 
         group.close()
 
 
-def test_case_52_when_all_devices_are_lost_their_refusal_is_told(zygote: Zygote) -> None:
-    group = Group(zygote, [fakes(threads=2), fakes(threads=2)], lost=evaluators.lost)
+def test_case_52_when_all_devices_are_lost_their_refusal_is_told(zygote: ForkServer) -> None:
+    group = WorkerPool(zygote, [fakes(threads=2), fakes(threads=2)], lost=evaluators.device_lost)
     try:
         reply = pb.Reply.FromString(group.submit(b"on a device", LIMITS).result())
         assert (reply.status, reply.message) == (pb.REFUSED, "no such device")
@@ -129,16 +129,16 @@ def test_case_52_when_all_devices_are_lost_their_refusal_is_told(zygote: Zygote)
         group.close()
 
 
-def test_case_38_a_worker_without_memory_goes_on(zygote: Zygote) -> None:
-    group = Group(zygote, [fakes(memory=1 << 28)])
+def test_case_38_a_worker_without_memory_goes_on(zygote: ForkServer) -> None:
+    group = WorkerPool(zygote, [fakes(memory=1 << 28)])
     first = group.submit(b"pid", LIMITS).result()
     assert group.submit(b"greedy", LIMITS).result() == b"no memory"
     assert group.submit(b"pid", LIMITS).result() == first
     group.close()
 
 
-def test_workers_of_a_group_work_side_by_side(zygote: Zygote) -> None:
-    group = Group(zygote, [fakes(), fakes()])
+def test_workers_of_a_group_work_side_by_side(zygote: ForkServer) -> None:
+    group = WorkerPool(zygote, [fakes(), fakes()])
     hanging = group.submit(b"sleep", {**LIMITS, "run": 5.0})
     assert group.submit(b"echo", LIMITS).result() == b"hello"
     assert not hanging.done()
@@ -149,10 +149,10 @@ def test_workers_of_a_group_work_side_by_side(zygote: Zygote) -> None:
 
 _PARENT = """
 import sys
-from tensor_comprehensions.autotuner.device import available
-from tensor_comprehensions.autotuner.processes import Group, Settings, Zygote
-zygote = Zygote()
-group = Group(zygote, [Settings(service="fakes:handle", path=(sys.argv[1],))] * 2)
+from tensor_comprehensions.autotuner.device import available_cpus
+from tensor_comprehensions.autotuner.worker_pool import WorkerPool, WorkerConfig, ForkServer
+zygote = ForkServer()
+group = WorkerPool(zygote, [WorkerConfig(service="fakes:handle", path=(sys.argv[1],))] * 2)
 pids = [int(group.submit(b"pid", {"prepare": 60.0}).result())]
 waiting = group.submit(b"sleep", {"prepare": 60.0, "run": 1000.0})
 print(zygote._process.pid, *pids, zygote.folder, flush=True)
@@ -191,13 +191,13 @@ def test_folders_of_killed_processes_are_swept(tmp_path: Path, monkeypatch: pyte
     for name in (*kept, f"{PREFIX}{dead.pid}-x"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
-    sweep()
+    remove_stale_folders()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
 def test_a_closed_zygote_leaves_no_process() -> None:
-    zygote = Zygote()
-    group = Group(zygote, [fakes()])
+    zygote = ForkServer()
+    group = WorkerPool(zygote, [fakes()])
     pid = int(group.submit(b"pid", LIMITS).result())
     hanging = group.submit(b"sleep", {**LIMITS, "run": 1000.0})
     while not hanging.running():
@@ -208,4 +208,4 @@ def test_a_closed_zygote_leaves_no_process() -> None:
     with pytest.raises(WorkerDied, match=r"SIGKILL|ended"):
         hanging.result()
     with pytest.raises(WorkerDied):
-        Group(zygote, [fakes()]).submit(b"echo", LIMITS).result()
+        WorkerPool(zygote, [fakes()]).submit(b"echo", LIMITS).result()

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tensor_comprehensions.cache import code, evict, tuning
-from tensor_comprehensions.cache.code import Code
+from tensor_comprehensions.cache import eviction, measurement_store, stored_kernels
 from tensor_comprehensions.cache.key import Key
+from tensor_comprehensions.cache.measurement_store import Measurement
 from tensor_comprehensions.cache.store import Store
-from tensor_comprehensions.cache.tuning import Measurement
+from tensor_comprehensions.cache.stored_kernels import StoredKernel
 from tensor_comprehensions.options import CpuOptions
 
 PROCESSES = 8
@@ -60,13 +60,13 @@ def same_key(root: Path) -> None:
     def work(_: int) -> None:
         store = Store(root)
         for _ in range(10):
-            assert code.keep(store, Code(key(0), {}, payload(0)))
-            found = code.find(store, key(0))
+            assert stored_kernels.store_kernel(store, StoredKernel(key(0), {}, payload(0)))
+            found = stored_kernels.find_kernel(store, key(0))
             assert found is not None
             assert found.data == payload(0)
 
     together(work)
-    assert list(Store(root).walk()) == [code.name_of(key(0))]
+    assert list(Store(root).walk()) == [stored_kernels.kernel_entry_name(key(0))]
 
 
 def different_keys(root: Path) -> None:
@@ -75,17 +75,19 @@ def different_keys(root: Path) -> None:
     def work(n: int) -> None:
         store = Store(root)
         for k in range(10):
-            assert code.keep(store, Code(key(100 * n + k), {}, payload(n)))
-            tuning.record(store, key(0), [Measurement(CpuOptions(grain=100 * n + k), 1.0 + k, True)])
+            assert stored_kernels.store_kernel(store, StoredKernel(key(100 * n + k), {}, payload(n)))
+            measurement_store.record_measurements(
+                store, key(0), [Measurement(CpuOptions(grain_size=100 * n + k), 1.0 + k, True)]
+            )
 
     together(work)
     store = Store(root)
     for n in range(PROCESSES):
         for k in range(10):
-            found = code.find(store, key(100 * n + k))
+            found = stored_kernels.find_kernel(store, key(100 * n + k))
             assert found is not None
             assert found.data == payload(n)
-    grains = {m.options.grain for m in tuning.recall(store, key(0))}
+    grains = {m.options.grain_size for m in measurement_store.recall_measurements(store, key(0))}
     assert grains == {100 * n + k for n in range(PROCESSES) for k in range(10)}
 
 
@@ -95,8 +97,8 @@ def one_of_them(root: Path) -> None:
     def work(n: int) -> None:
         store = Store(root)
         for _ in range(10):
-            code.keep(store, Code(key(0), {}, payload(n)))
-            found = code.find(store, key(0))
+            stored_kernels.store_kernel(store, StoredKernel(key(0), {}, payload(n)))
+            found = stored_kernels.find_kernel(store, key(0))
             assert found is not None
             assert found.data == payload(found.data[0])
 
@@ -110,14 +112,14 @@ def evicted(root: Path) -> None:
         store = Store(root, limit=100_000)
         for k in range(30):
             if n < 2:
-                evict.sweep(store)
+                eviction.evict(store)
             else:
-                code.keep(store, Code(key(k), {}, payload(k)))
-                found = code.find(store, key((7 * k) % 30))
+                stored_kernels.store_kernel(store, StoredKernel(key(k), {}, payload(k)))
+                found = stored_kernels.find_kernel(store, key((7 * k) % 30))
                 assert found is None or found.data == payload((7 * k) % 30)
 
     together(work)
-    swept = evict.sweep(Store(root, limit=100_000))
+    swept = eviction.evict(Store(root, limit=100_000))
     assert swept is not None
     assert swept.bytes <= 100_000
 
@@ -128,11 +130,13 @@ def compacted(root: Path) -> None:
     def work(n: int) -> None:
         store = Store(root)
         for k in range(5):
-            tuning.record(store, key(0), [Measurement(CpuOptions(grain=10 * n + k), 1.0 + k, True)])
-            tuning.compact(store, key(0))
+            measurement_store.record_measurements(
+                store, key(0), [Measurement(CpuOptions(grain_size=10 * n + k), 1.0 + k, True)]
+            )
+            measurement_store.compact_measurements(store, key(0))
 
     together(work)
-    grains = {m.options.grain for m in tuning.recall(Store(root), key(0))}
+    grains = {m.options.grain_size for m in measurement_store.recall_measurements(Store(root), key(0))}
     assert grains == {10 * n + k for n in range(PROCESSES) for k in range(5)}
 
 
@@ -144,19 +148,21 @@ def killed(root: Path, times: int = 100) -> None:
         if child == 0:
             own = Store(root)
             for k in range(1 << 30):
-                code.keep(own, Code(key(k % 5), {}, payload(k % 5) * 20))
-                tuning.record(own, key(0), [Measurement(CpuOptions(grain=k % 7), 1.0 + k % 3, True)])
+                stored_kernels.store_kernel(own, StoredKernel(key(k % 5), {}, payload(k % 5) * 20))
+                measurement_store.record_measurements(
+                    own, key(0), [Measurement(CpuOptions(grain_size=k % 7), 1.0 + k % 3, True)]
+                )
         time.sleep(chance.random() * 0.01)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         for k in range(5):
-            found = code.find(store, key(k))
+            found = stored_kernels.find_kernel(store, key(k))
             assert found is None or found.data == payload(k) * 20
-        tuning.recall(store, key(0))
-    assert sum(code.find(store, key(k)) is not None for k in range(5))
+        measurement_store.recall_measurements(store, key(0))
+    assert sum(stored_kernels.find_kernel(store, key(k)) is not None for k in range(5))
     for leftover in root.rglob("*.tmp"):
         os.utime(leftover, (0, 0))
-    evict.sweep(store)
+    eviction.evict(store)
     assert not list(root.rglob("*.tmp"))
     assert all(store.read(name) is not None for name in store.walk())
 
@@ -166,24 +172,24 @@ def held(root: Path) -> None:
     import fcntl
 
     store = Store(root)
-    assert code.keep(store, Code(key(0), {}, payload(0)))
+    assert stored_kernels.store_kernel(store, StoredKernel(key(0), {}, payload(0)))
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:
-        with open(root / "v1" / ".lock", "w") as file:
+        with open(root / "v2" / ".lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             os.write(tell, b"x")
             os.kill(os.getpid(), signal.SIGSTOP)
         os._exit(0)
     os.read(told, 1)
     signal.alarm(HANGS)
-    assert evict.sweep(store) is None
-    assert code.keep(store, Code(key(1), {}, payload(1)))
-    together(lambda n: None if code.find(store, key(1)) else os._exit(1), 2)
+    assert eviction.evict(store) is None
+    assert stored_kernels.store_kernel(store, StoredKernel(key(1), {}, payload(1)))
+    together(lambda n: None if stored_kernels.find_kernel(store, key(1)) else os._exit(1), 2)
     signal.alarm(0)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert evict.sweep(store) is not None
+    assert eviction.evict(store) is not None
 
 
 if __name__ == "__main__":

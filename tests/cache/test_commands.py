@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import cli, knobs
-from tensor_comprehensions.cache import tuning
-from tensor_comprehensions.cache.store import Store, current
-from tensor_comprehensions.cache.tuning import Measurement
+from tensor_comprehensions.cache import measurement_store
+from tensor_comprehensions.cache.measurement_store import Measurement
+from tensor_comprehensions.cache.store import Store, current_store
+from tensor_comprehensions.cli import main
+from tensor_comprehensions.core import knobs
 from tensor_comprehensions.options import CpuOptions
 
 MATMUL = str(Path(__file__).parents[2] / "examples" / "matmul.tc")
@@ -22,18 +23,18 @@ SIZES = ["--def", "matmul", "--sizes", "M=6,K=5,N=4"]
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
     """A cache with a kernel and two measurements."""
-    with knobs.override(cache="write", cache_dir=str(tmp_path / "cache"), verify=False):
+    with knobs.override_knobs(cache="readwrite", cache_dir=str(tmp_path / "cache"), verify=False):
         op = tc.define(Path(MATMUL).read_text()).matmul
         a, b = torch.randn(6, 5), torch.randn(5, 4)
         op(a, b)
         entry = op.cache_entry(a, b)
-        measured = [Measurement(CpuOptions(vectors=v), 1e-5 * (v + 1), True, time=0) for v in (1, 2)]
-        tuning.record(current(), entry.tuning_key, measured)
+        measured = [Measurement(CpuOptions(interleave=v), 1e-5 * (v + 1), True, time=0) for v in (1, 2)]
+        measurement_store.record_measurements(current_store(), entry.tuning_key, measured)
         yield tmp_path / "cache"
 
 
 def run(*arguments: object) -> int:
-    return cli.main(["cache", *map(str, arguments)])
+    return main.main(["cache", *map(str, arguments)])
 
 
 def test_everything_is_listed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,9 +80,9 @@ def test_a_call_is_explained(root: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_damage_is_found_and_removed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("verify") == 0
     assert "0 are not" in capsys.readouterr().out
-    (kernel,) = (root / "v1" / "kernel").rglob("*.tc")
+    (kernel,) = (root / "v2" / "kernel").rglob("*.tc")
     kernel.write_bytes(kernel.read_bytes()[:-1] + b"?")
-    (tuned,) = (root / "v1" / "tuning").rglob("*.tc")
+    (tuned,) = (root / "v2" / "tuning").rglob("*.tc")
     other = tuned.parents[1] / "another key" / tuned.name
     other.parent.mkdir()
     tuned.rename(other)
@@ -102,12 +103,12 @@ def test_measurements_travel(root: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert run("--dir", there, "import", file) == 0
     assert run("--dir", there, "import", file) == 0
     assert [line.split()[-3] for line in capsys.readouterr().out.splitlines()] == ["2", "0"]
-    assert tuning.everything(Store(there)) == tuning.everything(Store(root))
+    assert measurement_store.all_measurements(Store(there)) == measurement_store.all_measurements(Store(root))
     assert run("--dir", there, "export", file) == 0
     assert file.read_bytes() == first
     third = tmp_path / "third"
     assert run("--dir", third, "merge", there, root, file) == 0
-    assert tuning.everything(Store(third)) == tuning.everything(Store(root))
+    assert measurement_store.all_measurements(Store(third)) == measurement_store.all_measurements(Store(root))
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"\x00" * 100])
@@ -129,24 +130,26 @@ def test_measurements_do_not_replace_defs(root: Path, tmp_path: Path, capsys: py
     assert run("export", tmp_path / "tuned") == 0
     (tmp_path / "tuned.tct").rename(old)
     assert run("--dir", tmp_path / "there", "import", old) == 0
-    assert tuning.everything(Store(tmp_path / "there")) == tuning.everything(Store(root))
+    assert measurement_store.all_measurements(Store(tmp_path / "there")) == measurement_store.all_measurements(
+        Store(root)
+    )
 
 
 def test_code_travels_only_with_a_key(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, there = tmp_path / "code", tmp_path / "there"
     assert run("export", "--code", folder) == 2
-    assert "TC_CACHE_KEY" in capsys.readouterr().err
+    assert "TC_CACHE_SIGNING_KEY" in capsys.readouterr().err
     secret = tmp_path / "secret"
     secret.write_bytes(b"k" * 32)
     secret.chmod(0o600)
-    with knobs.override(cache_key=str(secret)):
+    with knobs.override_knobs(cache_signing_key=str(secret)):
         op = tc.define(Path(MATMUL).read_text()).matmul
         a, b = torch.randn(6, 5), torch.randn(5, 4)
         op(a, b)
         assert run("export", "--code", folder) == 0
         assert run("--dir", there, "import", "--code", folder) == 0
         assert capsys.readouterr().out.split("\n")[-2] == "1 kernels copied"
-        with knobs.override(cache_dir=str(there)):
+        with knobs.override_knobs(cache_dir=str(there)):
             assert op.cache_entry(a, b).kernel is not None
         for path in folder.rglob("*.tc"):
             path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -161,8 +164,8 @@ def test_the_cache_is_kept_small_and_cleared(root: Path, capsys: pytest.CaptureF
     assert "0 entries of 0 bytes are left" in capsys.readouterr().out
     assert run("gc", "--limit", "many") == 2
     for name in (("kernel", "f", "a"), ("tuning", "f", "b", "c")):
-        current().write(name, b"")
+        current_store().write(name, b"")
     assert run("clear", "--layer", "kernel") == 0
-    assert list(current().walk()) == [("tuning", "f", "b", "c")]
+    assert list(current_store().walk()) == [("tuning", "f", "b", "c")]
     assert run("clear") == 0
-    assert list(current().walk()) == []
+    assert list(current_store().walk()) == []

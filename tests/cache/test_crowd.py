@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tensor_comprehensions.cache import files
+from tensor_comprehensions.cache import safe_io
 from tensor_comprehensions.cache.store import Store
 
 CROWD = Path(__file__).parent / "crowd.py"
@@ -49,7 +49,7 @@ def test_fault_27_processes_of_two_hosts_with_one_number_use_different_temporary
 
     for host in ("one", "two"):
         monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
-        files.write(files.System(open=opened), tmp_path / "entry", b"x")
+        safe_io.write_file(safe_io.OsFunctions(open=opened), tmp_path / "entry", b"x")
     assert len(set(used)) == 2
     assert all(str(os.getpid()) in name for name in used)
 

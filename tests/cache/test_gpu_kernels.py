@@ -15,23 +15,24 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import knobs
-from tensor_comprehensions.cache import code as cache
 from tensor_comprehensions.cache import key
-from tensor_comprehensions.cache.code import Code
-from tensor_comprehensions.cache.store import current
-from tensor_comprehensions.calling import recall
-from tensor_comprehensions.calling.gpu import recall as gpu_recall
-from tensor_comprehensions.compiler_gpu import GpuCompiled
-from tensor_comprehensions.errors import RangeError
+from tensor_comprehensions.cache import stored_kernels as cache
+from tensor_comprehensions.cache.store import current_store
+from tensor_comprehensions.cache.stored_kernels import StoredKernel
+from tensor_comprehensions.compiler.gpu_passes import CompiledGpuKernel
+from tensor_comprehensions.core import knobs
+from tensor_comprehensions.core.errors import RangeError
+from tensor_comprehensions.dispatch import kernel_cache
+from tensor_comprehensions.dispatch.cuda import gpu_kernel_cache as gpu_recall
 from tensor_comprehensions.options import MappingOptions
-from tensor_comprehensions.runtime import cubins, emulator, nvrtc
-from tensor_comprehensions.target import target
+from tensor_comprehensions.runtime.cuda import cubins, nvrtc
+from tensor_comprehensions.runtime.emulate import emulator
+from tensor_comprehensions.target import parse_gpu_target
 
 needs_compiler = pytest.mark.skipif(
-    not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler"
+    not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler"
 )
-needs_nvrtc = pytest.mark.skipif(not nvrtc.is_available(), reason="compiling CUDA needs NVRTC")
+needs_nvrtc = pytest.mark.skipif(not nvrtc.is_nvrtc_available(), reason="compiling CUDA needs NVRTC")
 SM90 = "cuda:sm_90"
 MATMUL = "def mm(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }"
 LOOKUP = "def lookup(float(V,D) table, long(B) words) -> (out) { out(b,d) = table(words(b),d) }"
@@ -41,7 +42,7 @@ SHARED = MappingOptions(tile=(8, 8, 8), threads=(8, 4), blocks=(4, 4), shared_me
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    with knobs.override(cache="write", cache_dir=str(tmp_path / "cache"), verify=False):
+    with knobs.override_knobs(cache="readwrite", cache_dir=str(tmp_path / "cache"), verify=False):
         yield tmp_path / "cache"
 
 
@@ -59,8 +60,8 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def made(**more: Any) -> GpuCompiled:
-    kernel: GpuCompiled = tc.define(MATMUL).mm.compile(A, B, **{"target": SM90, **more}).compiled
+def made(**more: Any) -> CompiledGpuKernel:
+    kernel: CompiledGpuKernel = tc.define(MATMUL).mm.compile(A, B, **{"target": SM90, **more}).compiled
     return kernel
 
 
@@ -69,7 +70,7 @@ def made(**more: Any) -> GpuCompiled:
 def test_a_text_that_was_made_is_found(root: Path, mapped: list[str], options: MappingOptions | None) -> None:
     first, again = made(options=options), made(options=options)
     assert mapped == ["mm"]
-    assert again.seconds[0][0] == recall.FOUND
+    assert again.seconds[0][0] == kernel_cache.FOUND
     for name in ("bound", "text", "options", "target", "aligned", "code", "arguments", "temporaries", "sites"):
         assert getattr(again, name) == getattr(first, name), name
     found = tc.define(MATMUL).mm.compile(A, B, target=SM90, options=options).emulate(A, B)
@@ -79,7 +80,7 @@ def test_a_text_that_was_made_is_found(root: Path, mapped: list[str], options: M
 def test_what_a_text_depends_on_is_in_its_key(root: Path, mapped: list[str]) -> None:
     made()
     for more in ({"target": "cuda:sm_80"}, {"options": SHARED}, {"options": replace(SHARED, unroll=2)}):
-        assert made(**more).seconds[0][0] != recall.FOUND
+        assert made(**more).seconds[0][0] != kernel_cache.FOUND
     tc.define(MATMUL.replace("mm", "product")).product.compile(A, B, target=SM90)  # the text has the name
     assert mapped == ["mm"] * 4 + ["product"]
 
@@ -117,7 +118,7 @@ def test_without_a_key_a_kernel_is_made(root: Path, mapped: list[str], monkeypat
     made()
 
     def unreadable() -> str:
-        raise key.NotAKey("the text has changed")
+        raise key.Uncacheable("the text has changed")
 
     monkeypatch.setattr(key, "_source", unreadable)
     assert made().code == made().code
@@ -125,14 +126,14 @@ def test_without_a_key_a_kernel_is_made(root: Path, mapped: list[str], monkeypat
 
 
 def test_facts_that_make_no_kernel_are_passed_over(root: Path, mapped: list[str]) -> None:
-    kernel, store = made(), current()
+    kernel, store = made(), current_store()
     function = tc.define(MATMUL).mm.function
-    known = gpu_recall.key_of(function, kernel.bound, None, target(SM90), aligned=True)
+    known = gpu_recall.gpu_kernel_key(function, kernel.bound, None, parse_gpu_target(SM90), aligned=True)
     assert known is not None
-    found = cache.find(store, known)
+    found = cache.find_kernel(store, known)
     assert found is not None
-    for facts in ({}, {**found.facts, "kernels": [[1, 2]]}, {**found.facts, "arguments": [["A", "no type"]]}):
-        cache.keep(store, Code(known, facts, found.data))
+    for facts in ({}, {**found.metadata, "kernels": [[1, 2]]}, {**found.metadata, "arguments": [["A", "no type"]]}):
+        cache.store_kernel(store, StoredKernel(known, facts, found.data))
         assert made().code == kernel.code
     assert mapped == ["mm"] * 4
 
@@ -152,18 +153,18 @@ def test_machine_code_is_compiled_once(root: Path, monkeypatch: pytest.MonkeyPat
     assert again.resources["mm"].registers > 8
     assert made(target="cuda:sm_80").cubin.binary != first.binary
     assert compiled == ["sm_90", "sm_80"]
-    tools = nvrtc.toolchain()
+    tools = nvrtc.find_toolchain()
     assert (
-        cubins.key_of("text", "sm_90", tools).digest
-        != cubins.key_of("text", "sm_90", replace(tools, version=(99, 0))).digest
+        cubins.cubin_key("text", "sm_90", tools).digest
+        != cubins.cubin_key("text", "sm_90", replace(tools, version=(99, 0))).digest
     )
 
 
 @needs_nvrtc
 def test_the_command_lists_both(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tensor_comprehensions.cli import main
+    from tensor_comprehensions.cli.main import main
 
-    digest = made().cubin and current().names(("kernel",))
+    digest = made().cubin and current_store().names(("kernel",))
     assert len(digest) == 2
     assert main(["cache", "ls"]) == 0
     listed = capsys.readouterr().out
@@ -176,10 +177,10 @@ PROGRAM = f"""
 import json, sys
 import torch
 import tensor_comprehensions as tc
-from tensor_comprehensions.cache import source
+from tensor_comprehensions.cache import package_digest
 
-source._imported = "others may edit the package meanwhile"
-source._stamp = lambda: source._imported
+package_digest._imported = "others may edit the package meanwhile"
+package_digest._stamp = lambda: package_digest._imported
 A, B = torch.arange(6.0).reshape(2, 3), torch.arange(12.0).reshape(3, 4)
 kernel = tc.define({MATMUL!r}).mm.compile(A, B, target="cuda:sm_90")
 resources = kernel.resources
@@ -190,7 +191,7 @@ print(json.dumps([kernel.source(), resources, heavy]))
 
 @needs_nvrtc
 def test_a_new_process_needs_no_mapper(tmp_path: Path) -> None:
-    environment = os.environ | {"TC_CACHE": "write", "TC_CACHE_DIR": str(tmp_path / "cache"), "TC_VERIFY": "0"}
+    environment = os.environ | {"TC_CACHE": "readwrite", "TC_CACHE_DIR": str(tmp_path / "cache"), "TC_VERIFY": "0"}
     first, second = (
         json.loads(
             subprocess.run(

@@ -15,17 +15,18 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import compiler, knobs
-from tensor_comprehensions.cache import code, programs, source
-from tensor_comprehensions.cache.code import Code
-from tensor_comprehensions.cache.entry import HEADER
-from tensor_comprehensions.cache.store import KERNEL, Store, current
-from tensor_comprehensions.calling import recall
-from tensor_comprehensions.compiler import KINDS
-from tensor_comprehensions.errors import CannotLower
+from tensor_comprehensions.cache import checked_defs, package_digest, stored_kernels
+from tensor_comprehensions.cache.file_format import HEADER
+from tensor_comprehensions.cache.store import KERNEL, Store, current_store
+from tensor_comprehensions.cache.stored_kernels import StoredKernel
+from tensor_comprehensions.compiler import cpu_passes
+from tensor_comprehensions.compiler.cpu_passes import KINDS
+from tensor_comprehensions.core import knobs
+from tensor_comprehensions.core.errors import CannotLower
+from tensor_comprehensions.dispatch import kernel_cache
 from tensor_comprehensions.options import CpuOptions
-from tensor_comprehensions.runtime import cpu, process
-from tensor_comprehensions.strategies import tile, vectorize
+from tensor_comprehensions.runtime.cpu import host_symbols, object_code
+from tensor_comprehensions.schedules import tile, vectorize
 from tensor_comprehensions.tc_lang import check, compile_source
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -42,7 +43,7 @@ LOOKUP = "def lookup(float(V,D) table, long(B) words) -> (out) { out(b,d) = tabl
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
     """A cache in use, as far from the user's as can be."""
-    with knobs.override(cache="write", cache_dir=str(tmp_path / "cache"), verify=False):
+    with knobs.override_knobs(cache="readwrite", cache_dir=str(tmp_path / "cache"), verify=False):
         yield tmp_path / "cache"
 
 
@@ -50,13 +51,13 @@ def root(tmp_path: Path) -> Iterator[Path]:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the defs that are compiled from now on."""
     names: list[str] = []
-    original = compiler.compile_function
+    original = cpu_passes.compile_function
 
     def noted(bound: Any, *rest: Any) -> Any:
         names.append(bound.name)
         return original(bound, *rest)
 
-    monkeypatch.setattr(compiler, "compile_function", noted)
+    monkeypatch.setattr(cpu_passes, "compile_function", noted)
     return names
 
 
@@ -66,7 +67,7 @@ def mm() -> tuple[Any, torch.Tensor, torch.Tensor]:
 
 
 def kernel_file(root: Path) -> Path:
-    (path,) = (root / "v1" / "kernel").rglob("*.tc")
+    (path,) = (root / "v2" / "kernel").rglob("*.tc")
     return path
 
 
@@ -76,17 +77,18 @@ PROGRAM = f"""
 import sys
 import torch
 import tensor_comprehensions as tc
-from tensor_comprehensions.cache import source
+from tensor_comprehensions.cache import package_digest
 
-source._imported = "others may edit the package meanwhile"
-source._stamp = lambda: source._imported
+package_digest._imported = "others may edit the package meanwhile"
+package_digest._stamp = lambda: package_digest._imported
 x = torch.arange(60.0).reshape(6, 10)
 ops = tc.define({SOFTMAX + MATMUL + LOOKUP!r})
 y = ops.softmax(x)
 z = ops.mm(x, x.t().contiguous())
 COMPILER = "polyhedral codegen structured loop_ir compiler tc_lang.parse tc_lang.check tc_lang.gradients".split()
 parts = tuple(f"tensor_comprehensions.{{part}}." for part in COMPILER)
-light = ("tensor_comprehensions.structured.", "tensor_comprehensions.structured.strategy.")
+light = "structured structured.language structured.language.schedule_types compiler compiler.compiled_kernel".split()
+light = [f"tensor_comprehensions.{{name}}." for name in light]
 made = [name for name in sys.modules if f"{{name}}.".startswith(parts) and f"{{name}}." not in light]
 w = ops.lookup(x, torch.tensor([5, 0]))
 heavy = [name for name in ("islpy", "lark", "google.protobuf", "sympy") if name in sys.modules] + made
@@ -95,7 +97,7 @@ print(y.double().sum().item(), z.double().sum().item(), w.double().sum().item(),
 
 
 def test_a_new_process_needs_no_compiler_and_neither_isl_nor_lark_nor_protobuf(tmp_path: Path) -> None:
-    environment = os.environ | {"TC_CACHE": "write", "TC_CACHE_DIR": str(tmp_path / "cache"), "TC_VERIFY": "0"}
+    environment = os.environ | {"TC_CACHE": "readwrite", "TC_CACHE_DIR": str(tmp_path / "cache"), "TC_VERIFY": "0"}
     outputs = [
         subprocess.run(
             [sys.executable, "-c", PROGRAM], env=environment | more, capture_output=True, text=True, check=True
@@ -115,7 +117,7 @@ def test_what_was_compiled_is_found(root: Path, compiled: list[str]) -> None:
     torch.testing.assert_close(again(a, b), first, rtol=0, atol=0)
     assert compiled == ["mm"]
     kernel = again.compile(a, b)
-    assert [name for name, _ in kernel.compiled.seconds] == [recall.FOUND]
+    assert [name for name, _ in kernel.compiled.seconds] == [kernel_cache.FOUND]
     assert kernel.resources == op.compile(a, b).resources
 
 
@@ -132,12 +134,12 @@ def test_the_forms_of_a_kernel_that_was_found(root: Path, kind: str) -> None:
     op, a, b = mm()
     made = op.compile(a, b)
     found = mm()[0].compile(a, b)
-    assert [name for name, _ in found.compiled.seconds] == [recall.FOUND]
+    assert [name for name, _ in found.compiled.seconds] == [kernel_cache.FOUND]
     assert found.source(kind) == made.source(kind)
 
 
 def test_temporaries_of_a_kernel_that_was_found(root: Path, compiled: list[str]) -> None:
-    x, options = torch.randn(20, 30), CpuOptions(fusion="min", contract=False)
+    x, options = torch.randn(20, 30), CpuOptions(fusion="min", localize_temporaries=False)
     for _ in range(2):
         kernel = tc.define(SOFTMAX).softmax.compile(x, options=options)
         assert kernel.resources["temporary_bytes"] > 0
@@ -158,10 +160,10 @@ def test_pipelines_are_found_without_being_settled(
     root: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     op, a, b = mm()
-    strategy = tile(m=3, n=4) | tile(m=2, n=8)
-    made = op.compile(a, b, strategy=strategy >> vectorize("n"))
-    monkeypatch.setattr(compiler, "settle", None)
-    found = mm()[0].compile(a, b, strategy=strategy >> vectorize("n"))
+    schedule = tile(m=3, n=4) | tile(m=2, n=8)
+    made = op.compile(a, b, schedule=schedule >> vectorize("n"))
+    monkeypatch.setattr(cpu_passes, "resolve_schedules", None)
+    found = mm()[0].compile(a, b, schedule=schedule >> vectorize("n"))
     assert compiled == ["mm"]
     assert found.compiled.options == made.compiled.options
     torch.testing.assert_close(found(a, b), made(a, b), rtol=0, atol=0)
@@ -170,7 +172,7 @@ def test_pipelines_are_found_without_being_settled(
 def test_what_an_expert_returns_is_found(root: Path, compiled: list[str]) -> None:
     _, a, b = mm()
     for _ in range(2):
-        mm()[0].compile(a, b, strategy=lambda op, target: tile(m=3, n=4) >> vectorize("n"))
+        mm()[0].compile(a, b, schedule=lambda op, target: tile(m=3, n=4) >> vectorize("n"))
     assert compiled == ["mm"]
 
 
@@ -188,7 +190,7 @@ def test_who_wants_to_see_a_kernel_made_sees_it(
 ) -> None:
     op, a, b = mm()
     op(a, b)
-    with knobs.override(**{name: str(tmp_path) if value == "folder" else value for name, value in seen.items()}):
+    with knobs.override_knobs(**{name: str(tmp_path) if value == "folder" else value for name, value in seen.items()}):
         mm()[0](a, b)
     assert compiled == ["mm", "mm"]
 
@@ -231,9 +233,9 @@ def test_sixteen_threads_compile_and_keep_a_kernel_once(root: Path, compiled: li
 
 def test_nothing_is_kept_that_an_edited_package_compiled(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     op, a, b = mm()
-    monkeypatch.setattr(source, "_stamp", lambda: "edited")
+    monkeypatch.setattr(package_digest, "_stamp", lambda: "edited")
     op(a, b)
-    assert not (root / "v1" / "kernel").exists()
+    assert not (root / "v2" / "kernel").exists()
 
 
 # --- damage ------------------------------------------------------------------------------------------------------
@@ -253,8 +255,8 @@ def test_faults_1_and_2_damaged_code_never_reaches_the_loader(
     path = kernel_file(root)
     whole = path.read_bytes()
     loaded: list[bytes] = []
-    original = process.loaded
-    monkeypatch.setattr(process, "loaded", lambda data: loaded.append(data) or original(data))
+    original = host_symbols.load_code
+    monkeypatch.setattr(host_symbols, "load_code", lambda data: loaded.append(data) or original(data))
     for n, place in enumerate(places(len(whole)), 1):
         path.write_bytes(whole[:place] if cut else whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
         torch.testing.assert_close(mm()[0](a, b), expected, rtol=0, atol=0)
@@ -270,7 +272,7 @@ def test_fault_5_the_entry_of_another_key_is_a_miss_and_told(
     op(a, b)
     one = kernel_file(root)
     op(a[:3], b)
-    (two,) = set((root / "v1" / "kernel").rglob("*.tc")) - {one}
+    (two,) = set((root / "v2" / "kernel").rglob("*.tc")) - {one}
     one.write_bytes(two.read_bytes())
     with caplog.at_level(logging.WARNING):
         torch.testing.assert_close(mm()[0](a, b), a @ b)
@@ -283,7 +285,7 @@ def test_fault_12_a_signed_entry_is_a_miss_under_another_key(root: Path, tmp_pat
     secret.write_bytes(b"x" * 40)
     secret.chmod(0o600)
     op, a, b = mm()
-    with knobs.override(cache_key=str(secret)):
+    with knobs.override_knobs(cache_signing_key=str(secret)):
         op(a, b)
         mm()[0](a, b)
         assert compiled == ["mm"]
@@ -292,7 +294,7 @@ def test_fault_12_a_signed_entry_is_a_miss_under_another_key(root: Path, tmp_pat
     mm()[0](a, b)
     assert compiled == ["mm"] * 2
     assert path.read_bytes() != kept
-    with knobs.override(cache_key=str(secret)):
+    with knobs.override_knobs(cache_signing_key=str(secret)):
         mm()[0](a, b)
         assert compiled == ["mm"] * 3
 
@@ -301,15 +303,17 @@ def test_fault_12_a_signed_entry_is_a_miss_under_another_key(root: Path, tmp_pat
     "facts",
     [
         {},
-        {"symbols": [], "temporaries": "many", "sites": [], "kernels": 1, "strategy": None},
-        {"symbols": [], "temporaries": [], "sites": [[7, 0, 1, 0]], "kernels": 1, "strategy": None},
-        {"symbols": ["Sleef_nothing"], "temporaries": [], "sites": [], "kernels": 1, "strategy": None},
+        {"symbols": [], "temporaries": "many", "sites": [], "kernels": 1, "schedule": None},
+        {"symbols": [], "temporaries": [], "sites": [[7, 0, 1, 0]], "kernels": 1, "schedule": None},
+        {"symbols": ["Sleef_nothing"], "temporaries": [], "sites": [], "kernels": 1, "schedule": None},
     ],
 )
 def test_code_that_cannot_be_used_is_a_miss(root: Path, compiled: list[str], facts: dict[str, Any]) -> None:
     op, a, b = mm()
     entry = op.cache_entry(a, b)
-    assert code.keep(current(), Code(entry.key, facts, op.compile(a, b).compiled.code.data))
+    assert stored_kernels.store_kernel(
+        current_store(), StoredKernel(entry.key, facts, op.compile(a, b).compiled.code.data)
+    )
     torch.testing.assert_close(mm()[0](a, b), a @ b)
     assert compiled == ["mm", "mm"]
 
@@ -317,24 +321,27 @@ def test_code_that_cannot_be_used_is_a_miss(root: Path, compiled: list[str], fac
 @pytest.mark.parametrize("data", [b"", b"\x01", b"\xff\xff\xff\xff{}", b"\x02\x00\x00\x00[]", b"\x04\x00\x00\x00{{{{",
                                   (200_000).to_bytes(4, "little") + b"[" * 200_000])  # fmt: skip
 def test_payloads_that_are_none(data: bytes) -> None:
-    assert code.from_bytes(data) is None
+    assert stored_kernels.kernel_from_bytes(data) is None
 
 
 def test_a_cache_that_fails_changes_no_result(root: Path, tmp_path: Path) -> None:
     op, a, b = mm()
     (tmp_path / "file").write_text("no folder")
-    with knobs.override(cache_dir=str(tmp_path / "file")):
+    with knobs.override_knobs(cache_dir=str(tmp_path / "file")):
         torch.testing.assert_close(op(a, b), a @ b)
-    with knobs.override(cache_dir=str(tmp_path / "file"), cache_strict=True), pytest.raises(tc.TCError, match="cache"):
+    with (
+        knobs.override_knobs(cache_dir=str(tmp_path / "file"), cache_strict=True),
+        pytest.raises(tc.TCError, match="cache"),
+    ):
         mm()[0](a, b)
 
 
 def test_a_cache_that_is_only_read_gets_nothing(root: Path, compiled: list[str]) -> None:
-    with knobs.override(cache="read"):
+    with knobs.override_knobs(cache="read"):
         op, a, b = mm()
         op(a, b)
     assert not root.exists()
-    with knobs.override(cache="off"):
+    with knobs.override_knobs(cache="off"):
         mm()[0](a, b)
     assert not root.exists()
     assert compiled == ["mm", "mm"]
@@ -391,7 +398,7 @@ def test_a_kernel_by_hand_that_is_right_passes_the_check(root: Path) -> None:
     entry = op.cache_entry(a, b)
     entry.inject(op.compile(a, b).source("llvm"))
     assert entry.kernel is not None
-    assert entry.kernel.facts["injected"]
+    assert entry.kernel.metadata["injected"]
     assert entry.path is not None
     assert "injected" in entry.path.parts
 
@@ -407,13 +414,13 @@ def test_text_that_is_no_kernel_is_refused(root: Path, text: str, part: str) -> 
 
 def test_kernels_by_hand_need_a_cache_and_a_key(root: Path) -> None:
     op, a, b = mm()
-    with knobs.override(cache="read"), pytest.raises(tc.TCError, match="cannot be written"):
+    with knobs.override_knobs(cache="read"), pytest.raises(tc.TCError, match="cannot be written"):
         op.cache_entry(a, b).inject("")
     with pytest.raises(tc.ArgumentError, match="the kernel is no text"):
         op.cache_entry(a, b).inject(3)  # type: ignore[arg-type]
     with pytest.raises(tc.ArgumentError, match="have no key"):
-        op.cache_entry(a, b, options=CpuOptions(strategy=lambda op, target: tile(m=3)))
-    with knobs.override(cache="off"):
+        op.cache_entry(a, b, options=CpuOptions(schedule=lambda op, target: tile(m=3)))
+    with knobs.override_knobs(cache="off"):
         assert op.cache_entry(a, b).path is None
 
 
@@ -421,37 +428,37 @@ def test_kernels_by_hand_need_a_cache_and_a_key(root: Path) -> None:
 
 
 def as_written(text: str) -> Any:
-    return programs._plain(compile_source(text))
+    return checked_defs._plain(compile_source(text))
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.tc")), ids=lambda p: p.stem)
 def test_checked_programs_come_back_with_every_place(path: Path) -> None:
     made = compile_source(path.read_text())
-    back = programs.from_bytes(programs.to_bytes(made))
+    back = checked_defs.defs_from_bytes(checked_defs.defs_to_bytes(made))
     assert back == made
     assert back is not None
-    assert programs._plain(back) == as_written(path.read_text())
+    assert checked_defs._plain(back) == as_written(path.read_text())
 
 
 def test_a_text_is_kept_once() -> None:
     def size(count: int) -> int:
         text = "\n".join(MATMUL.replace("mm", f"mm{n}") for n in range(100, 100 + count))
-        return len(programs.to_bytes(compile_source(text)))
+        return len(checked_defs.defs_to_bytes(compile_source(text)))
 
     assert size(20) < 10.1 * size(2)
 
 
 def test_checked_programs_are_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = programs.functions(MATMUL)
+    first = checked_defs.load_checked_defs(MATMUL)
     monkeypatch.setattr(check, "compile_source", None)
-    assert programs.functions(MATMUL) == first
+    assert checked_defs.load_checked_defs(MATMUL) == first
 
 
 def test_mistakes_are_not_kept(root: Path) -> None:
     for _ in range(2):
         with pytest.raises(tc.ParseError):
             tc.define("def f(float(N) x -> (y) { y(i) = x(i) }")
-    assert not (root / "v1" / "program").exists()
+    assert not (root / "v2" / "program").exists()
 
 
 @pytest.mark.parametrize(
@@ -459,16 +466,16 @@ def test_mistakes_are_not_kept(root: Path) -> None:
              b'[{"eval": ["1"]}]', b'[{"DType": "float33"}]']
 )  # fmt: skip
 def test_programs_that_are_none(data: bytes) -> None:
-    assert programs.from_bytes(data) is None
+    assert checked_defs.defs_from_bytes(data) is None
 
 
 def test_what_every_process_runs_is_kept(root: Path) -> None:
     text = "define i64 @tc_nothing_else(i64 %x) { ret i64 %x }"
-    first = process.builtin_code(text)
-    (path,) = (root / "v1" / "runtime").rglob("*.tc")
-    assert process.builtin_code(text) == first
+    first = host_symbols.builtin_code(text)
+    (path,) = (root / "v2" / "runtime").rglob("*.tc")
+    assert host_symbols.builtin_code(text) == first
     path.write_bytes(path.read_bytes()[:-1])
-    assert process.builtin_code(text) == first
+    assert host_symbols.builtin_code(text) == first
 
 
 def test_signed_code_is_what_a_key_protects(tmp_path: Path) -> None:
@@ -480,6 +487,6 @@ def test_signed_code_is_what_a_key_protects(tmp_path: Path) -> None:
 
 def test_loading_needs_the_functions_that_the_code_calls() -> None:
     with pytest.raises(CannotLower):
-        process.provide(["Sleef_nothing"])
-    assert cpu.flags()["llvm"]
+        host_symbols.provide_symbols(["Sleef_nothing"])
+    assert object_code.codegen_flags()["llvm"]
     assert KERNEL == "kernel"

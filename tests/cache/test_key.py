@@ -14,20 +14,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_comprehensions.cache import key, source
-from tensor_comprehensions.cache.key import Key, NotAKey, make_key
+from tensor_comprehensions.cache import key, package_digest
+from tensor_comprehensions.cache.key import Key, Uncacheable, make_key
 from tensor_comprehensions.cache.store import Store
 from tensor_comprehensions.options import CpuOptions, MappingOptions
-from tensor_comprehensions.runtime import cubins
-from tensor_comprehensions.runtime.nvrtc import Toolchain
-from tensor_comprehensions.strategies import tile
+from tensor_comprehensions.runtime.cuda import cubins
+from tensor_comprehensions.runtime.cuda.nvrtc import Toolchain
+from tensor_comprehensions.schedules import tile
 from tensor_comprehensions.target import AVX2, AVX512, GPUS
 from tensor_comprehensions.tc_lang import bind, compile_source
-from tests.programs import Program, programs
+from tests.helpers.programs import Program, programs
 
 MATMUL = "def mm(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }"
 SIZES = {"M": 4, "K": 5, "N": 6}
-STAMP = source._stamp
+STAMP = package_digest._stamp
 
 
 def of(
@@ -77,7 +77,7 @@ def test_fault_28_every_fact_of_the_target_is_part_of_the_key() -> None:
 
 def test_fault_28_versions_flags_and_alignment_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {of().digest, of(flags={"llvm": "1"}).digest, of(flags={"llvm": "2"}).digest, of(alignment=64).digest}
-    monkeypatch.setattr(key, "versions", lambda: (("llvmlite", "0.0"),))
+    monkeypatch.setattr(key, "toolchain_versions", lambda: (("llvmlite", "0.0"),))
     keys.add(of().digest)
     monkeypatch.setattr(key, "_source", lambda: "another text")
     keys.add(of().digest)
@@ -99,7 +99,7 @@ def test_fault_32_every_fact_of_a_graphics_processor_is_part_of_the_key() -> Non
 def test_fault_32_machine_code_is_for_one_architecture_text_and_compiler() -> None:
     tools = Toolchain(Path("libnvrtc.so.12"), (), (12, 4))
     keys = {
-        cubins.key_of(text, architecture, version).digest
+        cubins.cubin_key(text, architecture, version).digest
         for text in ("one", "two")
         for architecture in ("sm_80", "sm_90")
         for version in (tools, replace(tools, version=(12, 6)))
@@ -153,7 +153,7 @@ def test_fault_29_names_comments_and_layout_make_no_other_key(text: str) -> None
 
 
 def test_names_count_where_the_options_use_them() -> None:
-    options = CpuOptions(strategy=tile(m=8))
+    options = CpuOptions(schedule=tile(m=8))
     renamed = MATMUL.replace("(m,", "(row,")
     assert of(options=options).difference(of(renamed, options=options)) == ("spelling",)
 
@@ -201,8 +201,8 @@ def test_defs_that_differ_have_other_keys(first: Program, second: Program) -> No
 
 
 def test_a_function_has_no_key() -> None:
-    with pytest.raises(NotAKey):
-        of(options=CpuOptions(strategy=lambda op, target: tile(m=8)))
+    with pytest.raises(Uncacheable):
+        of(options=CpuOptions(schedule=lambda op, target: tile(m=8)))
 
 
 def test_records_within_records_are_written_out() -> None:
@@ -215,7 +215,7 @@ def test_records_within_records_are_written_out() -> None:
         inner: Inner = Inner()
         names: tuple[str, ...] = ("a", "b")
 
-    assert key.written(Outer()) == "Outer(inner=Inner(x=0.5), names=('a', 'b'))"
+    assert key.canonical_text(Outer()) == "Outer(inner=Inner(x=0.5), names=('a', 'b'))"
 
 
 # --- the text of the package -------------------------------------------------------------------------------------
@@ -229,32 +229,32 @@ def test_fault_26_another_text_of_the_package_has_other_kernels(
     module = package / "module.py"
     module.write_text("first")
     store = Store(tmp_path / "cache")
-    monkeypatch.setattr(source, "_FOLDER", str(package))
-    monkeypatch.setattr(source, "_stamp", STAMP)
+    monkeypatch.setattr(package_digest, "_FOLDER", str(package))
+    monkeypatch.setattr(package_digest, "_stamp", STAMP)
 
     def imported() -> str:
-        monkeypatch.setattr(source, "_imported", source._stamp())
-        source.digest.cache_clear()
-        return source.digest(store)
+        monkeypatch.setattr(package_digest, "_imported", package_digest._stamp())
+        package_digest.package_digest.cache_clear()
+        return package_digest.package_digest(store)
 
     first = imported()
     assert imported() == first  # found in the store
     module.write_text("other")
-    with pytest.raises(source.Unreadable, match="changed since"):
-        source.check_unchanged()
+    with pytest.raises(package_digest.SourceChanged, match="changed since"):
+        package_digest.check_unchanged()
     second = imported()
     module.write_text("first")
     third = imported()
-    source.digest.cache_clear()
+    package_digest.package_digest.cache_clear()
     assert first != second
     assert first == third
 
 
 def test_a_package_that_is_not_files_has_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "_FOLDER", str(tmp_path / "archive.zip"))
-    monkeypatch.setattr(source, "_stamp", STAMP)
-    monkeypatch.setattr(source, "_imported", source._stamp())
-    source.digest.cache_clear()
-    with pytest.raises(NotAKey):
+    monkeypatch.setattr(package_digest, "_FOLDER", str(tmp_path / "archive.zip"))
+    monkeypatch.setattr(package_digest, "_stamp", STAMP)
+    monkeypatch.setattr(package_digest, "_imported", package_digest._stamp())
+    package_digest.package_digest.cache_clear()
+    with pytest.raises(Uncacheable):
         of()
-    source.digest.cache_clear()
+    package_digest.package_digest.cache_clear()

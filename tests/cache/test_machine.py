@@ -15,12 +15,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from tensor_comprehensions.cache import code, evict, tuning
-from tensor_comprehensions.cache.code import Code
-from tensor_comprehensions.cache.files import SYSTEM
+from tensor_comprehensions.cache import eviction, measurement_store, stored_kernels
 from tensor_comprehensions.cache.key import Key
+from tensor_comprehensions.cache.measurement_store import Measurement
+from tensor_comprehensions.cache.safe_io import SYSTEM
 from tensor_comprehensions.cache.store import Store
-from tensor_comprehensions.cache.tuning import Measurement
+from tensor_comprehensions.cache.stored_kernels import StoredKernel
 from tensor_comprehensions.options import CpuOptions
 
 KEYS = [Key((("kind", "kernel"), ("def", "f"), ("shapes", str(n)))) for n in range(3)]
@@ -65,7 +65,7 @@ class Cache(RuleBasedStateMachine):
 
     @rule(key=keys, data=st.binary(max_size=30))
     def put(self, key: Key, data: bytes) -> None:
-        assert code.keep(self.store, Code(key, {"kernels": 1}, data))
+        assert stored_kernels.store_kernel(self.store, StoredKernel(key, {"kernels": 1}, data))
         self.kept[key] = data
 
     @rule(key=keys, data=st.binary(min_size=1, max_size=30), after=st.sampled_from([0, 1, 30]), renaming=st.booleans())
@@ -75,7 +75,7 @@ class Cache(RuleBasedStateMachine):
 
         gone = replace(SYSTEM, unlink=die, **({"replace": die} if renaming else {"write": dying(after)}))
         try:
-            code.keep(Store(self.root, system=gone), Code(key, {}, data))
+            stored_kernels.store_kernel(Store(self.root, system=gone), StoredKernel(key, {}, data))
         except Killed:
             pass
         else:
@@ -86,11 +86,13 @@ class Cache(RuleBasedStateMachine):
         def fail(*_: object) -> int:
             raise OSError(fault, os.strerror(fault))
 
-        assert not code.keep(Store(self.root, system=replace(SYSTEM, write=fail)), Code(key, {}, data))
+        assert not stored_kernels.store_kernel(
+            Store(self.root, system=replace(SYSTEM, write=fail)), StoredKernel(key, {}, data)
+        )
 
     @rule(key=keys)
     def get(self, key: Key) -> None:
-        found = code.find(self.store, key)
+        found = stored_kernels.find_kernel(self.store, key)
         if key not in self.kept:
             assert found is None
         elif self.kept[key] is not None:
@@ -118,21 +120,23 @@ class Cache(RuleBasedStateMachine):
 
     @rule(limit=st.sampled_from([0, 300, 1 << 20]))
     def evict(self, limit: int) -> None:
-        swept = evict.sweep(self.store, limit)
+        swept = eviction.evict(self.store, limit)
         assert swept is None or swept.bytes <= limit
         for key in list(self.kept):
-            if code.find(self.store, key) is None:
+            if stored_kernels.find_kernel(self.store, key) is None:
                 del self.kept[key]
         self.unsure |= limit < 1 << 20
 
     @rule(grain=st.integers(0, 5), key=st.sampled_from(KEYS))
     def measure(self, grain: int, key: Key) -> None:
-        tuning.record(self.store, KEYS[0], [Measurement(CpuOptions(grain=grain), 1.0 + grain, True, time=0)])
+        measurement_store.record_measurements(
+            self.store, KEYS[0], [Measurement(CpuOptions(grain_size=grain), 1.0 + grain, True, time=0)]
+        )
         self.measured.add(grain)
 
     @rule()
     def compact(self) -> None:
-        tuning.compact(self.store, KEYS[0])
+        measurement_store.compact_measurements(self.store, KEYS[0])
 
     @rule()
     def lose_everything(self) -> None:
@@ -141,7 +145,9 @@ class Cache(RuleBasedStateMachine):
 
     @invariant()
     def measurements_are_there(self) -> None:
-        grains = {m.options.grain for m in tuning.recall(Store(self.root, "read"), KEYS[0])}
+        grains = {
+            m.options.grain_size for m in measurement_store.recall_measurements(Store(self.root, "read"), KEYS[0])
+        }
         assert grains <= self.measured
         assert self.unsure or grains == self.measured
 

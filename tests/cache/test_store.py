@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_comprehensions import knobs
-from tensor_comprehensions.cache import entry, evict, store
-from tensor_comprehensions.cache.entry import HEADER, Damaged
-from tensor_comprehensions.cache.files import SYSTEM, System
+from tensor_comprehensions.cache import eviction, file_format, store
+from tensor_comprehensions.cache.file_format import HEADER, CorruptEntry
+from tensor_comprehensions.cache.safe_io import SYSTEM, OsFunctions
 from tensor_comprehensions.cache.store import Store
-from tensor_comprehensions.errors import ArgumentError, CacheError
+from tensor_comprehensions.core import knobs
+from tensor_comprehensions.core.errors import ArgumentError, CacheError
 
 NAME = ("kernel", "family", "digest")
 PAYLOAD = b"some code" * 10
@@ -62,11 +62,11 @@ def test_fault_1_an_entry_cut_anywhere_is_a_miss_and_is_repaired(root: Path) -> 
 @given(st.binary(max_size=40), st.data())
 def test_fault_2_an_entry_with_any_bit_flipped_is_damaged(payload: bytes, data: st.DataObject) -> None:
     for secret in (None, SECRET):
-        whole = bytearray(entry.pack(payload, secret))
+        whole = bytearray(file_format.pack_entry(payload, secret))
         place = data.draw(st.integers(0, len(whole) - 1))
         whole[place] ^= 1 << data.draw(st.integers(0, 7))
-        with pytest.raises(Damaged):
-            entry.unpack(bytes(whole), secret)
+        with pytest.raises(CorruptEntry):
+            file_format.unpack_entry(bytes(whole), secret)
 
 
 def test_fault_2_an_entry_with_a_byte_flipped_in_each_place_is_a_miss(root: Path) -> None:
@@ -78,14 +78,14 @@ def test_fault_2_an_entry_with_a_byte_flipped_in_each_place_is_a_miss(root: Path
 
 
 def test_an_entry_with_more_at_its_end_is_damaged() -> None:
-    with pytest.raises(Damaged):
-        entry.unpack(entry.pack(PAYLOAD) + b"x")
+    with pytest.raises(CorruptEntry):
+        file_format.unpack_entry(file_format.pack_entry(PAYLOAD) + b"x")
 
 
 @pytest.mark.parametrize("secret", [None, SECRET])
 def test_what_is_packed_is_unpacked(secret: bytes | None) -> None:
-    assert entry.unpack(entry.pack(PAYLOAD, secret), secret) == PAYLOAD
-    assert entry.unpack(entry.pack(b"", secret), secret) == b""
+    assert file_format.unpack_entry(file_format.pack_entry(PAYLOAD, secret), secret) == PAYLOAD
+    assert file_format.unpack_entry(file_format.pack_entry(b"", secret), secret) == b""
 
 
 def empty(path: Path) -> None:
@@ -114,7 +114,7 @@ def test_fault_3_odd_things_in_the_place_of_an_entry_are_a_miss(root: Path, dist
     assert again.read(NAME) is None
     assert again.write(NAME, PAYLOAD) == (disturb is not folder)
     assert no_temporaries(root)
-    assert Path("/etc/passwd").read_bytes()[:4] != entry.MAGIC[:4]
+    assert Path("/etc/passwd").read_bytes()[:4] != file_format.MAGIC[:4]
 
 
 def test_fault_4_another_version_of_the_format_is_a_miss(root: Path) -> None:
@@ -127,11 +127,11 @@ def test_fault_4_another_version_of_the_format_is_a_miss(root: Path) -> None:
 
 def test_fault_4_entries_of_other_versions_are_left_alone(root: Path) -> None:
     put(root)
-    later = root / "v2" / "kernel" / "digest.tc"
+    later = root / "v3" / "kernel" / "digest.tc"
     later.parent.mkdir(parents=True)
     later.write_bytes(b"of the future")
     made = Store(root, limit=1)
-    assert evict.sweep(made) is not None
+    assert eviction.evict(made) is not None
     assert list(made.walk()) == []
     assert later.exists()
 
@@ -146,13 +146,13 @@ def test_fault_13_a_length_beyond_all_memory_is_refused_before_anything_is_alloc
 
 def test_fault_13_a_file_that_is_too_long_is_not_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = put(root)
-    os.truncate(path, entry.LARGEST + HEADER + 1)  # sparse: it takes no room
+    os.truncate(path, file_format.LARGEST + HEADER + 1)  # sparse: it takes no room
 
     def forbidden(*_: object) -> bytes:
         raise AssertionError("read")
 
     assert Store(root, system=replace(SYSTEM, read=forbidden)).read(NAME) is None
-    monkeypatch.setattr(entry, "LARGEST", 5)
+    monkeypatch.setattr(file_format, "LARGEST", 5)
     assert not Store(root).write(NAME, PAYLOAD)
 
 
@@ -163,7 +163,7 @@ def test_fault_12_code_signed_with_another_key_or_with_none_is_a_miss(root: Path
     path = put(root, secret=SECRET)
     assert Store(root, secret=SECRET[::-1]).read(NAME) is None
     assert Store(root).read(NAME) is None
-    path.write_bytes(entry.pack(PAYLOAD))
+    path.write_bytes(file_format.pack_entry(PAYLOAD))
     assert Store(root, secret=SECRET).read(NAME) is None
 
 
@@ -190,7 +190,7 @@ class Failing:
 
 def short_then_full(descriptor: int, data: memoryview) -> int:
     """A disk that takes three bytes and then is full."""
-    if len(data) < len(entry.pack(PAYLOAD)):
+    if len(data) < len(file_format.pack_entry(PAYLOAD)):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return os.write(descriptor, data[:3])
 
@@ -258,8 +258,8 @@ def test_fault_8_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(platformdirs, "user_cache_path", homeless)
     store._store.cache_clear()
-    with knobs.override(cache="write", cache_dir=""):
-        made = store.current()
+    with knobs.override_knobs(cache="readwrite", cache_dir=""):
+        made = store.current_store()
         assert made.mode == "off"
         assert not made.write(NAME, PAYLOAD)
         assert made.read(NAME) is None
@@ -375,7 +375,7 @@ def test_what_was_used_longest_ago_goes_first(root: Path) -> None:
     fill(made, 10)
     made.read(("kernel", "family", "00"))  # as old as it is, it is in use
     size = HEADER + len(PAYLOAD)
-    swept = evict.sweep(made, 5 * size)
+    swept = eviction.evict(made, 5 * size)
     assert swept is not None
     assert (swept.entries, swept.removed) == (4, 6)
     assert made.names(("kernel", "family")) == ("00", "07", "08", "09")
@@ -386,7 +386,7 @@ def test_measurements_go_last(root: Path) -> None:
     fill(made, 3, "tuning")
     fill(made, 3)
     os.utime(made.path(("tuning", "family", "00")), (0, 0))
-    evict.sweep(made, 3 * (HEADER + len(PAYLOAD)) + 100)
+    eviction.evict(made, 3 * (HEADER + len(PAYLOAD)) + 100)
     assert made.names(("kernel", "family")) == ()
     assert len(made.names(("tuning", "family"))) == 3
 
@@ -397,7 +397,7 @@ def test_fault_14_clocks_that_jump_do_not_stop_eviction(root: Path) -> None:
     for n, when in enumerate([0, 1 << 40, 5, 1 << 33, 1, 2]):
         os.utime(made.path(("kernel", "family", f"{n:02}")), (when, when))
     past = Store(root, limit=3 * HEADER, system=replace(SYSTEM, clock=lambda: -1e9))
-    swept = evict.sweep(past)
+    swept = eviction.evict(past)
     assert swept is not None
     assert swept.bytes <= 3 * HEADER
 
@@ -419,11 +419,11 @@ def test_writing_sweeps_by_itself(root: Path) -> None:
 def test_fault_16_files_that_do_not_belong_here_disturb_nothing(root: Path) -> None:
     made = Store(root)
     put(root)
-    for stray in (root / "README", root / "v1" / "kernel" / "stray", root / "v1" / "kernel" / "family" / "x-atime"):
+    for stray in (root / "README", root / "v2" / "kernel" / "stray", root / "v2" / "kernel" / "family" / "x-atime"):
         stray.write_text("?")
     assert made.write(("kernel", "family", "other"), PAYLOAD)
     assert made.read(NAME) == PAYLOAD
-    assert evict.sweep(made) is not None
+    assert eviction.evict(made) is not None
     assert made.write(NAME, PAYLOAD)
 
 
@@ -434,7 +434,7 @@ def test_fault_6_leftovers_of_killed_writers_are_removed_after_an_hour(root: Pat
     old.write_bytes(b"half")
     new.write_bytes(b"half")
     os.utime(old, (0, 0))
-    swept = evict.sweep(made)
+    swept = eviction.evict(made)
     assert swept is not None
     assert swept.leftovers == 1
     assert (old.exists(), new.exists()) == (False, True)
@@ -446,11 +446,11 @@ def test_a_sweep_is_not_waited_for(root: Path) -> None:
 
     made = Store(root)
     put(root)
-    with open(root / "v1" / ".lock", "w") as holder:
+    with open(root / "v2" / ".lock", "w") as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
-        assert evict.sweep(made) is None
+        assert eviction.evict(made) is None
         assert made.write(NAME, PAYLOAD)
-    assert evict.sweep(made) is not None
+    assert eviction.evict(made) is not None
 
 
 # --- modes -------------------------------------------------------------------------------------------------------
@@ -492,23 +492,28 @@ def test_strictness_raises_what_is_otherwise_a_warning(root: Path) -> None:
 def test_a_home_of_nobody_is_a_name_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     store._store.cache_clear()
-    with knobs.override(cache="write", cache_dir="~nobody-here/cache"):
-        assert store.current().write(NAME, PAYLOAD)
+    with knobs.override_knobs(cache="readwrite", cache_dir="~nobody-here/cache"):
+        assert store.current_store().write(NAME, PAYLOAD)
     assert (tmp_path / "~nobody-here" / "cache").is_dir()
-    with knobs.override(cache="write", cache_key="~nobody-here/key"), pytest.raises(CacheError, match="cannot be read"):
-        store.current()
+    with (
+        knobs.override_knobs(cache="readwrite", cache_signing_key="~nobody-here/key"),
+        pytest.raises(CacheError, match="cannot be read"),
+    ):
+        store.current_store()
 
 
 def test_the_knobs_name_the_store(root: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(SECRET)
     key.chmod(0o600)
-    with knobs.override(cache="read", cache_dir=str(root), cache_size=77, cache_strict=True, cache_key=str(key)):
-        made = store.current()
-        assert made is store.current()
+    with knobs.override_knobs(
+        cache="read", cache_dir=str(root), cache_max_size=77, cache_strict=True, cache_signing_key=str(key)
+    ):
+        made = store.current_store()
+        assert made is store.current_store()
     assert (made.root, made.mode, made.limit, made.strict, made.secret) == (root, "read", 77, True, SECRET)
-    with knobs.override(cache="off"):
-        assert store.current().mode == "off"
+    with knobs.override_knobs(cache="off"):
+        assert store.current_store().mode == "off"
 
 
 @pytest.mark.parametrize(("content", "mode", "part"), [(b"short", 0o600, "32 or more"), (SECRET, 0o644, "chmod 600")])
@@ -516,16 +521,19 @@ def test_a_key_that_is_no_secret_is_refused(tmp_path: Path, content: bytes, mode
     key = tmp_path / "key"
     key.write_bytes(content)
     key.chmod(mode)
-    with knobs.override(cache="write", cache_key=str(key)), pytest.raises(CacheError, match=part):
-        store.current()
-    with knobs.override(cache="write", cache_key=str(tmp_path / "none")), pytest.raises(CacheError, match="cannot be"):
-        store.current()
+    with knobs.override_knobs(cache="readwrite", cache_signing_key=str(key)), pytest.raises(CacheError, match=part):
+        store.current_store()
+    with (
+        knobs.override_knobs(cache="readwrite", cache_signing_key=str(tmp_path / "none")),
+        pytest.raises(CacheError, match="cannot be"),
+    ):
+        store.current_store()
 
 
 def test_sizes_are_written_with_units() -> None:
-    assert [knobs.bytes_of("x", text) for text in ("7", "2k", "3M", "1G")] == [7, 2048, 3 << 20, 1 << 30]
+    assert [knobs.parse_bytes("x", text) for text in ("7", "2k", "3M", "1G")] == [7, 2048, 3 << 20, 1 << 30]
     with pytest.raises(ArgumentError):
-        knobs.bytes_of("x", "-1")
+        knobs.parse_bytes("x", "-1")
 
 
 def test_threads_that_write_and_read_one_entry_see_it_whole(root: Path) -> None:
@@ -550,4 +558,4 @@ def test_threads_that_write_and_read_one_entry_see_it_whole(root: Path) -> None:
 def test_a_system_without_owners_is_not_asked_for_them(root: Path) -> None:
     put(root)
     root.chmod(0o777)
-    assert Store(root, system=System(user=lambda: -1)).read(NAME) == PAYLOAD
+    assert Store(root, system=OsFunctions(user=lambda: -1)).read(NAME) == PAYLOAD

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tensor_comprehensions import cli
+from tensor_comprehensions.cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MATMUL = str(EXAMPLES / "matmul.tc")
@@ -15,7 +15,7 @@ SIZES = ["--sizes", "M=6, K=5,N=4"]
 
 
 def test_show_prints_every_form_under_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["show", MATMUL, *SIZES]) == 0
+    assert main.main(["show", MATMUL, *SIZES]) == 0
     text = capsys.readouterr().out
     for part in ("# ranges", "m in 0:6", "# schedule", "# loops", "# c", "#include"):
         assert part in text
@@ -23,20 +23,20 @@ def test_show_prints_every_form_under_a_heading(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize(("kind", "part"), [("tc", "def matmul"), ("llvm", "define "), ("ranges", "float32(6,5) A")])
 def test_show_one_form(kind: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["show", MATMUL, *SIZES, "--kind", kind]) == 0
+    assert main.main(["show", MATMUL, *SIZES, "--emit", kind]) == 0
     text = capsys.readouterr().out
     assert part in text
     assert "# ranges" not in text
 
 
 def test_show_for_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["show", MATMUL, *SIZES, "--target", "cuda:sm_90"]) == 0
+    assert main.main(["show", MATMUL, *SIZES, "--target", "cuda:sm_90"]) == 0
     text = capsys.readouterr().out
     for part in ("# ranges", "# schedule", "blocks of", "# cuda", "__global__ void"):
         assert part in text
-    assert cli.main(["show", MATMUL, *SIZES, "--target", "cuda:sm_90", "--kind", "opencl"]) == 0
+    assert main.main(["show", MATMUL, *SIZES, "--target", "cuda:sm_90", "--emit", "opencl"]) == 0
     assert "__kernel void" in capsys.readouterr().out
-    assert cli.main(["show", MATMUL, *SIZES, "--target", "fpga"]) == 2
+    assert main.main(["show", MATMUL, *SIZES, "--target", "fpga"]) == 2
 
 
 RUNS = [
@@ -51,40 +51,40 @@ RUNS = [
 
 @pytest.mark.parametrize(("file", "name", "sizes"), RUNS, ids=[name for _, name, _ in RUNS])
 def test_run_checks_and_times(file: str, name: str, sizes: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", str(EXAMPLES / file), "--def", name, "--sizes", sizes, "--rounds", "3"]) == 0
+    assert main.main(["run", str(EXAMPLES / file), "--def", name, "--sizes", sizes, "--repeat", "3"]) == 0
     text = capsys.readouterr().out
     for part in ("compiled in", "median of 3 runs", "largest difference"):
         assert part in text
 
 
 def test_run_without_check(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", MATMUL, *SIZES, "--rounds", "1", "--no-check"]) == 0
+    assert main.main(["run", MATMUL, *SIZES, "--repeat", "1", "--no-check"]) == 0
     assert "difference" not in capsys.readouterr().out
 
 
 def test_options_are_flags(capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
-    for flags in ([], ["--no-structured"], ["--fusion", "min", "--tile", "4,4", "--vectors", "2"]):
-        assert cli.main(["show", MATMUL, *SIZES, "--kind", "loops", *flags]) == 0
+    for flags in ([], ["--no-use-microkernels"], ["--fusion", "min", "--tile", "4,4", "--interleave", "2"]):
+        assert main.main(["show", MATMUL, *SIZES, "--emit", "loops", *flags]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] != texts[1]
-    assert cli.main(["show", MATMUL, *SIZES, "--fusion", "most"]) == 2
+    assert main.main(["show", MATMUL, *SIZES, "--fusion", "most"]) == 2
     assert "the option fusion is 'most'" in capsys.readouterr().err
 
 
 def test_the_program_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("def f(float(N) x) -> (y) { y(i) = x(i) }"))
-    assert cli.main(["run", "-", "--sizes", "N=3"]) == 0
+    assert main.main(["run", "-", "--sizes", "N=3"]) == 0
 
 
 def test_the_mark_that_some_editors_put_in_front_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "marked.tc").write_bytes(b"\xef\xbb\xbf" + Path(MATMUL).read_bytes())
-    assert cli.main(["show", str(tmp_path / "marked.tc"), *SIZES, "--kind", "tc"]) == 0
+    assert main.main(["show", str(tmp_path / "marked.tc"), *SIZES, "--emit", "tc"]) == 0
     assert "def matmul" in capsys.readouterr().out
 
 
 def test_doctor_tells_versions_and_that_a_def_compiles(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor"]) == 0
+    assert main.main(["doctor"]) == 0
     text = capsys.readouterr().out
     for part in ("torch ", "islpy", "LLVM", "processor", "vectors", "threads", "SLEEF", "a def compiles        yes"):
         assert part in text
@@ -107,25 +107,25 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_ends_with_2_and_a_message(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments, part = MISTAKES[mistake]
-    assert cli.main(arguments) == 2
+    assert main.main(arguments) == 2
     assert part in capsys.readouterr().err
 
 
 def test_a_mistake_in_the_program_shows_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "wrong.tc").write_text("def f(float(N) x) -> (y) {\n  y(i) = z(i)\n}")
-    assert cli.main(["show", str(tmp_path / "wrong.tc")]) == 2
+    assert main.main(["show", str(tmp_path / "wrong.tc")]) == 2
     assert "CheckError: 2:10" in capsys.readouterr().err
 
 
 def test_a_program_without_defs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.tc").write_text("# nothing\n")
-    assert cli.main(["show", str(tmp_path / "empty.tc")]) == 2
+    assert main.main(["show", str(tmp_path / "empty.tc")]) == 2
     assert "has no def" in capsys.readouterr().err
 
 
 def test_the_command_without_traceback_and_into_a_closed_pipe() -> None:
     """The installed entry point, as a shell would run it."""
-    tensorc = [sys.executable, "-m", "tensor_comprehensions.cli"]
+    tensorc = [sys.executable, "-m", "tensor_comprehensions.cli.main"]
     wrong = subprocess.run([*tensorc, "show", "nothing.tc"], capture_output=True, text=True)
     assert wrong.returncode == 2
     assert "Traceback" not in wrong.stderr

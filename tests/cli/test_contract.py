@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from tensor_comprehensions import cli
-from tensor_comprehensions.commands.contract import Contraction
+from tensor_comprehensions.cli import main
+from tensor_comprehensions.cli.bench_contraction import ContractionSpec
 
 NAME = "abc-bda-dc"
 ARGUMENTS = ["contract", NAME, "--sizes", "a=9,b=10,c=11,d=12"]
 
 
 def test_lists_the_candidates(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(ARGUMENTS) == 0
+    assert main.main(ARGUMENTS) == 0
     text = capsys.readouterr().out
     assert "90 x 11 x 12 (m x n x k)" in text
     assert text.count("vectorize('a'") > 2
@@ -26,7 +26,7 @@ def test_searches_explains_and_emits(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main([*ARGUMENTS, "--search", "3", "--explain", "--emit", "c"]) == 0
+    assert main.main([*ARGUMENTS, "--search", "3", "--explain", "--emit", "c"]) == 0
     text = capsys.readouterr().out
     for part in ("register tile: ", "domain: S0", f"wrote {NAME}.c"):
         assert part in text
@@ -37,7 +37,7 @@ def test_searches_explains_and_emits(
 
 
 def test_the_leftmost_index_has_stride_one() -> None:
-    contraction = Contraction.parse(NAME, {"a": 3, "b": 4, "c": 5, "d": 6}, "double")
+    contraction = ContractionSpec.parse(NAME, {"a": 3, "b": 4, "c": 5, "d": 6}, "double")
     source = "def contract(double(Na,Nd,Nb) A, double(Nc,Nd) B) -> (C) { C(c,b,a) +=! A(a,d,b) * B(c,d) }"
     assert contraction.source == source
     a, b = contraction.tensors()
@@ -62,16 +62,16 @@ def test_the_leftmost_index_has_stride_one() -> None:
     ],
 )
 def test_mistakes(arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["contract", *arguments]) == 2
+    assert main.main(["contract", *arguments]) == 2
     error = capsys.readouterr().err
     for word in words:
         assert word in error
 
 
-def test_any_command_takes_a_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_command_takes_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     file = str(Path(__file__).parents[2] / "examples" / "matmul.tc")
-    show = ["show", file, "--sizes", "M=20,K=30,N=40", "--kind", "schedule", "--strategy"]
-    assert cli.main([*show, "tile(m=4, n=16) >> pack(B='n1')"]) == 0
+    show = ["show", file, "--sizes", "M=20,K=30,N=40", "--emit", "schedule", "--schedule"]
+    assert main.main([*show, "tile(m=4, n=16) >> pack(B='n1')"]) == 0
     assert "tile(m=4, n=16) >> pack(B='n1')" in capsys.readouterr().out
-    assert cli.main([*show, "open('x')"]) == 2
+    assert main.main([*show, "open('x')"]) == 2
     assert "no pipeline" in capsys.readouterr().err

@@ -8,14 +8,13 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import cli
-from tensor_comprehensions.commands import sparse
+from tensor_comprehensions.cli import main, sparse_command
 
 RESIDUAL = ["sparse", "y(i) = b(i) - A(i,j)*x(j)", "-f", "A:csr", "-d", "A:6,5"]
 
 
 def test_shows_text_plan_and_loops(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(RESIDUAL) == 0
+    assert main.main(RESIDUAL) == 0
     text = capsys.readouterr().out
     for part in (
         "# tc",
@@ -31,7 +30,7 @@ def test_shows_text_plan_and_loops(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("kind", "part"), [("c", "A_crd1"), ("llvm", "define "), ("asm", ".section")])
 def test_emits_one_kind_without_a_heading(kind: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*RESIDUAL, "--emit", kind]) == 0
+    assert main.main([*RESIDUAL, "--emit", kind]) == 0
     text = capsys.readouterr().out
     assert part in text
     assert f"# {kind}\n" not in text
@@ -55,7 +54,7 @@ def test_emits_one_kind_without_a_heading(kind: str, part: str, capsys: pytest.C
     ids=lambda arguments: " ".join(arguments)[:40],
 )  # fmt: skip
 def test_runs_and_verifies(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["sparse", *arguments, "--time", "2", "--verify"]) == 0
+    assert main.main(["sparse", *arguments, "--time", "2", "--verify"]) == 0
     text = capsys.readouterr().out
     assert "median of 2 runs" in text
     assert "largest difference from the reference" in text
@@ -63,7 +62,7 @@ def test_runs_and_verifies(arguments: list[str], capsys: pytest.CaptureFixture[s
 
 def test_a_wrong_result_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(tc.Op, "reference", lambda self, *operands: self(*operands) + 1)
-    assert cli.main([*RESIDUAL, "--verify"]) == 1
+    assert main.main([*RESIDUAL, "--verify"]) == 1
     assert "largest difference" in capsys.readouterr().out
 
 
@@ -74,7 +73,7 @@ def test_other_stored_places_are_noticed(monkeypatch: pytest.MonkeyPatch, capsys
         return tc.SparseTensor.from_coordinates(everywhere, result.dense().reshape(-1), result.shape, result.format)
 
     monkeypatch.setattr(tc.Op, "reference", full)
-    assert cli.main(["sparse", "C(i,j) = 2*A(i,j)", "-f", "A:csr", "-f", "C:csr", "-d", "A:9,9", "--verify"]) == 1
+    assert main.main(["sparse", "C(i,j) = 2*A(i,j)", "-f", "A:csr", "-f", "C:csr", "-d", "A:9,9", "--verify"]) == 1
     assert "stored places differ" in capsys.readouterr().out
 
 
@@ -84,15 +83,15 @@ def test_reads_and_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "x.tns").write_text("1 1\n2 10\n")  # no element in the last place, so that -d is needed
     source = ["sparse", "y(i) = A(i,j)*x(j)", "-i", f"A:{tmp_path / 'a.mtx'}", "-i", f"x:{tmp_path / 'x.tns'}"]
     named = ["-f", "A:csc", "-d", "x:3", "-o", f"y:{tmp_path / 'y.tns'}"]
-    assert cli.main([*source, *named]) == 0
+    assert main.main([*source, *named]) == 0
     assert f"wrote {tmp_path / 'y.tns'}" in capsys.readouterr().out
     assert tc.read_tensor(tmp_path / "y.tns").dense().tolist() == [1.0, 30.0]
     product = ["sparse", "B(i,j) = A(i,j)*A(i,j)", "-f", "A:csr", "-f", "B:csr", "-t", "A:double"]
-    assert cli.main([*product, "-i", f"A:{tmp_path / 'a.mtx'}", "-o", f"B:{tmp_path / 'b.npz'}"]) == 0
+    assert main.main([*product, "-i", f"A:{tmp_path / 'a.mtx'}", "-o", f"B:{tmp_path / 'b.npz'}"]) == 0
     squares = tc.read_tensor(tmp_path / "b.npz")
     assert str(squares.format) == "csr"
     assert torch.equal(squares.dense(), a * a)
-    assert cli.main(["sparse", "s = x(i)", "-i", f"x:{tmp_path / 'x.tns'}", "-o", f"s:{tmp_path / 's.tns'}"]) == 0
+    assert main.main(["sparse", "s = x(i)", "-i", f"x:{tmp_path / 'x.tns'}", "-o", f"s:{tmp_path / 's.tns'}"]) == 0
     assert (tmp_path / "s.tns").read_text().strip() == "11.0"
 
 
@@ -120,7 +119,7 @@ def test_reads_and_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ],
 )  # fmt: skip
 def test_mistakes(arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["sparse", *arguments]) == 2
+    assert main.main(["sparse", *arguments]) == 2
     text = capsys.readouterr().err
     for word in words:
         assert word in text
@@ -128,14 +127,16 @@ def test_mistakes(arguments: list[str], words: list[str], capsys: pytest.Capture
 
 def test_a_file_with_other_sizes_than_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tc.write_tensor(tmp_path / "a.mtx", tc.as_sparse(torch.eye(3), "csr"))
-    assert cli.main(["sparse", "s = A(i,j)", "-i", f"A:{tmp_path / 'a.mtx'}", "-d", "A:4,4"]) == 2
+    assert main.main(["sparse", "s = A(i,j)", "-i", f"A:{tmp_path / 'a.mtx'}", "-d", "A:4,4"]) == 2
     assert "(3, 3)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("pattern", sparse.PATTERNS)
+@pytest.mark.parametrize("pattern", sparse_command.PATTERNS)
 def test_patterns_are_the_same_in_every_process(pattern: str) -> None:
     op = tc.from_notation("s = A(i,j)", A="double")
-    first, again = (sparse.make_operands(op, {"A": "csr"}, {"A": "50,40"}, {}, {"A": f"{pattern}:2"}) for _ in range(2))
+    first, again = (
+        sparse_command.make_operands(op, {"A": "csr"}, {"A": "50,40"}, {}, {"A": f"{pattern}:2"}) for _ in range(2)
+    )
     assert torch.equal(first[0].dense(), again[0].dense())
     assert 0 < first[0].nnz <= 2000
     assert first[0].check()

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tensor_comprehensions.codegen.llvm import emit
-from tensor_comprehensions.dtypes import BFLOAT16, BOOL, DType
-from tensor_comprehensions.loop_ir.interpret import interpret
+from tensor_comprehensions.codegen.llvm.llvm_printer import emit_llvm
+from tensor_comprehensions.core.dtypes import BFLOAT16, BOOL, DType
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.ops import round_to, storage_dtype
 from tensor_comprehensions.loop_ir.nodes import Buffer, Invoke, Kernel, Module, Space, Stmt, Store
-from tensor_comprehensions.loop_ir.numbers import rounded, storage
-from tensor_comprehensions.loop_ir.rewrite import walk, walk_all
-from tensor_comprehensions.runtime import cpu, process
-from tensor_comprehensions.target import Target
+from tensor_comprehensions.loop_ir.rewrite import walk_stmt_exprs, walk_stmts
+from tensor_comprehensions.runtime.cpu import host_symbols, object_code
+from tensor_comprehensions.target import CpuTarget
 
 
 def module(*statements: Stmt, sites: int = 0) -> Module:
@@ -22,12 +22,12 @@ def module(*statements: Stmt, sites: int = 0) -> Module:
     buffers: dict[str, Buffer] = {}
     written: dict[str, None] = {}
     for s in statements:
-        for e in [*walk_all(s), *walk(s)]:
+        for e in [*walk_stmt_exprs(s), *walk_stmts(s)]:
             mentioned = [b for b, _ in e.operands] if isinstance(e, Invoke) else [getattr(e, "buffer", None)]
             for b in mentioned:
                 if isinstance(b, Buffer) and b.space is Space.GLOBAL:
                     buffers.setdefault(b.name, b)
-        written |= {s.buffer.name: None for s in walk(s) if isinstance(s, Store)}
+        written |= {s.buffer.name: None for s in walk_stmts(s) if isinstance(s, Store)}
     kernels = tuple(Kernel(f"k{i}", s) for i, s in enumerate(statements))
     names = tuple(n for n in written if n in buffers)
     return Module("test", tuple(buffers.values()), (), kernels, (), names)
@@ -40,18 +40,20 @@ def random_array(dtype: DType, shape: tuple[int, ...], seed: int = 0) -> np.ndar
     if dtype.is_integer:
         low, high = (-20, 20) if dtype.is_signed else (0, 40)
         return r.integers(low, high, shape).astype(dtype.name)
-    return np.asarray(rounded(r.uniform(-4, 4, shape), dtype)).reshape(shape)
+    return np.asarray(round_to(r.uniform(-4, 4, shape), dtype)).reshape(shape)
 
 
-def compile_module(m: Module, target: Target) -> cpu.Executable:
-    return cpu.load(emit(m, target, process.mathematics()), target)
+def compile_module(m: Module, target: CpuTarget) -> object_code.Executable:
+    return object_code.assemble_and_load(emit_llvm(m, target, host_symbols.vector_functions()), target)
 
 
-def assembly(m: Module, target: Target) -> str:
-    return cpu.assembly(emit(m, target, process.mathematics()), target)
+def assembly(m: Module, target: CpuTarget) -> str:
+    return object_code.host_assembly(emit_llvm(m, target, host_symbols.vector_functions()), target)
 
 
-def run(m: Module, arrays: Mapping[str, np.ndarray], target: Target) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
+def run(
+    m: Module, arrays: Mapping[str, np.ndarray], target: CpuTarget
+) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
     """The arguments after a run on copies of `arrays`, laid out as the buffers say; and the status.
 
     It is compiled in any case, and interpreted where the code cannot run.
@@ -69,7 +71,9 @@ def run(m: Module, arrays: Mapping[str, np.ndarray], target: Target) -> tuple[di
     return {b.name: _view(results[b.name], b).copy() for b in m.arguments}, status
 
 
-def compare(m: Module, arrays: Mapping[str, np.ndarray], target: Target, rtol: float = 0.0, atol: float = 0.0) -> None:
+def compare(
+    m: Module, arrays: Mapping[str, np.ndarray], target: CpuTarget, rtol: float = 0.0, atol: float = 0.0
+) -> None:
     """The compiled run gives what the interpreter gives."""
     expected = {name: array.copy() for name, array in arrays.items()}
     failures = interpret(m, expected)
@@ -99,5 +103,5 @@ def _lay_out(b: Buffer, array: np.ndarray) -> np.ndarray:
 
 def _widen(flat: np.ndarray, dtype: DType) -> np.ndarray:
     if dtype == BFLOAT16:
-        return (flat.astype(np.uint32) << 16).view(storage(dtype))
+        return (flat.astype(np.uint32) << 16).view(storage_dtype(dtype))
     return flat

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_comprehensions.codegen.c import emit
-from tensor_comprehensions.codegen.c_dialect import C99
-from tensor_comprehensions.codegen.c_expressions import literal
-from tensor_comprehensions.dtypes import (
+from tensor_comprehensions.codegen.c.c_printer import emit_c
+from tensor_comprehensions.codegen.c.dialect import C99
+from tensor_comprehensions.codegen.c.expressions import print_literal
+from tensor_comprehensions.core.dtypes import (
     BFLOAT16,
     BOOL,
     DTYPES,
@@ -30,15 +30,15 @@ from tensor_comprehensions.dtypes import (
     UINT64,
     DType,
 )
-from tensor_comprehensions.errors import CannotLower
+from tensor_comprehensions.core.errors import CannotLower
+from tensor_comprehensions.core.math_functions import FUNCTIONS
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
-from tensor_comprehensions.loop_ir.interpret import interpret
-from tensor_comprehensions.loop_ir.simplify import simplify
-from tensor_comprehensions.loop_ir.unroll import unroll
-from tensor_comprehensions.loop_ir.vectorize import vectorize
-from tensor_comprehensions.math_functions import FUNCTIONS
-from tensor_comprehensions.structured.contraction import lower
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.passes.simplify import simplify
+from tensor_comprehensions.loop_ir.passes.unroll import unroll_loops
+from tensor_comprehensions.loop_ir.passes.vectorize import vectorize_loops
+from tensor_comprehensions.structured.lower.contraction import lower_contraction
 from tensor_comprehensions.structured.op import Iterator, IteratorKind, StructuredOp
 from tensor_comprehensions.target import AVX2
 
@@ -65,7 +65,7 @@ i, j, k = (b.var(n) for n in "ijk")
 def run(m: ir.Module, folder: Path, *arrays: np.ndarray) -> int:
     """Compile `m` with every warning an error and call it on `arrays`."""
     source, library = folder / "kernel.c", folder / "kernel.so"
-    source.write_text(emit(m))
+    source.write_text(emit_c(m))
     flags = ["-std=c99", "-Wall", "-Werror", "-O2", "-march=native", "-fopenmp", "-fwrapv", "-shared", "-fPIC"]
     done = subprocess.run([str(GCC), *flags, str(source), "-o", str(library), "-lm"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + source.read_text()
@@ -84,8 +84,8 @@ def matmul(kind: ir.LoopKind) -> ir.Module:
     a, w, out = (b.buffer(n, FLOAT32, s) for n, s in (("a", (6, 5)), ("w", (5, 33)), ("out", (6, 33))))
     update = b.store(out, (i, j), b.mul(b.load(a, i, k), b.load(w, k, j)), op="+")
     nest = b.block(
-        loop("j", 0, 33, b.store(out, (i, j), 0.0), VECTOR, factor=(16, 1)),
-        loop("k", 0, 5, loop("j", 0, 33, update, VECTOR, factor=(16, 1))),
+        loop("j", 0, 33, b.store(out, (i, j), 0.0), VECTOR, vector_factors=(16, 1)),
+        loop("k", 0, 5, loop("j", 0, 33, update, VECTOR, vector_factors=(16, 1))),
     )
     return module("matmul", [a, w, out], loop("i", 0, 6, nest, kind))
 
@@ -97,7 +97,7 @@ def test_loops(kind: ir.LoopKind, tmp_path: Path) -> None:
     a, w, out = floats(6, 5), floats(5, 33), floats(6, 33)
     assert run(m, tmp_path, a, w, out) == 0
     np.testing.assert_allclose(out, a @ w, rtol=1e-5)
-    text = emit(m)
+    text = emit_c(m)
     assert ("#pragma omp parallel for" in text) == (kind is PARALLEL)
     assert text.count("#pragma omp simd") == 2
 
@@ -107,7 +107,7 @@ def test_loops(kind: ir.LoopKind, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [FLOAT32, INT32, UINT8])
 def test_vector_loop_that_reduces(op: str, dtype: DType, tmp_path: Path) -> None:
     x, out = b.buffer("x", dtype, (4, 37)), b.buffer("out", dtype, (4,))
-    inner = loop("j", 0, 37, b.store(out, (i,), b.load(x, i, j), op=op), VECTOR, factor=(8, 2))
+    inner = loop("j", 0, 37, b.store(out, (i,), b.load(x, i, j), op=op), VECTOR, vector_factors=(8, 2))
     m = module("reduce", [x, out], loop("i", 0, 4, inner))
     values = rng.integers(1, 4, (4, 37)).astype(dtype.name)
     start = np.full(4, 2, dtype.name)
@@ -139,7 +139,7 @@ def test_strided_arguments_and_names_of_c(tmp_path: Path) -> None:
     body = b.store(out, (i, j), b.add(b.load(x, i, j), b.load(y, j)))
     m = module("exp", [x, y, out], loop("i", 0, 4, loop("j", 0, 3, body)))
     memory, result = floats(3, 5), floats(4, 3)
-    assert "int exp_1(" in emit(m)
+    assert "int exp_1(" in emit_c(m)
     assert run(replace(m, name="strided"), tmp_path, memory, memory, result) == 0
     np.testing.assert_array_equal(result, memory.T[:4] + memory[0, 0])
 
@@ -154,7 +154,7 @@ def test_scratch_on_the_stack_and_on_the_heap(extent: int, tmp_path: Path) -> No
     use = loop("j", 0, extent, b.store(out, (i, j), b.load(panel, 1, b.sub(extent - 1, j))), VECTOR)
     both = ir.Allocate((row, panel), b.block(twice, fill, use))
     m = module("scratch", [x, out], loop("i", 0, 3, both, PARALLEL))
-    assert emit(m).count("malloc") == (2 if extent > 16 else 0)
+    assert emit_c(m).count("malloc") == (2 if extent > 16 else 0)
     values, result = floats(3, extent), floats(3, extent)
     assert run(m, tmp_path, values, result) == 0
     np.testing.assert_array_equal(result, 2 * values[:, ::-1])
@@ -252,7 +252,7 @@ def test_vector_lets_gathers_and_scatters(tmp_path: Path) -> None:
 
 def lowered(m: ir.Module) -> ir.Module:
     """`m` with explicit vectors, as the compiler makes them."""
-    kernels = tuple(replace(x, body=simplify(unroll(vectorize(simplify(x.body))))) for x in m.kernels)
+    kernels = tuple(replace(x, body=simplify(unroll_loops(vectorize_loops(simplify(x.body))))) for x in m.kernels)
     return replace(m, kernels=kernels)
 
 
@@ -265,16 +265,18 @@ def blend() -> ir.Module:
     gathered = b.load(x, b.cast(b.load(index, i), INT64))
     value = b.select(b.gt(b.load(x, i), 0.0), b.mul(gathered, 2.0), b.const(-1.0, FLOAT32))
     body = b.block(
-        loop("i", 0, 45, b.store(out, (i,), value), VECTOR, factor=(8, 2)),
+        loop("i", 0, 45, b.store(out, (i,), value), VECTOR, vector_factors=(8, 2)),
         b.store(total, (), 0.0),
-        loop("i", 0, 45, b.store(total, (), b.mul(b.load(x, i), b.load(out, i)), op="+"), VECTOR, factor=(8, 2)),
+        loop(
+            "i", 0, 45, b.store(total, (), b.mul(b.load(x, i), b.load(out, i)), op="+"), VECTOR, vector_factors=(8, 2)
+        ),
     )
     return replace(module("blend", [x, index, out, total], body), written=("out", "total"))
 
 
 @needs_gcc
 @pytest.mark.parametrize("make", [lambda: matmul(PARALLEL), lambda: matmul(SERIAL), blend], ids=["par", "mm", "blend"])
-def test_same_as_the_interpreter_after_vectorisation(make: Callable[[], ir.Module], tmp_path: Path) -> None:
+def test_same_as_the_interpreter_after_vectorization(make: Callable[[], ir.Module], tmp_path: Path) -> None:
     m = lowered(make())
     arrays = {
         a.name: np.asarray(floats(*a.shape) if a.type.dtype.is_float else rng.integers(0, 45, a.shape, "int32"))
@@ -302,7 +304,9 @@ def test_micro_kernel(text: str, tmp_path: Path) -> None:
     op = StructuredOp(
         "c", iterators, b.load(out, i, j), b.load(a, *map(b.var, left)), b.load(w, *map(b.var, right))
     )  # fmt: skip
-    body = ir.Block((loop("i", 0, 37, loop("j", 0, 53, b.store(out, (i, j), 0.0))), lower(op, AVX2, parallel=True)))
+    body = ir.Block(
+        (loop("i", 0, 37, loop("j", 0, 53, b.store(out, (i, j), 0.0))), lower_contraction(op, AVX2, parallel=True))
+    )
     m = lowered(module("contract", [a, w, out], body, written="C"))
     xs, ys, result = floats(*a.shape), floats(*w.shape), floats(37, 53)
     assert run(m, tmp_path, xs, ys, result) == 0
@@ -376,14 +380,14 @@ def test_minimum_maximum_and_literals_keep_nan(tmp_path: Path) -> None:
 
 def test_literals_are_exact() -> None:
     for value in (0.1, 1 / 3, 1e-45, 3.4028235e38, 16777217.0, -2.5):
-        text = literal(value, FLOAT32, C99).text
+        text = print_literal(value, FLOAT32, C99).text
         assert text.endswith("f")
         assert np.float32(text[:-1]) == np.float32(value)
-        assert float(literal(value, FLOAT64, C99).text) == value
-    assert literal(-(2**63), INT64, C99).text == "-9223372036854775807ll - 1"
-    assert literal(-(2**31), INT32, C99).text == "-2147483647 - 1"
-    assert literal(2**64 - 1, UINT64, C99).text == "18446744073709551615ull"
-    assert literal(True, BOOL, C99).text == "true"
+        assert float(print_literal(value, FLOAT64, C99).text) == value
+    assert print_literal(-(2**63), INT64, C99).text == "-9223372036854775807ll - 1"
+    assert print_literal(-(2**31), INT32, C99).text == "-2147483647 - 1"
+    assert print_literal(2**64 - 1, UINT64, C99).text == "18446744073709551615ull"
+    assert print_literal(True, BOOL, C99).text == "true"
 
 
 @needs_gcc
@@ -457,21 +461,21 @@ def test_float64_rounds_once_to_bfloat16(tmp_path: Path) -> None:
 
 def test_whole_kernel(golden: Any) -> None:
     header = "\ndef matmul(float(M,K) a, float(K,N) w) -> (out) { out(m,n) +=! a(m,k) * w(k,n) }\nM=6 K=5 N=33"
-    golden.check("matmul.c", emit(matmul(PARALLEL), header=header))
+    golden.check("matmul.c", emit_c(matmul(PARALLEL), header=header))
 
 
-def test_whole_vectorised_kernel(golden: Any) -> None:
-    golden.check("blend.c", emit(lowered(blend())))
+def test_whole_vectorized_kernel(golden: Any) -> None:
+    golden.check("blend.c", emit_c(lowered(blend())))
 
 
 def test_header_cannot_end_the_comment() -> None:
-    text = emit(matmul(SERIAL), header="a */ b")
+    text = emit_c(matmul(SERIAL), header="a */ b")
     assert text.index("*/") > text.index("cc -std=c99")
 
 
 def test_unused_names_and_headers_are_left_out() -> None:
     out = b.buffer("out", FLOAT32, (3,))
-    text = emit(
+    text = emit_c(
         module("fill", [out], ir.Let("unused", b.const(1.0, FLOAT32), loop("i", 0, 3, b.store(out, (i,), 2.5))))
     )
     assert "unused" not in text
@@ -483,14 +487,14 @@ def test_unused_names_and_headers_are_left_out() -> None:
 def test_parentheses_only_where_needed() -> None:
     out = b.buffer("out", INT64, (9,))
     value = ir.Binary("sub", i, ir.Binary("sub", b.mul(b.add(i, 1), 2), j))
-    text = emit(module("level", [out], loop("i", 0, 3, loop("j", 0, 3, b.store(out, (b.add(i, -1),), value)))))
+    text = emit_c(module("level", [out], loop("i", 0, 3, loop("j", 0, 3, b.store(out, (b.add(i, -1),), value)))))
     assert "out[i - 1] = i - ((i + 1) * 2 - j);" in text
 
 
 def test_intrinsics_are_refused() -> None:
     out = b.buffer("out", FLOAT32, (3,))
     with pytest.raises(CannotLower, match="mma"):
-        emit(module("tile", [out], ir.Invoke("mma", ((out, (b.const(0),)),))))
+        emit_c(module("tile", [out], ir.Invoke("mma", ((out, (b.const(0),)),))))
 
 
 @needs_gcc
@@ -505,7 +509,7 @@ def test_prefetches(tmp_path: Path) -> None:
         values, order, result = floats(9, 16), rng.integers(0, 9, 9), np.zeros((9, 16), np.float32)
         assert run(m, tmp_path, values, order, result) == 0
         np.testing.assert_array_equal(result, values[order])
-        assert ("__builtin_prefetch(&x[at[" in emit(m)) == isinstance(body, ir.Block)
+        assert ("__builtin_prefetch(&x[at[" in emit_c(m)) == isinstance(body, ir.Block)
 
 
 @needs_gcc

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from tensor_comprehensions.codegen import cuda, opencl
-from tensor_comprehensions.codegen.c_expressions import literal
-from tensor_comprehensions.codegen.cuda import C as DIALECT
-from tensor_comprehensions.codegen.cuda import emit
-from tensor_comprehensions.dtypes import (
+from tensor_comprehensions.codegen.c.expressions import print_literal
+from tensor_comprehensions.codegen.gpu import cuda_printer, opencl_printer
+from tensor_comprehensions.codegen.gpu.cuda_printer import C as DIALECT
+from tensor_comprehensions.codegen.gpu.cuda_printer import emit_cuda
+from tensor_comprehensions.core.dtypes import (
     BFLOAT16,
     DTYPES,
     FLOAT16,
@@ -25,20 +25,21 @@ from tensor_comprehensions.dtypes import (
     UINT64,
     DType,
 )
-from tensor_comprehensions.errors import CannotLower, InternalError
+from tensor_comprehensions.core.errors import CannotLower, InternalError
+from tensor_comprehensions.core.math_functions import FUNCTIONS
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
-from tensor_comprehensions.math_functions import FUNCTIONS
-from tensor_comprehensions.runtime import emulator, nvrtc
 from tensor_comprehensions.runtime import opencl as opencl_runtime
+from tensor_comprehensions.runtime.cuda import nvrtc
+from tensor_comprehensions.runtime.emulate import emulator
 
-from ..gpu_programs import BX, PROGRAMS, TX, gather, kernel, loop, row_sums, staged_copy, tiled_matmul
+from ..helpers.gpu_programs import BX, PROGRAMS, TX, gather, kernel, loop, row_sums, staged_copy, tiled_matmul
 
 needs_compiler = pytest.mark.skipif(
-    not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler"
+    not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler"
 )
-needs_nvrtc = pytest.mark.skipif(not nvrtc.is_available(), reason="compiling CUDA needs NVRTC")
-needs_opencl = pytest.mark.skipif(not opencl_runtime.is_available(), reason="running OpenCL needs a device")
+needs_nvrtc = pytest.mark.skipif(not nvrtc.is_nvrtc_available(), reason="compiling CUDA needs NVRTC")
+needs_opencl = pytest.mark.skipif(not opencl_runtime.is_opencl_available(), reason="running OpenCL needs a device")
 SHARED, REGISTER = ir.Space.SHARED, ir.Space.REGISTER
 i = b.var("i")
 rng = np.random.default_rng(0)
@@ -56,11 +57,11 @@ def launched(
 
 
 def run(m: ir.Module, arrays: dict[str, np.ndarray]) -> None:
-    assert emulator.emulate(emit(m), m, arrays) == (0, 0)
+    assert emulator.run_emulated_code(emit_cuda(m), m, arrays) == (0, 0)
 
 
 def body_of(m: ir.Module) -> str:
-    return emit(m).source
+    return emit_cuda(m).source
 
 
 # --- types and functions, through the emulator and NVRTC ---------------------------------------------------------
@@ -96,7 +97,7 @@ TYPES = [d for d in DTYPES.values() if d.is_integer] + [FLOAT32, FLOAT64]
 def test_nvrtc_takes_every_operator_function_and_cast() -> None:
     modules = [*map(operators, TYPES), functions(FLOAT32), functions(FLOAT64), *map(casts, DTYPES.values())]
     for m in modules:
-        assert nvrtc.compile_text(emit(m).source, "sm_80").resources
+        assert nvrtc.compile_text(emit_cuda(m).source, "sm_80").resources
 
 
 @needs_compiler
@@ -104,14 +105,16 @@ def test_integer_operators() -> None:
     kinds = [d for d in DTYPES.values() if d.is_integer]
     modules = [operators(d) for d in kinds]
     ops = (np.add, np.subtract, np.multiply, np.floor_divide, np.mod, np.minimum, np.maximum)
-    for dtype, m, emulated in zip(kinds, modules, emulator.build([emit(m) for m in modules]), strict=True):
+    for dtype, m, emulated in zip(
+        kinds, modules, emulator.build_emulated([emit_cuda(m) for m in modules]), strict=True
+    ):
         limits = np.iinfo(dtype.name)
         xs = rng.integers(limits.min, limits.max, 64, dtype.name, endpoint=True)
         ys = rng.integers(max(limits.min, -9), 9, 64, dtype.name, endpoint=True)
         ys[ys == 0] = 1
         xs[0], ys[0] = limits.min, limits.max if limits.min == 0 else -1
         result = np.zeros((7, 64), dtype.name)
-        assert emulator.run(emulated, m, {"x": xs, "y": ys, "out": result}) == (0, 0)
+        assert emulator.run_emulated_module(emulated, m, {"x": xs, "y": ys, "out": result}) == (0, 0)
         with np.errstate(all="ignore"):
             np.testing.assert_array_equal(result, np.stack([f(xs, ys) for f in ops]), err_msg=str(dtype))
 
@@ -128,7 +131,7 @@ def test_every_function(dtype: DType) -> None:
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
 def test_every_function_by_opencl(dtype: DType) -> None:
     m, arrays = functions(dtype), arrays_of_functions(dtype)
-    assert opencl_runtime.run(opencl.emit(m), m, arrays) == (0, 0)
+    assert opencl_runtime.run_opencl(opencl_printer.emit_opencl(m), m, arrays) == (0, 0)
     check_functions(dtype, arrays)
 
 
@@ -205,8 +208,8 @@ def test_literals(value: float) -> None:
     run(m, {"out": array})
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(array, np.float32([value]))
-    assert nvrtc.compile_text(emit(m).source, "sm_80").binary
-    assert literal(0.1, FLOAT32, DIALECT).text == "0.1f"
+    assert nvrtc.compile_text(emit_cuda(m).source, "sm_80").binary
+    assert print_literal(0.1, FLOAT32, DIALECT).text == "0.1f"
 
 
 # --- index arithmetic --------------------------------------------------------------------------------------------
@@ -261,7 +264,7 @@ def test_loops_over_more_than_32_bits_tell() -> None:
 )
 def test_wide_copies(dtype: DType, lanes: int) -> None:
     p = staged_copy(dtype, lanes)
-    text = emit(p.module).source
+    text = emit_cuda(p.module).source
     assert text.count("*reinterpret_cast<") == 2
     out = np.zeros_like(p.inputs["x"])
     run(p.module, {"x": p.inputs["x"], "out": out})
@@ -298,7 +301,7 @@ def test_wide_only_where_aligned(columns: int, index: ir.Expr, wide: bool) -> No
     x, out = b.buffer("x", FLOAT32, (9, columns)), b.buffer("out", FLOAT32, (9, 64))
     m = launched([x, out], ir.Store(out, (BX, b.ramp(b.mul(TX, 4), 1, 4)), ir.Load(x, (BX, b.ramp(index, 1, 4)))))
     assert ("const float4" in body_of(m)) == wide
-    assert "float4" not in emit(m, aligned=False).source
+    assert "float4" not in emit_cuda(m, aligned=False).source
 
 
 # --- the text ----------------------------------------------------------------------------------------------------
@@ -307,15 +310,15 @@ def test_wide_only_where_aligned(columns: int, index: ir.Expr, wide: bool) -> No
 @pytest.mark.parametrize("name", ["tiled", "sums", "staged", "half", "gather"])
 def test_whole_kernels(name: str, golden: Any) -> None:
     header = "\ndef f(...) -> (...) { ... }\nsizes: ..."
-    golden.check(f"{name}.cu", emit(PROGRAMS[name]().module, header=header).source)
+    golden.check(f"{name}.cu", emit_cuda(PROGRAMS[name]().module, header=header).source)
 
 
 def test_whole_opencl_kernel(golden: Any) -> None:
-    golden.check("sums.cl", opencl.emit(row_sums().module).source)
+    golden.check("sums.cl", opencl_printer.emit_opencl(row_sums().module).source)
 
 
 def test_the_identity_mapping_is_plain(golden: Any) -> None:
-    text = emit(PROGRAMS["identity"]().module).source
+    text = emit_cuda(PROGRAMS["identity"]().module).source
     golden.check("identity.cu", text)
     assert "threadIdx" not in text
 
@@ -326,17 +329,17 @@ def test_names_that_the_language_has() -> None:
     buffers = [b.buffer(n, FLOAT32, (8,)) for n in names]
     body = b.block(*[b.store(buffers[0], (TX,), b.load(x, TX)) for x in buffers])
     m = ir.Module("atomicAdd", tuple(buffers), (), (kernel("exp", body, (1, 1, 1), (8, 1, 1)),) * 1, (), ("threadIdx",))
-    text = emit(m).source
+    text = emit_cuda(m).source
     assert "exp_1(" in text
     assert "float *__restrict__ threadIdx_1" in text
     assert "const float *__restrict__ tx," in text
     assert "const int tx_1 = threadIdx.x;" in text
-    if nvrtc.is_available():
+    if nvrtc.is_nvrtc_available():
         assert nvrtc.compile_text(text, "sm_80").binary
 
 
 def test_header_cannot_end_the_comment() -> None:
-    text = emit(row_sums().module, header="a */ b /* c").source
+    text = emit_cuda(row_sums().module, header="a */ b /* c").source
     assert text.index("*/") > text.index("c\n")
 
 
@@ -344,7 +347,7 @@ def test_too_much_shared_memory_for_a_text() -> None:
     big = b.buffer("big", FLOAT32, (20000,), SHARED)
     out = b.buffer("out", FLOAT32, (32,))
     body = ir.Allocate((big,), b.block(b.store(big, (TX,), 1.0), b.store(out, (TX,), b.load(big, TX))))
-    code = emit(launched([out], body))
+    code = emit_cuda(launched([out], body))
     assert code.kernels[0].dynamic == 80000
     assert code.kernels[0].shared == 0
     assert "float *big = reinterpret_cast<float *>(dynamic_shared + 0);" in code.source
@@ -353,14 +356,16 @@ def test_too_much_shared_memory_for_a_text() -> None:
 def test_what_cannot_be_spelled() -> None:
     out = b.buffer("out", FLOAT32, (8,))
     with pytest.raises(CannotLower, match="mma"):
-        emit(launched([out], ir.Invoke("mma", ((out, (TX,)),))))
+        emit_cuda(launched([out], ir.Invoke("mma", ((out, (TX,)),))))
     product = ir.Store(out, (TX,), b.const(2.0, FLOAT32), "*", atomic=True)
     with pytest.raises(CannotLower, match="atomic"):
-        emit(launched([out], product))
+        emit_cuda(launched([out], product))
     check = ir.Check(b.lt(TX, 9), 0, TX)
     both = b.block(check, ir.Invoke("barrier", ()))
     with pytest.raises(CannotLower, match="barriers"):
-        emit(ir.Module("k", (out,), (), (kernel("k", both, (1, 1, 1), (8, 1, 1)),), (ir.CheckSite("out", 0, 8),), ()))
+        emit_cuda(
+            ir.Module("k", (out,), (), (kernel("k", both, (1, 1, 1), (8, 1, 1)),), (ir.CheckSite("out", 0, 8),), ())
+        )
 
 
 # --- NVRTC -------------------------------------------------------------------------------------------------------
@@ -370,7 +375,7 @@ def test_what_cannot_be_spelled() -> None:
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_120"])
 def test_named_architectures(architecture: str) -> None:
     for make in PROGRAMS.values():
-        code = emit(make().module)
+        code = emit_cuda(make().module)
         cubin = nvrtc.compile_text(code.source, architecture)
         assert cubin.binary[:4] == b"\x7fELF"
         for k in code.kernels:
@@ -398,7 +403,7 @@ def test_local_memory_is_reported() -> None:
     sums = loop("j", 64, b.store(array, (b.mod(data, 64),), b.load(x, j, TX), op="+"))
     last = b.store(out, (TX,), b.cast(b.load(array, b.mod(b.load(out, TX), 64)), INT64))
     report = nvrtc.compile_text(
-        emit(launched([x, out], ir.Allocate((array,), b.block(fill, sums, last)))).source, "sm_90"
+        emit_cuda(launched([x, out], ir.Allocate((array,), b.block(fill, sums, last)))).source, "sm_90"
     )
     assert report.resources["k"].local >= 256
 
@@ -412,7 +417,7 @@ def test_results_by_opencl(name: str) -> None:
     p = PROGRAMS[name]()
     arrays = {a.name: p.inputs[a.name].copy() if a.name in p.inputs else np.zeros(a.shape, a.type.dtype.name)
               for a in p.module.arguments}  # fmt: skip
-    assert opencl_runtime.run(opencl.emit(p.module), p.module, arrays) == (0, 0)
+    assert opencl_runtime.run_opencl(opencl_printer.emit_opencl(p.module), p.module, arrays) == (0, 0)
     for tensor, expected in p.expected.items():
         np.testing.assert_array_equal(arrays[tensor], expected)
 
@@ -424,14 +429,14 @@ def test_failed_check_by_opencl() -> None:
     index = p.inputs["index"].copy()
     index[2] = -4
     arrays = {**p.inputs, "index": index, "out": np.zeros(6, np.float32)}
-    assert opencl_runtime.run(opencl.emit(module), module, arrays) == (1, -4)
+    assert opencl_runtime.run_opencl(opencl_printer.emit_opencl(module), module, arrays) == (1, -4)
 
 
 def test_opencl_has_no_float_atomics() -> None:
     with pytest.raises(CannotLower, match="OpenCL has no atomic"):
-        opencl.emit(gather().module)
+        opencl_printer.emit_opencl(gather().module)
 
 
 def test_wide_shared_tiles_print_the_padding() -> None:
-    text = cuda.emit(tiled_matmul(wide=True).module).source
+    text = cuda_printer.emit_cuda(tiled_matmul(wide=True).module).source
     assert "float A_shared[16][20];" in text

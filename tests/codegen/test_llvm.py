@@ -12,8 +12,8 @@ import torch
 from llvm_harness import assembly, compare, module, random_array, run
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import dtypes as d
-from tensor_comprehensions.codegen.llvm import emit
+from tensor_comprehensions.codegen.llvm.llvm_printer import emit_llvm
+from tensor_comprehensions.core import dtypes as d
 from tensor_comprehensions.loop_ir import build as ir
 from tensor_comprehensions.loop_ir.nodes import (
     Allocate,
@@ -30,12 +30,12 @@ from tensor_comprehensions.loop_ir.nodes import (
     Stmt,
     Store,
 )  # fmt: skip
-from tensor_comprehensions.loop_ir.unroll import unroll
-from tensor_comprehensions.loop_ir.vectorize import vectorize
-from tensor_comprehensions.strategies import pack, parallel, tile
-from tensor_comprehensions.strategies import vectorize as vectorized
-from tensor_comprehensions.target import AVX512, Target
-from tests.anywhere import TARGETS
+from tensor_comprehensions.loop_ir.passes.unroll import unroll_loops
+from tensor_comprehensions.loop_ir.passes.vectorize import vectorize_loops
+from tensor_comprehensions.schedules import pack, parallel, tile
+from tensor_comprehensions.schedules import vectorize as vectorized
+from tensor_comprehensions.target import AVX512, CpuTarget
+from tests.helpers.anywhere import TARGETS
 
 I, J, K = ir.var("i"), ir.var("j"), ir.var("k")  # noqa: E741
 on_targets = pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
@@ -44,19 +44,19 @@ N = 45
 
 
 def loop(var: str, stop: int, body: Stmt, kind: LoopKind = LoopKind.SERIAL, lanes: int = 1, **more: int) -> Stmt:
-    return Loop(var, ir.const(0), ir.const(stop), body, kind, factor=(lanes, 1), **more)
+    return Loop(var, ir.const(0), ir.const(stop), body, kind, vector_factors=(lanes, 1), **more)
 
 
 def over_lanes(body: Stmt, lanes: int, n: int = N) -> Stmt:
     """`body` for i < n, scalar or in vectors."""
     kind = LoopKind.SERIAL if lanes == 1 else LoopKind.VECTOR
-    return vectorize(loop("i", n, body, kind, lanes))
+    return vectorize_loops(loop("i", n, body, kind, lanes))
 
 
 @on_targets
 @pytest.mark.parametrize("lanes", [1, 16])
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
-def test_arithmetic(dtype: d.DType, lanes: int, target: Target) -> None:
+def test_arithmetic(dtype: d.DType, lanes: int, target: CpuTarget) -> None:
     a, b = ir.buffer("A", dtype, (N,)), ir.buffer("B", dtype, (N,))
     x, y = ir.load(a, I), ir.load(b, I)
     ops = ["add", "sub", "mul", "min", "max"] + (["div", "mod"] if dtype.is_integer else ["div"])
@@ -68,7 +68,7 @@ def test_arithmetic(dtype: d.DType, lanes: int, target: Target) -> None:
 
 @on_targets
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
-def test_comparisons_and_select(dtype: d.DType, target: Target) -> None:
+def test_comparisons_and_select(dtype: d.DType, target: CpuTarget) -> None:
     a, b = ir.buffer("A", dtype, (N,)), ir.buffer("B", dtype, (N,))
     x, y = ir.load(a, I), ir.load(b, I)
     body = []
@@ -84,12 +84,12 @@ def test_comparisons_and_select(dtype: d.DType, target: Target) -> None:
 
 
 @on_targets
-def test_division_by_constants_and_corners(target: Target) -> None:
+def test_division_by_constants_and_corners(target: CpuTarget) -> None:
     for divisor in (1, 2, 3, 16, -1, -3, 0):
         _check_division(divisor, target)
 
 
-def _check_division(divisor: int, target: Target) -> None:
+def _check_division(divisor: int, target: CpuTarget) -> None:
     a = ir.buffer("A", d.INT32, (N,))
     x, y = ir.load(a, I), ir.const(divisor, d.INT32)
     by_const = [ir.store(ir.buffer(op, d.INT32, (N,)), (I,), Binary(op, x, y)) for op in ("div", "mod")]
@@ -108,7 +108,7 @@ def _check_division(divisor: int, target: Target) -> None:
 
 @on_targets
 @pytest.mark.parametrize("lanes", [1, 16])
-def test_casts(lanes: int, target: Target) -> None:
+def test_casts(lanes: int, target: CpuTarget) -> None:
     for source in d.DTYPES.values():
         a = ir.buffer("A", source, (N,))
         body = [ir.store(ir.buffer(f"to_{t}", t, (N,)), (I,), ir.cast(ir.load(a, I), t)) for t in d.DTYPES.values()]
@@ -119,7 +119,7 @@ def test_casts(lanes: int, target: Target) -> None:
 
 
 @on_targets
-def test_sixteen_bit_floats_round_once(target: Target) -> None:
+def test_sixteen_bit_floats_round_once(target: CpuTarget) -> None:
     values = np.array(
         [0, -0.0, 1, 65504, 65519.99, 65520, 7e4, -1e30, np.inf, -np.inf, np.nan, 6e-8, 2.9e-8, 3e-8, 6.1e-5, 6.09e-5,
          1 + 2**-11, 1 + 2**-11 + 2**-40, 1 + 3 * 2**-11, 1 + 2**-8, 1 + 2**-8 + 2**-45, 3.3e38,
@@ -142,7 +142,7 @@ def test_sixteen_bit_floats_round_once(target: Target) -> None:
 
 
 def _bfloat16(values: np.ndarray) -> np.ndarray:
-    """The nearest bfloat16 by trying both neighbours in exact arithmetic."""
+    """The nearest bfloat16 by trying both neighbors in exact arithmetic."""
     result = []
     for v in values.astype(np.float64):
         if not np.isfinite(v) or v == 0:
@@ -157,7 +157,7 @@ def _bfloat16(values: np.ndarray) -> np.ndarray:
 
 @on_targets
 @pytest.mark.parametrize("to", [d.INT32, d.INT8, d.UINT8, d.INT64, d.UINT64], ids=str)
-def test_floats_out_of_range_saturate(to: d.DType, target: Target) -> None:
+def test_floats_out_of_range_saturate(to: d.DType, target: CpuTarget) -> None:
     values = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 300, -300, -0.9, 2.5e9, -2.5e9, 1.9, 0, 5, 7, 8, 9], "f4")
     n = len(values)
     m = module(
@@ -173,12 +173,12 @@ def test_floats_out_of_range_saturate(to: d.DType, target: Target) -> None:
 
 @on_targets
 @pytest.mark.parametrize("dtype", [d.FLOAT32, d.FLOAT64, d.INT32, d.UINT8, d.BOOL, d.FLOAT16, d.BFLOAT16], ids=str)
-def test_strided_reads_and_writes(dtype: d.DType, target: Target) -> None:
+def test_strided_reads_and_writes(dtype: d.DType, target: CpuTarget) -> None:
     for stride in (-3, -1, 0, 1, 2, 3, 4, 9):
         _check_stride(dtype, stride, target)
 
 
-def _check_stride(dtype: d.DType, stride: int, target: Target) -> None:
+def _check_stride(dtype: d.DType, stride: int, target: CpuTarget) -> None:
     start = 200 if stride < 0 else 3
     a = ir.buffer("A", dtype, (500,))
     where = ir.add(ir.mul(I, stride), start)
@@ -193,13 +193,13 @@ def _check_stride(dtype: d.DType, stride: int, target: Target) -> None:
 
 @on_targets
 @pytest.mark.parametrize("dtype", [d.FLOAT32, d.FLOAT64, d.INT8, d.BOOL, d.FLOAT16], ids=str)
-def test_masked_access(dtype: d.DType, target: Target) -> None:
+def test_masked_access(dtype: d.DType, target: CpuTarget) -> None:
     for stride in (-1, 0, 1, 3):
         for known in (False, True):
             _check_mask(dtype, stride, known, target)
 
 
-def _check_mask(dtype: d.DType, stride: int, known: bool, target: Target) -> None:
+def _check_mask(dtype: d.DType, stride: int, known: bool, target: CpuTarget) -> None:
     lanes, base = 16, 20 if stride < 0 else 0
     a, b, flags = ir.buffer("A", dtype, (64,)), ir.buffer("B", dtype, (64,)), ir.buffer("F", d.BOOL, (16,))
     ramp = ir.ramp(ir.const(0), 1, lanes)
@@ -216,7 +216,7 @@ def _check_mask(dtype: d.DType, stride: int, known: bool, target: Target) -> Non
 
 @on_targets
 @pytest.mark.parametrize("to", [d.BFLOAT16, d.INT8, d.INT16, d.UINT8], ids=str)
-def test_a_single_lane_of_narrow_numbers_writes_nothing_beyond(to: d.DType, target: Target) -> None:
+def test_a_single_lane_of_narrow_numbers_writes_nothing_beyond(to: d.DType, target: CpuTarget) -> None:
     wide = d.FLOAT32 if to.is_float else d.INT32
     a, c = ir.buffer("A", wide, (8,)), ir.buffer("C", to, (8,))
     along = ir.ramp(0, 1, 8)
@@ -228,7 +228,7 @@ def test_a_single_lane_of_narrow_numbers_writes_nothing_beyond(to: d.DType, targ
 
 @on_targets
 @pytest.mark.parametrize("dtype", [d.FLOAT32, d.FLOAT64, d.INT16, d.BOOL], ids=str)
-def test_data_dependent_access(dtype: d.DType, target: Target) -> None:
+def test_data_dependent_access(dtype: d.DType, target: CpuTarget) -> None:
     a, idx = ir.buffer("A", dtype, (7, N)), ir.buffer("X", d.INT32, (N,))
     picked = ir.cast(ir.load(idx, I), d.INT64)
     gather = over_lanes(ir.store(ir.buffer("B", dtype, (N,)), (I,), ir.load(a, ir.const(3), picked)), 16)
@@ -246,7 +246,7 @@ def test_data_dependent_access(dtype: d.DType, target: Target) -> None:
 
 
 @on_targets
-def test_updates_that_meet_at_one_element(target: Target) -> None:
+def test_updates_that_meet_at_one_element(target: CpuTarget) -> None:
     """Lanes of a histogram that fall into one bin all count."""
     idx, out = ir.buffer("X", d.INT64, (64,)), ir.buffer("H", d.FLOAT32, (5,))
     where = Load(idx, (ir.ramp(ir.mul(K, 16), 1, 16),))
@@ -257,12 +257,12 @@ def test_updates_that_meet_at_one_element(target: Target) -> None:
 
 @on_targets
 @pytest.mark.parametrize("dtype", [*NUMBERS, d.BOOL], ids=str)
-def test_reductions_over_lanes(dtype: d.DType, target: Target) -> None:
+def test_reductions_over_lanes(dtype: d.DType, target: CpuTarget) -> None:
     for op in ("+", "*", "min", "max"):
         _check_reduction(dtype, op, target)
 
 
-def _check_reduction(dtype: d.DType, op: str, target: Target) -> None:
+def _check_reduction(dtype: d.DType, op: str, target: CpuTarget) -> None:
     op = {"+": "or", "*": "and"}.get(op, op) if dtype == d.BOOL else op
     a, out = ir.buffer("A", dtype, (N,)), ir.buffer("S", dtype, (3,))
     statements = []
@@ -274,13 +274,13 @@ def _check_reduction(dtype: d.DType, op: str, target: Target) -> None:
 
 
 @on_targets
-def test_extremes_keep_nan(target: Target) -> None:
+def test_extremes_keep_nan(target: CpuTarget) -> None:
     a, b = ir.buffer("A", d.FLOAT32, (N,)), ir.buffer("B", d.FLOAT32, (N,))
     x, y, zero = ir.load(a, I), ir.load(b, I), ir.const(0.0, d.FLOAT32)
     exprs = [Binary(op, p, q) for op in ("min", "max") for p, q in ((x, y), (y, x), (x, zero), (zero, x))]
     body = [ir.store(ir.buffer(f"C{n}", d.FLOAT32, (N,)), (I,), e) for n, e in enumerate(exprs)]
-    peak = vectorize(Loop("i", ir.const(0), ir.const(N), ir.store(ir.buffer("P", d.FLOAT32, ()), (), x, op="max"),
-                          LoopKind.VECTOR, factor=(16, 2)))  # fmt: skip
+    peak = vectorize_loops(Loop("i", ir.const(0), ir.const(N), ir.store(ir.buffer("P", d.FLOAT32, ()), (), x, op="max"),
+                          LoopKind.VECTOR, vector_factors=(16, 2)))  # fmt: skip
     m = module(over_lanes(Block(tuple(body)), 16), peak)
     arrays = {s.name: random_array(d.FLOAT32, s.shape, n) for n, s in enumerate(m.arguments)}
     arrays["A"][[1, 20]] = np.nan
@@ -294,19 +294,23 @@ def test_extremes_keep_nan(target: Target) -> None:
 @on_targets
 @pytest.mark.parametrize("grain", [1, 1000])
 @pytest.mark.parametrize("step", [1, 3])
-def test_parallel_loops_capture_what_they_use(grain: int, step: int, target: Target) -> None:
+def test_parallel_loops_capture_what_they_use(grain: int, step: int, target: CpuTarget) -> None:
     a, b = ir.buffer("A", d.FLOAT32, (20, N)), ir.buffer("B", d.FLOAT32, (20, N))
     scale = ir.load(ir.buffer("S", d.FLOAT32, (3,)), K)
     value = ir.mul(ir.load(a, I, J), ir.var("factor", d.FLOAT32))
-    inner = Loop("j", ir.const(0), ir.const(N), ir.store(b, (I, J), value, op="+"), LoopKind.VECTOR, factor=(16, 1))
+    inner = Loop(
+        "j", ir.const(0), ir.const(N), ir.store(b, (I, J), value, op="+"), LoopKind.VECTOR, vector_factors=(16, 1)
+    )
     body = Loop("i", ir.const(2), ir.const(19), inner, LoopKind.PARALLEL, step=step, grain=grain)
-    m = module(vectorize(loop("k", 3, Let("factor", scale, body))))
+    m = module(vectorize_loops(loop("k", 3, Let("factor", scale, body))))
     compare(m, {x.name: random_array(d.FLOAT32, x.shape, n) for n, x in enumerate(m.arguments)}, target, rtol=1e-5)
 
 
 @on_targets
 @pytest.mark.parametrize("space", [Space.REGISTER, Space.SCRATCH])
-def test_parallel_loops_allocate_what_a_statement_before_had_under_the_same_name(space: Space, target: Target) -> None:
+def test_parallel_loops_allocate_what_a_statement_before_had_under_the_same_name(
+    space: Space, target: CpuTarget
+) -> None:
     a, b = ir.buffer("A", d.FLOAT32, (9,)), ir.buffer("B", d.FLOAT32, (9,))
     acc = ir.buffer("acc", d.FLOAT32, (), space)
     double = Block((ir.store(acc, (), ir.load(a, I)), ir.store(b, (I,), ir.add(ir.load(acc), ir.load(acc)))))
@@ -317,7 +321,7 @@ def test_parallel_loops_allocate_what_a_statement_before_had_under_the_same_name
 
 @on_targets
 @pytest.mark.parametrize("columns", [40, 3000])
-def test_scratch_on_stack_and_heap(columns: int, target: Target) -> None:
+def test_scratch_on_stack_and_heap(columns: int, target: CpuTarget) -> None:
     a, b = ir.buffer("A", d.FLOAT32, (9, columns)), ir.buffer("B", d.FLOAT32, (9, columns))
     s, t = (ir.buffer(n, d.FLOAT32, (columns,), Space.SCRATCH) for n in ("first", "second"))
     fill = loop("j", columns, ir.store(s, (J,), ir.mul(ir.load(a, I, J), 2.0)))
@@ -325,13 +329,13 @@ def test_scratch_on_stack_and_heap(columns: int, target: Target) -> None:
     copy = loop("j", columns, ir.store(b, (I, J), ir.load(t, J)))
     body = Allocate((s,), Allocate((t,), Block((fill, turn, copy))))
     m = module(loop("i", 9, body, LoopKind.PARALLEL))
-    text = emit(m, target, {})
+    text = emit_llvm(m, target, {})
     assert ("tc_allocate" in text) == (columns == 3000)
     compare(m, {x.name: random_array(d.FLOAT32, x.shape, n) for n, x in enumerate(m.arguments)}, target)
 
 
 @on_targets
-def test_register_tiles(target: Target) -> None:
+def test_register_tiles(target: CpuTarget) -> None:
     """A 3 x 2 tile of vectors accumulates over k without touching memory."""
     a, b, c = (ir.buffer(n, d.FLOAT32, s) for n, s in (("A", (3, 11)), ("B", (11, 32)), ("C", (3, 32))))
     acc = ir.buffer("acc", d.FLOAT32, (3, 2), Space.REGISTER, lanes=16)
@@ -344,14 +348,14 @@ def test_register_tiles(target: Target) -> None:
     def tile(body: Stmt) -> Stmt:
         return loop("i", 3, loop("j", 2, body, LoopKind.UNROLLED), LoopKind.UNROLLED)
 
-    m = module(unroll(Allocate((acc,), Block((tile(zero), loop("k", 11, tile(update)), tile(write))))))
+    m = module(unroll_loops(Allocate((acc,), Block((tile(zero), loop("k", 11, tile(update)), tile(write))))))
     arrays = {x.name: random_array(d.FLOAT32, x.shape, n) for n, x in enumerate(m.arguments)}
     compare(m, arrays, target, rtol=1e-5, atol=1e-5)
     assert "vfmadd" in assembly(m, TARGETS[0])
 
 
 @on_targets
-def test_branches_and_lets(target: Target) -> None:
+def test_branches_and_lets(target: CpuTarget) -> None:
     a, b = ir.buffer("A", d.INT32, (N,)), ir.buffer("B", d.INT32, (N,))
     x = ir.var("x", d.INT32)
     then, other = ir.store(b, (I,), ir.mul(x, 3)), ir.store(b, (I,), ir.sub(0, x))
@@ -362,7 +366,7 @@ def test_branches_and_lets(target: Target) -> None:
 
 
 @on_targets
-def test_checks_stop_the_kernels_after_them(target: Target) -> None:
+def test_checks_stop_the_kernels_after_them(target: CpuTarget) -> None:
     a, b = ir.buffer("A", d.INT64, (N,)), ir.buffer("B", d.INT64, (N,))
     value = ir.load(a, I)
     check = loop("i", N, Check(Binary("lt", value, ir.const(15)), 4, value), LoopKind.PARALLEL, grain=8)
@@ -393,11 +397,11 @@ def test_zero_sized_buffers() -> None:
 
 
 @on_targets
-def test_streaming_stores(target: Target) -> None:
+def test_streaming_stores(target: CpuTarget) -> None:
     a, b = ir.buffer("A", d.FLOAT32, (N,)), ir.buffer("B", d.FLOAT32, (N,))
     lanes = target.lanes(32)
     where = (ir.ramp(ir.mul(I, lanes), 1, lanes),)
-    m = module(loop("i", N // lanes, Store(b, where, Load(a, where), streaming=True)))
+    m = module(loop("i", N // lanes, Store(b, where, Load(a, where), nontemporal=True)))
     compare(m, {"A": random_array(d.FLOAT32, (N,), 1), "B": np.zeros(N, "f4")}, target)
     assert "movnt" in assembly(m, target)
 
@@ -409,7 +413,7 @@ def test_streaming_stores_of_some_lanes_and_at_any_address(first: int, count: in
     rows, run = (N - first - 16) // count, ir.ramp(0, 1, 16)
     where = (ir.ramp(ir.add(ir.mul(I, count), first), 1, 16),)
     mask = None if count == 16 else ir.lt(run, count)
-    m = module(loop("i", rows, Store(b, where, Load(a, where, mask), mask=mask, streaming=True)))
+    m = module(loop("i", rows, Store(b, where, Load(a, where, mask), mask=mask, nontemporal=True)))
     compare(m, {"A": random_array(d.FLOAT32, (N,), 1), "B": np.zeros(N, "f4")}, AVX512)
     text = assembly(m, AVX512)
     assert ("movnt" in text) == (count != 11)
@@ -419,20 +423,20 @@ def test_streaming_stores_of_some_lanes_and_at_any_address(first: int, count: in
 
 @on_targets
 @pytest.mark.parametrize("apart", [64, 24, 5])
-def test_streaming_stores_a_constant_apart_share_a_test(apart: int, target: Target) -> None:
+def test_streaming_stores_a_constant_apart_share_a_test(apart: int, target: CpuTarget) -> None:
     a, b = ir.buffer("A", d.FLOAT32, (300,)), ir.buffer("B", d.FLOAT32, (300,))
     lanes = target.lanes(32)
     rows = [ir.ramp(ir.add(ir.mul(I, lanes), first), 1, lanes) for first in (0, apart, 64 + 2 * apart)]
-    stores = ir.block(*[Store(b, (row,), Load(a, (row,)), streaming=True) for row in rows])
+    stores = ir.block(*[Store(b, (row,), Load(a, (row,)), nontemporal=True) for row in rows])
     m = module(loop("i", 3, stores))
     compare(m, {"A": random_array(d.FLOAT32, (300,), 1), "B": np.zeros(300, "f4")}, target)
-    assert emit(m, target, {}).count("ptrtoint") == 1
+    assert emit_llvm(m, target, {}).count("ptrtoint") == 1
 
 
 def test_same_text_under_every_hash_seed() -> None:
     program = (
         "import sys; sys.path.insert(0, 'tests/codegen'); import test_llvm as t; from llvm_harness import *\n"
-        "print(emit(t.some_module(), t.AVX512, process.mathematics()))"
+        "print(emit_llvm(t.some_module(), t.AVX512, host_symbols.vector_functions()))"
     )
     texts = {
         subprocess.run(
@@ -449,18 +453,18 @@ def test_same_text_under_every_hash_seed() -> None:
 def some_module():  # type: ignore[no-untyped-def]
     a, b = ir.buffer("A", d.FLOAT32, (20, N)), ir.buffer("B", d.FLOAT32, (20, N))
     value = ir.call("log", ir.mul(ir.load(a, I, J), 0.5))
-    inner = Loop("j", ir.const(0), ir.const(N), ir.store(b, (I, J), value), LoopKind.VECTOR, factor=(16, 2))
-    return module(vectorize(loop("i", 20, inner, LoopKind.PARALLEL)))
+    inner = Loop("j", ir.const(0), ir.const(N), ir.store(b, (I, J), value), LoopKind.VECTOR, vector_factors=(16, 2))
+    return module(vectorize_loops(loop("i", 20, inner, LoopKind.PARALLEL)))
 
 
 def test_emitted_text(golden) -> None:  # type: ignore[no-untyped-def]
     symbols = {f"log.float32x{n}": f"Sleef_logf{n}_u10" for n in (8, 16)}
-    golden.check("llvm_pointwise.ll", emit(some_module(), AVX512, symbols))
+    golden.check("llvm_pointwise.ll", emit_llvm(some_module(), AVX512, symbols))
 
 
 @on_targets
 @pytest.mark.parametrize("dtype", d.DTYPES.values(), ids=str)
-def test_shuffles(dtype: d.DType, target: Target) -> None:
+def test_shuffles(dtype: d.DType, target: CpuTarget) -> None:
     """Bound to a name, and one inside the other with other numbers of lanes."""
     x, out = ir.buffer("X", dtype, (16,)), ir.buffer("OUT", dtype, (2, 8))
     first, second = ir.load(x, ir.ramp(0, 1, 8)), ir.load(x, ir.ramp(8, 1, 8))
@@ -481,7 +485,7 @@ def test_shuffles(dtype: d.DType, target: Target) -> None:
 
 
 @on_targets
-def test_loads_see_every_earlier_store(target: Target) -> None:
+def test_loads_see_every_earlier_store(target: CpuTarget) -> None:
     """Values are kept across statements and loops only as long as nothing writes where they came from."""
     a, b, s = ir.buffer("A", d.FLOAT32, (N,)), ir.buffer("B", d.FLOAT32, (N,)), ir.buffer("S", d.FLOAT32, ())
     first = ir.load(b, 0)
@@ -506,7 +510,7 @@ def test_register_tiles_in_shared_loops_keep_their_addresses_in_registers() -> N
     }"""
     shared = tile(n=1, h=19) >> tile(n=1, h=1, f=32, w=14) >> pack(W="h1") >> parallel("n1", "h1") >> vectorized("f")
     tensors = torch.zeros(4, 64, 58, 58), torch.zeros(64, 64, 3, 3), torch.zeros(64)
-    text = tc.define(source).conv.compile(*tensors, strategy=shared, target=AVX512).source("asm")
+    text = tc.define(source).conv.compile(*tensors, schedule=shared, target=AVX512).source("asm")
     blocks = [re.match(r"(\w+):(.*?)\n\tj\w+\t\.L\1\n", block, re.DOTALL) for block in text.split("\n.L")]
     tiles = [found[2] for found in blocks if found and found[2].count("vfmadd") >= 28]
     assert tiles

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from llvm_harness import module, run
 
-from tensor_comprehensions.dtypes import FLOAT32, FLOAT64, DType
+from tensor_comprehensions.core.dtypes import FLOAT32, FLOAT64, DType
+from tensor_comprehensions.core.math_functions import FUNCTIONS
 from tensor_comprehensions.loop_ir import build as ir
 from tensor_comprehensions.loop_ir.nodes import Call, Loop, LoopKind
-from tensor_comprehensions.loop_ir.vectorize import vectorize
-from tensor_comprehensions.math_functions import FUNCTIONS
-from tensor_comprehensions.target import Target
-from tests.anywhere import TARGETS
+from tensor_comprehensions.loop_ir.passes.vectorize import vectorize_loops
+from tensor_comprehensions.target import CpuTarget
+from tests.helpers.anywhere import TARGETS
 
 TINY, HUGE = np.float32(1e-45), np.float32(3.4e38)
 SPECIAL = np.array(
@@ -44,7 +44,7 @@ def samples(arity: int) -> tuple[np.ndarray, ...]:
 
 
 def evaluate(
-    name: str, lanes: int, target: Target, inputs: tuple[np.ndarray, ...], dtype: DType = FLOAT32
+    name: str, lanes: int, target: CpuTarget, inputs: tuple[np.ndarray, ...], dtype: DType = FLOAT32
 ) -> np.ndarray:
     function, n = FUNCTIONS[name], len(inputs[0])
     i = ir.var("i")
@@ -52,10 +52,15 @@ def evaluate(
     value = Call(name, tuple(ir.load(b, i) for b in buffers))
     kind = LoopKind.VECTOR if lanes > 1 else LoopKind.SERIAL
     loop = Loop(
-        "i", ir.const(0), ir.const(n), ir.store(ir.buffer("Y", dtype, (n,)), (i,), value), kind, factor=(lanes, 1)
+        "i",
+        ir.const(0),
+        ir.const(n),
+        ir.store(ir.buffer("Y", dtype, (n,)), (i,), value),
+        kind,
+        vector_factors=(lanes, 1),
     )
     arrays = {b.name: x for b, x in zip(buffers, inputs, strict=True)} | {"Y": np.zeros(n, dtype.name)}
-    return run(module(vectorize(loop)), arrays, target)[0]["Y"]
+    return run(module(vectorize_loops(loop)), arrays, target)[0]["Y"]
 
 
 def errors_in_ulp(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
@@ -72,7 +77,7 @@ def errors_in_ulp(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 @on_targets
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_float32(name: str, target: Target) -> None:
+def test_float32(name: str, target: CpuTarget) -> None:
     inputs = samples(FUNCTIONS[name].arity)
     exactly = np.float32 if name == "nextafter" else np.float64
     with np.errstate(all="ignore"):
@@ -88,7 +93,7 @@ def test_float32(name: str, target: Target) -> None:
 
 @on_targets
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_float64(name: str, target: Target) -> None:
+def test_float64(name: str, target: CpuTarget) -> None:
     """Within a few units of NumPy's results, where these are not at the edge of the range."""
     r = np.random.default_rng(3)
     inputs = tuple(r.uniform(-9, 9, 500) for _ in range(FUNCTIONS[name].arity))
@@ -100,7 +105,7 @@ def test_float64(name: str, target: Target) -> None:
 
 
 @on_targets
-def test_erf_goes_up_to_one(target: Target) -> None:
+def test_erf_goes_up_to_one(target: CpuTarget) -> None:
     """What is multiplied by 1 + erf(x) vanishes far below 0."""
     x = np.linspace(-6, 6, 20001).astype(np.float32)
     for lanes in {1, 8, target.lanes(32)}:

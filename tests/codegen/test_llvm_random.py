@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llvm_harness import compare, module
 
-from tensor_comprehensions.dtypes import INT64
+from tensor_comprehensions.core.dtypes import INT64
 from tensor_comprehensions.loop_ir import build as ir
 from tensor_comprehensions.loop_ir.nodes import (
     Allocate,
@@ -27,7 +27,7 @@ from tensor_comprehensions.loop_ir.nodes import (
     Stmt,
     Store,
 )
-from tests.anywhere import TARGETS
+from tests.helpers.anywhere import TARGETS
 
 N = 8
 GLOBALS = tuple(ir.buffer(name, INT64, (N,)) for name in ("A", "B", "C"))

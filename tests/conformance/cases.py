@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import refs
 
-from tensor_comprehensions.errors import ArgumentError, CheckError, ParseError, RangeError
+from tensor_comprehensions.core.errors import ArgumentError, CheckError, ParseError, RangeError
 
 ERRORS = {"parse": ParseError, "check": CheckError, "range": RangeError, "arguments": ArgumentError}
 TYPES = {

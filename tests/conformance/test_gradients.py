@@ -11,8 +11,8 @@ import torch
 from cases import CASES, Case
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.dtypes import FLOAT64
-from tensor_comprehensions.errors import CheckError
+from tensor_comprehensions.core.dtypes import FLOAT64
+from tensor_comprehensions.core.errors import CheckError
 from tensor_comprehensions.tc_lang import compile_source
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*a quotient of integers rounds down")  # as it is meant there
@@ -33,7 +33,7 @@ def all_in_double() -> Iterator[Case]:
         except CheckError:  # its literals make it a program in single precision
             continue
         outputs = [function.tensor(r).dtype for r in function.returns]
-        inputs = [p.dtype for p in (*function.parameters, *function.initial)]
+        inputs = [p.dtype for p in (*function.parameters, *function.inouts)]
         floats = [t for t in (*inputs, *outputs) if t.is_float]
         if any(t.is_float for t in inputs) and any(t.is_float for t in outputs) and set(floats) == {FLOAT64}:
             yield case

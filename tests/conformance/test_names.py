@@ -16,16 +16,16 @@ from cases import CASES, Case
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.cache.key import make_key
-from tensor_comprehensions.calling.calls import gather, sizes_of
-from tensor_comprehensions.compiled import Job
-from tensor_comprehensions.compiler import KINDS, PASSES, Pass
-from tensor_comprehensions.compiler_gpu import GPU_PASSES, GpuJob
-from tensor_comprehensions.errors import ArgumentError
+from tensor_comprehensions.compiler.compiled_kernel import PassContext
+from tensor_comprehensions.compiler.cpu_passes import KINDS, PASSES, Pass
+from tensor_comprehensions.compiler.gpu_passes import GPU_PASSES, GpuPassContext
+from tensor_comprehensions.core.errors import ArgumentError
+from tensor_comprehensions.dispatch.call_steps import normalize_arguments, shapes_of
 from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.target import AVX512
-from tensor_comprehensions.tc_lang.function import BoundFunction
+from tensor_comprehensions.tc_lang.ir import BoundFunction
 
-from ..renaming import SM90, Draw, harmless, hostile, renamed
+from ..helpers.renaming import SM90, Draw, harmless, hostile, renamed
 
 RENAMINGS = int(os.environ.get("TC_RENAMINGS", "2"))
 
@@ -36,8 +36,8 @@ def bound_of(case: Case, source: str, names: Mapping[str, str]) -> tuple[Any, Bo
     """The checked def of a case, whose in/out outputs have these names, and the def at its sizes."""
     inputs, initial = case.arrays()
     op = getattr(tc.define(source), main(case))
-    given = gather(op._kernels.interface, list(inputs.values()), {names[n]: x for n, x in initial.items()})
-    return op.function, op._kernels.bind(sizes_of(op.function, given))
+    given = normalize_arguments(op._kernels.interface, list(inputs.values()), {names[n]: x for n, x in initial.items()})
+    return op.function, op._kernels.bind(shapes_of(op.function, given))
 
 
 def main(case: Case) -> str:
@@ -55,7 +55,7 @@ def emitted(passes: tuple[Pass, ...], bound: BoundFunction, job: Any) -> str:
 
 def on_gpu(bound: BoundFunction) -> str:
     try:
-        return emitted(GPU_PASSES, bound, GpuJob(None, SM90))
+        return emitted(GPU_PASSES, bound, GpuPassContext(None, SM90))
     except ArgumentError as error:  # what cannot be mapped
         return str(error)
 
@@ -68,7 +68,7 @@ def test_renamed_programs_give_the_same_code(case: Case) -> None:
     except tc.TCError:
         assert case.record.get("may_reject"), case.source
         return
-    job = Job(CpuOptions(), AVX512)
+    job = PassContext(CpuOptions(), AVX512)
     key, cpu, gpu = make_key(function, bound, AVX512, options=CpuOptions()), emitted(PASSES, bound, job), on_gpu(bound)
     for seed in range(RENAMINGS):
         draw = (hostile if seed % 2 else harmless)(Random(f"{case.id}{seed}"))

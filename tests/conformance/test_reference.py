@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from cases import CASES, Case, agrees
 
-from tensor_comprehensions.dtypes import DTYPES
-from tensor_comprehensions.errors import TCError
-from tensor_comprehensions.strides import contiguous_strides
+from tensor_comprehensions.core.dtypes import DTYPES
+from tensor_comprehensions.core.errors import TCError
+from tensor_comprehensions.core.memory_layout import contiguous_strides
 from tensor_comprehensions.tc_lang import bind, compile_source
-from tensor_comprehensions.tc_lang.arguments import TensorType, match
-from tensor_comprehensions.tc_lang.function import BoundFunction
-from tensor_comprehensions.tc_lang.legalise import legalise
-from tensor_comprehensions.tc_lang.reference import evaluate
+from tensor_comprehensions.tc_lang.ir import BoundFunction
+from tensor_comprehensions.tc_lang.legalize import legalize
+from tensor_comprehensions.tc_lang.match_arguments import TensorType, match_arguments
+from tensor_comprehensions.tc_lang.reference import evaluate_def
 
 
 def type_of(a: Any) -> TensorType:
@@ -28,14 +28,14 @@ def bound_case(case: Case, inputs: dict[str, Any], initial: dict[str, Any]) -> B
     function = functions[case.record.get("fn", next(iter(functions)))]
     types = [type_of(a) for a in inputs.values()]
     scalars = {name: int(inputs[name]) for name in function.scalars}
-    binding = match(function, types, {name: type_of(a) for name, a in initial.items()}, scalars)
+    binding = match_arguments(function, types, {name: type_of(a) for name, a in initial.items()}, scalars)
     return bind(function, binding.sizes, binding.scalars, binding.strides)
 
 
 def run(case: Case) -> tuple[BoundFunction, dict[str, Any]]:
     inputs, initial = case.arrays()
     bound = bound_case(case, inputs, initial)
-    return bound, evaluate(bound, {**inputs, **initial})
+    return bound, evaluate_def(bound, {**inputs, **initial})
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.error is None], ids=lambda c: c.id)
@@ -53,13 +53,13 @@ def test_value(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.error is None], ids=lambda c: c.id)
-def test_legalised_value(case: Case) -> None:
+def test_legalized_value(case: Case) -> None:
     inputs, initial = case.arrays()
     bound = bound_case(case, inputs, initial)
-    legal = legalise(bound)
-    assert not any(s.staged for s in legal.statements)
-    before = evaluate(bound, {**inputs, **initial})
-    after = evaluate(legal, {**inputs, **initial})
+    legal = legalize(bound)
+    assert not any(s.reads_own_target for s in legal.statements)
+    before = evaluate_def(bound, {**inputs, **initial})
+    after = evaluate_def(legal, {**inputs, **initial})
     for name, expected in before.items():
         np.testing.assert_allclose(after[name].astype("f8"), expected.astype("f8"), rtol=1e-6, atol=0)
 

@@ -10,14 +10,16 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import compiler, knobs
-from tensor_comprehensions.compiled import Compiled, Job
-from tensor_comprehensions.compiler import PASSES, Pass, Strategy, compile_function, digest
-from tensor_comprehensions.errors import CannotLower, InternalError
+from tensor_comprehensions.compiler import cpu_passes
+from tensor_comprehensions.compiler.compiled_kernel import CompiledCpuKernel, PassContext
+from tensor_comprehensions.compiler.cpu_passes import PASSES, Pass, compile_function, kernel_digest
+from tensor_comprehensions.core import knobs
+from tensor_comprehensions.core.errors import CannotLower, InternalError
 from tensor_comprehensions.loop_ir.nodes import Const, Kernel, Module, Store, Var
-from tensor_comprehensions.loop_ir.simplify import simplify
+from tensor_comprehensions.loop_ir.passes.simplify import simplify
 from tensor_comprehensions.options import CpuOptions
-from tensor_comprehensions.runtime.host import host
+from tensor_comprehensions.polyhedral.cpu import lower
+from tensor_comprehensions.runtime.cpu.host import host
 from tensor_comprehensions.target import AVX2, AVX512
 from tensor_comprehensions.tc_lang import bind, compile_source
 
@@ -38,7 +40,7 @@ SOURCES = {
 SIZES = {"fcrelu": {"B": 16, "I": 24, "O": 32}, "softmax": {"N": 64, "D": 100}, "lookup": {"V": 50, "D": 20, "B": 6}}
 
 
-def compiled(name: str, target: tc.Target, options: CpuOptions | None = None) -> Compiled:
+def compiled(name: str, target: tc.CpuTarget, options: CpuOptions | None = None) -> CompiledCpuKernel:
     (function,) = compile_source(SOURCES[name])
     return compile_function(bind(function, SIZES[name]), SOURCES[name], options or CpuOptions(), target)
 
@@ -54,17 +56,17 @@ def test_the_schedule(name: str, golden: Any) -> None:
 
 
 @pytest.mark.parametrize("target", [AVX512, AVX2], ids=["avx512", "avx2"])
-def test_the_kernel_as_llvm(target: tc.Target, golden: Any) -> None:
+def test_the_kernel_as_llvm(target: tc.CpuTarget, golden: Any) -> None:
     golden.check(f"lookup_{target.vector_bits}.ll", compiled("lookup", target).source("llvm"))
 
 
 def test_a_stage_made_again_is_the_same() -> None:
     kernel = compiled("softmax", host())
-    assert kernel.stage("emit") == kernel.source("llvm")
-    assert kernel.stage("assemble") == kernel.code
-    assert kernel.stage("lower") == kernel.stage("lower")
+    assert kernel.rerun_until("emit") == kernel.source("llvm")
+    assert kernel.rerun_until("assemble") == kernel.code
+    assert kernel.rerun_until("lower") == kernel.rerun_until("lower")
     with pytest.raises(InternalError, match="no pass 'nothing'"):
-        kernel.stage("nothing")
+        kernel.rerun_until("nothing")
 
 
 def test_every_pass_is_named_once_and_timed() -> None:
@@ -78,27 +80,27 @@ def test_every_pass_is_named_once_and_timed() -> None:
 @pytest.mark.parametrize("name", SOURCES)
 def test_what_is_simple_is_not_simplified_again(name: str) -> None:
     kernel = compiled(name, AVX512)
-    simple = kernel.stage("simplify")
+    simple = kernel.rerun_until("simplify")
     assert all(simplify(k.body) is k.body for k in simple.kernels)
-    again = next(step for step in PASSES if step.again)
-    assert again.of(simple, kernel.job, {again.again: simple}) is simple
-    other = kernel.stage("hoist")
-    repeated = again.of(other, kernel.job, {again.again: simple})
-    assert repeated == again.run(other, kernel.job) == kernel.stage(again.name)
+    again = next(step for step in PASSES if step.repeats)
+    assert again.apply(simple, kernel.job, {again.repeats: simple}) is simple
+    other = kernel.rerun_until("hoist")
+    repeated = again.apply(other, kernel.job, {again.repeats: simple})
+    assert repeated == again.run(other, kernel.job) == kernel.rerun_until(again.name)
 
 
 def test_the_digest_depends_on_sizes_strides_options_and_target() -> None:
     (function,) = compile_source(SOURCES["softmax"])
     bound = bind(function, {"N": 4, "D": 5})
-    first = digest(bound, CpuOptions(), AVX2)
+    first = kernel_digest(bound, CpuOptions(), AVX2)
     others = [
-        digest(bind(function, {"N": 4, "D": 6}), CpuOptions(), AVX2),
-        digest(bind(function, {"N": 4, "D": 5}, strides={"x": (1, 4)}), CpuOptions(), AVX2),
-        digest(bound, CpuOptions(fusion="min"), AVX2),
-        digest(bound, CpuOptions(), AVX512),
+        kernel_digest(bind(function, {"N": 4, "D": 6}), CpuOptions(), AVX2),
+        kernel_digest(bind(function, {"N": 4, "D": 5}, strides={"x": (1, 4)}), CpuOptions(), AVX2),
+        kernel_digest(bound, CpuOptions(fusion="min"), AVX2),
+        kernel_digest(bound, CpuOptions(), AVX512),
     ]
     assert len({first, *others}) == 5
-    assert first == digest(bind(function, {"N": 4, "D": 5}), CpuOptions(), AVX2)
+    assert first == kernel_digest(bind(function, {"N": 4, "D": 5}), CpuOptions(), AVX2)
 
 
 def refuse(reason: str) -> Callable[..., Module]:
@@ -108,33 +110,26 @@ def refuse(reason: str) -> Callable[..., Module]:
     return lower
 
 
-def test_the_next_strategy_lowers_what_one_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "STRATEGIES", (Strategy("first", refuse("too odd")), *compiler.STRATEGIES))
-    assert compiled("softmax", host()).kernels >= 1
-
-
-def test_a_def_that_no_strategy_lowers_is_our_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        compiler, "STRATEGIES", (Strategy("first", refuse("too odd")), Strategy("second", refuse("no")))
-    )
-    with pytest.raises(InternalError, match="first: too odd; second: no"):
+def test_a_def_that_is_not_lowered_is_our_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lower, "lower_cpu", refuse("too odd"))
+    with pytest.raises(InternalError, match="softmax cannot be lowered: too odd"):
         compiled("softmax", host())
 
 
 def test_a_pass_that_breaks_the_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def break_it(module: Module, _: Job) -> Module:
+    def break_it(module: Module, _: PassContext) -> Module:
         target = module.arguments[-1]
         store = Store(target, (Var("ghost"),) * len(target.shape), Const(0.0, target.type))
         return replace(module, kernels=(Kernel("broken", store),))
 
     passes = tuple(Pass("vectorize", break_it) if step.name == "vectorize" else step for step in PASSES)
-    monkeypatch.setattr(compiler, "PASSES", passes)
-    with knobs.override(verify=True), pytest.raises(InternalError, match="softmax: after vectorize"):
+    monkeypatch.setattr(cpu_passes, "PASSES", passes)
+    with knobs.override_knobs(verify=True), pytest.raises(InternalError, match="softmax: after vectorize"):
         compiled("softmax", host())
 
 
 def test_c_is_refused_with_a_reason_where_it_cannot_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(compiler.KINDS, "c", lambda _: refuse("no such word")())
+    monkeypatch.setitem(cpu_passes.KINDS, "c", lambda _: refuse("no such word")())
     op = tc.define(SOURCES["softmax"]).softmax
     with pytest.raises(tc.ArgumentError, match="softmax cannot be printed as c: no such word"):
         op.compile(torch.ones(2, 3)).source("c")

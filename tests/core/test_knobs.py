@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import tensor_comprehensions
-from tensor_comprehensions import knobs
-from tensor_comprehensions.errors import ArgumentError
-from tensor_comprehensions.knobs import Knobs
+from tensor_comprehensions.core import knobs
+from tensor_comprehensions.core.errors import ArgumentError
+from tensor_comprehensions.core.knobs import Knobs
 
 
 def test_nothing_set_gives_the_defaults() -> None:
@@ -21,11 +21,11 @@ def test_nothing_set_gives_the_defaults() -> None:
 
 def test_every_field_is_read_from_its_variable() -> None:
     environment = {"TC_INTERPRET": "1", "TC_DUMP": "/there", "TC_LOGS": "code, cache,code", "TC_VERIFY": "true"}
-    environment |= {"TC_CACHE": "read", "TC_CACHE_DIR": "/here", "TC_CACHE_STRICT": "1", "TC_CACHE_SIZE": "3M"}
-    environment |= {"TC_CACHE_KEY": "/secret", "TC_TUNE": "auto", "TC_TARGET": "haswell"}
+    environment |= {"TC_CACHE": "read", "TC_CACHE_DIR": "/here", "TC_CACHE_STRICT": "1", "TC_CACHE_MAX_SIZE": "3M"}
+    environment |= {"TC_CACHE_SIGNING_KEY": "/secret", "TC_TUNE": "auto", "TC_TARGET": "haswell"}
     expected = Knobs(
         interpret=True, dump="/there", logs=("code", "cache"), verify=True, cache="read", cache_dir="/here",
-        cache_strict=True, cache_size=3 << 20, cache_key="/secret", tune="auto", target="haswell",
+        cache_strict=True, cache_max_size=3 << 20, cache_signing_key="/secret", tune="auto", target="haswell",
     )  # fmt: skip
     assert Knobs.read(environment) == expected
 
@@ -39,11 +39,11 @@ def test_all_topics() -> None:
     [
         ("TC_VERIFY", "yes", "0 or 1"),
         ("TC_LOGS", "shedule", "no topic 'shedule'"),
-        ("TC_CACHE", "on", "off or read or write"),
+        ("TC_CACHE", "on", "off or read or readwrite"),
         ("TC_TUNE", "always", "nothing or auto"),
         ("TC_TARGET", "i386", "or nehalem or"),
-        ("TC_CACHE_SIZE", "2T", "such as 500M"),
-        ("TC_CACHE_SIZE", "M", "such as 500M"),
+        ("TC_CACHE_MAX_SIZE", "2T", "such as 500M"),
+        ("TC_CACHE_MAX_SIZE", "M", "such as 500M"),
     ],
 )
 def test_a_meaningless_value_is_told_with_its_variable(variable: str, text: str, part: str) -> None:
@@ -56,10 +56,10 @@ def test_paths_stay_where_they_were_when_the_variables_were_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    read = Knobs.read({"TC_CACHE_DIR": "cache", "TC_DUMP": "../dump", "TC_CACHE_KEY": "~/key"})
+    read = Knobs.read({"TC_CACHE_DIR": "cache", "TC_DUMP": "../dump", "TC_CACHE_SIGNING_KEY": "~/key"})
     assert read.cache_dir == str(tmp_path / "cache")
     assert read.dump == str(tmp_path.parent / "dump")
-    assert read.cache_key == str(Path.home() / "key")
+    assert read.cache_signing_key == str(Path.home() / "key")
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -68,11 +68,11 @@ def test_paths_stay_where_they_were_when_the_variables_were_read(
 
 
 def test_override_ends_with_its_block() -> None:
-    before = knobs.current()
-    with knobs.override(dump="folder") as inside:
-        assert knobs.current() is inside
+    before = knobs.current_knobs()
+    with knobs.override_knobs(dump="folder") as inside:
+        assert knobs.current_knobs() is inside
         assert inside.dump == "folder"
-    assert knobs.current() == before
+    assert knobs.current_knobs() == before
 
 
 def test_every_knob_says_what_it_is_for() -> None:
@@ -88,7 +88,7 @@ def test_no_other_module_reads_settings_from_the_environment() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     ]
-    assert set(readers) == {"knobs.py"}
+    assert set(readers) == {"core/knobs.py"}
 
 
 def test_whoever_asks_is_told_of_a_meaningless_value_not_whoever_imports() -> None:
@@ -99,7 +99,7 @@ def test_whoever_asks_is_told_of_a_meaningless_value_not_whoever_imports() -> No
     environment = {**os.environ, "TC_CACHE": "maybe"}
     told = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert "TC_CACHE is 'maybe'" in told.stdout
-    command = [sys.executable, "-m", "tensor_comprehensions.cli", "doctor"]
+    command = [sys.executable, "-m", "tensor_comprehensions.cli.main", "doctor"]
     told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert told.returncode > 0
     assert "TC_CACHE is 'maybe'" in told.stderr

@@ -12,28 +12,38 @@ import tensor_comprehensions
 
 PACKAGE = Path(tensor_comprehensions.__file__).parent
 LAYERS = (
-    ("errors", "dtypes", "fluent", "interrupts", "later", "naming", "once", "strides"),
-    ("math_functions", "processors"),
-    ("target", "knobs", "guard"),
-    ("inspection",),
+    ("core",),
+    ("target",),
     ("tc_lang",),
     ("loop_ir",),
-    ("layouts", "translate"),
+    (
+        "layouts",
+        "lower_expr",
+    ),
     ("structured",),
-    ("options", "strategies"),
+    (
+        "options",
+        "schedules",
+    ),
     ("cache",),
-    ("polyhedral", "sparse"),
+    (
+        "polyhedral",
+        "sparse",
+    ),
     ("codegen",),
     ("runtime",),
-    ("compiled", "compiler"),
-    ("compiler_gpu", "compiler_sparse"),
-    ("calling",),
+    ("compiler",),
+    ("dispatch",),
     ("torch_ext",),
     ("autotuner",),
-    ("caller",),
+    ("kernel",),
     ("api",),
-    ("einstein", "definitions", "module", "graphs"),
-    ("commands",),
+    (
+        "einsum_frontend",
+        "decorators",
+        "nn",
+        "dynamo_backend",
+    ),
     ("cli",),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -46,7 +56,7 @@ OWNERS = {
     "pyopencl": {"runtime"},
     "google": {"autotuner", "cache"},
     "deap": {"autotuner"},
-    "scipy": {"calling"},
+    "scipy": {"dispatch"},
 }
 """Third-party modules that only some rooms may import."""
 

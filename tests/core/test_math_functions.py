@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.math_functions import FUNCTIONS
+from tensor_comprehensions.core.math_functions import FUNCTIONS
 
 C = ctypes.CDLL(ctypes.util.find_library("m"))
 EXACT = frozenset(

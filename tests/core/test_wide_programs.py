@@ -20,19 +20,19 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.calling.calls import gather, normal_strides, sizes_of, with_strides
-from tensor_comprehensions.codegen import llvm
-from tensor_comprehensions.compiled import Job
-from tensor_comprehensions.compiler import PASSES, readable
-from tensor_comprehensions.dtypes import BFLOAT16, DType
+from tensor_comprehensions.codegen.llvm import llvm_printer
+from tensor_comprehensions.compiler.compiled_kernel import PassContext
+from tensor_comprehensions.compiler.cpu_passes import PASSES, readable
+from tensor_comprehensions.core.dtypes import BFLOAT16, DType
+from tensor_comprehensions.dispatch.call_steps import canonical_strides, normalize_arguments, shapes_of, with_strides
 from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.options import FUSION_STRATEGIES, CpuOptions
-from tensor_comprehensions.runtime import process
-from tensor_comprehensions.runtime.host import host
+from tensor_comprehensions.runtime.cpu import host_symbols
+from tensor_comprehensions.runtime.cpu.host import host
 from tensor_comprehensions.target import AVX2, AVX512
 
-from ..anywhere import SSE2, interpret_module
-from ..wide_programs import WideProgram, wide_program
+from ..helpers.anywhere import SSE2, interpret_module
+from ..helpers.wide_programs import WideProgram, wide_program
 
 NEAR = replace(host(), cache=(1024, 4096, 16384))
 """So small that what programs touch is far more, and is read and written as large tensors are."""
@@ -96,11 +96,11 @@ def options(r: Random) -> CpuOptions:
     return CpuOptions(
         fusion=r.choice(FUSION_STRATEGIES),
         tile=r.choice(((), (), (1,), (4,), (8, 3), (0, 5, 2))),
-        vectors=r.choice((0, 0, 1, 3)),
-        grain=r.choice((32768, 0, 1, 64)),
-        structured=r.random() < 0.6,
-        contract=r.random() < 0.6,
-        split_reductions=r.choice((0, 0, 1, 2, 5)),
+        interleave=r.choice((0, 0, 1, 3)),
+        grain_size=r.choice((32768, 0, 1, 64)),
+        use_microkernels=r.random() < 0.6,
+        localize_temporaries=r.random() < 0.6,
+        split_k=r.choice((0, 0, 1, 2, 5)),
     )
 
 
@@ -158,11 +158,11 @@ def test_interpreted_after_every_pass(r: Random) -> None:
     """With the interpreter's checks: no race, no element out of bounds, no read of what nothing wrote."""
     program, op, tensors, initial = drawn(r)
     expected = outcome(op.reference, *tensors, **initial)
-    given_ = gather(op._kernels.interface, tensors, initial)
-    bound = op._kernels.bind(sizes_of(op.function, given_))
-    value: Any = with_strides(bound, [normal_strides(x) for x in given_.inputs])
-    job = Job(options(r), r.choice(EVERYWHERE))
-    initials = dict(zip([p.name for p in op.function.initial], given_.initial, strict=True))
+    given_ = normalize_arguments(op._kernels.interface, tensors, initial)
+    bound = op._kernels.bind(shapes_of(op.function, given_))
+    value: Any = with_strides(bound, [canonical_strides(x) for x in given_.inputs])
+    job = PassContext(options(r), r.choice(EVERYWHERE))
+    initials = dict(zip([p.name for p in op.function.inouts], given_.initial, strict=True))
     inputs = dict(zip([p.name for p in op.function.parameters], given_.inputs, strict=True))
     for step in PASSES:
         if step.name == "emit":
@@ -190,15 +190,15 @@ def emitted(seed: int) -> str:
     tensors, initial = arguments(r, program)
     try:
         op = tc.define(program.source).f
-        given_ = gather(op._kernels.interface, tensors, initial)
-        value: Any = op._kernels.bind(sizes_of(op.function, given_))
+        given_ = normalize_arguments(op._kernels.interface, tensors, initial)
+        value: Any = op._kernels.bind(shapes_of(op.function, given_))
     except tc.TCError as error:
         return str(error)
     for step in PASSES:
         if step.name == "emit":
             break
-        value = step.run(value, Job(options(r), AVX2))
-    return llvm.emit(value, AVX2, process.mathematics())
+        value = step.run(value, PassContext(options(r), AVX2))
+    return llvm_printer.emit_llvm(value, AVX2, host_symbols.vector_functions())
 
 
 def test_the_emitted_text_does_not_depend_on_hash_seeds() -> None:

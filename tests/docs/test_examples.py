@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.tc_lang.function import Role
+from tensor_comprehensions.tc_lang.ir import Role
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

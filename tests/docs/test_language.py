@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tensor_comprehensions.math_functions import FUNCTIONS
-from tensor_comprehensions.tc_lang.library import CONSTANTS, SPECIAL
+from tensor_comprehensions.core.math_functions import FUNCTIONS
+from tensor_comprehensions.tc_lang.builtins import CONSTANTS, SPECIAL
 
 PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text()
 SECTION = PAGE.partition("### Functions")[2].partition("###")[0]

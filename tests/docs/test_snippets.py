@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import knobs
-from tensor_comprehensions.knobs import Knobs
+from tensor_comprehensions.core import knobs
+from tensor_comprehensions.core.knobs import Knobs
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -1,7 +1,7 @@
 """Every def of the conformance programs and of the benchmarks, on every way to run GPU kernels without a GPU.
 
 Here each def is mapped naively, by default, and as some random options say. `pytest --long tests/gpu` tries 200 sets of
-options on each, and so does `python -m tests.gpu_proof`, which keeps a journal and can be stopped.
+options on each, and so does `python -m tests.helpers.gpu_proof`, which keeps a journal and can be stopped.
 """
 
 from __future__ import annotations
@@ -12,25 +12,29 @@ from random import Random
 
 import pytest
 
-from tensor_comprehensions.codegen import cuda
-from tensor_comprehensions.codegen import opencl as opencl_text
-from tensor_comprehensions.codegen.gpu import GpuCode
-from tensor_comprehensions.loop_ir.interpret import interpret
+from tensor_comprehensions.codegen.gpu import cuda_printer
+from tensor_comprehensions.codegen.gpu import opencl_printer as opencl_text
+from tensor_comprehensions.codegen.gpu.gpu_printer import GpuCode
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.loop_ir.nodes import Module
 from tensor_comprehensions.options import MappingOptions
-from tensor_comprehensions.runtime import emulator, nvrtc, opencl
-from tensor_comprehensions.target import target
+from tensor_comprehensions.runtime import opencl
+from tensor_comprehensions.runtime.cuda import nvrtc
+from tensor_comprehensions.runtime.emulate import emulator
+from tensor_comprehensions.target import parse_gpu_target
 
-from ..gpu_proof import choices, prove
-from ..gpu_suite import Case, check, every, mapped, memory_of, random_options
+from ..helpers.gpu_proof import choices, prove
+from ..helpers.gpu_suite import Case, check, every, mapped, memory_of, random_options
 
-TARGET = target("cuda:sm_90")
+TARGET = parse_gpu_target("cuda:sm_90")
 ARCHITECTURES = ("sm_80", "sm_90")
 needs_compiler = pytest.mark.skipif(
-    not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler"
+    not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler"
 )
-needs_nvrtc = pytest.mark.skipif(not nvrtc.is_available(), reason="compiling CUDA needs NVRTC")
-needs_opencl = pytest.mark.skipif(not opencl.is_available(), reason="running OpenCL needs a device, such as PoCL")
+needs_nvrtc = pytest.mark.skipif(not nvrtc.is_nvrtc_available(), reason="compiling CUDA needs NVRTC")
+needs_opencl = pytest.mark.skipif(
+    not opencl.is_opencl_available(), reason="running OpenCL needs a device, such as PoCL"
+)
 
 GROUPS = range(8)
 CHOICES = ("naive", "default", "random")
@@ -51,7 +55,7 @@ def cases(group: int) -> list[tuple[int, Case]]:
 @lru_cache(len(GROUPS) * len(CHOICES))
 def texts(group: int, choice: str) -> list[tuple[Case, Module, GpuCode]]:
     modules = [(case, mapped(case, options_of(choice, number), TARGET)) for number, case in cases(group)]
-    return [(case, module, cuda.emit(module)) for case, module in modules]
+    return [(case, module, cuda_printer.emit_cuda(module)) for case, module in modules]
 
 
 def is_long(request: pytest.FixtureRequest) -> bool:
@@ -64,9 +68,11 @@ def is_long(request: pytest.FixtureRequest) -> bool:
 def test_emulated(group: int, choice: str, request: pytest.FixtureRequest) -> None:
     """No race, no undefined read, no place out of bounds, no barrier that a thread misses, and the right values."""
     printed = texts(group, choice)
-    for (case, module, _), emulated in zip(printed, emulator.build([code for *_, code in printed]), strict=True):
+    for (case, module, _), emulated in zip(
+        printed, emulator.build_emulated([code for *_, code in printed]), strict=True
+    ):
         arrays = memory_of(case, module)
-        assert emulator.run(emulated, module, arrays) == (0, 0), case.name
+        assert emulator.run_emulated_module(emulated, module, arrays) == (0, 0), case.name
         check(case, arrays)
     if choice == "random" and is_long(request):
         assert [prove(case, "emulator", range(200)).failures for _, case in cases(group)] == [[]] * len(printed)
@@ -88,7 +94,7 @@ def test_accepted_by_nvrtc(group: int, request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("fault", ["int missing = nowhere;", ""])
 def test_the_proof_tells_which_of_several_texts_nvrtc_refuses(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is wrong, or that has no kernel."""
-    case, original = next(every()), cuda.emit
+    case, original = next(every()), cuda_printer.emit_cuda
     sources = dict.fromkeys(original(mapped(case, o.options, o.target)).source for o in choices(case.name, range(6)))
     wrong = list(sources)[1]
 
@@ -96,7 +102,7 @@ def test_the_proof_tells_which_of_several_texts_nvrtc_refuses(fault: str, monkey
         code = original(module)
         return replace(code, source=f"{code.source * bool(fault)}{fault}") if code.source == wrong else code
 
-    monkeypatch.setattr(cuda, "emit", emit)
+    monkeypatch.setattr(cuda_printer, "emit_cuda", emit)
     tally = prove(case, "nvrtc-quick", range(6))
     assert (tally.texts, len(tally.failures)) == (len(sources), 1)
     assert ("nowhere" in tally.failures[0]["error"]) == bool(fault)
@@ -112,7 +118,7 @@ def test_run_by_opencl(group: int, request: pytest.FixtureRequest) -> None:
         if number % 5 and not is_long(request):
             continue
         arrays = memory_of(case, module)
-        assert opencl.run(opencl_text.emit(module), module, arrays) == (0, 0)
+        assert opencl.run_opencl(opencl_text.emit_opencl(module), module, arrays) == (0, 0)
         check(case, arrays)
 
 

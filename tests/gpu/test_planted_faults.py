@@ -8,19 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tensor_comprehensions.codegen.cuda import emit
-from tensor_comprehensions.errors import InternalError
+from tensor_comprehensions.codegen.gpu.cuda_printer import emit_cuda
+from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
-from tensor_comprehensions.loop_ir.rewrite import map_stmt, substitute_stmt, walk
+from tensor_comprehensions.loop_ir.rewrite import map_stmt, substitute_stmt, walk_stmts
 from tensor_comprehensions.options import MappingOptions
-from tensor_comprehensions.runtime import emulator
-from tensor_comprehensions.target import target
+from tensor_comprehensions.runtime.emulate import emulator
+from tensor_comprehensions.target import parse_gpu_target
 
-from ..gpu_suite import Case, case_of, mapped, memory_of
-from ..planted import resized
+from ..helpers.gpu_suite import Case, case_of, mapped, memory_of
+from ..helpers.planted_faults import resized
 
-pytestmark = pytest.mark.skipif(not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler")
+pytestmark = pytest.mark.skipif(
+    not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler"
+)
 MATMUL = "def matmul(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }"
 OPTIONS = MappingOptions(tile=(8, 8, 8), threads=(8, 4), blocks=(4, 4), shared_memory=True, private_memory=True)
 
@@ -29,7 +31,7 @@ def matmul() -> tuple[Case, ir.Module]:
     rng = np.random.default_rng(0)
     arrays = {"A": rng.standard_normal((20, 30)).astype("f4"), "B": rng.standard_normal((30, 24)).astype("f4")}
     case = case_of("matmul", MATMUL, None, arrays, set())
-    return case, mapped(case, OPTIONS, target("cuda:sm_90"))
+    return case, mapped(case, OPTIONS, parse_gpu_target("cuda:sm_90"))
 
 
 def changed(m: ir.Module, change: Callable[[ir.Stmt], ir.Stmt]) -> ir.Module:
@@ -41,7 +43,7 @@ def changed(m: ir.Module, change: Callable[[ir.Stmt], ir.Stmt]) -> ir.Module:
 
 def without_barriers(m: ir.Module) -> Iterator[ir.Module]:
     """The module without each of its barriers in turn."""
-    count = sum(isinstance(s, ir.Invoke) and s.name == "barrier" for k in m.kernels for s in walk(k.body))
+    count = sum(isinstance(s, ir.Invoke) and s.name == "barrier" for k in m.kernels for s in walk_stmts(k.body))
     for number in range(count):
         seen = iter(range(count))
         yield changed(
@@ -56,9 +58,9 @@ def test_no_barrier_can_be_left_out() -> None:
     case, module = matmul()
     variants = list(without_barriers(module))
     assert len(variants) >= 2
-    for m, emulated in zip(variants, emulator.build([emit(m) for m in variants]), strict=True):
+    for m, emulated in zip(variants, emulator.build_emulated([emit_cuda(m) for m in variants]), strict=True):
         with pytest.raises(InternalError, match=r"race: .* [AB]_shared|undefined: .* [AB]_shared|race: .*shared"):
-            emulator.run(emulated, m, memory_of(case, m))
+            emulator.run_emulated_module(emulated, m, memory_of(case, m))
 
 
 def test_no_copy_can_be_smaller() -> None:
@@ -73,7 +75,7 @@ def test_no_copy_can_be_smaller() -> None:
     m = changed(module, change)
     assert m != module
     with pytest.raises(InternalError, match=r"undefined: .* which nothing wrote, line"):
-        emulator.emulate(emit(m), m, memory_of(case, m))
+        emulator.run_emulated_code(emit_cuda(m), m, memory_of(case, m))
 
 
 def test_no_box_can_be_smaller() -> None:
@@ -87,7 +89,7 @@ def test_no_box_can_be_smaller() -> None:
 
     m = changed(module, change)
     with pytest.raises(InternalError, match="out of bounds: "):
-        emulator.emulate(emit(m), m, memory_of(case, m))
+        emulator.run_emulated_code(emit_cuda(m), m, memory_of(case, m))
 
 
 def test_swapped_threads_are_found() -> None:
@@ -97,5 +99,5 @@ def test_swapped_threads_are_found() -> None:
     m = replace(module, kernels=tuple(replace(k, body=substitute_stmt(k.body, swap)) for k in module.kernels))
     arrays = memory_of(case, m)
     with pytest.raises((InternalError, AssertionError)):
-        emulator.emulate(emit(m), m, arrays)
+        emulator.run_emulated_code(emit_cuda(m), m, arrays)
         np.testing.assert_allclose(arrays["C"], case.expected["C"], rtol=1e-4, atol=1e-4)

@@ -7,16 +7,16 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 
-from tensor_comprehensions.runtime import emulator
-from tensor_comprehensions.target import target
+from tensor_comprehensions.runtime.emulate import emulator
+from tensor_comprehensions.target import parse_gpu_target
 
 from ..core import test_wide_programs as wide
-from ..gpu_suite import random_options
+from ..helpers.gpu_suite import random_options
 
-TARGET = target("cuda:sm_90")
+TARGET = parse_gpu_target("cuda:sm_90")
 
 
-@pytest.mark.skipif(not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler")
+@pytest.mark.skipif(not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler")
 @settings(wide.SOME, max_examples=max(1, wide.SOME.max_examples // 2))
 @given(wide.RANDOMS)
 def test_emulated(r: Random) -> None:

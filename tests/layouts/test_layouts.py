@@ -8,19 +8,19 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tensor_comprehensions.errors import CannotLower, InternalError
+from tensor_comprehensions.core.errors import CannotLower, InternalError
 from tensor_comprehensions.layouts import (
     Layout,
     coalesce,
     complement,
     compose,
     concatenate,
-    divide,
+    divide_layout,
+    layout_product,
     left_inverse,
-    product,
     right_inverse,
 )
-from tensor_comprehensions.layouts.layout import IntTuple, leaves
+from tensor_comprehensions.layouts.layout import IntTuple, flatten_tuple
 
 SIZES = st.sampled_from((1, 2, 3, 4, 6))
 STRIDES = st.sampled_from((0, 1, 2, 3, 4, 6, 8, 12, 16, 24))
@@ -99,9 +99,9 @@ def test_coordinates_outside_are_refused(at: IntTuple) -> None:
 def test_flat_and_nested_coordinates_agree(layout: Layout) -> None:
     everywhere = coordinates(layout.shape)
     assert [layout(c) for c in everywhere] == [layout(n) for n in range(layout.size)]
-    strides = leaves(layout.stride)
+    strides = flatten_tuple(layout.stride)
     assert [layout(c) for c in everywhere] == [
-        sum(x * d for x, d in zip(leaves(c), strides, strict=True)) for c in everywhere
+        sum(x * d for x, d in zip(flatten_tuple(c), strides, strict=True)) for c in everywhere
     ]
     found = list(layout.offsets())
     assert layout.cosize == 1 + max(found) - min(found)
@@ -176,7 +176,7 @@ def test_complements_that_must_exist(layout: Layout, step: int, times: int) -> N
 @given(COMPACT, st.lists(st.tuples(SIZES, STRIDES), min_size=1, max_size=2))
 def test_a_division_visits_everything_once(layout: Layout, tile_modes: list[tuple[int, int]]) -> None:
     tile = concatenate(*(Layout(*mode) for mode in tile_modes))
-    parts = attempt(divide, layout, tile)
+    parts = attempt(divide_layout, layout, tile)
     if parts is None:
         return
     assert sorted(parts.offsets()) == list(range(layout.size))
@@ -184,16 +184,16 @@ def test_a_division_visits_everything_once(layout: Layout, tile_modes: list[tupl
 
 
 def test_a_division_into_tiles() -> None:
-    assert str(divide(Layout(24, 3), Layout(4, 2))) == "(4, (2, 3)) : (6, (3, 24))"
+    assert str(divide_layout(Layout(24, 3), Layout(4, 2))) == "(4, (2, 3)) : (6, (3, 24))"
     with pytest.raises(CannotLower, match=r"24 : 3 with 5 : 1"):
-        divide(Layout(24, 3), Layout(5, 1))
+        divide_layout(Layout(24, 3), Layout(5, 1))
 
 
 @given(COMPACT, st.integers(1, 3), COMPACT)
 def test_a_product_repeats_without_overlap(layout: Layout, step: int, repetition: Layout) -> None:
     assume(layout.size * repetition.size <= 500)
     spread = compose(Layout(layout.size, step), layout)
-    whole = attempt(product, spread, repetition)
+    whole = attempt(layout_product, spread, repetition)
     if whole is None:
         return
     found = list(whole.offsets())
@@ -204,7 +204,7 @@ def test_a_product_repeats_without_overlap(layout: Layout, step: int, repetition
 
 
 def test_a_product_of_blocks() -> None:
-    assert str(product(Layout((2, 2), (4, 1)), Layout(6, 1))) == "((2, 2), (2, 3)) : ((4, 1), (2, 8))"
+    assert str(layout_product(Layout((2, 2), (4, 1)), Layout(6, 1))) == "((2, 2), (2, 3)) : ((4, 1), (2, 8))"
 
 
 @given(LAYOUTS)

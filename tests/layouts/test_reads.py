@@ -6,33 +6,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensor_comprehensions.errors import InternalError
-from tensor_comprehensions.layouts import Layout, Movement, Read, coalesce_together, mergeable
+from tensor_comprehensions.core.errors import InternalError
+from tensor_comprehensions.layouts import AccessMovement, Layout, LayoutRead, can_merge, coalesce_together
 
 
-def reads(extents: dict[str, int], *tensors: str) -> list[Read]:
+def reads(extents: dict[str, int], *tensors: str) -> list[LayoutRead]:
     """Contiguous row-major tensors, each subscripted by plain iterators."""
     return [
-        Read.of(extents, [{i: 1} for i in t], [d for _, d in Layout.row_major([extents[i] for i in t]).flat])
+        LayoutRead.of(extents, [{i: 1} for i in t], [d for _, d in Layout.row_major([extents[i] for i in t]).flat])
         for t in tensors
     ]
 
 
 def test_movement() -> None:
     extents = {"c": 3, "w": 8, "h": 6}
-    image = Read.of(extents, [{"h": 2}, {"w": -1}, {"c": 1}], (60, 3, 1), (1, 7, 0))
+    image = LayoutRead.of(extents, [{"h": 2}, {"w": -1}, {"c": 1}], (60, 3, 1), (1, 7, 0))
     assert image.layout == Layout((3, 8, 6), (1, -3, 120))
     assert image.origin == 81
-    assert [image.movement(i) for i in "cwh"] == [Movement.CONTIGUOUS, Movement.STRIDED, Movement.STRIDED]
-    diagonal = Read.of(extents, [{"w": 1}, {"w": -1}], (2, 3))
-    assert diagonal.movement("w") is Movement.REVERSED
-    assert diagonal.movement("h") is Movement.BROADCAST
+    assert [image.movement(i) for i in "cwh"] == [
+        AccessMovement.CONTIGUOUS,
+        AccessMovement.STRIDED,
+        AccessMovement.STRIDED,
+    ]
+    diagonal = LayoutRead.of(extents, [{"w": 1}, {"w": -1}], (2, 3))
+    assert diagonal.movement("w") is AccessMovement.REVERSED
+    assert diagonal.movement("h") is AccessMovement.BROADCAST
     assert diagonal.step("w") == -1
 
 
 def test_iterators_and_modes_correspond() -> None:
     with pytest.raises(InternalError, match="a read of"):
-        Read(("a", "b"), Layout((2, 3, 4), (1, 2, 6)))
+        LayoutRead(("a", "b"), Layout((2, 3, 4), (1, 2, 6)))
 
 
 def test_fusion_of_indices_as_in_the_paper() -> None:
@@ -47,8 +51,8 @@ def test_three_iterators_become_one() -> None:
     extents = {"i": 2, "j": 3, "k": 4}
     assert coalesce_together(reads(extents, "ijk", "ijk")) == (("k", "j", "i"),)
     assert coalesce_together(reads(extents, "ijk", "jik")) == (("i",), ("j",), ("k",))
-    assert mergeable(reads(extents, "ijk"), "k", "j")
-    assert not mergeable(reads(extents, "ijk"), "j", "k")
+    assert can_merge(reads(extents, "ijk"), "k", "j")
+    assert not can_merge(reads(extents, "ijk"), "j", "k")
 
 
 @given(

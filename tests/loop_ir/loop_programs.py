@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from tensor_comprehensions.dtypes import BOOL, FLOAT32, INT32, INT64, DType
+from tensor_comprehensions.core.dtypes import BOOL, FLOAT32, INT32, INT64, DType
 from tensor_comprehensions.loop_ir import build as b
-from tensor_comprehensions.loop_ir.interpret import interpret
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.ops import storage_dtype
 from tensor_comprehensions.loop_ir.nodes import (
     COMPARISONS,
     Allocate,
@@ -31,7 +32,6 @@ from tensor_comprehensions.loop_ir.nodes import (
     Store,
     Unary,
 )
-from tensor_comprehensions.loop_ir.numbers import storage
 
 ROWS, COLUMNS, DEPTH = 3, 13, 4
 X = b.buffer("X", FLOAT32, (ROWS, COLUMNS))
@@ -51,7 +51,7 @@ def module(body: Stmt, buffers: tuple[Buffer, ...] = BUFFERS) -> Module:
 def run(body: Stmt, seed: int = 0, buffers: tuple[Buffer, ...] = BUFFERS) -> dict[str, np.ndarray]:
     """The arrays after `body` ran on small whole numbers, on which every order of a sum gives the same."""
     rng = np.random.default_rng(seed)
-    arrays = {x.name: np.asarray(rng.integers(-3, 4, x.shape)).astype(storage(x.type.dtype)) for x in buffers}
+    arrays = {x.name: np.asarray(rng.integers(-3, 4, x.shape)).astype(storage_dtype(x.type.dtype)) for x in buffers}
     if P in buffers:
         arrays["P"] = np.asarray(rng.permutation(COLUMNS), np.int32)
     assert interpret(module(body, buffers), arrays) == []
@@ -71,7 +71,7 @@ def evaluate(e: Expr, values: dict[str, int]) -> np.ndarray:
     body: Stmt = Store(out, (b.ramp(0, 1, lanes),), e)
     for name, value in values.items():
         body = Let(name, b.const(value), body)
-    array = np.zeros(lanes, storage(e.type.dtype))
+    array = np.zeros(lanes, storage_dtype(e.type.dtype))
     interpret(Module("m", (out,), (), (Kernel("k", body),)), {"out": array})
     return array
 
@@ -253,5 +253,5 @@ def programs(draw: st.DrawFn) -> Stmt:
         )
     )
     factor = draw(st.sampled_from([(4, 1), (4, 2), (8, 1), (2, 3), (16, 1)]))
-    inner = Loop("c", start, stop, body, LoopKind.VECTOR, factor=factor)
+    inner = Loop("c", start, stop, body, LoopKind.VECTOR, vector_factors=factor)
     return Loop("r", b.const(0), b.const(ROWS), inner)

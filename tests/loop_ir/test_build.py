@@ -8,24 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loop_programs import BUFFERS, booleans, evaluate, floats, integers, module, programs, same_bits, values
 
-import tensor_comprehensions.dtypes as dtypes
+import tensor_comprehensions.core.dtypes as dtypes
 import tensor_comprehensions.loop_ir.nodes as nodes
-from tensor_comprehensions.dtypes import BOOL, FLOAT32, INT8, INT32, INT64, UINT8, DType
-from tensor_comprehensions.errors import CannotLower, InternalError
+from tensor_comprehensions.core.dtypes import BOOL, FLOAT32, INT8, INT32, INT64, UINT8, DType
+from tensor_comprehensions.core.errors import CannotLower, InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir.names import Names
 from tensor_comprehensions.loop_ir.nodes import Binary, Const, Expr, Loop, LoopKind, Ramp, Stmt, Type
+from tensor_comprehensions.loop_ir.passes.unroll import unroll_loops
 from tensor_comprehensions.loop_ir.rewrite import (
     map_expr,
     map_stmt,
     substitute,
     substitute_stmt,
-    walk,
-    walk_all,
     walk_expr,
+    walk_stmt_exprs,
+    walk_stmts,
 )
-from tensor_comprehensions.loop_ir.unroll import unroll
-from tests.planted import replace_buffer
+from tests.helpers.planted_faults import replace_buffer
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 ROW, COLUMN = b.var("i"), b.var("j")
@@ -141,8 +141,12 @@ def test_fresh_names_are_not_taken() -> None:
 def test_walking_is_in_program_order() -> None:
     stores = [b.store(A, (n, 0), float(n)) for n in range(3)]
     body = b.block(stores[0], Loop("i", b.const(0), b.const(2), stores[1]), stores[2])
-    assert [s for s in walk(body) if isinstance(s, nodes.Store)] == stores
-    assert [e.value for e in walk_all(body) if isinstance(e, Const) and e.type.dtype == FLOAT32] == [0.0, 1.0, 2.0]
+    assert [s for s in walk_stmts(body) if isinstance(s, nodes.Store)] == stores
+    assert [e.value for e in walk_stmt_exprs(body) if isinstance(e, Const) and e.type.dtype == FLOAT32] == [
+        0.0,
+        1.0,
+        2.0,
+    ]
 
 
 def unrolled(body: Stmt, start: Expr | int = 0, stop: Expr | int = 3, step: int = 1) -> Loop:
@@ -150,29 +154,29 @@ def unrolled(body: Stmt, start: Expr | int = 0, stop: Expr | int = 3, step: int 
 
 
 def test_unrolled_copies_have_constant_indices() -> None:
-    body = unroll(unrolled(b.store(A, (ROW, b.mul(ROW, 2)), 1.0)))
+    body = unroll_loops(unrolled(b.store(A, (ROW, b.mul(ROW, 2)), 1.0)))
     assert body == b.block(*[b.store(A, (n, 2 * n), 1.0) for n in range(3)])
 
 
 def test_unrolled_loops_inside_each_other() -> None:
     inner = Loop("j", ROW, b.const(3), b.store(A, (ROW, COLUMN), 1.0), LoopKind.UNROLLED)
-    assert unroll(unrolled(inner)) == b.block(*[b.store(A, (n, m), 1.0) for n in range(3) for m in range(n, 3)])
+    assert unroll_loops(unrolled(inner)) == b.block(*[b.store(A, (n, m), 1.0) for n in range(3) for m in range(n, 3)])
 
 
 def test_only_the_trip_count_need_be_constant() -> None:
-    body = unroll(unrolled(b.store(A, (0, ROW), 1.0), COLUMN, b.add(COLUMN, 3), step=2))
+    body = unroll_loops(unrolled(b.store(A, (0, ROW), 1.0), COLUMN, b.add(COLUMN, 3), step=2))
     assert body == b.block(b.store(A, (0, COLUMN), 1.0), b.store(A, (0, b.add(COLUMN, 2)), 1.0))
 
 
 def test_a_trip_count_that_varies_cannot_be_unrolled() -> None:
     with pytest.raises(CannotLower, match="trip count"):
-        unroll(unrolled(b.store(A, (ROW, 0), 1.0), stop=COLUMN))
+        unroll_loops(unrolled(b.store(A, (ROW, 0), 1.0), stop=COLUMN))
 
 
 def test_what_does_not_depend_on_the_loop_is_shared_between_copies() -> None:
     value = b.mul(b.load(A, 0, COLUMN), 2.0)
-    copies = unroll(unrolled(b.store(A, (ROW, 0), value)))
-    assert all(s.value is value for s in walk(copies) if isinstance(s, nodes.Store))
+    copies = unroll_loops(unrolled(b.store(A, (ROW, 0), value)))
+    assert all(s.value is value for s in walk_stmts(copies) if isinstance(s, nodes.Store))
 
 
 def test_a_ramp_of_one_lane_is_a_scalar() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensor_comprehensions.dtypes import BFLOAT16, BOOL, DTYPES, FLOAT16, FLOAT32, INT8, INT32, INT64, UINT8, DType
-from tensor_comprehensions.errors import InternalError
+from tensor_comprehensions.core.dtypes import BFLOAT16, BOOL, DTYPES, FLOAT16, FLOAT32, INT8, INT32, INT64, UINT8, DType
+from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.loop_ir import build as b
-from tensor_comprehensions.loop_ir.interpret import interpret
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.ops import binary_function, storage_dtype
 from tensor_comprehensions.loop_ir.nodes import (
     Allocate,
     Binary,
@@ -34,7 +35,6 @@ from tensor_comprehensions.loop_ir.nodes import (
     Store,
     Unary,
 )
-from tensor_comprehensions.loop_ir.numbers import operator, storage
 
 N = 6
 A, B = b.buffer("A", FLOAT32, (N,)), b.buffer("B", FLOAT32, (N,))
@@ -49,7 +49,7 @@ def loop(body: Stmt, kind: LoopKind = LoopKind.SERIAL, stop: int = N, var: str =
 
 
 def run(body: Stmt, **given: object) -> dict[str, np.ndarray]:
-    arrays = {x.name: np.zeros(x.shape, storage(x.type.dtype)) for x in BUFFERS}
+    arrays = {x.name: np.zeros(x.shape, storage_dtype(x.type.dtype)) for x in BUFFERS}
     for name, array in given.items():
         arrays[name] = np.array(array, arrays[name].dtype)
     interpret(Module("m", BUFFERS, (), (Kernel("k", body),)), arrays)
@@ -58,7 +58,7 @@ def run(body: Stmt, **given: object) -> dict[str, np.ndarray]:
 
 def value(e: Expr) -> object:
     out = b.buffer("out", e.type.dtype, (e.type.lanes,))
-    array = np.zeros(e.type.lanes, storage(e.type.dtype))
+    array = np.zeros(e.type.lanes, storage_dtype(e.type.dtype))
     body = Store(out, (b.ramp(0, 1, e.type.lanes),), e)
     interpret(Module("m", (out,), (), (Kernel("k", body),)), {"out": array})
     return array.tolist() if e.type.lanes > 1 else array[0].item()
@@ -102,7 +102,7 @@ def test_min_and_max_propagate_nan() -> None:
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "mod", "min", "max", "eq", "ne", "lt", "le", "gt", "ge"])
 def test_a_scalar_is_computed_as_a_lane(op: str, dtype: DType) -> None:
-    kind, combine = storage(dtype), operator(op, dtype)
+    kind, combine = storage_dtype(dtype), binary_function(op, dtype)
     if dtype.is_bool and op in ("sub", "div", "mod"):
         return
     with np.errstate(all="ignore"):
@@ -119,7 +119,7 @@ def test_a_scalar_is_computed_as_a_lane(op: str, dtype: DType) -> None:
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_every_type_is_stored_and_loaded(dtype: DType) -> None:
     source, out = b.buffer("source", dtype, (4,)), b.buffer("out", dtype, (4,))
-    arrays = {"source": np.array([1, 0, 1, 1]).astype(storage(dtype)), "out": np.zeros(4, storage(dtype))}
+    arrays = {"source": np.array([1, 0, 1, 1]).astype(storage_dtype(dtype)), "out": np.zeros(4, storage_dtype(dtype))}
     interpret(
         Module("m", (source, out), (), (Kernel("k", loop(b.store(out, (ROW,), b.load(source, ROW)), stop=4)),)), arrays
     )

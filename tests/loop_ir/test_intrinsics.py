@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from loop_programs import assert_same_effect, module
 
-from tensor_comprehensions.dtypes import FLOAT16, FLOAT32, FLOAT64, INT32, INT64, DType
-from tensor_comprehensions.errors import InternalError
+from tensor_comprehensions.core.dtypes import FLOAT16, FLOAT32, FLOAT64, INT32, INT64, DType
+from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.loop_ir import build as b
-from tensor_comprehensions.loop_ir.hoist import hoist_accumulators
 from tensor_comprehensions.loop_ir.nodes import Allocate, Buffer, Expr, Invoke, Loop, LoopKind, Space, Stmt
-from tensor_comprehensions.loop_ir.rewrite import allocated, walk
-from tensor_comprehensions.loop_ir.show import show
-from tensor_comprehensions.loop_ir.simplify import simplify
-from tensor_comprehensions.loop_ir.vectorize import vectorize
+from tensor_comprehensions.loop_ir.passes.scalar_promotion import hoist_accumulators
+from tensor_comprehensions.loop_ir.passes.simplify import simplify
+from tensor_comprehensions.loop_ir.passes.vectorize import vectorize_loops
+from tensor_comprehensions.loop_ir.rewrite import allocated_buffers, walk_stmts
+from tensor_comprehensions.loop_ir.show import format_program
 from tensor_comprehensions.loop_ir.verify import verify
 
 N, ROWS = 64, 5
@@ -31,7 +31,7 @@ def prefetch(buffer: Buffer, *indices: Expr) -> Invoke:
 
 
 def columns(body: Stmt, factor: tuple[int, int], stop: int = N) -> Loop:
-    return Loop("c", b.const(0), b.const(stop), body, LoopKind.VECTOR, factor=factor)
+    return Loop("c", b.const(0), b.const(stop), body, LoopKind.VECTOR, vector_factors=factor)
 
 
 def rows(body: Stmt) -> Loop:
@@ -39,16 +39,16 @@ def rows(body: Stmt) -> Loop:
 
 
 def hints(s: Stmt) -> list[str]:
-    return [show(x).strip() for x in walk(s) if isinstance(x, Invoke)]
+    return [format_program(x).strip() for x in walk_stmts(s) if isinstance(x, Invoke)]
 
 
 def test_lanes_ask_once_for_each_line_and_accumulators_stay_in_registers() -> None:
     before = columns(rows(b.block(prefetch(T, NEXT, LANE), SUM)), (16, 4))
-    after = simplify(hoist_accumulators(vectorize(before)))
+    after = simplify(hoist_accumulators(vectorize_loops(before)))
     verify(module(after, BUFFERS))
     assert_same_effect(before, after, BUFFERS)
     assert hints(after) == [f"prefetch(&T[at[min(r + 2, 4)], {c}], 0)" for c in (0, 16, 32, 48)]
-    assert len(allocated(after)) == 4
+    assert len(allocated_buffers(after)) == 4
 
 
 @pytest.mark.parametrize(
@@ -64,17 +64,17 @@ def test_lanes_ask_once_for_each_line_and_accumulators_stay_in_registers() -> No
 def test_one_hint_for_each_line(dtype: DType, factor: tuple[int, int], places: list[int]) -> None:
     table = b.buffer("X", dtype, (ROWS, N))
     body = b.block(prefetch(table, b.const(1), LANE), b.store(O, (LANE,), 1.0))
-    after = simplify(vectorize(columns(body, factor, factor[0] * factor[1])))
+    after = simplify(vectorize_loops(columns(body, factor, factor[0] * factor[1])))
     assert hints(after) == [f"prefetch(&X[1, {c}], 0)" for c in places]
 
 
 def test_the_same_in_all_lanes_is_said_once_and_scattered_lanes_say_nothing() -> None:
     store = b.store(O, (LANE,), 1.0)
-    fixed = vectorize(columns(b.block(prefetch(AT, b.const(2)), store), (8, 2), 16))
+    fixed = vectorize_loops(columns(b.block(prefetch(AT, b.const(2)), store), (8, 2), 16))
     assert hints(fixed) == ["prefetch(&at[2], 0)"]
     square, order = b.buffer("S", FLOAT32, (N, N)), b.buffer("order", INT32, (N,))
     for index in (LANE, b.cast(b.load(order, LANE), INT64)):
-        assert hints(vectorize(columns(b.block(prefetch(square, index, b.const(0)), store), (8, 2), 16))) == []
+        assert hints(vectorize_loops(columns(b.block(prefetch(square, index, b.const(0)), store), (8, 2), 16))) == []
 
 
 def test_what_is_asked_for_need_not_exist_but_its_indices_must() -> None:

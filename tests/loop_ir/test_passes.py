@@ -6,13 +6,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from loop_programs import assert_same_effect, module, programs
 
-from tensor_comprehensions.errors import CannotLower
-from tensor_comprehensions.loop_ir.hoist import hoist_accumulators
+from tensor_comprehensions.core.errors import CannotLower
 from tensor_comprehensions.loop_ir.nodes import Loop, LoopKind, Stmt
-from tensor_comprehensions.loop_ir.rewrite import walk
-from tensor_comprehensions.loop_ir.simplify import simplify
-from tensor_comprehensions.loop_ir.unroll import unroll
-from tensor_comprehensions.loop_ir.vectorize import vectorize
+from tensor_comprehensions.loop_ir.passes.scalar_promotion import hoist_accumulators
+from tensor_comprehensions.loop_ir.passes.simplify import simplify
+from tensor_comprehensions.loop_ir.passes.unroll import unroll_loops
+from tensor_comprehensions.loop_ir.passes.vectorize import vectorize_loops
+from tensor_comprehensions.loop_ir.rewrite import walk_stmts
 from tensor_comprehensions.loop_ir.verify import verify
 
 quick = settings(
@@ -28,21 +28,23 @@ quick = settings(
 def test_passes_keep_the_effect(program: Stmt) -> None:
     verify(module(program))
     try:
-        stages = [vectorize(program)]
+        stages = [vectorize_loops(program)]
     except CannotLower:
         return
-    for step in (unroll, hoist_accumulators, simplify):
+    for step in (unroll_loops, hoist_accumulators, simplify):
         stages.append(step(stages[-1]))
     for stage in stages:
         verify(module(stage))
         assert_same_effect(program, stage)
-    assert not any(isinstance(s, Loop) and s.kind in (LoopKind.VECTOR, LoopKind.UNROLLED) for s in walk(stages[-1]))
+    assert not any(
+        isinstance(s, Loop) and s.kind in (LoopKind.VECTOR, LoopKind.UNROLLED) for s in walk_stmts(stages[-1])
+    )
 
 
 @quick
 @given(programs())
 def test_passes_on_scalar_loops_keep_the_effect(program: Stmt) -> None:
-    for step in (unroll, simplify, lambda s: hoist_accumulators(unroll(s))):
+    for step in (unroll_loops, simplify, lambda s: hoist_accumulators(unroll_loops(s))):
         assert_same_effect(program, step(program))
 
 
@@ -53,12 +55,12 @@ def test_simplify_is_done_after_one_run(program: Stmt) -> None:
     assert simplify(once) is once
 
 
-@pytest.mark.parametrize("step", [vectorize, unroll, hoist_accumulators])
+@pytest.mark.parametrize("step", [vectorize_loops, unroll_loops, hoist_accumulators])
 @quick
 @given(programs())
 def test_nothing_to_do_gives_the_same_object(step, program: Stmt) -> None:
     try:
-        done = hoist_accumulators(unroll(vectorize(program)))
+        done = hoist_accumulators(unroll_loops(vectorize_loops(program)))
     except CannotLower:
         return
     assert step(done) is done

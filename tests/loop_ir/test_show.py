@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensor_comprehensions.dtypes import BOOL, FLOAT32, INT64
+from tensor_comprehensions.core.dtypes import BOOL, FLOAT32, INT64
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir.nodes import (
     Allocate,
@@ -27,7 +27,7 @@ from tensor_comprehensions.loop_ir.nodes import (
     Type,
     Unary,
 )
-from tensor_comprehensions.loop_ir.show import show
+from tensor_comprehensions.loop_ir.show import format_program
 
 A = b.buffer("A", FLOAT32, (4, 8))
 T = Buffer("T", Type(FLOAT32), (4, 8), (1, 4))
@@ -66,7 +66,7 @@ def test_a_module_reads_like_this() -> None:
     update = b.store(A, (ROW, COLUMN), b.mul(b.load(T, ROW, COLUMN), 2.0), op="+")
     rows = b.block(
         Check(b.lt(b.mul(ROW, 2), 8), 0, b.mul(ROW, 2)),
-        Loop("j", b.const(0), b.const(8), update, LoopKind.VECTOR, factor=(8, 2)),
+        Loop("j", b.const(0), b.const(8), update, LoopKind.VECTOR, vector_factors=(8, 2)),
         Loop("k", b.const(0), b.const(8), Block(()), LoopKind.UNROLLED, step=2),
     )
     low, high = b.lt(b.load(A, 0, 0), 1.0), b.ge(b.load(A, 0, 1), 1.0)
@@ -74,7 +74,7 @@ def test_a_module_reads_like_this() -> None:
     branch = If(
         Unary("not", b.logical_or(low, high)),
         Store(R, (b.const(1),), b.sub(Load(A, (b.const(0), lanes), m), Load(R, (b.const(0),))), "max"),
-        Store(A, (b.const(1), lanes), Load(R, (b.const(0),)), None, m, streaming=True),
+        Store(A, (b.const(1), lanes), Load(R, (b.const(0),)), None, m, nontemporal=True),
     )
     value = Select(b.const(True, BOOL), ReduceLanes("+", Load(R, (b.const(0),))), Cast(Unary("neg", nested), FLOAT32))
     body = b.block(
@@ -87,4 +87,4 @@ def test_a_module_reads_like_this() -> None:
         Kernel("first", Loop("i", b.const(0), b.const(4), rows, LoopKind.PARALLEL, grain=2)),
         Kernel("second", Allocate((R,), body)),
     )
-    assert show(Module("demo", (A,), (T,), kernels, (CheckSite("A", 1, 8),), ("A",))) == EXPECTED
+    assert format_program(Module("demo", (A,), (T,), kernels, (CheckSite("A", 1, 8),), ("A",))) == EXPECTED

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensor_comprehensions.dtypes import FLOAT32, FLOAT64
-from tensor_comprehensions.errors import CannotLower, InternalError
+from tensor_comprehensions.core.dtypes import FLOAT32, FLOAT64
+from tensor_comprehensions.core.errors import CannotLower, InternalError
 from tensor_comprehensions.loop_ir import build
-from tensor_comprehensions.loop_ir.interpret import interpret
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.loop_ir.nodes import Kernel, Loop, LoopKind, Module, Shuffle, Stmt
+from tensor_comprehensions.loop_ir.passes.simplify import simplify
+from tensor_comprehensions.loop_ir.passes.vectorize import vectorize_loops
 from tensor_comprehensions.loop_ir.rewrite import substitute
-from tensor_comprehensions.loop_ir.show import show
-from tensor_comprehensions.loop_ir.simplify import simplify
-from tensor_comprehensions.loop_ir.vectorize import vectorize
+from tensor_comprehensions.loop_ir.show import format_program
 from tensor_comprehensions.loop_ir.verify import verify
 
 X, OUT = build.buffer("x", FLOAT32, (9,)), build.buffer("out", FLOAT32, (4,))
@@ -31,7 +31,7 @@ def test_meaning() -> None:
     x, out = np.arange(9, dtype=np.float32), np.zeros(4, np.float32)
     interpret(m, {"x": x, "out": out})
     np.testing.assert_array_equal(out, [3, 5, 8, 0])
-    assert "shuffle(x[ramp(0, 1, 4)], x[ramp(5, 1, 4)], [3, 4, 7, 0])" in show(m)
+    assert "shuffle(x[ramp(0, 1, 4)], x[ramp(5, 1, 4)], [3, 4, 7, 0])" in format_program(m)
 
 
 def test_all_of_the_left_is_the_left() -> None:
@@ -49,7 +49,7 @@ def test_passes_keep_it() -> None:
 def test_vector_loops_refuse_it() -> None:
     body = build.store(OUT, (build.var("i"),), build.reduce_lanes("+", build.shuffle(LEFT, RIGHT, (1, 0))))
     with pytest.raises(CannotLower, match="explicit vectors"):
-        vectorize(Loop("i", build.const(0), build.const(4), body, LoopKind.VECTOR, factor=(4, 1)))
+        vectorize_loops(Loop("i", build.const(0), build.const(4), body, LoopKind.VECTOR, vector_factors=(4, 1)))
 
 
 @pytest.mark.parametrize(

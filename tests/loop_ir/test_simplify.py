@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loop_programs import RANGES, booleans, evaluate, floats, integers, same_bits, values
 
-from tensor_comprehensions.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT64
+from tensor_comprehensions.core.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT64
 from tensor_comprehensions.loop_ir import build as b
-from tensor_comprehensions.loop_ir import rules
-from tensor_comprehensions.loop_ir.affine import Interval
+from tensor_comprehensions.loop_ir.index_arithmetic import Interval
 from tensor_comprehensions.loop_ir.nodes import (
     COMPARISONS,
     Allocate,
@@ -37,7 +36,8 @@ from tensor_comprehensions.loop_ir.nodes import (
     Store,
     Unary,
 )
-from tensor_comprehensions.loop_ir.simplify import simplify
+from tensor_comprehensions.loop_ir.passes import simplify_rules
+from tensor_comprehensions.loop_ir.passes.simplify import simplify
 
 INTERVALS = {name: Interval(*where) for name, where in RANGES.items()}
 quick = settings(max_examples=80, deadline=None, derandomize=True)
@@ -67,54 +67,54 @@ def sums_by_constants(op: str) -> st.SearchStrategy[Expr]:
 
 
 MASKED = b.buffer("masked", FLOAT32, (4,))
-SHAPES: dict[rules.Rule, st.SearchStrategy[Expr]] = {
-    rules.fold: st.one_of(
+SHAPES: dict[simplify_rules.Rule, st.SearchStrategy[Expr]] = {
+    simplify_rules.fold: st.one_of(
         binary(("add", "sub", "mul", "min", "max"), integers),
         binary(("and", "or"), booleans),
         integers(4).map(lambda e: Unary("neg", Unary("neg", e))),
         st.builds(Select, st.booleans().map(lambda v: b.const(v, BOOL)), integers(), integers()),
         st.builds(Ramp, integers(), st.integers(0, 1), st.just(4)),
     ),
-    rules.broadcast_late: st.builds(
+    simplify_rules.broadcast_late: st.builds(
         Binary, st.sampled_from(["add", "mul", "min", "lt"]), broadcasts(integers()), broadcasts(integers())
     ),
-    rules.divide_terms: sums_by_constants("div"),
-    rules.remainder_of_terms: sums_by_constants("mod"),
-    rules.decide_minimum: binary(("min",), integers),
-    rules.decide_maximum: binary(("max",), integers),
-    rules.decide_comparison: binary(COMPARISONS, integers),
-    rules.multiply_by_one: st.one_of(with_constant("mul", 1.0), with_constant("mul", 1.0, swap=True)),
-    rules.divide_by_one: with_constant("div", 1.0),
-    rules.add_negative_zero: st.one_of(with_constant("add", -0.0), with_constant("add", -0.0, swap=True)),
-    rules.subtract_zero: with_constant("sub", 0.0),
-    rules.same_operand: booleans().map(lambda e: Binary("and", e, e)),
-    rules.negate_comparison: st.one_of(
+    simplify_rules.divide_terms: sums_by_constants("div"),
+    simplify_rules.remainder_of_terms: sums_by_constants("mod"),
+    simplify_rules.decide_minimum: binary(("min",), integers),
+    simplify_rules.decide_maximum: binary(("max",), integers),
+    simplify_rules.decide_comparison: binary(COMPARISONS, integers),
+    simplify_rules.multiply_by_one: st.one_of(with_constant("mul", 1.0), with_constant("mul", 1.0, swap=True)),
+    simplify_rules.divide_by_one: with_constant("div", 1.0),
+    simplify_rules.add_negative_zero: st.one_of(with_constant("add", -0.0), with_constant("add", -0.0, swap=True)),
+    simplify_rules.subtract_zero: with_constant("sub", 0.0),
+    simplify_rules.same_operand: booleans().map(lambda e: Binary("and", e, e)),
+    simplify_rules.negate_comparison: st.one_of(
         binary(COMPARISONS, integers).map(lambda e: Unary("not", e)),
         binary(COMPARISONS, floats).map(lambda e: Unary("not", e)),
     ),
-    rules.select_of_same: st.builds(lambda c, e: Select(c, e, e), booleans(), floats()),
-    rules.select_of_booleans: st.builds(
+    simplify_rules.select_of_same: st.builds(lambda c, e: Select(c, e, e), booleans(), floats()),
+    simplify_rules.select_of_booleans: st.builds(
         lambda c, yes: Select(c, b.const(yes, BOOL), b.const(not yes, BOOL)), booleans(), st.booleans()
     ),
-    rules.cast_constant: st.builds(
+    simplify_rules.cast_constant: st.builds(
         lambda v, t: Cast(b.const(v), t),
         st.integers(-(2**60), 2**60) | st.integers(-3000, 3000),
         st.sampled_from([FLOAT16, BFLOAT16, FLOAT32, FLOAT64]),
     ),
-    rules.cast_broadcast: broadcasts(integers()).map(lambda e: Cast(e, FLOAT32)),
-    rules.unary_broadcast: broadcasts(floats()).map(lambda e: Unary("neg", e)),
-    rules.call_on_broadcasts: broadcasts(floats()).map(lambda e: Call("fabs", (e,))),
-    rules.masked_load: st.booleans().map(lambda v: Load(MASKED, (b.ramp(0, 1, 4),), b.const(v, BOOL, 4))),
-    rules.reduce_broadcast: st.builds(ReduceLanes, st.sampled_from(["min", "max"]), broadcasts(floats())),
+    simplify_rules.cast_broadcast: broadcasts(integers()).map(lambda e: Cast(e, FLOAT32)),
+    simplify_rules.unary_broadcast: broadcasts(floats()).map(lambda e: Unary("neg", e)),
+    simplify_rules.call_on_broadcasts: broadcasts(floats()).map(lambda e: Call("fabs", (e,))),
+    simplify_rules.masked_load: st.booleans().map(lambda v: Load(MASKED, (b.ramp(0, 1, 4),), b.const(v, BOOL, 4))),
+    simplify_rules.reduce_broadcast: st.builds(ReduceLanes, st.sampled_from(["min", "max"]), broadcasts(floats())),
 }
 
 
 def test_every_rule_has_a_shape() -> None:
-    assert set(SHAPES) == {rule for group in rules.RULES.values() for rule in group}
+    assert set(SHAPES) == {rule for group in simplify_rules.RULES.values() for rule in group}
 
 
 @pytest.mark.parametrize("rule", SHAPES, ids=lambda r: r.__name__)
-def test_rule_keeps_the_value(rule: rules.Rule) -> None:
+def test_rule_keeps_the_value(rule: simplify_rules.Rule) -> None:
     applied = 0
 
     @quick

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from loop_programs import assert_same_effect, module
 
-from tensor_comprehensions.dtypes import BFLOAT16, BOOL, FLOAT32, INT8, INT32, INT64, UINT16, DType
-from tensor_comprehensions.errors import CannotLower
+from tensor_comprehensions.core.dtypes import BFLOAT16, BOOL, FLOAT32, INT8, INT32, INT64, UINT16, DType
+from tensor_comprehensions.core.errors import CannotLower
 from tensor_comprehensions.loop_ir import build as b
-from tensor_comprehensions.loop_ir.interpret import interpret
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.loop_ir.nodes import (
     Allocate,
     Check,
@@ -25,9 +25,9 @@ from tensor_comprehensions.loop_ir.nodes import (
     Stmt,
     Store,
 )
-from tensor_comprehensions.loop_ir.rewrite import allocated, walk, walk_all
-from tensor_comprehensions.loop_ir.show import show
-from tensor_comprehensions.loop_ir.vectorize import vectorize
+from tensor_comprehensions.loop_ir.passes.vectorize import vectorize_loops
+from tensor_comprehensions.loop_ir.rewrite import allocated_buffers, walk_stmt_exprs, walk_stmts
+from tensor_comprehensions.loop_ir.show import format_program
 from tensor_comprehensions.loop_ir.verify import verify
 
 N = 45
@@ -43,23 +43,23 @@ SUM = b.store(TOTAL, (), b.load(X, COLUMN), op="+")
 
 
 def columns(body: Stmt, factor: tuple[int, int] = (8, 2), start: Expr | int = 0, stop: Expr | int = N) -> Loop:
-    return Loop("c", b.add(start, 0), b.add(stop, 0), body, LoopKind.VECTOR, factor=factor)
+    return Loop("c", b.add(start, 0), b.add(stop, 0), body, LoopKind.VECTOR, vector_factors=factor)
 
 
 def checked(before: Stmt) -> Stmt:
-    """`before` vectorised, after the verifier and the interpreter agreed."""
-    after = vectorize(before)
+    """`before` vectorized, after the verifier and the interpreter agreed."""
+    after = vectorize_loops(before)
     verify(module(after, BUFFERS))
     assert_same_effect(before, after, BUFFERS)
     return after
 
 
 def loops(s: Stmt) -> list[Loop]:
-    return [x for x in walk(s) if isinstance(x, Loop)]
+    return [x for x in walk_stmts(s) if isinstance(x, Loop)]
 
 
 def test_a_constant_trip_count_gives_blocks_single_vectors_and_one_masked_vector() -> None:
-    assert show(checked(columns(COPY))) == (
+    assert format_program(checked(columns(COPY))) == (
         "for c in 0 .. 32 by 16:\n"
         "  Y[ramp(c, 1, 8)] = X[ramp(c, 1, 8)]\n"
         "  Y[ramp(c + 8, 1, 8)] = X[ramp(c + 8, 1, 8)]\n"
@@ -70,7 +70,7 @@ def test_a_constant_trip_count_gives_blocks_single_vectors_and_one_masked_vector
 
 def test_exact_trip_counts_need_no_mask() -> None:
     after = checked(columns(COPY, stop=32))
-    assert all(s.mask is None for s in walk(after) if isinstance(s, Store))
+    assert all(s.mask is None for s in walk_stmts(after) if isinstance(s, Store))
 
 
 @pytest.mark.parametrize("stop", range(36))
@@ -91,7 +91,7 @@ def test_a_tile_with_constant_extent_needs_no_tail() -> None:
     tile = columns(COPY, (8, 1), start=b.mul(ROW, 16), stop=b.add(b.mul(ROW, 16), 16))
     after = checked(Loop("r", b.const(0), b.const(2), tile))
     assert [x.step for x in loops(after)] == [1, 8]
-    assert not [s for s in walk(after) if isinstance(s, If | Let)]
+    assert not [s for s in walk_stmts(after) if isinstance(s, If | Let)]
 
 
 @pytest.mark.parametrize("op", ["+", "*", "min", "max"])
@@ -102,7 +102,7 @@ def test_reductions_keep_their_neutral_element(op: str, dtype: DType) -> None:
     rng = np.random.default_rng(0)
     values = rng.choice([1, 1, 1, 2] if op == "*" else [1, 2, 3, 4], N)
     found = []
-    for body in (before, vectorize(before)):
+    for body in (before, vectorize_loops(before)):
         arrays = {"data": values.astype("float32" if dtype == BFLOAT16 else dtype.name)}
         arrays["result"] = np.asarray(2, arrays["data"].dtype)
         interpret(module(body, (data, result)), arrays)
@@ -120,7 +120,7 @@ def test_reductions_of_booleans(op: str) -> None:
     for start in (False, True):
         for fill in (False, True):
             found = []
-            for body in (before, vectorize(before)):
+            for body in (before, vectorize_loops(before)):
                 arrays = {"data": np.full(N, fill), "result": np.asarray(start)}
                 interpret(module(body, (data, result)), arrays)
                 found.append(bool(arrays["result"]))
@@ -129,27 +129,27 @@ def test_reductions_of_booleans(op: str) -> None:
 
 def test_interleaved_copies_accumulate_apart() -> None:
     after = checked(columns(SUM, (4, 3)))
-    (accumulator,) = allocated(after)
+    (accumulator,) = allocated_buffers(after)
     assert accumulator.shape == (3,)
     assert accumulator.type.lanes == 4
-    assert sum(isinstance(e, ReduceLanes) for e in walk_all(after)) == 1
+    assert sum(isinstance(e, ReduceLanes) for e in walk_stmt_exprs(after)) == 1
 
 
 def test_the_tail_of_a_reduction_gives_the_neutral_element() -> None:
     after = checked(columns(b.store(TOTAL, (), b.add(b.load(X, COLUMN), 1.0), op="+"), (8, 1)))
-    assert any(isinstance(e, Select) for e in walk_all(after))
+    assert any(isinstance(e, Select) for e in walk_stmt_exprs(after))
 
 
 def test_a_tile_of_reductions_has_a_register_each() -> None:
     rows = Loop("r", b.const(0), b.const(3), b.store(Y, (ROW,), b.load(M, ROW, COLUMN), op="+"), LoopKind.UNROLLED)
     after = checked(columns(rows, (8, 2)))
-    assert len(allocated(after)) == 3
+    assert len(allocated_buffers(after)) == 3
 
 
 def test_an_outer_loop_carries_its_inner_loop_along() -> None:
     inner = Loop("r", b.const(0), b.const(N), b.store(Y, (COLUMN,), b.load(M, ROW, COLUMN), op="+"))
     after = checked(columns(b.block(b.store(Y, (COLUMN,), 0.0), inner), (8, 2)))
-    assert show(after).startswith(
+    assert format_program(after).startswith(
         "for c in 0 .. 32 by 16:\n"
         "  Y[ramp(c, 1, 8)] = x8(0.0)\n"
         "  Y[ramp(c + 8, 1, 8)] = x8(0.0)\n"
@@ -196,7 +196,7 @@ def test_nothing_is_read_where_no_lane_runs() -> None:
 def test_divisors_of_lanes_that_do_not_run_are_not_zero() -> None:
     quotient = b.cast(b.div(b.const(7, INT32), b.add(b.load(PLACES, COLUMN), 9)), FLOAT32)
     after = checked(columns(b.store(Y, (COLUMN,), quotient)))
-    assert any(isinstance(e, Select) for e in walk_all(after))
+    assert any(isinstance(e, Select) for e in walk_stmt_exprs(after))
 
 
 def test_one_lane_is_a_serial_loop() -> None:
@@ -226,7 +226,7 @@ INNER = Loop("r", b.const(0), b.const(3), b.store(M, (ROW, COLUMN), 1.0), LoopKi
 )
 def test_refusals_say_why(body: Stmt, reason: str) -> None:
     with pytest.raises(CannotLower, match=reason):
-        vectorize(columns(body))
+        vectorize_loops(columns(body))
 
 
 def test_masks_join_those_that_are_there() -> None:
@@ -245,7 +245,7 @@ ROW_SUM = columns(b.store(TOTAL, (), b.load(M, ROW, COLUMN), op="+"))
 def test_lanes_are_combined_once_after_the_loops_around() -> None:
     after = checked(rows(ROW_SUM))
     assert isinstance(after, Allocate)
-    assert not any(isinstance(e, ReduceLanes) for s in loops(after) for e in walk_all(s))
+    assert not any(isinstance(e, ReduceLanes) for s in loops(after) for e in walk_stmt_exprs(s))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_lanes_are_combined_once_after_the_loops_around() -> None:
 )
 def test_lanes_are_combined_inside_a_loop_that_needs_the_element(around: Stmt) -> None:
     after = checked(around)
-    assert any(isinstance(e, ReduceLanes) for s in loops(after) for e in walk_all(s))
+    assert any(isinstance(e, ReduceLanes) for s in loops(after) for e in walk_stmt_exprs(s))
 
 
 def test_an_element_that_no_iteration_reduces_is_not_touched() -> None:
@@ -273,6 +273,6 @@ def test_an_element_that_no_iteration_reduces_is_not_touched() -> None:
 def test_an_element_that_exists_under_a_condition_only_is_refused() -> None:
     shifted = If(b.ge(ROW, b.const(1)), b.store(Y, (b.sub(ROW, 1),), b.load(X, COLUMN), op="+"))
     with pytest.raises(CannotLower, match="may not exist"):
-        vectorize(rows(columns(shifted)))
+        vectorize_loops(rows(columns(shifted)))
     inside = If(b.ge(ROW, b.const(1)), b.store(Y, (ROW,), b.load(X, COLUMN), op="+"))
     checked(rows(columns(inside)))

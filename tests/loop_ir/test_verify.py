@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tensor_comprehensions.dtypes import BOOL, FLOAT32, INT32, INT64
-from tensor_comprehensions.errors import InternalError
+from tensor_comprehensions.core.dtypes import BOOL, FLOAT32, INT32, INT64
+from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir.nodes import (
     Allocate,

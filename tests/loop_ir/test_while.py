@@ -14,12 +14,11 @@ import pytest
 from loop_programs import same_bits
 from numpy.typing import NDArray
 
-from tensor_comprehensions.codegen import c
-from tensor_comprehensions.codegen.llvm import emit
-from tensor_comprehensions.dtypes import BOOL, FLOAT64, INT32, INT64
-from tensor_comprehensions.errors import CannotLower, InternalError
+from tensor_comprehensions.codegen.c import c_printer
+from tensor_comprehensions.codegen.llvm.llvm_printer import emit_llvm
+from tensor_comprehensions.core.dtypes import BOOL, FLOAT64, INT32, INT64
+from tensor_comprehensions.core.errors import CannotLower, InternalError
 from tensor_comprehensions.loop_ir import build as b
-from tensor_comprehensions.loop_ir.hoist import hoist_accumulators
 from tensor_comprehensions.loop_ir.instructions import (
     BIT_AND,
     BIT_OR,
@@ -29,7 +28,7 @@ from tensor_comprehensions.loop_ir.instructions import (
     SHIFT_RIGHT,
     TRAILING_ZEROS,
 )
-from tensor_comprehensions.loop_ir.interpret import interpret
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.loop_ir.nodes import (
     BITS,
     Allocate,
@@ -49,13 +48,14 @@ from tensor_comprehensions.loop_ir.nodes import (
     Store,
     While,
 )
-from tensor_comprehensions.loop_ir.show import show
-from tensor_comprehensions.loop_ir.simplify import simplify
-from tensor_comprehensions.loop_ir.unroll import unroll
-from tensor_comprehensions.loop_ir.vectorize import vectorize
+from tensor_comprehensions.loop_ir.passes.scalar_promotion import hoist_accumulators
+from tensor_comprehensions.loop_ir.passes.simplify import simplify
+from tensor_comprehensions.loop_ir.passes.unroll import unroll_loops
+from tensor_comprehensions.loop_ir.passes.vectorize import vectorize_loops
+from tensor_comprehensions.loop_ir.show import format_program
 from tensor_comprehensions.loop_ir.verify import verify
-from tensor_comprehensions.runtime import cpu, process
-from tensor_comprehensions.runtime.host import host
+from tensor_comprehensions.runtime.cpu import host_symbols, object_code
+from tensor_comprehensions.runtime.cpu.host import host
 
 Array = NDArray[np.generic]
 Run = Callable[..., int]
@@ -79,14 +79,16 @@ def run_module(tmp_path: Path) -> Run:
 
 
 def _run_llvm(module: Module, addresses: list[int]) -> int:
-    status, _ = cpu.load(emit(module, host(), process.mathematics()), host())(addresses)
+    status, _ = object_code.assemble_and_load(emit_llvm(module, host(), host_symbols.vector_functions()), host())(
+        addresses
+    )
     return status
 
 
 def _run_c(module: Module, addresses: list[int], folder: Path) -> int:
     if GCC is None:
         pytest.skip("compiling the C text needs gcc")
-    (folder / "m.c").write_text(c.emit(module))
+    (folder / "m.c").write_text(c_printer.emit_c(module))
     flags = ["-std=c99", "-O1", "-Wall", "-Werror", "-fopenmp", "-fwrapv", "-shared", "-fPIC"]
     subprocess.run([GCC, *flags, "m.c", "-o", "m.so", "-lm"], cwd=folder, check=True)
     function = getattr(ctypes.CDLL(str(folder / "m.so")), module.name)
@@ -164,15 +166,15 @@ class Operands:
 
 def lowered(module: Module) -> Module:
     """What the passes of the compiler make of it."""
-    body = simplify(hoist_accumulators(unroll(vectorize(simplify(module.kernels[0].body)))))
+    body = simplify(hoist_accumulators(unroll_loops(vectorize_loops(simplify(module.kernels[0].body)))))
     return Module(module.name, module.arguments, (), (Kernel("k", body),), written=module.written)
 
 
 def test_merges_verify_and_survive_every_pass() -> None:
     verify(MERGE)
     verify(lowered(MERGE))
-    assert show(MERGE).count("while ") == show(lowered(MERGE)).count("while ") == 1
-    assert "int32 b_crd[]" in show(MERGE)
+    assert format_program(MERGE).count("while ") == format_program(lowered(MERGE)).count("while ") == 1
+    assert "int32 b_crd[]" in format_program(MERGE)
 
 
 @pytest.mark.parametrize("density", [0.0, 0.3, 1.0])
@@ -184,7 +186,7 @@ def test_merges_give_the_union(machine: str, density: float, run_module: Run) ->
 
 
 def test_the_text_of_c_is_a_while_loop_over_pointers() -> None:
-    text = c.emit(MERGE)
+    text = c_printer.emit_c(MERGE)
     assert "while (" in text
     assert "const int32_t *restrict b_crd" in text
 
@@ -199,7 +201,7 @@ W = b.dynamic("w", FLOAT64, space=Space.SCRATCH)
 def reversed_through_scratch(chunks: int) -> Module:
     """`y = reversed(x)`, each chunk by way of memory of its own."""
     i, chunk, n = b.var("i"), b.var("chunk"), b.load(N, 0)
-    fill = Loop("i", b.const(0), n, b.store(W, (i,), b.load(X, i)), LoopKind.VECTOR, factor=(4, 2))
+    fill = Loop("i", b.const(0), n, b.store(W, (i,), b.load(X, i)), LoopKind.VECTOR, vector_factors=(4, 2))
     last = b.sub(n, 1)
     back = Loop("i", chunk, n, b.store(Y, (i,), b.load(W, b.sub(last, i))), step=chunks)
     body = Loop("chunk", b.const(0), b.const(chunks), Allocate((W,), b.block(fill, back), n), LoopKind.PARALLEL)
@@ -242,9 +244,9 @@ def test_the_interpreter_checks_dynamic_buffers_against_their_arrays() -> None:
 
 def test_a_vector_loop_cannot_contain_a_while() -> None:
     spin = While(b.lt(Load(PB, ()), b.const(3)), b.store(PB, (), 1, op="+"))
-    loop = Loop("i", b.const(0), b.const(8), b.block(spin), LoopKind.VECTOR, factor=(4, 1))
+    loop = Loop("i", b.const(0), b.const(8), b.block(spin), LoopKind.VECTOR, vector_factors=(4, 1))
     with pytest.raises(CannotLower, match="While"):
-        vectorize(Allocate((PB,), b.block(b.store(PB, (), 0), loop)))
+        vectorize_loops(Allocate((PB,), b.block(b.store(PB, (), 0), loop)))
 
 
 @pytest.mark.parametrize(
@@ -288,7 +290,9 @@ PYTHON = {
 def test_instructions_on_bits(machine: str, function: str, lanes: int, run_module: Run) -> None:
     i, count = b.var("i"), len(INSTRUCTIONS[function].operands) - 1
     value = b.call(function, b.load(IN, i), *[b.const(5)] * count)
-    loop = Loop("i", b.const(0), b.const(WORDS.size), b.store(OUT, (i,), value), LoopKind.VECTOR, factor=(lanes, 1))
+    loop = Loop(
+        "i", b.const(0), b.const(WORDS.size), b.store(OUT, (i,), value), LoopKind.VECTOR, vector_factors=(lanes, 1)
+    )
     module = Module("bits", (IN, OUT), (), (Kernel("k", loop),), written=("out",))
     arrays: dict[str, Array] = {"words": WORDS, "out": np.zeros_like(WORDS)}
     run_module(machine, lowered(module), arrays)

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.errors import RangeError
-from tensor_comprehensions.loop_ir.interpret import interpret
+from tensor_comprehensions.core.errors import RangeError
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.loop_ir.nodes import Invoke, Module, Stmt, Store
-from tensor_comprehensions.loop_ir.rewrite import walk
+from tensor_comprehensions.loop_ir.rewrite import walk_stmts
 from tensor_comprehensions.options import CpuOptions
-from tensor_comprehensions.polyhedral.strategy import lower
-from tensor_comprehensions.target import AVX2, AVX512, Target
+from tensor_comprehensions.polyhedral.cpu.lower import lower_cpu
+from tensor_comprehensions.target import AVX2, AVX512, CpuTarget
 from tensor_comprehensions.tc_lang import bind, compile_source
-from tensor_comprehensions.tc_lang.legalise import legalise
+from tensor_comprehensions.tc_lang.legalize import legalize
 
 TAKE = "def f(float(M) X, {0}(N) I) -> (O) {{ O(n) = X(I(n)) }}"
 BAG = "def f(float(E,D) T, int(B,L) I) -> (O) { O(b,d) +=! T(I(b,l),d) }"
@@ -254,17 +254,17 @@ def test_sums_of_rows_of_a_large_table(bags: int, words: int, row: int) -> None:
     torch.testing.assert_close(kernel(table, i), expected, rtol=1e-4, atol=1e-4)
 
 
-def module(source: str, target: Target, **sizes: int) -> Module:
+def module(source: str, target: CpuTarget, **sizes: int) -> Module:
     (function,) = compile_source(source)
-    return lower(legalise(bind(function, sizes)), CpuOptions(), target)
+    return lower_cpu(legalize(bind(function, sizes)), CpuOptions(), target)
 
 
 def hints(m: Module) -> list[Invoke]:
-    return [s for k in m.kernels for s in walk(k.body) if isinstance(s, Invoke)]
+    return [s for k in m.kernels for s in walk_stmts(k.body) if isinstance(s, Invoke)]
 
 
 def stores(s: Stmt) -> list[Store]:
-    return [c for c in walk(s) if isinstance(c, Store)]
+    return [c for c in walk_stmts(s) if isinstance(c, Store)]
 
 
 TINY = replace(AVX512, cache=(64, 128, 256))
@@ -327,5 +327,5 @@ def test_rows_to_be_updated_are_asked_for_in_order_to_write() -> None:
 def test_few_rows_of_a_large_table_stay_in_the_caches() -> None:
     """A table may be larger than the caches where what is touched of it is not."""
     few, many = (module(ROWS, AVX512, E=1 << 20, D=64, N=n) for n in (100, 1 << 17))
-    assert [s.streaming for k in few.kernels for s in stores(k.body) if s.buffer.name == "O"] == [False]
-    assert [s.streaming for k in many.kernels for s in stores(k.body) if s.buffer.name == "O"] == [True]
+    assert [s.nontemporal for k in few.kernels for s in stores(k.body) if s.buffer.name == "O"] == [False]
+    assert [s.nontemporal for k in many.kernels for s in stores(k.body) if s.buffer.name == "O"] == [True]

@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.compiled import Job
-from tensor_comprehensions.compiler import lowered
-from tensor_comprehensions.loop_ir.interpret import Machine, Run, interpret
+from tensor_comprehensions.compiler.compiled_kernel import PassContext
+from tensor_comprehensions.compiler.cpu_passes import lower_only
+from tensor_comprehensions.loop_ir.interpret.machine import Interpreter, Run, interpret
 from tensor_comprehensions.loop_ir.nodes import Store
 from tensor_comprehensions.options import CpuOptions
-from tensor_comprehensions.polyhedral.collapse import collapse
+from tensor_comprehensions.polyhedral.scop.collapse import collapse
 from tensor_comprehensions.target import AVX512
 from tensor_comprehensions.tc_lang import bind, compile_source
-from tensor_comprehensions.tc_lang.function import BoundFunction, BoundStatement, Inequality
-from tensor_comprehensions.tc_lang.legalise import legalise
+from tensor_comprehensions.tc_lang.ir import BoundFunction, BoundStatement, Inequality
+from tensor_comprehensions.tc_lang.legalize import legalize
 from tensor_comprehensions.tc_lang.restrict import restrict
 
 MASKS = (
@@ -83,10 +83,10 @@ def arguments(function: Any, sizes: dict[str, int], seed: int) -> list[torch.Ten
     st.builds(
         CpuOptions,
         fusion=st.sampled_from(("min", "preserve3", "max")),
-        structured=st.booleans(),
-        grain=st.sampled_from((0, 1, 32768)),
+        use_microkernels=st.booleans(),
+        grain_size=st.sampled_from((0, 1, 32768)),
         tile=st.sampled_from(((), (4,), (8, 3), (0, 5, 2))),
-        split_reductions=st.sampled_from((0, 2)),
+        split_k=st.sampled_from((0, 2)),
     ),
     st.sampled_from((None, np.inf, -np.inf, np.nan)),
     st.integers(0, 1000),
@@ -122,7 +122,7 @@ def test_large_enough_for_every_tile(mask: str, threads: int) -> None:
 # --- how much is computed ------------------------------------------------------------------------------------------
 
 
-class Counter(Machine):
+class Counter(Interpreter):
     """A machine that counts the elements that it combines or stores."""
 
     def __init__(self) -> None:
@@ -141,20 +141,20 @@ class Counter(Machine):
 
 def bound_of(text: str, sizes: dict[str, int]) -> BoundFunction:
     function = compile_source(text)[0]
-    return legalise(bind(function, {n: sizes[n] for n in function.sizes}))
+    return legalize(bind(function, {n: sizes[n] for n in function.sizes}))
 
 
 def stored(text: str, sizes: dict[str, int], options: CpuOptions, monkeypatch: pytest.MonkeyPatch) -> int:
     """What the interpreter stores while it runs the loops of a def, accumulators in registers included."""
     bound = bound_of(text, sizes)
-    module = lowered(bound, text, Job(options, AVX512))["lower"]
+    module = lower_only(bound, text, PassContext(options, AVX512))["lower"]
     machines: list[Counter] = []
 
     def machine() -> Counter:
         machines.append(Counter())
         return machines[-1]
 
-    monkeypatch.setattr("tensor_comprehensions.loop_ir.interpret.Machine", machine)
+    monkeypatch.setattr("tensor_comprehensions.loop_ir.interpret.machine.Interpreter", machine)
     rng = np.random.default_rng(0)
     arrays = {b.name: rng.uniform(-1, 1, b.shape).astype(b.type.dtype.name) for b in module.arguments}
     assert interpret(module, arrays) == []
@@ -165,7 +165,7 @@ def stored(text: str, sizes: dict[str, int], options: CpuOptions, monkeypatch: p
 @pytest.mark.parametrize("text", [ATTENTION, SOFTMAX, DEFS[0]])
 def test_a_triangle_is_half_of_the_work(text: str, structured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"Q": 64, "K": 64, "E": 24, "B": 1, "H": 1, "D": 6}
-    options = CpuOptions(structured=structured)
+    options = CpuOptions(use_microkernels=structured)
     half, whole = (stored(text.format(mask=m), sizes, options, monkeypatch) for m in ("k <= q", "k < 1000"))
     assert half < (0.75 if structured else 0.55) * whole  # tiles along the diagonal are computed whole
 

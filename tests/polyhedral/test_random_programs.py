@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 import tensor_comprehensions as tc
 from tensor_comprehensions.options import FUSION_STRATEGIES, CpuOptions
 
-from ..programs import Program, programs
+from ..helpers.programs import Program, programs
 
 OPTIONS = st.builds(
     CpuOptions,
     fusion=st.sampled_from(FUSION_STRATEGIES),
     tile=st.sampled_from(((), (1,), (4,), (8, 3), (0, 5, 2))),
-    vectors=st.sampled_from((0, 1, 3)),
-    grain=st.sampled_from((0, 1, 64, 32768)),
-    structured=st.booleans(),
-    contract=st.booleans(),
-    split_reductions=st.sampled_from((0, 1, 2, 4)),
+    interleave=st.sampled_from((0, 1, 3)),
+    grain_size=st.sampled_from((0, 1, 64, 32768)),
+    use_microkernels=st.booleans(),
+    localize_temporaries=st.booleans(),
+    split_k=st.sampled_from((0, 1, 2, 4)),
 )
 
 

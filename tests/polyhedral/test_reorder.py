@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import knobs
+from tensor_comprehensions.core import knobs
 from tensor_comprehensions.options import CpuOptions
-from tensor_comprehensions.polyhedral import reorder, strategy
-from tensor_comprehensions.strategies import gett
-from tensor_comprehensions.target import AVX512, Target
-from tensor_comprehensions.tc_lang.function import BoundFunction
+from tensor_comprehensions.polyhedral.cpu import lower
+from tensor_comprehensions.polyhedral.scop import reorder_contractions
+from tensor_comprehensions.schedules import gett
+from tensor_comprehensions.target import AVX512, CpuTarget
+from tensor_comprehensions.tc_lang.ir import BoundFunction
 
 MESHED = replace(AVX512, name="sapphirerapids", cache=(49152, 2097152, 110100480))
 FALLEN_BEHIND = [
@@ -70,33 +71,33 @@ def test_what_needs_no_copies_has_none() -> None:
         assert "_ordered" not in op.compile(*map(torch.empty, shapes), target=MESHED).source("schedule")
 
 
-def test_a_strategy_is_for_the_contraction_as_it_is_written() -> None:
+def test_a_schedule_is_for_the_contraction_as_it_is_written() -> None:
     name, sizes = FALLEN_BEHIND[2]
     x, y = inputs(name, sizes)
     op = tc.define(source(name)).f
-    assert "_ordered" not in op.compile(x, y, strategy=gett).source("schedule")
-    assert torch.equal(op.compile(x, y, strategy=gett)(x, y), expected(name, x, y))
+    assert "_ordered" not in op.compile(x, y, schedule=gett).source("schedule")
+    assert torch.equal(op.compile(x, y, schedule=gett)(x, y), expected(name, x, y))
 
 
 def every_way(name: str, sizes: Mapping[str, int]) -> list[Callable[..., BoundFunction]]:
     """Passes that make one and the same choice each."""
-    found: list[reorder.Orders] = []
+    found: list[reorder_contractions.Orders] = []
 
-    def look(function: BoundFunction, options: CpuOptions, target: Target) -> BoundFunction:
-        contraction = reorder._contraction(function)
+    def look(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
+        contraction = reorder_contractions._contraction(function)
         assert contraction is not None
-        found[:] = reorder._ways(contraction)
+        found[:] = reorder_contractions._ways(contraction)
         return function
 
-    with pytest.MonkeyPatch.context() as patch, knobs.override(cache="off"):
-        patch.setattr(strategy, "reorder", look)
+    with pytest.MonkeyPatch.context() as patch, knobs.override_knobs(cache="off"):
+        patch.setattr(lower, "reorder", look)
         tc.define(source(name)).f.compile(*inputs(name, sizes))
 
-    def always(orders: reorder.Orders) -> Callable[..., BoundFunction]:
-        def chosen(function: BoundFunction, options: CpuOptions, target: Target) -> BoundFunction:
-            contraction = reorder._contraction(function)
+    def always(orders: reorder_contractions.Orders) -> Callable[..., BoundFunction]:
+        def chosen(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
+            contraction = reorder_contractions._contraction(function)
             assert contraction is not None
-            return reorder._reordered(contraction, orders)[0]
+            return reorder_contractions._reordered(contraction, orders)[0]
 
         return chosen
 
@@ -109,8 +110,8 @@ def test_every_way(name: str, sizes: Mapping[str, int], monkeypatch: pytest.Monk
     ways = every_way(name, sizes)
     assert len(ways) >= 4
     for number, way in enumerate(Random(1).sample(ways, 4)):
-        monkeypatch.setattr(strategy, "reorder", way)
-        with knobs.override(cache="off", verify=not number):
+        monkeypatch.setattr(lower, "reorder", way)
+        with knobs.override_knobs(cache="off", verify=not number):
             assert torch.equal(tc.define(source(name)).f(x, y), expected(name, x, y))
 
 
@@ -119,8 +120,8 @@ def test_copies_past_the_caches_begin_anywhere_in_a_line(monkeypatch: pytest.Mon
     x, y = inputs(name, sizes)
     ways = every_way(name, sizes)
     for way in Random(0).sample(ways, min(3, len(ways))):
-        monkeypatch.setattr(strategy, "reorder", way)
-        with knobs.override(cache="off"):
+        monkeypatch.setattr(lower, "reorder", way)
+        with knobs.override_knobs(cache="off"):
             assert torch.equal(tc.define(source(name)).f(x, y), expected(name, x, y))
 
 

@@ -1,4 +1,4 @@
-"""What fuses, what is contracted, what is proved: the decisions of the polyhedral strategy on known programs."""
+"""What fuses, what is contracted, what is proved: the decisions of the polyhedral lowering on known programs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from functools import cached_property
 
 import pytest
 
-from tensor_comprehensions import knobs
-from tensor_comprehensions.errors import InternalError
+from tensor_comprehensions.core import knobs
+from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.loop_ir.nodes import Loop, LoopKind, Module, Space
-from tensor_comprehensions.loop_ir.rewrite import allocated, walk
+from tensor_comprehensions.loop_ir.rewrite import allocated_buffers, walk_stmts
 from tensor_comprehensions.options import CpuOptions
-from tensor_comprehensions.polyhedral.collapse import collapse
-from tensor_comprehensions.polyhedral.leaf import DimKind, Leaf
-from tensor_comprehensions.polyhedral.legality import check
-from tensor_comprehensions.polyhedral.schedule import Group, Row
-from tensor_comprehensions.polyhedral.scop import Scop
-from tensor_comprehensions.polyhedral.strategy import explain, lower, nodes, plan_schedule
-from tensor_comprehensions.structured.pipeline import pack, tile
+from tensor_comprehensions.polyhedral.cpu.lower import explain_cpu, lower_cpu, plan_schedule, scop_nodes
+from tensor_comprehensions.polyhedral.schedule.fusion import BandMember, FusionGroup
+from tensor_comprehensions.polyhedral.schedule.legality import check_legal
+from tensor_comprehensions.polyhedral.schedule.loop_nest import DimKind, LoopNest
+from tensor_comprehensions.polyhedral.scop.collapse import collapse
+from tensor_comprehensions.polyhedral.scop.scop import Scop
+from tensor_comprehensions.structured.language.primitives import pack, tile
 from tensor_comprehensions.target import AVX512
 from tensor_comprehensions.tc_lang import BoundFunction, bind, compile_source
-from tensor_comprehensions.tc_lang.legalise import legalise
+from tensor_comprehensions.tc_lang.legalize import legalize
 
 from ..conftest import Golden
 
@@ -60,15 +60,15 @@ def f(float(A,B,C) X, float(A,B,C) Y) -> (O) {
 
 def bound(source: str, **sizes: int) -> BoundFunction:
     (function,) = compile_source(source)
-    return legalise(bind(function, sizes))
+    return legalize(bind(function, sizes))
 
 
 def module(source: str, options: CpuOptions | None = None, **sizes: int) -> Module:
-    return lower(bound(source, **sizes), options or CpuOptions(), AVX512)
+    return lower_cpu(bound(source, **sizes), options or CpuOptions(), AVX512)
 
 
 def allocations(m: Module) -> dict[str, tuple[Space, tuple[int, ...]]]:
-    found = [b for k in m.kernels for b in allocated(k.body)]
+    found = [b for k in m.kernels for b in allocated_buffers(k.body)]
     return {b.name: (b.space, b.shape) for b in found}
 
 
@@ -76,12 +76,12 @@ def test_few_elements_are_one_tile() -> None:
     """What no threads share has no loop over tiles."""
 
     def loops(m: Module) -> int:
-        return sum(isinstance(s, Loop) for k in m.kernels for s in walk(k.body))
+        return sum(isinstance(s, Loop) for k in m.kernels for s in walk_stmts(k.body))
 
     copy = "def f(float(M,N) X) -> (O) { O(i,j) = X(i,j) }"
     assert loops(module(copy, M=90, N=32)) == 1
     assert loops(module(copy, M=900, N=320)) == 2
-    assert loops(module(copy, CpuOptions(grain=1000), M=90, N=32)) == 2
+    assert loops(module(copy, CpuOptions(grain_size=1000), M=90, N=32)) == 2
 
 
 def test_rows_of_softmax_fuse_and_their_temporaries_stay_in_a_row() -> None:
@@ -97,7 +97,7 @@ def test_rows_of_softmax_fuse_and_their_temporaries_stay_in_a_row() -> None:
 
 def test_reductions_over_one_read_share_their_loop() -> None:
     m = module(MOMENTS, N=128, K=36864)
-    vector = [s for k in m.kernels for s in walk(k.body) if isinstance(s, Loop) and s.kind is LoopKind.VECTOR]
+    vector = [s for k in m.kernels for s in walk_stmts(k.body) if isinstance(s, Loop) and s.kind is LoopKind.VECTOR]
     assert [loop.stop.value for loop in vector if loop.var == "k"] == [36864]
 
 
@@ -142,7 +142,7 @@ def test_other_options_find_the_dependences_known(monkeypatch: pytest.MonkeyPatc
     counting.__set_name__(Scop, "dependences")
     monkeypatch.setattr(Scop, "dependences", counting)
     source = "def f(float(N,M) x) -> (y, z) { y(i) +=! x(i,j)\n z(i,j) = x(i,j) - y(i) }"
-    with knobs.override(verify=False):  # which looks at each schedule anew
+    with knobs.override_knobs(verify=False):  # which looks at each schedule anew
         for rows in (29, 31):
             for fusion in ("max", "min", "preserve3"):
                 module(source, CpuOptions(fusion=fusion), N=rows, M=37)
@@ -157,7 +157,7 @@ def test_dimensions_always_walked_together_become_one() -> None:
 
 def test_small_problems_run_on_one_thread() -> None:
     def parallel(**sizes: int) -> bool:
-        loops = [s for k in module(POINTWISE, **sizes).kernels for s in walk(k.body) if isinstance(s, Loop)]
+        loops = [s for k in module(POINTWISE, **sizes).kernels for s in walk_stmts(k.body) if isinstance(s, Loop)]
         return any(loop.kind is LoopKind.PARALLEL for loop in loops)
 
     assert parallel(A=64, B=64, C=64)
@@ -167,7 +167,7 @@ def test_small_problems_run_on_one_thread() -> None:
 @pytest.mark.parametrize("source", [SOFTMAX, MOMENTS, MLP, POINTWISE, REVERSED])
 def test_schedules_are_proved(source: str) -> None:
     scop, plan = scheduled(source)
-    check(scop, plan)
+    check_legal(scop, plan)
 
 
 STENCILS = """
@@ -191,15 +191,15 @@ def test_extended_groups_are_those_that_isl_schedules(source: str, monkeypatch: 
         return [([n.name for n in s.group.nodes], [dict(r.places) for r in s.group.rows]) for s in plan]
 
     extended = groups()
-    monkeypatch.setattr("tensor_comprehensions.polyhedral.schedule._extended", lambda *_: None)
+    monkeypatch.setattr("tensor_comprehensions.polyhedral.schedule.fusion._extended", lambda *_: None)
     assert extended == groups()
 
 
 def scheduled(source: str) -> tuple[Scop, tuple]:  # type: ignore[type-arg]
     (function,) = compile_source(source)
     sizes = dict.fromkeys(["N", "D", "K", "A", "B", "C", "O", "P"], 40)
-    f = collapse(legalise(bind(function, {k: v for k, v in sizes.items() if f"{k}" in source})))
-    scop = Scop(f, nodes(f, CpuOptions(), AVX512))
+    f = collapse(legalize(bind(function, {k: v for k, v in sizes.items() if f"{k}" in source})))
+    scop = Scop(f, scop_nodes(f, CpuOptions(), AVX512))
     return scop, plan_schedule(scop, CpuOptions(), AVX512)
 
 
@@ -207,29 +207,29 @@ def test_a_swapped_order_is_caught() -> None:
     scop, (group,) = scheduled(SOFTMAX)
     swapped = replace(group, leaves=tuple(reversed(group.leaves)))
     with pytest.raises(InternalError, match="backwards"):
-        check(scop, (swapped,))
+        check_legal(scop, (swapped,))
 
 
 def test_a_scatter_declared_parallel_is_caught() -> None:
     scop, plan = scheduled(SCATTER)
     last = plan[-1]
     (node,) = last.group.nodes
-    row = Row(((node.name, ("n", 0)),), 0, 40)
-    parallel = replace(last, group=Group((node,), (row,)), sizes=(1,), leaves=(Leaf((node,), ()),))
+    row = BandMember(((node.name, ("n", 0)),), 0, 40)
+    parallel = replace(last, group=FusionGroup((node,), (row,)), sizes=(1,), leaves=(LoopNest((node,), ()),))
     with pytest.raises(InternalError, match="parallel"):
-        check(scop, (*plan[:-1], parallel))
+        check_legal(scop, (*plan[:-1], parallel))
 
 
 def test_serial_scatter_is_not_taken_for_parallel() -> None:
     scop, plan = scheduled(SCATTER)
     kinds = [d.kind for s in plan for leaf in s.leaves for d in leaf.dims]
     assert DimKind.SERIAL in kinds
-    check(scop, plan)
+    check_legal(scop, plan)
 
 
 @pytest.mark.parametrize(("name", "source"), [("softmax", SOFTMAX), ("mlp", MLP)])
 def test_schedule_text(golden: Golden, name: str, source: str) -> None:
     sizes = {"softmax": {"N": 64, "D": 1000}, "mlp": {"B": 256, "N": 64, "O": 64, "P": 32}}[name]
-    strategy = (("T", tile(b=32, o=64) >> tile(b=4)), ("Y", tile(b=4, p=32) >> pack(W2="p1")))
-    options = CpuOptions(strategy=strategy)
-    golden.check(f"{name}.schedule", explain(bound(source, **sizes), options, AVX512) + "\n")
+    schedule = (("T", tile(b=32, o=64) >> tile(b=4)), ("Y", tile(b=4, p=32) >> pack(W2="p1")))
+    options = CpuOptions(schedule=schedule)
+    golden.check(f"{name}.schedule", explain_cpu(bound(source, **sizes), options, AVX512) + "\n")

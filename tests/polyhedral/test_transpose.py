@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.dtypes import FLOAT32
+from tensor_comprehensions.core.dtypes import FLOAT32
 from tensor_comprehensions.loop_ir import build
-from tensor_comprehensions.polyhedral.promote import promotable, side
-from tensor_comprehensions.strategies import parse, transposition
-from tensor_comprehensions.target import AVX2, AVX512, Target
+from tensor_comprehensions.polyhedral.cpu.transpose_staging import transposable_reads, transpose_block_side
+from tensor_comprehensions.schedules import parse_schedule, schedule_transposition
+from tensor_comprehensions.target import AVX2, AVX512, CpuTarget
 
-from ..anywhere import SSE2, TARGETS, interpreted, run
+from ..helpers.anywhere import SSE2, TARGETS, interpreted, run
 
 TYPES = {
     "float": torch.float32,
@@ -50,7 +50,7 @@ def test_sizes(shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("target", [MESHED, *TARGETS], ids=lambda t: t.name)
 @pytest.mark.parametrize("name", TYPES)
-def test_types(name: str, target: Target) -> None:
+def test_types(name: str, target: CpuTarget) -> None:
     x = matrix(37, 83, TYPES[name])
     kernel = flip(name).compile(x, target=target)
     torch.testing.assert_close(run(kernel, x), x.t().contiguous(), rtol=0, atol=0)
@@ -75,7 +75,7 @@ def test_planes_in_the_first_cache(name: str, shape: tuple[int, int]) -> None:
         ((10, 128), AVX512, False),  # wide operations are cut in two
     ],
 )
-def test_which_blocks_load_rows_in_pieces(shape: tuple[int, int], target: Target, pieces: bool) -> None:
+def test_which_blocks_load_rows_in_pieces(shape: tuple[int, int], target: CpuTarget, pieces: bool) -> None:
     kernel = flip().compile(matrix(*shape), target=target)
     assert ("float32x4 = I[0, ramp(" in kernel.source("loops")) == pieces
 
@@ -153,17 +153,17 @@ def test_accumulation_into_an_output() -> None:
 
 
 @pytest.mark.parametrize("target", [AVX512, AVX2, SSE2], ids=lambda t: t.name)
-def test_side_of_blocks(target: Target) -> None:
+def test_side_of_blocks(target: CpuTarget) -> None:
     i, j = build.var("i"), build.var("j")
     x, out = build.buffer("x", FLOAT32, (90, 80)), build.buffer("out", FLOAT32, (80, 90))
     read = build.load(x, j, i)
     stores = [build.store(out, (i, j), read)]
-    assert promotable(stores, "i", "j") == (read,)
-    assert promotable(stores, "j", "i") == ()
-    assert side(stores, [read], (64, 64), target) == min(8, target.lanes(32))
-    past = [replace(s, streaming=True) for s in stores]
-    assert side(past, [read], (64, 64), target) == target.lanes(32)
-    assert side(stores, [read], (64, 3), target) == 4
+    assert transposable_reads(stores, "i", "j") == (read,)
+    assert transposable_reads(stores, "j", "i") == ()
+    assert transpose_block_side(stores, [read], (64, 64), target) == min(8, target.lanes(32))
+    past = [replace(s, nontemporal=True) for s in stores]
+    assert transpose_block_side(past, [read], (64, 64), target) == target.lanes(32)
+    assert transpose_block_side(stores, [read], (64, 3), target) == 4
 
 
 def test_wide_blocks_fill_whole_lines() -> None:
@@ -171,10 +171,10 @@ def test_wide_blocks_fill_whole_lines() -> None:
     i, j = build.var("i"), build.var("j")
     whole = replace(AVX512, name="skylake-avx512")
 
-    def chosen(rows: int, columns: int, target: Target, *, pointwise: bool = True) -> int:
+    def chosen(rows: int, columns: int, target: CpuTarget, *, pointwise: bool = True) -> int:
         x, out = build.buffer("x", FLOAT32, (columns, rows)), build.buffer("out", FLOAT32, (rows, columns))
         read = build.load(x, j, i)
-        return side([build.store(out, (i, j), read)], [read], (64, 64), target, pointwise=pointwise)
+        return transpose_block_side([build.store(out, (i, j), read)], [read], (64, 64), target, pointwise=pointwise)
 
     assert chosen(160, 240, whole) == 16
     assert chosen(160, 240, AVX512) == 8  # wide operations are cut in two
@@ -195,7 +195,7 @@ def test_what_promotion_refuses() -> None:
         build.load(near, j, build.sub(i, i)),  # the same for all rows
     ]
     for read in refused:
-        assert promotable([build.store(index, (i, j), read)], "i", "j") == ()
+        assert transposable_reads([build.store(index, (i, j), read)], "i", "j") == ()
 
 
 def test_large_outputs_stream() -> None:
@@ -300,12 +300,12 @@ def test_whole_lines_of_chains_and_permutations() -> None:
 def test_experts_let_whole_lines_leave(shape: tuple[int, int]) -> None:
     """The expert's pipeline, and what is done untold as one, say so by the innermost loop."""
     x = matrix(*shape).float()
-    kernel = flip().compile(x, target=FAR, strategy=transposition)
+    kernel = flip().compile(x, target=FAR, schedule=schedule_transposition)
     assert torch.equal(run(kernel, x), x.t())
     assert "scratch" in kernel.source("loops")
     untold = flip().compile(x, target=FAR)
     line = next(line for line in untold.source("schedule").splitlines() if "vectorize(" in line)
-    told = flip().compile(x, target=FAR, strategy=parse(line.split(": ", 1)[1]))
+    told = flip().compile(x, target=FAR, schedule=parse_schedule(line.split(": ", 1)[1]))
     assert told.source("llvm") == untold.source("llvm")
 
 
@@ -313,9 +313,9 @@ def test_experts_let_whole_lines_leave(shape: tuple[int, int]) -> None:
 def test_tiles_longer_than_a_buffer(tile: str, inside: str) -> None:
     """The rest of a long tile has a smaller buffer."""
     x = matrix(1030, 1050).float()
-    told = f"tile({tile}) >> pack(x='{inside}') >> vectorize('m', lanes=16) >> stream()"
+    told = f"tile({tile}) >> pack(x='{inside}') >> vectorize('m', lanes=16) >> nontemporal_stores()"
     op = tc.define("def flip(float(M,N) x) -> (y) { y(n,m) = x(m,n) }").flip
-    assert torch.equal(run(op.compile(x, target=FAR, strategy=parse(told)), x), x.t())
+    assert torch.equal(run(op.compile(x, target=FAR, schedule=parse_schedule(told)), x), x.t())
 
 
 def test_tiles_of_short_rows_are_whole() -> None:

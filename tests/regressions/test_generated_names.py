@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.dtypes import FLOAT32
-from tensor_comprehensions.errors import CannotLower, InternalError
+from tensor_comprehensions.core.dtypes import FLOAT32
+from tensor_comprehensions.core.errors import CannotLower, InternalError
 from tensor_comprehensions.loop_ir import build
 from tensor_comprehensions.loop_ir.binding import check_bindings
 from tensor_comprehensions.loop_ir.nodes import Kernel, Module, Space, Stmt
-from tensor_comprehensions.strategies import gett, pack, tile, unroll, vectorize
+from tensor_comprehensions.schedules import gett, pack, tile, unroll, vectorize
 from tensor_comprehensions.tc_lang.bind import bind
 from tensor_comprehensions.tc_lang.canonical_bound import errors_of
 from tensor_comprehensions.tc_lang.check import compile_source
 
-from ..hostile_programs import check_hostile_program
+from ..helpers.hostile_programs import check_hostile_program
 
 PROGRAMS = int(os.environ.get("TC_HOSTILE_PROGRAMS", "300"))
 
@@ -100,7 +100,7 @@ print(*(name for name, _ in kernel.compiled.seconds))
     made = []
     for i, j, k in (("i", "j", "i_j"), ("a", "b", "c")):
         source = f"def f(float(M,N) A, float(K) B) -> (O) {{ O({i},{j},{k}) = A({i},{j}) * B({k}) }}"
-        environment = {**os.environ, "TC_CACHE": "write", "TC_CACHE_DIR": str(tmp_path), "TC_VERIFY": "0"}
+        environment = {**os.environ, "TC_CACHE": "readwrite", "TC_CACHE_DIR": str(tmp_path), "TC_VERIFY": "0"}
         done = subprocess.run(
             [sys.executable, "-c", program, source], env=environment, capture_output=True, text=True, check=False
         )
@@ -110,7 +110,7 @@ print(*(name for name, _ in kernel.compiled.seconds))
     assert made[1] == ["found"]
 
 
-def test_strategies_name_loops_as_the_program_does() -> None:
+def test_schedules_name_loops_as_the_program_does() -> None:
     """Digits in the names of indices are not the numbers of loops, nor are the names those of the canonical form."""
     inputs = numbers(96, 80), numbers(80, 160)
     texts = []
@@ -124,22 +124,22 @@ def test_strategies_name_loops_as_the_program_does() -> None:
         ).f
         outer, inner = tile(**{m: 48, n: 64, k: 40}), tile(**{m: 6, n: 32})
         packed = pack(**{a: f"{m}.1", b: f"{n}.1"})
-        kernel = op.compile(*inputs, strategy=outer >> inner >> packed >> vectorize(n) >> unroll(**{k: 4}))
+        kernel = op.compile(*inputs, schedule=outer >> inner >> packed >> vectorize(n) >> unroll(**{k: 4}))
         torch.testing.assert_close(kernel(*inputs), inputs[0] @ inputs[1], rtol=1e-4, atol=1e-4)
         assert f"tile({m}=48, {n}=64, {k}=40) >> tile({m}=6, {n}=32)" in kernel.source("schedule")
         assert f"float {a}[restrict 96][80]" in kernel.source("c")
         texts.append(kernel.source("llvm"))
-        texts.append(op.compile(*inputs, strategy=gett).source("llvm"))
+        texts.append(op.compile(*inputs, schedule=gett).source("llvm"))
     assert len(set(texts)) == 2
     with pytest.raises(tc.ArgumentError, match="S0 has no iterator 'm'") as caught:
-        op.compile(*inputs, strategy=tile(m=4))
+        op.compile(*inputs, schedule=tile(m=4))
     assert caught.value.expected == "tile, acc, i_j"
 
 
 def test_iterators_that_are_walked_together_beside_one_of_their_name() -> None:
     x, y = numbers(4, 12, 16), numbers(16, 24)
     op = tc.define("def f(float(A,B,K) x, float(K,N) y) -> (z) { z(b,s,b_s) +=! x(b,s,k) * y(k,b_s) }").f
-    kernel = op.compile(x, y, strategy=tile(**{"b.s": 4, "b_s": 16}) >> vectorize("b_s"))
+    kernel = op.compile(x, y, schedule=tile(**{"b.s": 4, "b_s": 16}) >> vectorize("b_s"))
     torch.testing.assert_close(kernel(x, y), x @ y, rtol=1e-4, atol=1e-4)
     assert "tile(**{'b.s': 4, 'b_s': 16})" in kernel.source("schedule")
 

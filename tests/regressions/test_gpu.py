@@ -7,12 +7,13 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.options import MappingOptions
-from tensor_comprehensions.runtime import emulator, nvrtc
+from tensor_comprehensions.runtime.cuda import nvrtc
+from tensor_comprehensions.runtime.emulate import emulator
 
 EVERYTHING = MappingOptions.naive().use_shared_memory().use_private_memory()
 
 
-@pytest.mark.skipif(not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler")
+@pytest.mark.skipif(not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler")
 @pytest.mark.parametrize("options", [None, EVERYTHING, EVERYTHING.tile(4, 8).map_to_threads(32, 4)])
 def test_what_says_where_to_write_is_read_where_promotion_keeps_it(options: MappingOptions | None) -> None:
     scatter = tc.define("""
@@ -35,9 +36,9 @@ def test_double_buffers_whose_copies_are_too_narrow_to_be_started_early(dtype: s
     )
     kernel = reduce.compile(argument, target="cuda:sm_90", options=options)
     assert "__pipeline_commit" in kernel.source("cuda")
-    if nvrtc.is_available():
+    if nvrtc.is_nvrtc_available():
         assert nvrtc.compile_text(kernel.source("cuda"), "sm_90").binary
-    if emulator.is_available():
+    if emulator.is_emulator_available():
         torch.testing.assert_close(kernel.emulate(argument), reduce.reference(argument))
 
 
@@ -51,7 +52,7 @@ def test_a_condition_that_keeps_threads_from_memory_leaves_subscripts_of_registe
     kernel = f.compile(*arguments, target="cuda:sm_90", options=options, R=initial)
     assert "A_own[0]" in kernel.source("cuda")
     assert "A_own[tx" not in kernel.source("cuda")
-    if emulator.is_available():
+    if emulator.is_emulator_available():
         torch.testing.assert_close(kernel.emulate(*arguments, R=initial), f.reference(*arguments, R=initial))
 
 
@@ -61,11 +62,11 @@ def test_what_is_looked_up_may_have_fewer_coordinates_than_dimensions() -> None:
     options = MappingOptions(tile=(4, 16), threads=(16,), shared_memory=True)
     kernel = f.compile(*arguments, target="cuda:sm_90", options=options)
     assert "T_shared[tx] = T[(long long)I_shared[0]][tx]" in kernel.source("cuda")
-    if emulator.is_available():
+    if emulator.is_emulator_available():
         torch.testing.assert_close(kernel.emulate(*arguments), f.reference(*arguments))
 
 
-@pytest.mark.skipif(not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler")
+@pytest.mark.skipif(not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler")
 @pytest.mark.parametrize(
     "statements", ["s(i,k) +=! x(i,j,k)  t(k) +=! x(i,j,k)", "t(k) max=! x(i,j,k)  s(i,k) +=! x(i,j,k)"]
 )

@@ -14,20 +14,20 @@ from pathlib import Path
 import pytest
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import cli
 from tensor_comprehensions.autotuner import journal as journals
 from tensor_comprehensions.autotuner import tuner_pb2 as pb
-from tensor_comprehensions.autotuner.call import effort, store_of
-from tensor_comprehensions.autotuner.device import device
-from tensor_comprehensions.autotuner.job import read_job, shard_of
+from tensor_comprehensions.autotuner.device import parse_device
+from tensor_comprehensions.autotuner.jobs import parse_shard, read_job
 from tensor_comprehensions.autotuner.journal import Journal
-from tensor_comprehensions.autotuner.report import write
-from tensor_comprehensions.autotuner.tune import seconds
-from tensor_comprehensions.cache.records import to_message
-from tensor_comprehensions.errors import ArgumentError
-from tensor_comprehensions.knobs import bytes_of
+from tensor_comprehensions.autotuner.op_api import parse_effort, store_of
+from tensor_comprehensions.autotuner.report import write_report
+from tensor_comprehensions.autotuner.session import parse_seconds
+from tensor_comprehensions.cache.options_proto import to_message
+from tensor_comprehensions.cli import main
+from tensor_comprehensions.core.errors import ArgumentError
+from tensor_comprehensions.core.knobs import parse_bytes
 from tensor_comprehensions.options import CpuOptions
-from tensor_comprehensions.structured.pipeline import parse
+from tensor_comprehensions.structured.language.primitives import parse_schedule
 from tensor_comprehensions.tc_lang import compile_source
 
 DEF = "def f(float(N) x, int k) -> (y) { y(i) = x(i) + k }"
@@ -78,20 +78,20 @@ def test_json_job_files(tmp_path: Path, text: str) -> None:
 
 
 def test_a_report_does_not_replace_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensor_comprehensions.autotuner import job as jobs
+    from tensor_comprehensions.autotuner import jobs as jobs
 
     from ..autotuner.pretend import Pretend
 
-    monkeypatch.setattr(jobs, "Local", lambda devices: Pretend())
+    monkeypatch.setattr(jobs, "LocalWorkers", lambda devices: Pretend())
     path = tmp_path / "job.json"
     task = {"source": "def f(float(N) x) -> (y) { y(i) = x(i) }", "sizes": {"N": 8}}
     text = json.dumps({"generations": 1, "population": 4, "tune": [task]})
     path.write_text(text)
-    assert cli.main(["tune", str(path), "--store", str(tmp_path / "store")]) == 0
+    assert main.main(["tune", str(path), "--store", str(tmp_path / "store")]) == 0
     assert path.read_text() == text
     assert json.loads((tmp_path / "job.report.json").read_text())[0]["name"] == "f(N=8)"
     with pytest.raises(ArgumentError, match="report"):
-        write(Path(), [])
+        write_report(Path(), [])
 
 
 # --- texts -------------------------------------------------------------------------------------------------------
@@ -102,29 +102,29 @@ def test_a_report_does_not_replace_its_job(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_budgets_that_are_none(text: str) -> None:
     with pytest.raises(ArgumentError, match="the budget is"):
-        seconds(text)
+        parse_seconds(text)
 
 
 def test_budgets() -> None:
-    assert seconds("1h 30min") == 5400
-    assert seconds("1.5m10s") == 100
-    assert seconds("9" * 400) == float("inf")
+    assert parse_seconds("1h 30min") == 5400
+    assert parse_seconds("1.5m10s") == 100
+    assert parse_seconds("9" * 400) == float("inf")
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: shard_of("²/3"),
-        lambda: shard_of("1/" + "9" * 5000),
-        lambda: device("cpu:" + "9" * 5000),
-        lambda: device("cpu:0-" + "9" * 5000),
-        lambda: device("cpu:٣"),
-        lambda: bytes_of("TC_CACHE_SIZE", "9" * 5000),
-        lambda: effort(1, 1, 4, 1 << 100_000, "genetic"),
-        lambda: parse("(" * 5000 + "tile(m=8)" + ")" * 5000),
-        lambda: parse("tile(m=8) >> " * 4000 + "tile(m=8)"),
-        lambda: parse("tile(m=" + "-" * 50_000 + "8)"),
-        lambda: parse("tile(m=8)\0"),
+        lambda: parse_shard("²/3"),
+        lambda: parse_shard("1/" + "9" * 5000),
+        lambda: parse_device("cpu:" + "9" * 5000),
+        lambda: parse_device("cpu:0-" + "9" * 5000),
+        lambda: parse_device("cpu:٣"),
+        lambda: parse_bytes("TC_CACHE_MAX_SIZE", "9" * 5000),
+        lambda: parse_effort(1, 1, 4, 1 << 100_000, "genetic"),
+        lambda: parse_schedule("(" * 5000 + "tile(m=8)" + ")" * 5000),
+        lambda: parse_schedule("tile(m=8) >> " * 4000 + "tile(m=8)"),
+        lambda: parse_schedule("tile(m=" + "-" * 50_000 + "8)"),
+        lambda: parse_schedule("tile(m=8)\0"),
         lambda: store_of("~nobody-of-this-name/store"),
         lambda: store_of("a\0b"),
         lambda: store_of(""),
@@ -158,7 +158,7 @@ def test_remarks_are_found_in_linear_time() -> None:
 def test_a_sample_needs_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "f.tc"
     path.write_text("def f(float(N) x, int k) -> (y) { y(i) max=! x(i+j) where j in 0:k }")
-    assert cli.main(["run", str(path), "--sizes", "N=4,k=nan"]) == 2
+    assert main.main(["run", str(path), "--sizes", "N=4,k=nan"]) == 2
     assert "k is nan" in capsys.readouterr().err
 
 
@@ -174,7 +174,7 @@ def test_two_searches_do_not_write_one_journal(tmp_path: Path) -> None:
     program = f"""
 from pathlib import Path
 from tensor_comprehensions.autotuner.journal import Journal
-from tensor_comprehensions.errors import ArgumentError
+from tensor_comprehensions.core.errors import ArgumentError
 try:
     Journal(Path({str(path)!r}))
 except ArgumentError as error:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import knobs
-from tensor_comprehensions.dtypes import DTYPES
-from tensor_comprehensions.loop_ir.numbers import rounded
+from tensor_comprehensions.core import knobs
+from tensor_comprehensions.core.dtypes import DTYPES
+from tensor_comprehensions.loop_ir.interpret.ops import round_to
 
 INTEGERS = [name for name, t in DTYPES.items() if t.is_integer]
 EDGES = [0.0, -0.5, 0.99, -3.0, 127.9, 128.0, -129.0, 255.0, 256.0, 65536.5, 2.0**31, 2.0**32, 2.0**63, 2.0**64]
@@ -24,7 +24,7 @@ def test_a_float_that_becomes_an_integer_saturates(name: str, float_type: str) -
     limits = np.iinfo(name)
     expected = [0 if v != v else min(max(int(v), limits.min), limits.max) if abs(v) < 1e38 else
                 limits.max if v > 0 else limits.min for v in x.tolist()]  # fmt: skip
-    for values in (op(x), op.reference(x), rounded(x, DTYPES[name])):
+    for values in (op(x), op.reference(x), round_to(x, DTYPES[name])):
         assert values.dtype == name
         assert values.tolist() == expected
 
@@ -88,7 +88,7 @@ def test_a_contraction_whose_tile_is_too_narrow_for_a_kernel_of_its_own() -> Non
     for tile in (), (1,), (4,), (8, 3):
         for fusion in "min", "preserve3", "max":
             for contract in False, True:
-                options = tc.CpuOptions(fusion=fusion, tile=tile, contract=contract, grain=64)
+                options = tc.CpuOptions(fusion=fusion, tile=tile, localize_temporaries=contract, grain_size=64)
                 kernel = op.compile(*arguments, options=options)
                 assert torch.equal(kernel(*arguments), op.reference(*arguments))
 
@@ -111,7 +111,7 @@ def test_a_register_that_a_transposition_writes_more_than_once(shape: tuple[int,
         Z(c,b) = T(c,b) + Y(b,c)
     }""").f
     y = torch.randn(shape)
-    with knobs.override(verify=True, cache="off"):
+    with knobs.override_knobs(verify=True, cache="off"):
         torch.testing.assert_close(op(y), (y.t() + 1) ** 2 + y.t())
 
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from tensor_comprehensions.codegen.llvm import emit
-from tensor_comprehensions.dtypes import FLOAT32
+from tensor_comprehensions.codegen.llvm.llvm_printer import emit_llvm
+from tensor_comprehensions.core.dtypes import FLOAT32
 from tensor_comprehensions.loop_ir import build as ir
 from tensor_comprehensions.loop_ir.nodes import Kernel, Loop, LoopKind, Module
-from tensor_comprehensions.loop_ir.vectorize import vectorize
-from tensor_comprehensions.runtime import process
-from tensor_comprehensions.runtime.cpu import Executable, load
-from tensor_comprehensions.runtime.host import host
+from tensor_comprehensions.loop_ir.passes.vectorize import vectorize_loops
+from tensor_comprehensions.runtime.cpu import host_symbols
+from tensor_comprehensions.runtime.cpu.host import host
+from tensor_comprehensions.runtime.cpu.object_code import Executable, assemble_and_load
 
 
 def addition(n: int) -> str:
@@ -22,14 +22,19 @@ def addition(n: int) -> str:
     i, block = ir.var("i"), ir.var("block")
     stop = ir.minimum(ir.add(block, 1024), n)
     inner = Loop(
-        "i", block, stop, ir.store(c, (i,), ir.add(ir.load(a, i), ir.load(b, i))), LoopKind.VECTOR, factor=(8, 2)
+        "i",
+        block,
+        stop,
+        ir.store(c, (i,), ir.add(ir.load(a, i), ir.load(b, i))),
+        LoopKind.VECTOR,
+        vector_factors=(8, 2),
     )
-    body = vectorize(Loop("block", ir.const(0), ir.const(n), inner, LoopKind.PARALLEL, step=1024))
+    body = vectorize_loops(Loop("block", ir.const(0), ir.const(n), inner, LoopKind.PARALLEL, step=1024))
     module = Module("addition", (a, b, c), (), (Kernel("k", body),), (), ("C",))
-    return emit(module, host(), process.mathematics())
+    return emit_llvm(module, host(), host_symbols.vector_functions())
 
 
 @pytest.fixture(scope="session")
 def add() -> Callable[[int], Executable]:
     """Loads the addition of vectors of a length."""
-    return lambda n: load(addition(n), host())
+    return lambda n: assemble_and_load(addition(n), host())

@@ -24,7 +24,7 @@ def strange_values(n: int) -> dict[str, Any]:
         "zero tensor": torch._efficientzerotensor((n,)),
         "meta": torch.empty(n, device="meta"),
         "complex": complex_,
-        "quantised": torch.quantize_per_tensor(torch.zeros(n), 0.1, 0, torch.qint8),
+        "quantized": torch.quantize_per_tensor(torch.zeros(n), 0.1, 0, torch.qint8),
         "sparse": torch.zeros(n).to_sparse(),
         "mkldnn": torch.zeros(n).to_mkldnn(),
     }

@@ -16,15 +16,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from tensor_comprehensions.codegen.llvm import emit
-from tensor_comprehensions.dtypes import FLOAT32, INT64
-from tensor_comprehensions.errors import CannotLower, InternalError
+from tensor_comprehensions.codegen.llvm.llvm_printer import emit_llvm
+from tensor_comprehensions.core.dtypes import FLOAT32, INT64
+from tensor_comprehensions.core.errors import CannotLower, InternalError
 from tensor_comprehensions.loop_ir import build as ir
 from tensor_comprehensions.loop_ir.nodes import Allocate, Kernel, Loop, LoopKind, Module, Space
-from tensor_comprehensions.loop_ir.vectorize import vectorize
-from tensor_comprehensions.runtime import process
-from tensor_comprehensions.runtime.cpu import Executable, assemble, assembly, load, load_object
-from tensor_comprehensions.runtime.host import host
+from tensor_comprehensions.loop_ir.passes.vectorize import vectorize_loops
+from tensor_comprehensions.runtime.cpu import host_symbols
+from tensor_comprehensions.runtime.cpu.host import host
+from tensor_comprehensions.runtime.cpu.object_code import (
+    Executable,
+    assemble,
+    assemble_and_load,
+    host_assembly,
+    load_object,
+)
 from tests.runtime.conftest import addition
 
 Add = Callable[[int], Executable]
@@ -52,7 +58,7 @@ def test_runs_on_any_number_of_threads(add: Add, threads: None, count: int) -> N
 def test_uses_the_threads_torch_was_told_to_use(threads: None) -> None:
     """Each trip notes the thread it ran in."""
     module = Module("ids", (ir.buffer("T", INT64, (64,)),), (), (), ())
-    text = emit(module, host(), {}).replace(
+    text = emit_llvm(module, host(), {}).replace(
         "  ret i64 0",
         "  %slot = getelementptr ptr, ptr %arguments, i64 0\n  %ids = load ptr, ptr %slot\n"
         "  %r = call i32 @tc_parallel_for(i64 0, i64 64, i64 1, ptr @note, ptr %ids)\n  ret i64 0",
@@ -74,7 +80,7 @@ done:
   ret void
 }
 """
-    executable = load(text, host())
+    executable = assemble_and_load(text, host())
     for count in (1, 2):
         torch.set_num_threads(count)
         ids = torch.zeros(64, dtype=torch.int64)
@@ -104,7 +110,7 @@ def test_a_processor_that_llvm_does_not_know_ends_no_process() -> None:
     program = (
         "import torch, tensor_comprehensions as tc\n"
         "op = tc.define('def f(float(N) x) -> (y) { y(i) = 2 * x(i) }').f\n"
-        "strange = tc.Target('strange', 'no-such-processor', '', 128, 16, (32768, 1 << 20))\n"
+        "strange = tc.CpuTarget('strange', 'no-such-processor', '', 128, 16, (32768, 1 << 20))\n"
         "print(op.compile(torch.ones(3), target=strange)(torch.ones(3)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
@@ -116,7 +122,7 @@ def test_other_python_threads_run_meanwhile() -> None:
     """A kernel that takes a while does not hold the interpreter."""
     n, s = ir.var("i"), ir.buffer("S", FLOAT32, ())
     body = Loop("i", ir.const(0), ir.const(60_000_000), ir.store(s, (), ir.cast(n, FLOAT32), op="+"))
-    executable = load(emit(Module("slow", (s,), (), (Kernel("k", body),)), host(), {}), host())
+    executable = assemble_and_load(emit_llvm(Module("slow", (s,), (), (Kernel("k", body),)), host(), {}), host())
     total = torch.zeros(())
     worker = threading.Thread(target=lambda: executable([total.data_ptr()]))
     worker.start()
@@ -170,7 +176,7 @@ def test_memory_that_cannot_be_had_is_reported() -> None:
     i = ir.var("i")
     body = Allocate((scratch,), ir.block(ir.store(scratch, (i,), 1.0), ir.store(out, (i,), ir.load(scratch, i))))
     loop = Loop("i", ir.const(0), ir.const(8), body, LoopKind.PARALLEL)
-    executable = load(emit(Module("big", (out,), (), (Kernel("k", loop),)), host(), {}), host())
+    executable = assemble_and_load(emit_llvm(Module("big", (out,), (), (Kernel("k", loop),)), host(), {}), host())
     result = torch.zeros(8)
     assert executable([result.data_ptr()]) == (-1, 4 * n)
     assert not result.any()
@@ -178,11 +184,11 @@ def test_memory_that_cannot_be_had_is_reported() -> None:
 
 def test_what_llvm_refuses_is_our_bug() -> None:
     with pytest.raises(InternalError, match="LLVM refuses"):
-        load("define i64 @tc_entry(ptr %a) { ret i32 0 }", host())
+        assemble_and_load("define i64 @tc_entry(ptr %a) { ret i32 0 }", host())
 
 
 def test_assembly_is_text() -> None:
-    assert "tc_entry" in assembly(addition(64), host())
+    assert "tc_entry" in host_assembly(addition(64), host())
 
 
 def test_object_code_is_the_same_each_time_and_can_be_loaded_twice() -> None:
@@ -198,26 +204,26 @@ def test_object_code_is_the_same_each_time_and_can_be_loaded_twice() -> None:
 def test_object_code_names_the_vector_functions_that_it_calls() -> None:
     x, y = ir.buffer("x", FLOAT32, (64,)), ir.buffer("y", FLOAT32, (64,))
     i = ir.var("i")
-    body = vectorize(
+    body = vectorize_loops(
         Loop(
             "i",
             ir.const(0),
             ir.const(64),
             ir.store(y, (i,), ir.call("asin", ir.load(x, i))),
             LoopKind.VECTOR,
-            factor=(8, 1),
+            vector_factors=(8, 1),
         )
     )
-    text = emit(Module("m", (x, y), (), (Kernel("k", body),)), host(), process.mathematics())
+    text = emit_llvm(Module("m", (x, y), (), (Kernel("k", body),)), host(), host_symbols.vector_functions())
     code = assemble(text, host())
     assert all(name.startswith("Sleef_asin") for name in code.symbols)
-    assert bool(code.symbols) == any("asin" in key for key in process.mathematics())
+    assert bool(code.symbols) == any("asin" in key for key in host_symbols.vector_functions())
     with pytest.raises(CannotLower, match="no Sleef_nothing"):
         load_object(replace(code, symbols=("Sleef_nothing",)))
 
 
 def test_there_is_one_library_of_torch() -> None:
-    assert process.torch_library() is process.torch_library()
+    assert host_symbols.torch_library() is host_symbols.torch_library()
 
 
 def test_a_pool_that_fails_is_reported(add: Add, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +231,6 @@ def test_a_pool_that_fails_is_reported(add: Add, monkeypatch: pytest.MonkeyPatch
     failing = kind(lambda begin, end, grain, function, context: 1)
     executable = add(5000)
     address = ctypes.cast(failing, ctypes.c_void_p).value
-    monkeypatch.setattr(process.link().cell, "value", address)
+    monkeypatch.setattr(host_symbols.link_host_symbols().cell, "value", address)
     a, b, c = torch.ones(5000), torch.ones(5000), torch.zeros(5000)
     assert executable([a.data_ptr(), b.data_ptr(), c.data_ptr()]) == (-2, 0)

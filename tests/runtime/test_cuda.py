@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 import torch
 
-from tensor_comprehensions.codegen.cuda import emit
-from tensor_comprehensions.dtypes import FLOAT32
-from tensor_comprehensions.errors import ArgumentError, InternalError
+from tensor_comprehensions.codegen.gpu.cuda_printer import emit_cuda
+from tensor_comprehensions.core.dtypes import FLOAT32
+from tensor_comprehensions.core.errors import ArgumentError, InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
-from tensor_comprehensions.runtime import cuda, cuda_driver, nvrtc
-from tensor_comprehensions.runtime.cuda_driver import Driver
-from tensor_comprehensions.runtime.nvrtc import Cubin
+from tensor_comprehensions.runtime.cuda import driver, launch, nvrtc
+from tensor_comprehensions.runtime.cuda.driver import Driver
+from tensor_comprehensions.runtime.cuda.nvrtc import Cubin
 
-from ..fake_cuda import PROTOTYPES, FakeCuda, fake
-from ..gpu_programs import TX, gather, kernel, tiled_matmul
-from ..gpu_proof import prove
-from ..gpu_suite import every
+from ..helpers.fake_cuda import PROTOTYPES, FakeCuda, fake
+from ..helpers.gpu_programs import TX, gather, kernel, tiled_matmul
+from ..helpers.gpu_proof import prove
+from ..helpers.gpu_suite import every
 
 __all__ = ["fake"]
 
@@ -56,13 +56,13 @@ class Recorder(FakeCuda):
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     stand_in = Recorder()
     driver = Driver(stand_in)
-    monkeypatch.setattr(cuda, "driver", lambda: driver)
-    monkeypatch.setattr(cuda, "current_stream", lambda device: 7)
+    monkeypatch.setattr(launch, "driver", lambda: driver)
+    monkeypatch.setattr(launch, "current_stream", lambda device: 7)
     return stand_in
 
 
 def test_a_launch(recorder: Recorder) -> None:
-    launches = cuda.load(emit(tiled_matmul(40).module), Cubin("sm_90", b"binary", {}), 0)
+    launches = launch.load_launches_on(emit_cuda(tiled_matmul(40).module), Cubin("sm_90", b"binary", {}), 0)
     launches([11, 22, 1 << 40])
     launches([44, 55, 66])
     assert recorder.image == b"binary"
@@ -73,14 +73,14 @@ def test_a_launch(recorder: Recorder) -> None:
 
 
 def test_kernels_in_order_with_what_they_use_and_the_status(recorder: Recorder) -> None:
-    cuda.load(emit(gather().module), Cubin("sm_90", b"", {}), 0)([1, 2, 3, 4, 5])
+    launch.load_launches_on(emit_cuda(gather().module), Cubin("sm_90", b"", {}), 0)([1, 2, 3, 4, 5])
     first, second = recorder.launches
     assert first == ("check", (1, 1, 1), (6, 1, 1), (2, 5), 0, 7)
     assert second[3] == (1, 2, 3, 4, 5)
 
 
 def test_threads_do_not_share_their_arguments(recorder: Recorder) -> None:
-    launches = cuda.load(emit(tiled_matmul(40).module), Cubin("sm_90", b"", {}), 0)
+    launches = launch.load_launches_on(emit_cuda(tiled_matmul(40).module), Cubin("sm_90", b"", {}), 0)
 
     def run(start: int) -> None:
         for _ in range(200):
@@ -99,7 +99,7 @@ def test_shared_memory_beyond_what_is_free_for_all(recorder: Recorder) -> None:
     big, out = b.buffer("big", FLOAT32, (20000,), ir.Space.SHARED), b.buffer("out", FLOAT32, (32,))
     body = ir.Allocate((big,), b.block(b.store(big, (TX,), 1.0), b.store(out, (TX,), b.load(big, TX))))
     m = ir.Module("k", (out,), (), (kernel("k", body, (1, 1, 1), (32, 1, 1)),), (), ("out",))
-    cuda.load(emit(m), Cubin("sm_90", b"", {}), 0)([1])
+    launch.load_launches_on(emit_cuda(m), Cubin("sm_90", b"", {}), 0)([1])
     assert recorder.shared == {"k": 80000}
     assert recorder.launches[0][-2] == 80000
 
@@ -108,7 +108,7 @@ def test_what_the_driver_refuses_is_told_with_the_text(recorder: Recorder) -> No
     out = b.buffer("out", FLOAT32, (32,))
     m = ir.Module("k", (out,), (), (kernel("refused", b.store(out, (TX,), 1.0), (1, 1, 1), (32, 1, 1)),), (), ("out",))
     with pytest.raises(InternalError, match=r"(?s)refused is not launched: CUDA_ERROR_701.*__global__"):
-        cuda.load(emit(m), Cubin("sm_90", b"", {}), 0)([1])
+        launch.load_launches_on(emit_cuda(m), Cubin("sm_90", b"", {}), 0)([1])
 
 
 _SPELLED = {
@@ -118,11 +118,13 @@ _SPELLED = {
 }  # fmt: skip
 
 
-@pytest.mark.skipif(not nvrtc.is_available() or not nvrtc.toolchain().headers, reason="reading cuda.h needs it")
+@pytest.mark.skipif(
+    not nvrtc.is_nvrtc_available() or not nvrtc.find_toolchain().headers, reason="reading cuda.h needs it"
+)
 @pytest.mark.parametrize("name", sorted(PROTOTYPES))
 def test_functions_are_called_as_the_header_says(name: str) -> None:
     """The stand-in has the prototypes of `cuda.h`, and what calls the driver has the same, pointers for pointers."""
-    text = (nvrtc.toolchain().headers[0] / "cuda.h").read_text()
+    text = (nvrtc.find_toolchain().headers[0] / "cuda.h").read_text()
     assert not name.endswith("_v2") or re.search(rf"#define {name[:-3]}\s+{name}\b", text)
     found = re.search(rf"^CUresult CUDAAPI {name.removesuffix('_v2')}\(([^)]*)\);", text, re.MULTILINE)
     assert found is not None
@@ -134,23 +136,25 @@ def test_functions_are_called_as_the_header_says(name: str) -> None:
         wanted.append(ctypes.POINTER(kind) if pointer else kind)
     assert PROTOTYPES[name] == tuple(wanted)
     numbers = (ctypes.c_int, ctypes.c_uint)
-    ours = cuda_driver._FUNCTIONS[name]
+    ours = driver._FUNCTIONS[name]
     assert [k if k in numbers else None for k in ours] == [k if k in numbers else None for k in wanted]
     assert [ctypes.sizeof(k) for k in ours] == [ctypes.sizeof(k) for k in wanted]
 
 
 def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_driver, "NAMES", ("libthere_is_no_such_thing.so",))
-    cuda_driver.driver.cache_clear()
+    monkeypatch.setattr(driver, "NAMES", ("libthere_is_no_such_thing.so",))
+    driver.driver.cache_clear()
     with pytest.raises(ArgumentError, match="needs NVIDIA's driver"):
-        cuda_driver.driver()
-    cuda_driver.driver.cache_clear()
+        driver.driver()
+    driver.driver.cache_clear()
 
 
 def test_the_compiler_that_goes_with_torch() -> None:
     """A driver loads what the compiler of its own release of CUDA made."""
     paths = [Path("cu13/libnvrtc.so.13"), Path("cuda_nvrtc/libnvrtc.so.12")]
-    assert [nvrtc.preferred(paths, cuda) for cuda in ("13.0", "12.8", "11.8", None)] == [paths[n] for n in (0, 1, 0, 0)]
+    assert [nvrtc.preferred_library(paths, cuda) for cuda in ("13.0", "12.8", "11.8", None)] == [
+        paths[n] for n in (0, 1, 0, 0)
+    ]
 
 
 def test_headers_go_with_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -160,28 +164,28 @@ def test_headers_go_with_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path:
         (tmp_path / folder / "cuda_fp16.h").touch()
         if number:
             (tmp_path / folder / "cuda.h").write_text(f"#define CUDA_VERSION {number}\n")
-    assert [nvrtc.release(tmp_path / f) for f in ("cuda_runtime", "cu99", "none")] == [12, 99, 0]
-    if not nvrtc.is_available():
+    assert [nvrtc.cuda_release(tmp_path / f) for f in ("cuda_runtime", "cu99", "none")] == [12, 99, 0]
+    if not nvrtc.is_nvrtc_available():
         return
-    tools, original = nvrtc.toolchain(), nvrtc._folders
-    assert nvrtc.release(tools.headers[0]) == tools.version[0]
+    tools, original = nvrtc.find_toolchain(), nvrtc._folders
+    assert nvrtc.cuda_release(tools.headers[0]) == tools.version[0]
 
     def folders(kind: str) -> list[Path]:
         others = [tmp_path / f for f in ("none", "cuda_runtime", "cu99")] if kind == "include" else []
         return [*others, *original(kind)]
 
     monkeypatch.setattr(nvrtc, "_folders", folders)
-    nvrtc.toolchain.cache_clear()
+    nvrtc.find_toolchain.cache_clear()
     try:
-        assert nvrtc.toolchain().headers == tools.headers
+        assert nvrtc.find_toolchain().headers == tools.headers
     finally:
-        nvrtc.toolchain.cache_clear()
+        nvrtc.find_toolchain.cache_clear()
 
 
-@pytest.mark.skipif(not nvrtc.is_available(), reason="the compiler is not installed")
+@pytest.mark.skipif(not nvrtc.is_nvrtc_available(), reason="the compiler is not installed")
 def test_the_version_is_known_without_the_compiler(tmp_path: Path) -> None:
     """Machine code that is kept is found by it, and loading the compiler takes longer than all of that."""
-    tools = nvrtc.toolchain()
+    tools = nvrtc.find_toolchain()
     assert nvrtc._version_beside(tools.path) == nvrtc._version_of(tools.library) == tools.version
     assert nvrtc._version_beside(tmp_path / "libnvrtc.so.12") is None
     (tmp_path / "libnvrtc-builtins.so.12.8.93").touch()
@@ -198,23 +202,23 @@ def test_what_a_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
         major=9, minor=0, multi_processor_count=114, L2_cache_size=1 << 25, shared_memory_per_block_optin=232448
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: known)
-    cuda.device_target.cache_clear()
-    found = cuda.device_target(0)
-    assert (found.name, found.processors, found.l2, found.shared_optin) == ("sm_90", 114, 1 << 25, 232448)
+    launch.device_target.cache_clear()
+    found = launch.device_target(0)
+    assert (found.name, found.num_sms, found.l2, found.max_shared_optin) == ("sm_90", 114, 1 << 25, 232448)
     known.major, known.minor = 8, 7
-    cuda.device_target.cache_clear()
-    assert (cuda.device_target(0).name, cuda.device_target(0).threads_per_processor) == ("sm_87", 1536)
+    launch.device_target.cache_clear()
+    assert (launch.device_target(0).name, launch.device_target(0).threads_per_sm) == ("sm_87", 1536)
     known.major = 6
-    cuda.device_target.cache_clear()
+    launch.device_target.cache_clear()
     with pytest.raises(ArgumentError, match="too old"):
-        cuda.device_target(0)
-    cuda.device_target.cache_clear()
+        launch.device_target(0)
+    launch.device_target.cache_clear()
 
 
 def test_a_module_runs_on_copies_of_arrays(fake: FakeCuda) -> None:
     """As the proof on a device does it, on the CPU."""
     m = gather().module
-    code = emit(m)
+    code = emit_cuda(m)
     fake.known[code.source] = SimpleNamespace(code=code, arguments=m.arguments, temporaries=m.temporaries)
     numbers = Random(0)
     for index, expected in ((5, (0, 0)), (99, (1, 99))):
@@ -223,7 +227,7 @@ def test_a_module_runs_on_copies_of_arrays(fake: FakeCuda) -> None:
         arrays["index"][:] = index
         before = arrays["table"].copy()
         cubin = Cubin("sm_90", code.source.encode(), {})
-        found = cuda.run(code, cubin, m, arrays, torch.device("cpu"))
+        found = launch.run_on_device(code, cubin, m, arrays, torch.device("cpu"))
         assert found == expected
         assert np.array_equal(arrays["table"], before)
         assert np.array_equal(arrays["out"], np.full_like(arrays["out"], before[5] if index == 5 else 0))
@@ -231,6 +235,6 @@ def test_a_module_runs_on_copies_of_arrays(fake: FakeCuda) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_every_def_on_a_device() -> None:
-    """The default and the naive mapping; `python -m tests.gpu_proof --way device` tries more."""
+    """The default and the naive mapping; `python -m tests.helpers.gpu_proof --way device` tries more."""
     tallies = [prove(case, "device", range(2)) for case in every()]
     assert [t.failures for t in tallies] == [[]] * len(tallies)

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from tensor_comprehensions.codegen.cuda import emit
-from tensor_comprehensions.dtypes import FLOAT32
-from tensor_comprehensions.errors import ArgumentError, InternalError
+from tensor_comprehensions.codegen.gpu.cuda_printer import emit_cuda
+from tensor_comprehensions.core.dtypes import FLOAT32
+from tensor_comprehensions.core.errors import ArgumentError, InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
-from tensor_comprehensions.loop_ir.interpret import interpret
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.loop_ir.rewrite import map_stmt
 from tensor_comprehensions.loop_ir.verify import verify
-from tensor_comprehensions.runtime import emulator
+from tensor_comprehensions.runtime.emulate import emulator
 
-from .. import planted
-from ..gpu_programs import (
+from ..helpers import planted_faults
+from ..helpers.gpu_programs import (
     BARRIER,
     BX,
     PROGRAMS,
@@ -38,7 +38,7 @@ from ..gpu_programs import (
 )
 
 needs_compiler = pytest.mark.skipif(
-    not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler"
+    not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler"
 )
 
 
@@ -52,11 +52,11 @@ def arrays_of(p: Program) -> dict[str, np.ndarray]:
 @needs_compiler
 def test_results() -> None:
     programs = {name: make() for name, make in PROGRAMS.items()}
-    built = emulator.build([emit(p.module) for p in programs.values()])
+    built = emulator.build_emulated([emit_cuda(p.module) for p in programs.values()])
     for (name, p), emulated in zip(programs.items(), built, strict=True):
         verify(p.module)
         arrays = arrays_of(p)
-        assert emulator.run(emulated, p.module, arrays) == (0, 0), name
+        assert emulator.run_emulated_module(emulated, p.module, arrays) == (0, 0), name
         for tensor, expected in p.expected.items():
             np.testing.assert_array_equal(arrays[tensor], expected, err_msg=name)
 
@@ -75,7 +75,7 @@ def test_failed_check_stops_the_kernels_after_it() -> None:
     p = gather()
     p.inputs["index"][3] = 11
     arrays = arrays_of(p)
-    assert emulator.emulate(emit(p.module), p.module, arrays) == (1, 11)
+    assert emulator.run_emulated_code(emit_cuda(p.module), p.module, arrays) == (1, 11)
     assert not arrays["counts"].any()
 
 
@@ -91,15 +91,15 @@ def test_shared_memory_that_the_launch_provides() -> None:
     total = b.add(b.load(large[0], *at), b.load(large[1], *at))
     body = b.allocate(large, b.block(fill, BARRIER, loop("i", n // 32, b.store(out, (place,), total))))
     m = ir.Module("large", (x, out), (), (kernel("large", body, (1, 1, 1), (32, 1, 1)),), (), ("out",))
-    code = emit(m)
+    code = emit_cuda(m)
     assert code.kernels[0].dynamic == 65536
     assert "dynamic_shared + 32768" in code.source
     arrays = {"x": np.arange(n, dtype=np.float32), "out": np.zeros(n, np.float32)}
-    assert emulator.emulate(code, m, arrays) == (0, 0)
+    assert emulator.run_emulated_code(code, m, arrays) == (0, 0)
     np.testing.assert_array_equal(arrays["out"], 2 * arrays["x"])
     beyond = replace_body(m, lambda s: replace(s, stop=b.const(n // 32 + 1)) if isinstance(s, ir.Loop) else s)
     with pytest.raises(InternalError, match=r"out of bounds: thread 0 of block 0 reads x"):
-        emulator.emulate(emit(beyond), beyond, arrays)
+        emulator.run_emulated_code(emit_cuda(beyond), beyond, arrays)
 
 
 # --- planted faults ----------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def resized(p: Program, name: str, shape: tuple[int, ...], strides: tuple[int, .
     def change(s: ir.Stmt) -> ir.Stmt:
         for buffer in s.buffers if isinstance(s, ir.Allocate) else ():
             if buffer.name == name:
-                return planted.resized(s, buffer, shape, strides)
+                return planted_faults.resized(s, buffer, shape, strides)
         return s
 
     return replace_body(p.module, change)
@@ -256,7 +256,7 @@ def test_planted_faults_are_reported(name: str) -> None:
     fault = FAULTS[name]
     m = fault.make()
     with pytest.raises(InternalError, match=fault.emulated):
-        emulator.emulate(emit(m), m, arrays_of(fault.program()))
+        emulator.run_emulated_code(emit_cuda(m), m, arrays_of(fault.program()))
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -272,7 +272,7 @@ def test_swapped_threads_give_other_values() -> None:
     p = small()
     m = swapped_threads(p)
     emulated, interpreted = arrays_of(p), arrays_of(p)
-    emulator.emulate(emit(m), m, emulated)
+    emulator.run_emulated_code(emit_cuda(m), m, emulated)
     interpret(m, interpreted)
     np.testing.assert_array_equal(emulated["C"], interpreted["C"])
     assert not np.array_equal(emulated["C"], p.expected["C"])
@@ -302,7 +302,7 @@ def test_other_faults() -> None:
     ):
         m = ir.Module("m", (x,), (), (kernel("m", body, (1, 1, 1), (8, 1, 1)),), (), ("x",))
         with pytest.raises(InternalError, match=message):
-            emulator.emulate(emit(m), m, {"x": np.zeros(8, np.float32)})
+            emulator.run_emulated_code(emit_cuda(m), m, {"x": np.zeros(8, np.float32)})
 
 
 @needs_compiler
@@ -311,15 +311,15 @@ def test_outputs_may_start_undefined() -> None:
     update = b.store(out, (TX,), 1.0, op="+")
     m = ir.Module("m", (out,), (), (kernel("m", update, (1, 1, 1), (4, 1, 1)),), (), ("out",))
     array = np.zeros(4, np.float32)
-    emulated = emulator.build([emit(m)])[0]
+    emulated = emulator.build_emulated([emit_cuda(m)])[0]
     with pytest.raises(InternalError, match=r"reads out\[0\], which nothing wrote"):
-        emulated([emulator.Memory(array.ctypes.data, out, False)])
-    assert emulated([emulator.Memory(array.ctypes.data, out, True)]) == (0, 0)
+        emulated([emulator.EmulatedTensor(array.ctypes.data, out, False)])
+    assert emulated([emulator.EmulatedTensor(array.ctypes.data, out, True)]) == (0, 0)
     assert array.tolist() == [1.0] * 4
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulator.shutil, "which", lambda name: None)
-    assert not emulator.is_available()
+    assert not emulator.is_emulator_available()
     with pytest.raises(ArgumentError, match="C\\+\\+ compiler"):
         emulator._compile([], emulator._folder())

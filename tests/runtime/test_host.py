@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions import knobs
-from tensor_comprehensions.processors import FEATURES
-from tensor_comprehensions.runtime import host
-from tensor_comprehensions.runtime.process import mathematics
-from tensor_comprehensions.target import AVX2, AVX512, Target
+from tensor_comprehensions.core import knobs
+from tensor_comprehensions.core.processors import FEATURES
+from tensor_comprehensions.runtime.cpu import host
+from tensor_comprehensions.runtime.cpu.host_symbols import vector_functions
+from tensor_comprehensions.target import AVX2, AVX512, CpuTarget
 
 
 def test_the_host_is_a_processor_llvm_knows() -> None:
@@ -60,17 +60,17 @@ def test_caches_are_read_from_the_system(tmp_path: Path) -> None:
 
 
 def test_tile_registers_need_the_leave_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = host._host.__wrapped__("").tiles_bfloat16
+    asked = host._host.__wrapped__("").has_amx_bf16
     monkeypatch.setattr(host, "_may_use_tiles", lambda: False)
     refused = host._host.__wrapped__("")
     assert "+amx-tile" not in refused.features
-    assert not refused.tiles_bfloat16
+    assert not refused.has_amx_bf16
     monkeypatch.undo()
-    assert host._host.__wrapped__("").tiles_bfloat16 is asked
+    assert host._host.__wrapped__("").has_amx_bf16 is asked
 
 
 def test_torch_brings_vector_mathematics() -> None:
-    symbols = mathematics()
+    symbols = vector_functions()
     assert symbols["exp.float32x8"] == "Sleef_expf8_u10"
     assert {"tanh.float32x8", "log.float64x4", "pow.float32x8", "erf.float32x8"} <= set(symbols)
 
@@ -93,7 +93,7 @@ def test_a_processor_in_disguise_is_known_by_what_it_can_do(told: str, features:
 SAPPHIRE_RAPIDS = replace(AVX512, name="sapphirerapids", cache=(49152, 2097152, 110100480))
 
 
-def doctor(patch: pytest.MonkeyPatch, name: str, without: str = "") -> Target:
+def doctor(patch: pytest.MonkeyPatch, name: str, without: str = "") -> CpuTarget:
     """Let this process take its processor for `name`, whatever it is, less the features in `without`."""
     have = FEATURES[name] - set(without.split())
     found = llvm.FeatureMap({f: f in have for f in {*llvm.get_host_cpu_features(), *FEATURES["graniterapids"]}})
@@ -101,7 +101,7 @@ def doctor(patch: pytest.MonkeyPatch, name: str, without: str = "") -> Target:
     patch.setattr(llvm, "get_host_cpu_name", lambda: name)
     patch.setattr(host, "_may_use_tiles", lambda: True)
     patch.setattr(host, "_host", host._host.__wrapped__)
-    patch.setattr(knobs, "_current", replace(knobs.current(), target=""))
+    patch.setattr(knobs, "_current", replace(knobs.current_knobs(), target=""))
     return host.host()
 
 
@@ -121,11 +121,11 @@ def doctor(patch: pytest.MonkeyPatch, name: str, without: str = "") -> Target:
         ("haswell", AVX2, ""),
         ("haswell", replace(AVX2, name="no-such-processor", features="+avx2,+fma"), ""),
         ("nehalem", AVX2, "avx avx2 bmi bmi2 f16c fma lzcnt movbe pclmul xsave"),
-        ("nehalem", Target("cpu", "x86-64", "", 128, 16, (32768, 1 << 20)), ""),
+        ("nehalem", CpuTarget("cpu", "x86-64", "", 128, 16, (32768, 1 << 20)), ""),
     ],
 )
 def test_code_runs_where_each_feature_is_that_it_may_use(
-    here: str, target: Target, missing: str, monkeypatch: pytest.MonkeyPatch
+    here: str, target: CpuTarget, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doctor(monkeypatch, here)
     assert target.missing_features() == tuple(missing.split())
@@ -142,7 +142,7 @@ def test_the_processor_itself_lacks_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_on_other_architectures_only_the_same_processor_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Target("cpu", "neoverse-v1", "+sve,+neon", 256, 32, (65536, 1 << 20))
+    here = CpuTarget("cpu", "neoverse-v1", "+sve,+neon", 256, 32, (65536, 1 << 20))
     monkeypatch.setattr(host, "is_x86", lambda: False)
     monkeypatch.setattr(host, "host", lambda: here)
     assert replace(here, cache=(1024, 4096)).runs_here()
@@ -178,7 +178,7 @@ def test_code_uses_nothing_but_the_features_of_its_target() -> None:
 @pytest.mark.parametrize(("name", "bits"), [("haswell", 256), ("nehalem", 128), ("x86-64-v4", 512)])
 def test_tc_target_takes_the_processor_for_another(name: str, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     doctor(monkeypatch, "graniterapids")
-    with knobs.override(target=name):
+    with knobs.override_knobs(target=name):
         here = host.host()
         assert (here.name, here.vector_bits) == (name, bits)
         assert here.code_features == FEATURES[name]
@@ -188,11 +188,11 @@ def test_tc_target_takes_the_processor_for_another(name: str, bits: int, monkeyp
 
 def test_tc_target_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     doctor(monkeypatch, "haswell", without="fma")
-    with knobs.override(target="sapphirerapids"):
+    with knobs.override_knobs(target="sapphirerapids"):
         assert host.host().code_features == FEATURES["haswell"] - {"fma"}
         assert host.host().vector_bits == 128
     monkeypatch.setattr(host, "is_x86", lambda: False)
-    with knobs.override(target="haswell"), pytest.raises(tc.ArgumentError, match="TC_TARGET is 'haswell'"):
+    with knobs.override_knobs(target="haswell"), pytest.raises(tc.ArgumentError, match="TC_TARGET is 'haswell'"):
         host.host()
 
 

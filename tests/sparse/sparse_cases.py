@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from tensor_comprehensions.calling.sparse.tensor import split_format
-from tensor_comprehensions.errors import ArgumentError, CheckError, ParseError, RangeError
+from tensor_comprehensions.core.errors import ArgumentError, CheckError, ParseError, RangeError
+from tensor_comprehensions.dispatch.sparse.sparse_tensor import split_format
 from tensor_comprehensions.tc_lang.formats import Format, parse_format
 
 ERRORS = {"parse": ParseError, "check": CheckError, "range": RangeError, "arguments": ArgumentError}

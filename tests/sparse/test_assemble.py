@@ -55,7 +55,7 @@ def test_other_values_at_the_same_places() -> None:
 
 
 def test_what_only_counts_does_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensor_comprehensions.runtime.cpu import Executable
+    from tensor_comprehensions.runtime.cpu.object_code import Executable
 
     op, b, c = tc.define(SPGEMM).f, matrix(0), matrix(1)
     fixed = op.assemble(b, c)

@@ -12,8 +12,8 @@ import scipy.sparse as sp
 import torch
 from patterns import random_tensor, store
 
-from tensor_comprehensions.calling.sparse.files import read_tensor, write_tensor
-from tensor_comprehensions.errors import ArgumentError
+from tensor_comprehensions.core.errors import ArgumentError
+from tensor_comprehensions.dispatch.sparse.tensor_files import read_tensor, write_tensor
 
 RNG = np.random.default_rng()
 

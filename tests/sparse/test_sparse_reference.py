@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from sparse_cases import ERRORS, Case, cases, complete, format_of
 
-from tensor_comprehensions.dtypes import BFLOAT16
-from tensor_comprehensions.errors import TCError
+from tensor_comprehensions.core.dtypes import BFLOAT16
+from tensor_comprehensions.core.errors import TCError
 from tensor_comprehensions.tc_lang import compile_source
 from tensor_comprehensions.tc_lang.bind import bind
-from tensor_comprehensions.tc_lang.function import Const, Function, Size
-from tensor_comprehensions.tc_lang.numeric import numpy_dtype, rounded
+from tensor_comprehensions.tc_lang.ir import Const, Function, Size
+from tensor_comprehensions.tc_lang.numpy_eval import convert_array, numpy_dtype
 from tensor_comprehensions.tc_lang.sparse_reference import Stored, evaluate_sparse
 from tensor_comprehensions.tc_lang.sparse_rules import with_formats
 
@@ -44,7 +44,7 @@ def test_values_and_places(case: Case) -> None:
     stored = {}
     for name, x in operands.items():
         dtype = function.tensor(name).dtype
-        values = rounded(x.values, dtype) if dtype == BFLOAT16 else x.values.astype(numpy_dtype(dtype))
+        values = convert_array(x.values, dtype) if dtype == BFLOAT16 else x.values.astype(numpy_dtype(dtype))
         stored[name] = Stored(values, x.places)
     found = evaluate_sparse(
         bound, stored, [t.name for t in function.tensors if t.is_sparse and t.name in function.returns]

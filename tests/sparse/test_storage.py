@@ -12,9 +12,9 @@ import torch
 from patterns import formats, random_tensor, store
 from torch.utils import _pytree as pytree
 
-from tensor_comprehensions.calling.sparse.interop import as_sparse, from_torch
-from tensor_comprehensions.calling.sparse.tensor import SparseTensor, to_format
-from tensor_comprehensions.errors import ArgumentError
+from tensor_comprehensions.core.errors import ArgumentError
+from tensor_comprehensions.dispatch.sparse.interop import as_sparse, from_torch
+from tensor_comprehensions.dispatch.sparse.sparse_tensor import SparseTensor, to_format
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* support is in beta", "ignore:Sparse invariant checks")
 SHAPES = {1: (7,), 2: (6, 5), 3: (4, 3, 5)}

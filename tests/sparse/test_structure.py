@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.calling.sparse import structure
-from tensor_comprehensions.calling.sparse.tensor import to_format
+from tensor_comprehensions.dispatch.sparse import structure
+from tensor_comprehensions.dispatch.sparse.sparse_tensor import to_format
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* support is in beta", "ignore:Sparse invariant checks")
 OPS = tc.define("""
@@ -25,7 +25,7 @@ X = torch.arange(1.0, 4.0, dtype=torch.float64)
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is checked and converted, in order."""
     done: list[str] = []
-    check, convert = structure.check_parts, structure._convert
+    check, convert = structure.check_parts, structure._make_conversion
 
     def checked(*args: Any) -> None:
         done.append("check")
@@ -36,7 +36,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return convert(*args)
 
     monkeypatch.setattr(structure, "check_parts", checked)
-    monkeypatch.setattr(structure, "_convert", converted)
+    monkeypatch.setattr(structure, "_make_conversion", converted)
     return done
 
 

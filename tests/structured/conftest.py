@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_comprehensions.dtypes import FLOAT32, DType
+from tensor_comprehensions.core.dtypes import FLOAT32, DType
 from tensor_comprehensions.loop_ir import build
-from tensor_comprehensions.loop_ir.affine import Interval, interval
-from tensor_comprehensions.loop_ir.interpret import interpret
+from tensor_comprehensions.loop_ir.index_arithmetic import Interval, index_interval
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.loop_ir.nodes import Buffer, Expr, Kernel, Load, Module, Stmt, Var
-from tensor_comprehensions.structured.op import Iterator, IteratorKind, StructuredOp, loads, names
+from tensor_comprehensions.structured.op import Iterator, IteratorKind, StructuredOp, loads_in, names_in
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -27,7 +27,7 @@ class Ops:
         name, subscripts = text.strip().split(":")
         indices = tuple(_subscript(part) for part in subscripts.split(","))
         ranges = {v: Interval(0, extent - 1) for v, extent in sizes.items()}
-        shape = tuple((interval(i, ranges).high or 0) + 1 for i in indices)
+        shape = tuple((index_interval(i, ranges).high or 0) + 1 for i in indices)
         return Load(build.buffer(name, dtype, shape), indices)
 
     @classmethod
@@ -37,7 +37,7 @@ class Ops:
         """`C:i,j = A:i,k x B:k,j` with the given extents; iterators absent from the output are summed."""
         output, factors = text.split("=")
         c, a, b = (cls.access(t, sizes, storage or dtype) for t in (output, *factors.split(" x ")))
-        free = [n for i in c.indices for n in names(i)]
+        free = [n for i in c.indices for n in names_in(i)]
         kinds = {n: IteratorKind.PARALLEL if n in free else IteratorKind.REDUCTION for n in sizes}
         iterators = tuple(Iterator(n, extent, kinds[n]) for n, extent in sizes.items())
         return StructuredOp("c", iterators, c, build.cast(a, dtype), build.cast(b, dtype), **extra)
@@ -47,7 +47,7 @@ class Ops:
         values = (op.output, op.left, op.right, op.initial, op.epilogue)
         buffers: dict[str, Buffer] = {}
         for e in values:
-            for access in loads(e) if e is not None else ():
+            for access in loads_in(e) if e is not None else ():
                 buffers.setdefault(access.buffer.name, access.buffer)
         return Module("m", tuple(buffers.values()), (), (Kernel("k", body),), (), (op.output.buffer.name,))
 

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_comprehensions.dtypes import FLOAT32, FLOAT64
-from tensor_comprehensions.structured import crossed
-from tensor_comprehensions.structured.candidates import candidates
-from tensor_comprehensions.structured.contraction import lower
-from tensor_comprehensions.structured.cost import RegisterTile
-from tensor_comprehensions.structured.describe import pipeline_of
-from tensor_comprehensions.structured.estimate import completes_pages, estimate
-from tensor_comprehensions.structured.expert import choose
-from tensor_comprehensions.structured.facts import facts
-from tensor_comprehensions.structured.insistent import Whole
-from tensor_comprehensions.structured.normalise import normalise
+from tensor_comprehensions.core.dtypes import FLOAT32, FLOAT64
+from tensor_comprehensions.structured.analysis.contraction_info import analyze_contraction
+from tensor_comprehensions.structured.cost.plan_cost import completes_pages, plan_cycles
+from tensor_comprehensions.structured.cost.tile_cost import RegisterTile
+from tensor_comprehensions.structured.language.plan_to_schedule import plan_to_schedule
+from tensor_comprehensions.structured.lower.contraction import lower_contraction
+from tensor_comprehensions.structured.match.drop_unit_dims import drop_unit_dims
 from tensor_comprehensions.structured.plan import Plan, Side
-from tensor_comprehensions.target import AVX512, Target
+from tensor_comprehensions.structured.planners import transposed_output
+from tensor_comprehensions.structured.planners.candidates import schedule_candidates
+from tensor_comprehensions.structured.planners.plan_variants import PackBothBlocking
+from tensor_comprehensions.structured.planners.select import select_plan
+from tensor_comprehensions.target import AVX512, CpuTarget
 
 MESHED = replace(AVX512, name="sapphirerapids", cache=(49152, 2097152, 110100480))
 LARGE = {"a": 48, "b": 46, "c": 46, "d": 48, "e": 46, "f": 46}
@@ -33,27 +33,27 @@ def packed(plan: Plan) -> set[Side]:
 
 def chunks(plan: Plan, sizes: dict[str, int]) -> int:
     """Iterations of the parallel loop."""
-    return prod(-(-sizes[level.iterator] // level.size) for level in plan.levels[: plan.collapsed])
+    return prod(-(-sizes[level.iterator] // level.size) for level in plan.levels[: plan.parallel_depth])
 
 
 @pytest.mark.parametrize("right", ["B:e,c,f,d", "B:e,c,d,f"])
 def test_scalars_in_short_runs_from_afar_are_packed(ops: Any, right: str) -> None:
     op = ops.op(f"C:d,c,b,a = A:f,b,e,a x {right}", LARGE)
-    plan = choose(op, AVX512, parallel=True)
+    plan = select_plan(op, AVX512, parallel=True)
     assert packed(plan) == {Side.LEFT, Side.RIGHT}
     assert chunks(plan, LARGE) >= 2
 
 
 def test_scalars_in_long_runs_are_read_in_place(ops: Any) -> None:
     sizes = {"m": 1024, "n": 1024, "k": 1024}
-    assert packed(choose(ops.op("C:m,n = A:m,k x B:n,k", sizes), AVX512, parallel=True)) == {Side.RIGHT}
+    assert packed(select_plan(ops.op("C:m,n = A:m,k x B:n,k", sizes), AVX512, parallel=True)) == {Side.RIGHT}
 
 
 @pytest.mark.parametrize("n", [500, 777, 1000])
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
 def test_squares_copy_one_factor_and_have_enough_for_threads(ops: Any, n: int, dtype: Any) -> None:
     sizes = {"m": n, "n": n, "k": n}
-    plan = choose(ops.op("C:m,n = A:m,k x B:k,n", sizes, dtype), AVX512, parallel=True)
+    plan = select_plan(ops.op("C:m,n = A:m,k x B:k,n", sizes, dtype), AVX512, parallel=True)
     assert packed(plan) == {Side.RIGHT}
     assert all(level.iterator != "k" for level in plan.levels)
     assert chunks(plan, sizes) >= 7
@@ -63,35 +63,35 @@ def test_squares_copy_one_factor_and_have_enough_for_threads(ops: Any, n: int, d
 def test_panels_stand_together_where_the_last_cache_is_far(ops: Any, dtype: Any) -> None:
     sizes = {"m": 2048, "n": 2048, "k": 2048}
     op = ops.op("C:m,n = A:m,k x B:k,n", sizes, dtype)
-    plan = choose(op, MESHED, parallel=True)
+    plan = select_plan(op, MESHED, parallel=True)
     block, panel = (level.size for level in plan.levels if level.iterator == "n")
     (steps,) = (level.size for level in plan.levels if level.iterator == "k")
     assert block >= 2 * panel
     assert block * steps * dtype.size <= MESHED.cache[1] // 2
     assert chunks(plan, sizes) >= 4
-    near = choose(op, AVX512, parallel=True)
+    near = select_plan(op, AVX512, parallel=True)
     assert [level.iterator for level in near.levels] == ["n", "m"]
 
 
 def test_panels_that_stand_together_are_right_at_all_edges(ops: Any) -> None:
     op = ops.op("C:m,n = A:m,k x B:n,k", {"m": 25, "n": 50, "k": 70})
     small = replace(MESHED, vector_bits=128, vector_registers=16, cache=(1024, 8192, 1 << 20))
-    plan = choose(op, small, parallel=False)
+    plan = select_plan(op, small, parallel=False)
     assert [level.iterator for level in plan.levels] == ["n", "k", "m", "n"]
-    arrays = ops.run(op, lower(op, small, parallel=False))
+    arrays = ops.run(op, lower_contraction(op, small, parallel=False))
     assert np.array_equal(arrays["result"], arrays["A"] @ arrays["B"].T)
 
 
 def test_panels_are_copied_from_long_runs_where_the_last_cache_is_far(ops: Any) -> None:
     sizes = {"m": 512, "n": 512, "k": 512}
     op = ops.op("C:m,n = A:m,k x B:k,n", sizes)
-    plan = choose(op, MESHED, parallel=False)
+    plan = select_plan(op, MESHED, parallel=False)
     block, _ = (level.size for level in plan.levels if level.iterator == "n")
     assert packed(plan) == {Side.RIGHT}
     assert 1024 <= block * 4 <= 1536 < 2 * block * 4
     assert block * 512 * 4 <= MESHED.cache[1] // 2
-    assert [level.iterator for level in choose(op, AVX512, parallel=False).levels] == ["n", "m"]
-    turned = choose(ops.op("C:m,n = A:m,k x B:n,k", sizes), MESHED, parallel=False)  # its runs are along k
+    assert [level.iterator for level in select_plan(op, AVX512, parallel=False).levels] == ["n", "m"]
+    turned = select_plan(ops.op("C:m,n = A:m,k x B:n,k", sizes), MESHED, parallel=False)  # its runs are along k
     assert [level.iterator for level in turned.levels] == ["n", "m"]
 
 
@@ -99,15 +99,15 @@ def test_panels_are_copied_from_long_runs_where_the_last_cache_is_far(ops: Any) 
 def test_few_vectors_lie_across_lines_of_the_second_cache(ops: Any, n: int) -> None:
     def vectors(size: int) -> int:
         op = ops.op("C:m,n = A:m,k x B:k,n", {"m": size, "n": size, "k": size})
-        return choose(op, MESHED, parallel=False).vectors
+        return select_plan(op, MESHED, parallel=False).vectors
 
     assert vectors(n) <= 4
     assert vectors(192) == 6
 
 
 def test_what_fills_half_of_the_second_cache_is_copied_before_a_far_one(ops: Any) -> None:
-    def packs(m: int, n: int, k: int, target: Target) -> set[Side]:
-        return packed(choose(ops.op("C:m,n = A:m,k x B:k,n", {"m": m, "n": n, "k": k}), target, parallel=False))
+    def packs(m: int, n: int, k: int, target: CpuTarget) -> set[Side]:
+        return packed(select_plan(ops.op("C:m,n = A:m,k x B:k,n", {"m": m, "n": n, "k": k}), target, parallel=False))
 
     assert packs(500, 500, 500, MESHED) == {Side.RIGHT}
     assert packs(450, 450, 450, MESHED) == set()
@@ -117,7 +117,7 @@ def test_what_fills_half_of_the_second_cache_is_copied_before_a_far_one(ops: Any
 
 def test_blocks_of_a_sum_do_not_cut_the_lines_of_memory(ops: Any) -> None:
     sizes = {"a": 96, "b": 96, "c": 84, "d": 84, "e": 96, "f": 84}
-    plan = choose(ops.op("C:d,c,b,a = A:c,f,a,e x B:e,d,f,b", sizes), AVX512, parallel=True)
+    plan = select_plan(ops.op("C:d,c,b,a = A:c,f,a,e x B:e,d,f,b", sizes), AVX512, parallel=True)
     assert {level.iterator for level in plan.levels} & {"e", "f"} == {"f"}  # e is contiguous in A
     assert packed(plan) == {Side.LEFT, Side.RIGHT}
     assert plan.reductions == ("f", "e")  # of a block, f has fewer
@@ -126,7 +126,7 @@ def test_blocks_of_a_sum_do_not_cut_the_lines_of_memory(ops: Any) -> None:
 def test_panels_nearly_fill_a_second_cache_before_a_far_one(ops: Any) -> None:
     sizes = {"a": 48, "b": 48, "c": 46, "d": 46, "e": 48, "f": 46}
     op = ops.op("C:d,c,b,a = A:c,f,a,e x B:e,d,f,b", sizes)
-    plan = choose(op, MESHED, parallel=True)
+    plan = select_plan(op, MESHED, parallel=True)
     assert packed(plan) == {Side.LEFT, Side.RIGHT}
     assert plan.vector == "a"
 
@@ -137,13 +137,13 @@ def test_scalars_that_every_tile_would_fetch_again_are_packed(ops: Any) -> None:
     lines_of_one_tile = "C:f,e,d,c,b,a = A:b,e,d,g x B:c,a,f,g"
     many, one = (ops.op(text, sizes) for text in (lines_of_many_tiles, lines_of_one_tile))
     many, one = (replace(op, initial=op.output) for op in (many, one))  # else whole copies pay
-    assert Side.LEFT in packed(choose(many, MESHED, parallel=True))
-    assert Side.LEFT not in packed(choose(one, MESHED, parallel=True))
+    assert Side.LEFT in packed(select_plan(many, MESHED, parallel=True))
+    assert Side.LEFT not in packed(select_plan(one, MESHED, parallel=True))
 
 
 def test_lanes_run_across_where_the_large_factor_need_not_be_turned_then(ops: Any) -> None:
     sizes = {"a": 384, "b": 24, "c": 376, "d": 384}
-    plan = choose(ops.op("C:c,b,a = A:a,c,d x B:d,b", sizes), AVX512, parallel=True)
+    plan = select_plan(ops.op("C:c,b,a = A:a,c,d x B:d,b", sizes), AVX512, parallel=True)
     assert plan.vector == "b"
     assert packed(plan) == {Side.RIGHT}
 
@@ -152,20 +152,20 @@ def test_rows_from_afar_are_read_in_place_few_vectors_at_a_time(ops: Any) -> Non
     sizes = {"a": 192, "b": 168, "c": 162, "d": 162}
     text = "C:c,b,a = A:c,d,a x B:d,b"
     near = sizes | {"c": 8}  # the second cache holds all of it
-    assert choose(ops.op(text, sizes), MESHED, parallel=True).tile("a") == 64
-    assert choose(ops.op(text, near), MESHED, parallel=True).tile("a") == 96
+    assert select_plan(ops.op(text, sizes), MESHED, parallel=True).tile("a") == 64
+    assert select_plan(ops.op(text, near), MESHED, parallel=True).tile("a") == 96
 
 
 def test_panels_leave_room_for_what_they_are_filled_with_from_afar(ops: Any) -> None:
     sizes = {"a": 168, "b": 168, "c": 24, "d": 168}
-    plan = choose(ops.op("C:c,b,a = A:a,d,b x B:c,d", sizes), MESHED, parallel=True)
+    plan = select_plan(ops.op("C:c,b,a = A:a,d,b x B:c,d", sizes), MESHED, parallel=True)
     (block,) = (level.size for level in plan.levels if level.iterator == "b" and level.size > 1)
     assert block * plan.tile("a") * sizes["d"] * 4 <= MESHED.cache[1] // 3
 
 
 def test_rows_of_a_tile_share_cache_lines(ops: Any) -> None:
     op = ops.op("C:c,b,a = A:d,a x B:c,d,b", {"a": 168, "b": 168, "c": 162, "d": 162})
-    plan = choose(op, AVX512, parallel=True)
+    plan = select_plan(op, AVX512, parallel=True)
     assert plan.tile("b") > 1
     assert plan.tile("c") == 1
 
@@ -173,19 +173,19 @@ def test_rows_of_a_tile_share_cache_lines(ops: Any) -> None:
 def test_columns_are_shared_where_rows_make_one_block(ops: Any) -> None:
     sizes = {"c": 108, "b": 60, "a": 40, "d": 72, "e": 60}
     op = ops.op("C:c,b,a = A:c,e,d,a x B:d,b,e", sizes)
-    assert chunks(choose(op, AVX512, parallel=True), sizes) > 1
+    assert chunks(select_plan(op, AVX512, parallel=True), sizes) > 1
 
 
 def test_short_sums_write_wide_rows(ops: Any) -> None:
     op = ops.op("C:m,n = A:m,k x B:k,n", {"m": 4096, "n": 4096, "k": 16})
     long = ops.op("C:m,n = A:m,k x B:k,n", {"m": 4096, "n": 4096, "k": 4096})
-    assert choose(op, AVX512, parallel=True).tile("n") > choose(long, AVX512, parallel=True).tile("n")
+    assert select_plan(op, AVX512, parallel=True).tile("n") > select_plan(long, AVX512, parallel=True).tile("n")
 
 
 def test_reductions_that_move_the_scalars_least_are_innermost(ops: Any) -> None:
     sizes = {"a": 8, "b": 64, "c": 5, "d": 7}
-    assert facts(ops.op("C:a,b = A:d,c,a x B:b,c,d", sizes)).reductions == ("d", "c")
-    assert facts(ops.op("C:a,b = A:c,a,d x B:b,d,c", sizes)).reductions == ("c", "d")
+    assert analyze_contraction(ops.op("C:a,b = A:d,c,a x B:b,c,d", sizes)).reductions == ("d", "c")
+    assert analyze_contraction(ops.op("C:a,b = A:c,a,d x B:b,d,c", sizes)).reductions == ("c", "d")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_what_large_operands_get_is_right_for_small_ones(
 ) -> None:
     op = ops.op(text, sizes)
     small = replace(AVX512, cache=(256, 512, 8192))
-    arrays = ops.run(op, lower(op, small, parallel=False))
+    arrays = ops.run(op, lower_contraction(op, small, parallel=False))
     assert np.array_equal(arrays["result"], np.einsum(einsum, arrays["A"], arrays["B"]))
 
 
@@ -211,8 +211,8 @@ TRIPLES = dict(zip("abcdefg", (24, 4, 12, 20, 5, 12, 6), strict=True))
 def test_large_outputs_are_written_past_the_caches_by_whole_lines(ops: Any) -> None:
     op = ops.op("C:f,e,d,c,b,a = A:b,g,e,d x B:c,a,f,g", TRIPLES)
     small = replace(AVX512, cache=(32768, 1 << 20, 1 << 22))
-    plan = choose(op, small, parallel=False)
-    assert plan.streaming
+    plan = select_plan(op, small, parallel=False)
+    assert plan.nontemporal
     assert plan.vector == "a"
     assert plan.tile("a") * plan.tile("b") * 4 % 64 == 0
 
@@ -227,35 +227,35 @@ def test_large_outputs_are_written_past_the_caches_by_whole_lines(ops: Any) -> N
 )
 def test_other_outputs_go_through_the_caches(ops: Any, text: str, sizes: dict[str, int], last: int) -> None:
     target = replace(AVX512, cache=(32768, 1 << 20, last))
-    assert not choose(ops.op(text, sizes), target, parallel=False).streaming
+    assert not select_plan(ops.op(text, sizes), target, parallel=False).nontemporal
 
 
 @pytest.mark.parametrize("target", [MESHED, AVX512], ids=lambda t: t.name)
-def test_rows_of_a_line_and_a_half_are_written_in_pairs(ops: Any, target: Target) -> None:
+def test_rows_of_a_line_and_a_half_are_written_in_pairs(ops: Any, target: CpuTarget) -> None:
     sizes = dict(zip("abcdef", (24, 22, 24, 22, 24, 22), strict=True))
     op = ops.op("C:e,d,c,b,a = A:d,a,b,f,e x B:f,c", sizes)
     small = replace(target, cache=(*target.cache[:-1], 1 << 22))
-    plan = choose(op, small, parallel=True)
-    assert plan.streaming
+    plan = select_plan(op, small, parallel=True)
+    assert plan.nontemporal
     assert (plan.vector, plan.tile("b") % 2) == ("a", 0)
-    odd = choose(ops.op("C:e,d,c,b,a = A:d,a,b,f,e x B:f,c", sizes | {"a": 23}), small, parallel=True)
-    assert not odd.streaming
+    odd = select_plan(ops.op("C:e,d,c,b,a = A:d,a,b,f,e x B:f,c", sizes | {"a": 23}), small, parallel=True)
+    assert not odd.nontemporal
 
 
 @pytest.mark.parametrize(("target", "extent", "joined"), [(MESHED, 24, 2), (MESHED, 32, 1), (AVX512, 24, 1)], ids=str)
 def test_rows_share_registers_where_vectors_of_one_would_have_idle_lanes(
-    ops: Any, target: Target, extent: int, joined: int
+    ops: Any, target: CpuTarget, extent: int, joined: int
 ) -> None:
     sizes = {"f": 20, "e": 20, "d": extent, "x": 400, "a": extent, "g": 24}
-    plan = choose(ops.op("C:f,e,d,x,a = A:a,g,f,d x B:x,e,g", sizes), target, parallel=False)
-    assert plan.joined == joined
+    plan = select_plan(ops.op("C:f,e,d,x,a = A:a,g,f,d x B:x,e,g", sizes), target, parallel=False)
+    assert plan.vectors_per_register == joined
 
 
 def test_an_output_that_is_read_goes_through_the_caches(ops: Any) -> None:
     plain = ops.op("C:m,n = A:m,k x B:k,n", {"m": 1024, "n": 1024, "k": 16})
     target = replace(AVX512, cache=(32768, 1 << 20, 1 << 22))
-    assert choose(plain, target, parallel=False).streaming
-    assert not choose(replace(plain, initial=plain.output), target, parallel=False).streaming
+    assert select_plan(plain, target, parallel=False).nontemporal
+    assert not select_plan(replace(plain, initial=plain.output), target, parallel=False).nontemporal
 
 
 @pytest.mark.parametrize(
@@ -268,19 +268,19 @@ def test_an_output_that_is_read_goes_through_the_caches(ops: Any) -> None:
     ],
 )
 def test_short_sums_leave_the_second_cache_to_what_they_read(
-    ops: Any, target: Target, filters: int, channels: int, streams: bool
+    ops: Any, target: CpuTarget, filters: int, channels: int, streams: bool
 ) -> None:
     sizes = {"x": 3136, "f": filters, "c": channels}
-    plan = choose(ops.op("C:f,x = A:f,c x B:c,x", sizes), target, parallel=True)
-    assert plan.streaming is streams
+    plan = select_plan(ops.op("C:f,x = A:f,c x B:c,x", sizes), target, parallel=True)
+    assert plan.nontemporal is streams
     if streams:  # rows far apart stay where they are, for nothing takes their place
         assert packed(plan) == set()
-        assert [step.side for step in plan.ahead] == [Side.RIGHT]
+        assert [step.side for step in plan.prefetches] == [Side.RIGHT]
 
 
 def test_panels_that_are_turned_hold_long_runs_of_memory(ops: Any) -> None:
     sizes = dict(zip("abcdef", (48, 36, 36, 24, 48, 48), strict=True))
-    plan = choose(ops.op("C:e,d,c,b,a = A:a,f,b,c,e x B:d,f", sizes), AVX512, parallel=True)
+    plan = select_plan(ops.op("C:e,d,c,b,a = A:a,f,b,c,e x B:d,f", sizes), AVX512, parallel=True)
     (pack,) = plan.packs
     inside = {level.iterator for level in plan.levels[pack.depth :]}
     assert plan.tile("a") == 16  # one line of the output
@@ -299,36 +299,36 @@ def test_panels_that_are_turned_hold_long_runs_of_memory(ops: Any) -> None:
     ],
 )
 def test_rows_far_apart_are_read_in_place_where_they_can_come_ahead(
-    ops: Any, sizes: dict[str, int], target: Target, ahead: bool
+    ops: Any, sizes: dict[str, int], target: CpuTarget, ahead: bool
 ) -> None:
-    plan = choose(ops.op("O:f,p = W:f,c x I:c,p", sizes), target, parallel=True)
-    assert [step.side for step in plan.ahead] == [Side.RIGHT] * ahead
+    plan = select_plan(ops.op("O:f,p = W:f,c x I:c,p", sizes), target, parallel=True)
+    assert [step.side for step in plan.prefetches] == [Side.RIGHT] * ahead
     assert Side.RIGHT not in packed(plan) or not ahead
 
 
 def test_rows_of_few_sets_come_ahead_where_the_first_cache_has_room_for_all(ops: Any) -> None:
     """96 rows, 8 sets of 12 lines apart from one another."""
     op = "C:d,c,b = A:c,e x B:d,e,b"
-    assert choose(ops.op(op, {"d": 84, "c": 84, "b": 8064, "e": 96}), MESHED, parallel=True).ahead
-    assert not choose(ops.op(op, {"d": 84, "c": 84, "b": 8064, "e": 128}), MESHED, parallel=True).ahead
+    assert select_plan(ops.op(op, {"d": 84, "c": 84, "b": 8064, "e": 96}), MESHED, parallel=True).prefetches
+    assert not select_plan(ops.op(op, {"d": 84, "c": 84, "b": 8064, "e": 128}), MESHED, parallel=True).prefetches
 
 
 def test_short_rows_that_follow_one_another_are_one_run(ops: Any) -> None:
-    follow = choose(ops.op("C:r,a = A:a,e x B:r,e", {"r": 592704, "a": 96, "e": 96}), MESHED, parallel=True)
+    follow = select_plan(ops.op("C:r,a = A:a,e x B:r,e", {"r": 592704, "a": 96, "e": 96}), MESHED, parallel=True)
     assert packed(follow) == {Side.LEFT}
-    apart = choose(ops.op("C:r,a = A:a,e x B:e,r", {"r": 592704, "a": 96, "e": 96}), MESHED, parallel=True)
+    apart = select_plan(ops.op("C:r,a = A:a,e x B:e,r", {"r": 592704, "a": 96, "e": 96}), MESHED, parallel=True)
     assert packed(apart) == {Side.LEFT, Side.RIGHT}
 
 
 def test_as_many_steps_as_tiles_share_the_rows_that_come_ahead(ops: Any) -> None:
     for rows, steps in ((16, 2), (64, 8)):
         op = ops.op("O:f,p = W:f,c x I:c,p", {"f": rows, "p": 3136, "c": 256})
-        assert choose(op, MESHED, parallel=False).steps == steps
+        assert select_plan(op, MESHED, parallel=False).unroll_steps == steps
 
 
 def test_a_register_tile_has_two_vectors_where_a_core_is_shared(ops: Any) -> None:
     op = ops.op("O:f,h,w = W:f,c x I:c,h,2*w", {"f": 64, "h": 112, "w": 112, "c": 147})
-    plan = choose(op, MESHED, parallel=False)
+    plan = select_plan(op, MESHED, parallel=False)
     assert (plan.vector, plan.tile("f") > 16) == ("f", True)
 
 
@@ -342,45 +342,45 @@ DEEP = {"n": 8, "f": 64, "h": 56, "w": 56, "c": 64, "kh": 3, "kw": 3}
     ids=("fits", "near", "too long"),
 )
 def test_panels_in_the_first_cache_meet_an_image_at_once_where_the_last_one_is_far(
-    ops: Any, sizes: dict[str, int], stride: int, target: Target, outer: bool
+    ops: Any, sizes: dict[str, int], stride: int, target: CpuTarget, outer: bool
 ) -> None:
     image = f"I:n,c,{stride}*h+kh,{stride}*w+kw"
-    plan = choose(ops.op(f"O:n,f,h,w = {image} x W:f,c,kh,kw", sizes), target, parallel=True)
+    plan = select_plan(ops.op(f"O:n,f,h,w = {image} x W:f,c,kh,kw", sizes), target, parallel=True)
     assert plan.vector == "f"
     assert plan.depth("n") < plan.depth("f")
     assert (plan.depth("f") < plan.depth("h")) is outer
 
 
 @pytest.mark.parametrize("target", [AVX512, MESHED], ids=lambda t: t.name)
-def test_a_factor_that_few_rows_meet_is_not_turned(ops: Any, target: Target) -> None:
+def test_a_factor_that_few_rows_meet_is_not_turned(ops: Any, target: CpuTarget) -> None:
     """The few rows are, and threads share the long runs of the output."""
     text, sizes = "C:m,n = A:m,k x B:n,k", {"m": 64, "n": 768, "k": 768}
-    plan = choose(ops.op(text, sizes), target, parallel=True)
+    plan = select_plan(ops.op(text, sizes), target, parallel=True)
     assert plan.vector == "m"
-    assert [level.iterator for level in plan.levels[: plan.collapsed]] == ["n"]
+    assert [level.iterator for level in plan.levels[: plan.parallel_depth]] == ["n"]
     assert [step.side for step in plan.packs] == [Side.LEFT]
-    assert choose(ops.op(text, {**sizes, "m": 256}), target, parallel=True).vector == "n"
+    assert select_plan(ops.op(text, {**sizes, "m": 256}), target, parallel=True).vector == "n"
 
 
 def test_register_tiles_that_are_stored_across_are_not_chosen_for_lines_past_the_caches(ops: Any) -> None:
     """Their output goes through the caches in any case."""
     op = ops.op("O:n,f,h,w = I:n,c,2*h+kh,2*w+kw x W:f,c,kh,kw", STEM)
-    plan = choose(op, MESHED, parallel=True)
-    assert not plan.streaming
+    plan = select_plan(op, MESHED, parallel=True)
+    assert not plan.nontemporal
     assert (plan.tile("f"), plan.tile("w")) == (32, 14)
 
 
 def test_every_other_element_of_a_row_is_packed_by_vectors_for_long_sums(ops: Any) -> None:
     """Copying is cheap, and what is written in parts of lines comes from memory beside the sums."""
     sizes = {"n": 8, "f": 512, "h": 28, "w": 28, "c": 256}
-    plan = choose(ops.op("O:n,f,h,w = I:n,c,2*h,2*w x W:f,c", sizes), MESHED, parallel=True)
-    assert (plan.vector, packed(plan), plan.streaming) == ("w", {Side.LEFT}, False)
+    plan = select_plan(ops.op("O:n,f,h,w = I:n,c,2*h,2*w x W:f,c", sizes), MESHED, parallel=True)
+    assert (plan.vector, packed(plan), plan.nontemporal) == ("w", {Side.LEFT}, False)
 
 
 @pytest.mark.parametrize(("target", "both"), [(MESHED, True), (AVX512, False)], ids=("far", "near"))
-def test_blocks_of_a_long_sum_come_from_a_far_cache_once(ops: Any, target: Target, both: bool) -> None:
+def test_blocks_of_a_long_sum_come_from_a_far_cache_once(ops: Any, target: CpuTarget, both: bool) -> None:
     sizes = {"a": 384, "b": 376, "c": 47, "d": 384, "p": 8}
-    plan = choose(ops.op("C:p,b,a = A:d,p,c,a x B:p,c,b,d", sizes), target, parallel=True)
+    plan = select_plan(ops.op("C:p,b,a = A:d,p,c,a x B:p,c,b,d", sizes), target, parallel=True)
     loops = [level.iterator for level in plan.levels]
     assert (packed(plan) == {Side.LEFT, Side.RIGHT}) is both
     assert (loops.index("c") < loops.index("a")) is both
@@ -388,20 +388,20 @@ def test_blocks_of_a_long_sum_come_from_a_far_cache_once(ops: Any, target: Targe
 
 def test_scalars_are_not_read_again_from_a_far_cache(ops: Any) -> None:
     sizes = {"a": 96, "b": 84, "c": 84, "d": 84, "e": 96}
-    assert choose(ops.op("C:c,b,a = A:c,e,d,a x B:d,b,e", sizes), MESHED, parallel=True).vector == "a"
+    assert select_plan(ops.op("C:c,b,a = A:c,e,d,a x B:d,b,e", sizes), MESHED, parallel=True).vector == "a"
 
 
 def test_what_short_sums_write_decides_where_it_goes_to_a_far_cache(ops: Any) -> None:
     sizes = {"a": 24, "b": 20, "c": 20, "e": 480, "f": 20, "g": 24}
-    plan = choose(ops.op("C:f,e,c,b,a = A:b,g,e x B:c,a,f,g", sizes), MESHED, parallel=True)
-    assert plan.streaming
+    plan = select_plan(ops.op("C:f,e,c,b,a = A:b,g,e x B:c,a,f,g", sizes), MESHED, parallel=True)
+    assert plan.nontemporal
     assert plan.tile("f") == 1
 
 
 def test_scalars_of_short_sums_are_packed_where_tiles_would_fetch_their_lines_again(ops: Any) -> None:
     sizes = {"a": 24, "b": 20, "c": 20, "d": 24, "e": 20, "f": 20, "g": 24}
-    plan = choose(ops.op("C:f,e,d,c,b,a = A:c,a,e,g x B:b,g,f,d", sizes), MESHED, parallel=True)
-    assert plan.streaming
+    plan = select_plan(ops.op("C:f,e,d,c,b,a = A:c,a,e,g x B:b,g,f,d", sizes), MESHED, parallel=True)
+    assert plan.nontemporal
     assert packed(plan) == {Side.LEFT, Side.RIGHT}
     assert plan.tile("b") * plan.tile("a") * 4 % 64 == 0
 
@@ -409,11 +409,11 @@ def test_scalars_of_short_sums_are_packed_where_tiles_would_fetch_their_lines_ag
 def test_panels_hold_pairs_of_lines_of_what_comes_from_afar(ops: Any) -> None:
     sizes = {"a": 384, "b": 384, "c": 24, "d": 384}
     op = ops.op("C:c,b,a = A:a,d,b x B:c,d", sizes)
-    plan = choose(replace(op, initial=op.output), MESHED, parallel=True)
+    plan = select_plan(replace(op, initial=op.output), MESHED, parallel=True)
     (pack,) = plan.packs
     (block,) = (level.size for level in plan.levels[: pack.depth] if level.iterator == "b")
     assert (plan.vector, plan.tile("b")) == ("a", 1)
-    assert block * 4 % MESHED.fetched == 0
+    assert block * 4 % MESHED.fetch_bytes == 0
     assert block * plan.tile("a") * 384 * 4 <= MESHED.cache[1]
 
 
@@ -428,50 +428,50 @@ def test_results_are_turned_where_the_larger_factor_would_come_in_short_runs(
     ops: Any, text: str, sizes: dict[str, int], vector: str, following: str
 ) -> None:
     op = ops.op(text, sizes)
-    plan = choose(op, MESHED, parallel=True)
-    assert (plan.vector, packed(plan), plan.streaming) == (vector, set(), True)
-    assert plan.unpacked == plan.collapsed
-    assert [plan.levels[step.depth - 1].iterator for step in plan.ahead] == [following]
-    kept = {level.iterator: level.size for level in plan.levels[: plan.unpacked]}
+    plan = select_plan(op, MESHED, parallel=True)
+    assert (plan.vector, packed(plan), plan.nontemporal) == (vector, set(), True)
+    assert plan.output_panel_depth == plan.parallel_depth
+    assert [plan.levels[step.depth - 1].iterator for step in plan.prefetches] == [following]
+    kept = {level.iterator: level.size for level in plan.levels[: plan.output_panel_depth]}
     assert prod(sizes[n] for n in "cbad" if n == vector or n == "c") * prod(kept.values()) * 4 <= MESHED.cache[1]
-    assert any(c.pipeline == pipeline_of(plan, op) for c in candidates(op, MESHED, 4))
-    assert choose(op, AVX512, parallel=True).unpacked is None
-    assert choose(replace(op, initial=op.output), MESHED, parallel=True).unpacked is None
+    assert any(c.schedule == plan_to_schedule(plan, op) for c in schedule_candidates(op, MESHED, 4))
+    assert select_plan(op, AVX512, parallel=True).output_panel_depth is None
+    assert select_plan(replace(op, initial=op.output), MESHED, parallel=True).output_panel_depth is None
 
 
 def test_long_runs_of_the_larger_factor_are_turned_as_they_come(ops: Any) -> None:
     sizes = {"a": 96, "b": 24, "c": 84, "d": 96, "e": 84}
     op = ops.op("C:d,c,b,a = A:a,c,e,d x B:e,b", sizes)
-    assert choose(op, MESHED, parallel=True).unpacked is None
-    assert any("unpack" in str(c.pipeline) for c in candidates(op, MESHED, 16))
+    assert select_plan(op, MESHED, parallel=True).output_panel_depth is None
+    assert any("pack_output" in str(c.schedule) for c in schedule_candidates(op, MESHED, 16))
 
 
 @pytest.mark.parametrize("sizes", [{"a": 24, "b": 20, "c": 6, "d": 28}, {"a": 19, "b": 33, "c": 5, "d": 27}], ids=str)
 def test_results_that_are_turned_are_right(ops: Any, sizes: dict[str, int]) -> None:
     op = ops.op("C:c,b,a = A:a,d,b x B:c,d", sizes)
     small = replace(MESHED, vector_bits=128, vector_registers=16, cache=(1024, 1 << 15, 1 << 20))
-    plans = list(crossed.plans(facts(op), small, parallel=False))
+    plans = list(transposed_output.transposed_output_plans(analyze_contraction(op), small, parallel=False))
     assert {packed(plan) == set() for plan in plans} == {True, False}
     for plan in plans:
-        arrays = ops.run(op, lower(op, small, parallel=False, plan=plan))
+        arrays = ops.run(op, lower_contraction(op, small, parallel=False, plan=plan))
         assert np.array_equal(arrays["result"], np.einsum("adb,cd->cba", arrays["A"], arrays["B"]))
 
 
 def test_rows_that_follow_short_sums_come_from_afar_with_them(ops: Any) -> None:
     sizes = {"a": 96, "b": 84, "c": 24, "d": 84, "e": 96}
     op = ops.op("C:d,c,b,a = A:d,a,b,e x B:e,c", sizes)
-    plan = choose(op, MESHED, parallel=True)
+    plan = select_plan(op, MESHED, parallel=True)
     assert [level.iterator for level in plan.levels[:3]] == ["d", "a", "b"]
     assert plan.levels[2].size * sizes["e"] * 4 >= 4096  # bytes of a run
     assert plan.tile("a") <= 48  # runs that are copied side by side
     assert plan.packs[0].depth == 3
-    assert [level.size for level in choose(op, AVX512, parallel=True).levels if level.iterator == "b"] == [1]
+    assert [level.size for level in select_plan(op, AVX512, parallel=True).levels if level.iterator == "b"] == [1]
 
 
 def test_runs_that_follow_one_another_are_copied_one_after_the_other(ops: Any) -> None:
     sizes = {"a": 96, "b": 84, "c": 24, "d": 96, "e": 96}
     op = ops.op("C:d,c,b,a = A:a,e,b,d x B:c,e", sizes)
-    plan = choose(replace(op, initial=op.output), MESHED, parallel=True)
+    plan = select_plan(replace(op, initial=op.output), MESHED, parallel=True)
     (pack,) = plan.packs
     around = [level.iterator for level in plan.levels[: pack.depth]]
     assert around.index("a") < around.index("b")
@@ -483,8 +483,8 @@ def test_runs_that_follow_one_another_are_copied_one_after_the_other(ops: Any) -
 )
 def test_scalars_in_short_runs_from_the_second_cache_are_packed(ops: Any, text: str, both: bool) -> None:
     sizes = {"a": 24, "c": 400, "e": 480, "f": 20, "g": 24}
-    plan = choose(ops.op(text, sizes), MESHED, parallel=True)
-    assert plan.streaming
+    plan = select_plan(ops.op(text, sizes), MESHED, parallel=True)
+    assert plan.nontemporal
     assert (packed(plan) == {Side.LEFT, Side.RIGHT}) is both
 
 
@@ -495,57 +495,57 @@ FAR_TRIPLES = dict(zip("abcdefg", (24, 20, 20, 24, 20, 20, 24), strict=True))
     "text", ["C:f,e,d,c,b,a = A:b,a,f,g x B:c,g,e,d", "C:f,e,d,c,b,a = A:b,g,e,d x B:c,a,f,g"], ids=["run", "apart"]
 )
 def test_small_factors_of_far_outputs_are_copied_whole_and_pages_completed(ops: Any, text: str) -> None:
-    op = normalise(ops.op(text, FAR_TRIPLES))
-    plan = choose(op, MESHED, parallel=True)
+    op = drop_unit_dims(ops.op(text, FAR_TRIPLES))
+    plan = select_plan(op, MESHED, parallel=True)
     assert [step.depth for step in plan.packs] == [0, 0]
-    assert completes_pages(facts(op, plan.vector), plan, MESHED)
+    assert completes_pages(analyze_contraction(op, plan.vector), plan, MESHED)
     assert chunks(plan, {i.name: i.extent for i in op.iterators}) >= 16
-    assert all(step.depth for step in choose(op, AVX512, parallel=True).packs)
+    assert all(step.depth for step in select_plan(op, AVX512, parallel=True).packs)
 
 
 def test_far_outputs_of_short_sums_are_written_page_by_page(ops: Any) -> None:
     op = ops.op("C:m,n = A:m,k x B:k,n", {"m": 4096, "n": 4096, "k": 32})
-    plan = choose(op, MESHED, parallel=True)
-    assert plan.streaming
-    assert completes_pages(facts(op), plan, MESHED)
+    plan = select_plan(op, MESHED, parallel=True)
+    assert plan.nontemporal
+    assert completes_pages(analyze_contraction(op), plan, MESHED)
 
 
 def test_whole_copies_are_right_at_all_edges(ops: Any) -> None:
     op = ops.op("C:d,c,b,a = A:c,a,e x B:b,e,d", {"a": 19, "b": 5, "c": 3, "d": 7, "e": 6})
-    known = facts(op)
+    known = analyze_contraction(op)
     tile = RegisterTile(4, (("a", 8), ("b", 2), ("d", 3)))
-    plan = Whole(known, MESHED, tile, False).plan()
+    plan = PackBothBlocking(known, MESHED, tile, False).plan()
     assert [level.iterator for level in plan.levels] == ["d", "c", "a", "b"]
-    arrays = ops.run(op, lower(op, MESHED, parallel=False, plan=plan))
+    arrays = ops.run(op, lower_contraction(op, MESHED, parallel=False, plan=plan))
     assert np.array_equal(arrays["result"], np.einsum("cae,bed->dcba", arrays["A"], arrays["B"]))
 
 
 def test_panels_that_each_tile_reads_from_the_second_cache_are_narrow(ops: Any) -> None:
     op = ops.op("C:c,b,a = A:d,a x B:c,d,b", {"a": 384, "b": 384, "c": 64, "d": 376})
-    plan = choose(op, MESHED, parallel=True)
-    assert plan.streaming
+    plan = select_plan(op, MESHED, parallel=True)
+    assert plan.nontemporal
     assert not plan.packs
     assert (plan.tile("a"), plan.tile("b")) == (64, 6)
 
 
 @pytest.mark.parametrize(("extent", "shared"), [(64, False), (96, True), (160, True)])
 def test_threads_share_what_they_are_expected_to_finish_sooner(ops: Any, extent: int, shared: bool) -> None:
-    op = normalise(ops.op("C:m,n = A:m,k x B:k,n", dict.fromkeys("mnk", extent)))
-    assert bool(choose(op, MESHED, parallel=True).collapsed) is shared
-    assert not choose(op, MESHED, parallel=False).collapsed
+    op = drop_unit_dims(ops.op("C:m,n = A:m,k x B:k,n", dict.fromkeys("mnk", extent)))
+    assert bool(select_plan(op, MESHED, parallel=True).parallel_depth) is shared
+    assert not select_plan(op, MESHED, parallel=False).parallel_depth
 
 
 def test_three_shares_of_little_work_stay_with_one_thread(ops: Any) -> None:
     """Two threads would take as long as two of the three shares, and longer than that to begin."""
     sizes = {"o": 16, "h": 16, "w": 16, "c": 16, "y": 3, "x": 3}
-    op = normalise(ops.op("C:o,h,w = A:c,h+y,w+x x B:o,c,y,x", sizes))
-    assert chunks(choose(op, MESHED, parallel=True), sizes) != 3
+    op = drop_unit_dims(ops.op("C:o,h,w = A:c,h+y,w+x x B:o,c,y,x", sizes))
+    assert chunks(select_plan(op, MESHED, parallel=True), sizes) != 3
 
 
 def test_what_the_second_cache_holds_is_not_read_from_memory(ops: Any) -> None:
     """Narrow outputs waste lanes, which reading what is near does not hide."""
     cycles = []
     for text in ("C:i,j = A:i,k x B:k,j", "C:j,i = A:i,k x B:k,j"):
-        op = normalise(ops.op(text, {"i": 7, "j": 2000, "k": 50}))
-        cycles.append(estimate(op, choose(op, MESHED, parallel=False), MESHED))
+        op = drop_unit_dims(ops.op(text, {"i": 7, "j": 2000, "k": 50}))
+        cycles.append(plan_cycles(op, select_plan(op, MESHED, parallel=False), MESHED))
     assert cycles[0] < 0.8 * cycles[1]

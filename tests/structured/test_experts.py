@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_comprehensions.errors import ArgumentError, CannotLower
-from tensor_comprehensions.loop_ir.show import show
-from tensor_comprehensions.structured import experts
-from tensor_comprehensions.structured.apply import plan_of
-from tensor_comprehensions.structured.candidates import candidates
-from tensor_comprehensions.structured.contraction import generate, lower
-from tensor_comprehensions.structured.describe import pipeline_of
-from tensor_comprehensions.structured.estimate import estimate
-from tensor_comprehensions.structured.expert import choose
-from tensor_comprehensions.structured.normalise import normalise
-from tensor_comprehensions.structured.pipeline import Pipeline, pack, tile, unroll
-from tensor_comprehensions.structured.settle import settled
-from tensor_comprehensions.structured.strategy import frozen
+from tensor_comprehensions.core.errors import ArgumentError, CannotLower
+from tensor_comprehensions.loop_ir.show import format_program
+from tensor_comprehensions.structured.cost.plan_cost import plan_cycles
+from tensor_comprehensions.structured.language.apply_primitives import plan_of_schedule
+from tensor_comprehensions.structured.language.plan_to_schedule import plan_to_schedule
+from tensor_comprehensions.structured.language.primitives import Schedule, pack, tile, unroll
+from tensor_comprehensions.structured.language.resolve import resolve_schedule
+from tensor_comprehensions.structured.language.schedule_types import freeze_schedule
+from tensor_comprehensions.structured.lower.contraction import generate_contraction, lower_contraction
+from tensor_comprehensions.structured.match.drop_unit_dims import drop_unit_dims
+from tensor_comprehensions.structured.planners import experts
+from tensor_comprehensions.structured.planners.candidates import schedule_candidates
+from tensor_comprehensions.structured.planners.select import select_plan
 from tensor_comprehensions.target import AVX2, AVX512
 
 OPS = {
@@ -31,14 +31,16 @@ OPS = {
     "nhwc": ("C:n,h,w,o = A:n,h+y,w+x,c x B:y,x,c,o", {"n": 1, "h": 4, "w": 9, "o": 20, "c": 3, "y": 3, "x": 3}),
 }
 REASONS = {
-    ("convolution", "matmul"): "no subscript is the sum",
-    ("convolution", "turned"): "no subscript is the sum",
-    ("convolution", "batched"): "no subscript is the sum",
+    ("schedule_convolution", "matmul"): "no subscript is the sum",
+    ("schedule_convolution", "turned"): "no subscript is the sum",
+    ("schedule_convolution", "batched"): "no subscript is the sum",
 }
 
 
 @pytest.mark.parametrize("name", OPS)
-@pytest.mark.parametrize("expert", [experts.by_model, experts.gett, experts.ttgt, experts.log, experts.convolution])
+@pytest.mark.parametrize(
+    "expert", [experts.by_cost_model, experts.gett, experts.ttgt, experts.loop_over_gemm, experts.schedule_convolution]
+)
 def test_experts_keep_the_result(ops: Any, expert: Any, name: str) -> None:
     text, sizes = OPS[name]
     op = ops.op(text, sizes)
@@ -46,10 +48,10 @@ def test_experts_keep_the_result(ops: Any, expert: Any, name: str) -> None:
         with pytest.raises(CannotLower, match=reason):
             expert(op, AVX512)
         return
-    pipeline = settled(expert, op, AVX512)
+    pipeline = resolve_schedule(expert, op, AVX512)
     assert pipeline in list(expert(op, AVX512).alternatives())
-    result = ops.run(op, generate(normalise(op), plan_of(pipeline, op, AVX512)))["result"]
-    assert np.array_equal(result, ops.run(op, lower(op, AVX512, parallel=False))["result"])
+    result = ops.run(op, generate_contraction(drop_unit_dims(op), plan_of_schedule(pipeline, op, AVX512)))["result"]
+    assert np.array_equal(result, ops.run(op, lower_contraction(op, AVX512, parallel=False))["result"])
 
 
 SLIDING = {
@@ -65,63 +67,65 @@ SLIDING = {
 @pytest.mark.parametrize("name", SLIDING)
 def test_windows_that_slide_read_each_vector_once(ops: Any, name: str, target: Any) -> None:
     op = ops.op(*SLIDING[name])
-    pipeline = experts.depthwise(op, target)
-    plan = plan_of(pipeline, op, target)
-    assert plan == choose(normalise(op), target, parallel=True)
+    pipeline = experts.schedule_depthwise(op, target)
+    plan = plan_of_schedule(pipeline, op, target)
+    assert plan == select_plan(drop_unit_dims(op), target, parallel=True)
     assert plan.unrolled
-    body = generate(normalise(op), plan)
-    plain = generate(normalise(op), replace(plan, unrolled=0))
+    body = generate_contraction(drop_unit_dims(op), plan)
+    plain = generate_contraction(drop_unit_dims(op), replace(plan, unrolled=0))
     assert np.array_equal(ops.run(op, body)["result"], ops.run(op, plain)["result"])
-    lines = show(body).splitlines()
+    lines = format_program(body).splitlines()
     reads = [line for line in lines if "= A[" in line]
     taps = [line for line in lines if "fma(" in line]
     assert len(reads) < len(taps)
 
 
 def test_depthwise_taps_are_those_along_the_row(ops: Any) -> None:
-    """Neighbours share what the taps next to one another read, in either order of the axes: those go innermost."""
+    """Neighbors share what the taps next to one another read, in either order of the axes: those go innermost."""
     for name, order in (("channels last", ("y", "x")), ("channels first", ("x", "y"))):
-        assert choose(normalise(ops.op(*SLIDING[name])), AVX512, parallel=True).reductions == order
+        assert select_plan(drop_unit_dims(ops.op(*SLIDING[name])), AVX512, parallel=True).reductions == order
 
 
 def test_the_depthwise_expert_needs_a_window(ops: Any) -> None:
     for name in ("matmul", "nchw"):
         with pytest.raises(CannotLower, match="no window slides"):
-            experts.depthwise(ops.op(*OPS[name]), AVX512)
+            experts.schedule_depthwise(ops.op(*OPS[name]), AVX512)
 
 
 def test_loops_over_products_need_a_contiguous_factor(ops: Any) -> None:
     op = ops.op("C:i,j = A:i,k x B:j,k", {"i": 9, "j": 20, "k": 8})
     with pytest.raises(CannotLower, match="no factor is contiguous"):
-        experts.log(op, AVX512)
+        experts.loop_over_gemm(op, AVX512)
 
 
 def test_tilings_by_size() -> None:
     inner, outer = {"m": 12, "n": 32}, {"m": 288, "k": 512, "n": 128}
     double = experts.double_tiling(outer, inner, packs={"A": "m1"}, unrolls={"k": 4})
     assert repr(double).startswith("tile(m=288, k=512, n=128) >> tile(m=12, n=32) >> pack(A='m1')")
-    assert experts.triple_tiling({"n": 999}, outer, inner).pieces[:1] == tile(n=999).pieces
-    assert experts.single_tiling(inner).pieces[:1] == tile(**inner).pieces
+    assert experts.triple_tiling({"n": 999}, outer, inner).primitives[:1] == tile(n=999).primitives
+    assert experts.single_tiling(inner).primitives[:1] == tile(**inner).primitives
 
 
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("target", [AVX512, AVX2], ids=lambda t: t.name)
 def test_the_first_candidate_is_what_an_untuned_call_runs(ops: Any, name: str, target: Any) -> None:
     op = ops.op(*OPS[name])
-    found = candidates(op, target, 12)
-    plan = choose(normalise(op), target, parallel=True)
-    assert found[0].pipeline == pipeline_of(plan, normalise(op))
-    assert len({c.pipeline for c in found}) == len(found) > 1
-    assert candidates(op, target, 12) == found
-    assert candidates(op, target, 3) == found[:3]
+    found = schedule_candidates(op, target, 12)
+    plan = select_plan(drop_unit_dims(op), target, parallel=True)
+    assert found[0].schedule == plan_to_schedule(plan, drop_unit_dims(op))
+    assert len({c.schedule for c in found}) == len(found) > 1
+    assert schedule_candidates(op, target, 12) == found
+    assert schedule_candidates(op, target, 3) == found[:3]
     for candidate in found:
-        plan = plan_of(candidate.pipeline, op, target)
-        assert candidate.cycles == estimate(normalise(op), plan, target) > 0
+        plan = plan_of_schedule(candidate.schedule, op, target)
+        assert candidate.cycles == plan_cycles(drop_unit_dims(op), plan, target) > 0
 
 
 def test_copies_of_whole_factors_and_none_at_all_are_among_the_candidates(ops: Any) -> None:
-    op = normalise(ops.op("C:m,n = A:m,k x B:k,n", {"m": 400, "n": 400, "k": 400}))
-    depths = [{s.depth for s in plan_of(c.pipeline, op, AVX512).packs} for c in candidates(op, AVX512, 16)]
+    op = drop_unit_dims(ops.op("C:m,n = A:m,k x B:k,n", {"m": 400, "n": 400, "k": 400}))
+    depths = [
+        {s.depth for s in plan_of_schedule(c.schedule, op, AVX512).packs} for c in schedule_candidates(op, AVX512, 16)
+    ]
     assert {0} in depths
     assert set() in depths
 
@@ -135,36 +139,43 @@ def test_copies_of_whole_factors_have_a_limit(ops: Any) -> None:
 @pytest.mark.parametrize("name", ["matmul", "turned"])
 def test_candidates_keep_the_result(ops: Any, name: str) -> None:
     op = ops.op(*OPS[name])
-    first, *others = candidates(op, AVX512, 6)
-    expected = ops.run(op, generate(normalise(op), plan_of(first.pipeline, op, AVX512)))["result"]
+    first, *others = schedule_candidates(op, AVX512, 6)
+    expected = ops.run(op, generate_contraction(drop_unit_dims(op), plan_of_schedule(first.schedule, op, AVX512)))[
+        "result"
+    ]
     for candidate in others:
-        result = ops.run(op, generate(normalise(op), plan_of(candidate.pipeline, op, AVX512)))["result"]
-        assert np.array_equal(result, expected), candidate.pipeline
+        result = ops.run(
+            op, generate_contraction(drop_unit_dims(op), plan_of_schedule(candidate.schedule, op, AVX512))
+        )["result"]
+        assert np.array_equal(result, expected), candidate.schedule
 
 
 def test_the_model_prefers_reuse(ops: Any) -> None:
     op = ops.op("C:m,n = A:m,k x B:k,n", {"m": 512, "n": 512, "k": 512})
-    costs = [estimate(op, plan_of(p, op, AVX512), AVX512) for p in (tile(n=48, m=8), tile(n=16, m=2), tile(n=16, m=1))]
+    costs = [
+        plan_cycles(op, plan_of_schedule(p, op, AVX512), AVX512)
+        for p in (tile(n=48, m=8), tile(n=16, m=2), tile(n=16, m=1))
+    ]
     assert costs == sorted(costs)
     turned = ops.op("C:m,n = A:m,k x B:n,k", {"m": 512, "n": 512, "k": 512})
     whole = tile(n=48, m=8)
-    assert estimate(turned, plan_of(whole >> pack(B="n1"), turned, AVX512), AVX512) < estimate(
-        turned, plan_of(whole, turned, AVX512), AVX512
+    assert plan_cycles(turned, plan_of_schedule(whole >> pack(B="n1"), turned, AVX512), AVX512) < plan_cycles(
+        turned, plan_of_schedule(whole, turned, AVX512), AVX512
     )
 
 
 def test_a_choice_is_settled_by_the_model_among_what_applies(ops: Any) -> None:
     op = ops.op(*OPS["matmul"])
     impossible, slow, fast = tile(i=17, j=999) >> tile(i=17, j=400), tile(j=16), tile(i=4, j=48)
-    assert settled(impossible | slow | fast, op, AVX512) == fast
+    assert resolve_schedule(impossible | slow | fast, op, AVX512) == fast
     with pytest.raises(CannotLower, match="vectors"):
-        settled(impossible | (impossible >> unroll(k=2)), op, AVX512)
+        resolve_schedule(impossible | (impossible >> unroll(k=2)), op, AVX512)
 
 
-@pytest.mark.parametrize("wrong", [3, "tile(m=4)", Pipeline, {"C": 3}])
-def test_what_is_no_strategy(wrong: object) -> None:
-    with pytest.raises(ArgumentError, match="strategy"):
-        frozen(wrong)
+@pytest.mark.parametrize("wrong", [3, "tile(m=4)", Schedule, {"C": 3}])
+def test_what_is_no_schedule(wrong: object) -> None:
+    with pytest.raises(ArgumentError, match="schedule"):
+        freeze_schedule(wrong)
 
 
 @pytest.mark.parametrize(
@@ -177,9 +188,11 @@ def test_what_is_no_strategy(wrong: object) -> None:
 )
 def test_experts_that_go_wrong(ops: Any, expert: Any, says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
-        settled(expert, ops.op(*OPS["matmul"]), AVX2)
+        resolve_schedule(expert, ops.op(*OPS["matmul"]), AVX2)
 
 
-def test_strategies_are_keys() -> None:
-    assert hash(frozen({"C": tile(m=4), "D": experts.gett})) == hash(frozen({"C": tile(m=4), "D": experts.gett}))
-    assert frozen(None) is None
+def test_schedules_are_keys() -> None:
+    assert hash(freeze_schedule({"C": tile(m=4), "D": experts.gett})) == hash(
+        freeze_schedule({"C": tile(m=4), "D": experts.gett})
+    )
+    assert freeze_schedule(None) is None

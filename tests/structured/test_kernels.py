@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.strategies import pack, tile, vectorize
+from tensor_comprehensions.schedules import pack, tile, vectorize
 
 QUICK = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 FEW = settings(QUICK, max_examples=max(12, settings().max_examples // 8))
@@ -150,7 +150,7 @@ def test_weights_of_small_windows(window: tuple[int, ...], filters: int, tiled: 
     )
     op = tc.define(source).conv
     pipeline = tile(**{"n": 1, **dict.fromkeys(axes, 1), "f": tiled}) >> pack("W") >> vectorize("f")
-    kernel = op.compile(image, weights, strategy=pipeline)
+    kernel = op.compile(image, weights, schedule=pipeline)
     copied = kernel.source("loops").split(".acc", 1)[0]
     assert "shuffle" in copied, "weights are copied one by one"
     stores = copied.split(".c.c in ")[1].count("] = S0.right.x")  # in the first loop over channels

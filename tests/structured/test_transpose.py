@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensor_comprehensions.dtypes import BOOL, DTYPES, FLOAT32, DType
+from tensor_comprehensions.core.dtypes import BOOL, DTYPES, FLOAT32, DType
 from tensor_comprehensions.loop_ir import build
-from tensor_comprehensions.loop_ir.interpret import interpret
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.interpret.ops import storage_dtype
 from tensor_comprehensions.loop_ir.nodes import Buffer, Expr, Kernel, Module, Space, Stmt, Type
-from tensor_comprehensions.loop_ir.numbers import storage
 from tensor_comprehensions.loop_ir.verify import verify
-from tensor_comprehensions.structured.transpose import Axis, gathered, transpose, transposed
+from tensor_comprehensions.structured.lower.transpose import Axis, gather_transposed, transpose_loops, transpose_vectors
 
 I, J = build.var("i"), build.var("j")  # noqa: E741
 
@@ -24,7 +24,7 @@ def module(body: Stmt, *buffers: Buffer) -> Module:
 
 def values(dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
     numbers = np.random.default_rng(0).integers(0, 2 if dtype.is_bool else 120, shape)
-    return numbers.astype(storage(dtype))
+    return numbers.astype(storage_dtype(dtype))
 
 
 @pytest.mark.parametrize("side", [2, 4, 8, 16])
@@ -32,9 +32,9 @@ def values(dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
 def test_columns_of_registers(dtype: DType, side: int) -> None:
     x, out = build.buffer("x", dtype, (side, side)), build.buffer("out", dtype, (side, side))
     along = build.ramp(0, 1, side)
-    columns = transpose([build.load(x, k, along) for k in range(side)])
+    columns = transpose_vectors([build.load(x, k, along) for k in range(side)])
     body = build.block(*(build.store(out, (k, along), column) for k, column in enumerate(columns)))
-    array, result = values(dtype, (side, side)), np.zeros((side, side), storage(dtype))
+    array, result = values(dtype, (side, side)), np.zeros((side, side), storage_dtype(dtype))
     interpret(module(body, x, out), {"x": array, "out": result})
     np.testing.assert_array_equal(result, array.T)
 
@@ -49,7 +49,7 @@ def test_shuffles_per_block(dtype: str, side: int, expected: int) -> None:
         made.append(build.shuffle(a, b, lanes))
         return made[-1]
 
-    transpose([build.load(x, k, build.ramp(0, 1, side)) for k in range(side)], pair)
+    transpose_vectors([build.load(x, k, build.ramp(0, 1, side)) for k in range(side)], pair)
     assert len(made) == expected
 
 
@@ -60,8 +60,8 @@ def test_blocks_and_their_edges(dtype: DType, shape: tuple[int, int]) -> None:
     x, out = build.buffer("x", dtype, (lanes, rows)), build.buffer("out", dtype, shape)
     read = build.load(x, J, I)
     axes = Axis("i", build.const(0), build.const(rows)), Axis("j", build.const(0), build.const(lanes))
-    body = transposed([build.store(out, (I, J), read)], [read], *axes, 8)
-    array, result = values(dtype, (lanes, rows)), np.zeros(shape, storage(dtype))
+    body = transpose_loops([build.store(out, (I, J), read)], [read], *axes, 8)
+    array, result = values(dtype, (lanes, rows)), np.zeros(shape, storage_dtype(dtype))
     interpret(module(body, x, out), {"x": array, "out": result})
     np.testing.assert_array_equal(result, array.T)
 
@@ -75,8 +75,8 @@ def test_rows_in_pieces(dtype: str, shape: tuple[int, int]) -> None:
     x, out = build.buffer("x", type, (lanes, rows)), build.buffer("out", type, shape)
     axes = Axis("i", build.const(0), build.const(rows)), Axis("j", build.const(0), build.const(lanes))
     read = build.load(x, J, I)
-    body = transposed([build.store(out, (I, J), read, op="+")], [read], *axes, side, near=True)
-    array, result = values(type, (lanes, rows)), np.ones(shape, storage(type))
+    body = transpose_loops([build.store(out, (I, J), read, op="+")], [read], *axes, side, near=True)
+    array, result = values(type, (lanes, rows)), np.ones(shape, storage_dtype(type))
     interpret(module(body, x, out), {"x": array, "out": result})
     np.testing.assert_array_equal(result, array.T + 1)
 
@@ -92,7 +92,7 @@ def test_pieces_leave_half_of_the_shuffles() -> None:
     def part(row: int, first: int, count: int) -> Expr:
         return build.load(x, row, build.ramp(first, 1, count))
 
-    gathered(part, (16, 16), 16, FLOAT32, pair)
+    gather_transposed(part, (16, 16), 16, FLOAT32, pair)
     joined = [lanes for lanes in made if lanes == tuple(range(len(lanes)))]
     assert (len(joined), len(made) - len(joined)) == (48, 32)
 
@@ -111,7 +111,7 @@ def test_several_reads_and_values_in_between(near: bool) -> None:
         build.store(out, (I, J), build.sub(build.load(held), build.load(b, I)), op="max"),
     ]
     axes = Axis("i", build.const(0), build.const(n)), Axis("j", build.const(0), build.const(m))
-    body = transposed(stores, reads, *axes, 4, near=near)
+    body = transpose_loops(stores, reads, *axes, 4, near=near)
     arrays = {c.name: values(FLOAT32, c.shape) for c in (x, y, z, b, out)}
     product = (arrays["x"][1:] * arrays["y"][:, 2:]).T
     expected = np.maximum(arrays["out"] + product + arrays["z"], product - arrays["b"][:, None])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensor_comprehensions.tc_lang import BoundFunction, Function, bind, compile_source
-from tensor_comprehensions.tc_lang.reference import evaluate
+from tensor_comprehensions.tc_lang.reference import evaluate_def
 
 
 def compiled(source: str) -> Function:
@@ -23,7 +23,7 @@ def run(source: str, scalars: dict[str, int] | None = None, **arrays: Any) -> di
     function = compiled(source)
     sizes = {
         getattr(extent, "name", ""): found
-        for symbol in (*function.parameters, *function.initial)
+        for symbol in (*function.parameters, *function.inouts)
         for extent, found in zip(symbol.extents or (), arrays[symbol.name].shape, strict=False)
     }
-    return evaluate(bind(function, {n: sizes[n] for n in function.sizes}, scalars), arrays)
+    return evaluate_def(bind(function, {n: sizes[n] for n in function.sizes}, scalars), arrays)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from helpers import compiled
 
-from tensor_comprehensions.dtypes import FLOAT32, FLOAT64, INT32
-from tensor_comprehensions.errors import ArgumentError
-from tensor_comprehensions.strides import contiguous_strides
-from tensor_comprehensions.tc_lang.arguments import Binding, TensorType, match
+from tensor_comprehensions.core.dtypes import FLOAT32, FLOAT64, INT32
+from tensor_comprehensions.core.errors import ArgumentError
+from tensor_comprehensions.core.memory_layout import contiguous_strides
+from tensor_comprehensions.tc_lang.match_arguments import Binding, TensorType, match_arguments
 
 
 def f32(*shape: int) -> TensorType:
@@ -22,7 +22,7 @@ GOOD = (f32(3, 5), f32(3), S, f32(4))
 
 def test_match() -> None:
     types = (TensorType(FLOAT32, (3, 5), (1, 3)), *GOOD[1:])
-    assert match(F, types, {"y": f32(3)}, {"s": 1}) == Binding(
+    assert match_arguments(F, types, {"y": f32(3)}, {"s": 1}) == Binding(
         {"N": 3, "M": 5}, {"s": 1}, {"A": (1, 3), "x": (1,), "s": (), "w": (1,), "y": (1,)}
     )
 
@@ -41,7 +41,7 @@ def test_wrong_tensor(position: int, type_: TensorType, message: str, expected: 
     types = list(GOOD)
     types[position] = type_
     with pytest.raises(ArgumentError) as e:
-        match(F, types, {"y": f32(3)}, {"s": 1})
+        match_arguments(F, types, {"y": f32(3)}, {"s": 1})
     assert message in e.value.message
     assert expected in e.value.expected
     assert e.value.found == found
@@ -63,11 +63,11 @@ def test_wrong_call(
     types: tuple[TensorType, ...], initial: dict[str, TensorType], scalars: dict[str, int], message: str
 ) -> None:
     with pytest.raises(ArgumentError) as e:
-        match(F, types, initial, scalars)
+        match_arguments(F, types, initial, scalars)
     assert message in e.value.message
 
 
 def test_sizes_of_declared_outputs_come_from_the_call() -> None:
     f = compiled("def h(int32(N) I) -> (int32(B) H) { H(I(n)) += 1 }")
     i = TensorType(INT32, (7,), (1,))
-    assert match(f, [i], {"H": TensorType(INT32, (9,), (1,))}).sizes == {"N": 7, "B": 9}
+    assert match_arguments(f, [i], {"H": TensorType(INT32, (9,), (1,))}).sizes == {"N": 7, "B": 9}

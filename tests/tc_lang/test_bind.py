@@ -8,7 +8,7 @@ from helpers import bound, compiled
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensor_comprehensions.dtypes import (
+from tensor_comprehensions.core.dtypes import (
     BFLOAT16,
     BOOL,
     DTYPES,
@@ -20,11 +20,12 @@ from tensor_comprehensions.dtypes import (
     UINT8,
     DType,
 )
-from tensor_comprehensions.errors import ArgumentError, RangeError, TCError
+from tensor_comprehensions.core.errors import ArgumentError, RangeError, TCError
 from tensor_comprehensions.tc_lang import bind
-from tensor_comprehensions.tc_lang import function as names
-from tensor_comprehensions.tc_lang.affine import Interval, interval, normalised
-from tensor_comprehensions.tc_lang.function import (
+from tensor_comprehensions.tc_lang import ir as names
+from tensor_comprehensions.tc_lang.affine import Interval, expr_interval, normalize_subscript
+from tensor_comprehensions.tc_lang.bounds_proof import Verdict, is_injective, prove_in_bounds
+from tensor_comprehensions.tc_lang.ir import (
     Access,
     Binary,
     BoundIndex,
@@ -36,10 +37,9 @@ from tensor_comprehensions.tc_lang.function import (
     Role,
     Select,
     Unary,
-    walk,
+    walk_expr,
 )
-from tensor_comprehensions.tc_lang.numeric import Evaluator, grid
-from tensor_comprehensions.tc_lang.prove import Verdict, examine, injective
+from tensor_comprehensions.tc_lang.numpy_eval import NumpyEvaluator, index_grid
 
 i, j = Index("i", INT64), Index("j", INT64)
 
@@ -58,13 +58,20 @@ def statement(source: str, scalars: dict[str, int] | None = None, **sizes: int) 
 
 
 def reads(s: BoundStatement, tensor: str) -> list[Access]:
-    return [e for e in walk(s.value) if isinstance(e, Access) and e.tensor == tensor]
+    return [e for e in walk_expr(s.value) if isinstance(e, Access) and e.tensor == tensor]
 
 
 def test_matmul() -> None:
     b = bound("def mm(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }", M=2, K=3, N=4)
     (s,) = b.statements
-    assert (s.target, s.reduction, s.initialise, s.left, s.staged, s.checks) == ("C", "+", True, 2, False, ())
+    assert (s.target, s.reduction, s.initialize, s.num_free, s.reads_own_target, s.checks) == (
+        "C",
+        "+",
+        True,
+        2,
+        False,
+        (),
+    )
     assert s.indices == (BoundIndex("m", 0, 2), BoundIndex("n", 0, 4), BoundIndex("k", 0, 3))
     assert [(t.name, t.shape, t.strides, t.role) for t in b.tensors] == [
         ("A", (2, 3), (3, 1), Role.INPUT),
@@ -88,7 +95,7 @@ def test_subscripts_count_from_the_start_of_storage() -> None:
     assert b.starts == ((1,), (1,))
 
 
-def test_sizes_and_specialised_scalars_become_numbers() -> None:
+def test_sizes_and_specialized_scalars_become_numbers() -> None:
     s = statement("def f(int s, float(N) a) -> (b) { b(i) = a(s*i+N-N) * s }", {"s": 3}, N=7)
     assert reads(s, "a")[0].subscripts == (binary("*", i, n(3)),)
     assert isinstance(s.value, Binary)
@@ -176,13 +183,13 @@ def test_a_guarded_right_operand_becomes_a_select() -> None:
 )
 def test_staging(body: str, staged: bool) -> None:
     source = f"def f(float(N) a, float(N,N) A, int32(N) I) -> (b) {{ b(i) = a(i) {body} }}"
-    assert statement(source, N=4).staged == staged
+    assert statement(source, N=4).reads_own_target == staged
 
 
-def test_initialising_scatter_is_split() -> None:
+def test_initializing_scatter_is_split() -> None:
     fill, scatter = bound("def f(int32(N) I) -> (int32(8) H) { H(I(n)) +=! 1 }", N=5).statements
     assert (fill.reduction, fill.value, fill.indices) == (None, Const(0, INT32), (BoundIndex("i0", 0, 8),))
-    assert (scatter.reduction, scatter.initialise, len(scatter.checks)) == ("+", False, 1)
+    assert (scatter.reduction, scatter.initialize, len(scatter.checks)) == ("+", False, 1)
 
 
 @pytest.mark.parametrize(
@@ -277,22 +284,22 @@ subscripts = st.recursive(leaf, _larger, max_leaves=8)
 def values(e: Expr) -> object:
     ranges = {name: (low, high + 1) for name, (low, high) in BOX.items()}
     with np.errstate(all="ignore"):
-        return np.broadcast_to(Evaluator(grid(ranges), lambda *_: None)(e), (8, 6))
+        return np.broadcast_to(NumpyEvaluator(index_grid(ranges), lambda *_: None)(e), (8, 6))
 
 
 def divides_by_zero(e: Expr) -> bool:
-    return any(isinstance(x, Binary) and x.op in "/%" and np.any(values(x.right) == 0) for x in walk(e))
+    return any(isinstance(x, Binary) and x.op in "/%" and np.any(values(x.right) == 0) for x in walk_expr(e))
 
 
 @given(subscripts)
 def test_normal_form_keeps_the_values(e: Expr) -> None:
     if not divides_by_zero(e):
-        assert (values(e) == values(normalised(e, {}))).all()  # type: ignore[attr-defined]
+        assert (values(e) == values(normalize_subscript(e, {}))).all()  # type: ignore[attr-defined]
 
 
 @given(subscripts)
 def test_intervals_contain_the_values(e: Expr) -> None:
-    low, high = interval(e, BOX)
+    low, high = expr_interval(e, BOX)
     if not divides_by_zero(e):
         assert low <= values(e).min()  # type: ignore[attr-defined]
         assert values(e).max() <= high  # type: ignore[attr-defined]
@@ -306,7 +313,7 @@ def test_verdicts_are_true(e: Expr, extent: int, comparisons: list[tuple[Expr, E
     inside = (values(e) >= 0) & (values(e) < extent)  # type: ignore[operator]
     for g, holds in guards:
         inside = inside | (values(g) != holds)
-    verdict = examine(e, extent, guards, BOX).verdict
+    verdict = prove_in_bounds(e, extent, guards, BOX).verdict
     assert verdict is not Verdict.UNKNOWN
     assert (verdict is not Verdict.VIOLATED) == bool(inside.all())
 
@@ -316,14 +323,14 @@ def test_injectivity_is_true(es: list[Expr]) -> None:
     if any(divides_by_zero(e) for e in es):
         return
     points = set(zip(*(values(e).reshape(-1).tolist() for e in es), strict=True))  # type: ignore[attr-defined]
-    assert injective(tuple(es), BOX) == (len(points) == 48)
+    assert is_injective(tuple(es), BOX) == (len(points) == 48)
 
 
 def test_large_domains_are_reasoned_about() -> None:
     box = {"i": (0, 10**6 - 1), "j": (0, 3)}
-    assert injective((binary("+", binary("*", i, n(4)), j),), box)
-    assert injective((i, binary("+", i, j)), box)
-    assert injective((binary("+", binary("*", i, n(3)), j),), box) is None
+    assert is_injective((binary("+", binary("*", i, n(4)), j),), box)
+    assert is_injective((i, binary("+", i, j)), box)
+    assert is_injective((binary("+", binary("*", i, n(3)), j),), box) is None
 
 
 def test_bound_functions_round_trip_through_repr() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from helpers import compiled
 
-from tensor_comprehensions.errors import CheckError
+from tensor_comprehensions.core.errors import CheckError
 from tensor_comprehensions.tc_lang.gradients.differentiate import differentiate
-from tests import differentiable as defs
 from tests.conftest import Golden
+from tests.helpers import differentiable as defs
 
 SHOWN = ("MATMUL", "SOFTMAX", "LAYERNORM", "CONV1D", "CONV2D", "STRIDED", "GATHER", "FCRELU", "GEMM", "PARTS", "POOL")
 
@@ -21,17 +21,17 @@ def test_texts(name: str, golden: Golden) -> None:
 def test_a_gradient_takes_what_it_reads_and_gives_what_is_wanted() -> None:
     function = compiled(defs.FCRELU)
     gradient = differentiate(function, [("input", "W")])
-    assert gradient.gives == (("input", "W"),)
-    assert gradient.takes == (("input", "I"), ("output", "O"), ("gradient", "O"))
-    assert gradient.reads == set(gradient.takes)
+    assert gradient.outputs == (("input", "W"),)
+    assert gradient.inputs == (("input", "I"), ("output", "O"), ("gradient", "O"))
+    assert gradient.reads == set(gradient.inputs)
 
 
 def test_a_gradient_takes_what_says_a_size_that_nothing_else_does() -> None:
     gather = differentiate(compiled(defs.GATHER))
-    assert gather.takes == (("input", "T"), ("input", "I"), ("gradient", "o"))
+    assert gather.inputs == (("input", "T"), ("input", "I"), ("gradient", "o"))
     assert ("input", "T") not in gather.reads
     pool = differentiate(compiled(defs.POOL))
-    assert {("input", "k"), ("input", "s")} <= set(pool.takes)
+    assert {("input", "k"), ("input", "s")} <= set(pool.inputs)
 
 
 def test_names_of_the_def_may_be_anything() -> None:

@@ -11,12 +11,12 @@ from cases import CASES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tensor_comprehensions.errors import TCError
+from tensor_comprehensions.core.errors import TCError
 from tensor_comprehensions.tc_lang import bind, compile_source
-from tensor_comprehensions.tc_lang.function import BoundFunction, Role
-from tensor_comprehensions.tc_lang.legalise import legalise
-from tensor_comprehensions.tc_lang.numeric import numpy_dtype
-from tensor_comprehensions.tc_lang.reference import evaluate
+from tensor_comprehensions.tc_lang.ir import BoundFunction, Role
+from tensor_comprehensions.tc_lang.legalize import legalize
+from tensor_comprehensions.tc_lang.numpy_eval import numpy_dtype
+from tensor_comprehensions.tc_lang.reference import evaluate_def
 
 TOKEN = re.compile(r"\s+|[A-Za-z_]\w*|\d+\.?\d*|->|[-+*]=!?|min=!?|max=!?|.", re.DOTALL)
 PROGRAMS = [TOKEN.findall(c.source) for c in CASES]
@@ -71,8 +71,8 @@ def test_mutated_programs(source: str, data: st.DataObject) -> None:
             if not small(b):
                 continue
             inputs = arrays(b, data.draw(st.integers(0, 9)))
-            result = evaluate(b, inputs)
-            legal = evaluate(legalise(b), inputs)
+            result = evaluate_def(b, inputs)
+            legal = evaluate_def(legalize(b), inputs)
             for name in b.returns:
                 assert result[name].shape == b.tensor(name).shape
                 assert result[name].dtype == numpy_dtype(b.tensor(name).dtype)

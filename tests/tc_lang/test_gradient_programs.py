@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from helpers import compiled
 
-from tensor_comprehensions.tc_lang.function import Access, walk
 from tensor_comprehensions.tc_lang.gradients import differentiate
 from tensor_comprehensions.tc_lang.gradients.reach import ALWAYS, NEVER, read_condition
-from tensor_comprehensions.tc_lang.show import show
-from tensor_comprehensions.tc_lang.unparse import tree
-from tests.gradient_checks import Rejected, check_program, run
-from tests.gradient_programs import GradientProgram, draw_program
+from tensor_comprehensions.tc_lang.ir import Access, walk_expr
+from tensor_comprehensions.tc_lang.printer import to_text
+from tensor_comprehensions.tc_lang.to_syntax import expr_to_syntax
+from tests.helpers.gradient_checks import Rejected, check_program, run
+from tests.helpers.gradient_programs import GradientProgram, draw_program
 
 SEED = time.time_ns() % 1_000_000_000
 PROGRAMS = 60
@@ -69,7 +69,7 @@ def program_of(source: str, sizes: dict[str, int]) -> GradientProgram:
     """A program with values: tables of whole numbers below the least size."""
     function, random = compiled(source), np.random.default_rng(3)
     arrays = {}
-    for symbol in (*function.parameters, *function.initial):
+    for symbol in (*function.parameters, *function.inouts):
         shape = [sizes[getattr(e, "name", "")] for e in symbol.extents or ()]
         low = random.integers(0, min(sizes.values()), shape)
         arrays[symbol.name] = random.uniform(-1.5, 1.5, shape) if symbol.dtype.is_float else low
@@ -121,10 +121,10 @@ def test_an_empty_table_that_nothing_is_read_from(source: str, shapes: dict[str,
 )
 def test_the_condition_under_which_an_element_is_read(value: str, condition: str) -> None:
     function = compiled(f"def f(double(N) x) -> (y) {{ y(i) = x(7-i) * ({value}) where i in 0:8 }}")
-    access = next(x for x in walk(function.statements[0].value) if isinstance(x, Access))
+    access = next(x for x in walk_expr(function.statements[0].value) if isinstance(x, Access))
     (_, right) = (getattr(function.statements[0].value, side) for side in ("left", "right"))
     found = read_condition(access, right)
-    text = {ALWAYS: "always", NEVER: "never"}.get(found) or show(tree(found))
+    text = {ALWAYS: "always", NEVER: "never"}.get(found) or to_text(expr_to_syntax(found))
     assert text == condition
 
 

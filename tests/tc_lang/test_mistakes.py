@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from helpers import bound
 
-from tensor_comprehensions.errors import CheckError, RangeError, TCError
+from tensor_comprehensions.core.errors import CheckError, RangeError, TCError
 
 SIZES = {"N": 5, "M": 6, "K": 3}
 

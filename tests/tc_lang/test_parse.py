@@ -8,15 +8,15 @@ from contextlib import suppress
 
 import pytest
 
-from tensor_comprehensions.dtypes import FLOAT16, FLOAT32, INT32
-from tensor_comprehensions.errors import CheckError, ParseError, TCError
+from tensor_comprehensions.core.dtypes import FLOAT16, FLOAT32, INT32
+from tensor_comprehensions.core.errors import CheckError, ParseError, TCError
 from tensor_comprehensions.tc_lang import compile_source
 from tensor_comprehensions.tc_lang import syntax as s
-from tensor_comprehensions.tc_lang.parse import MAX_DEPTH, parse
+from tensor_comprehensions.tc_lang.parse import MAX_DEPTH, parse_program
 
 
 def expression(text: str) -> s.Expression:
-    statement = parse(f"def f() -> (b) {{ b = {text} }}").defs[0].body[0]
+    statement = parse_program(f"def f() -> (b) {{ b = {text} }}").defs[0].body[0]
     assert isinstance(statement, s.Statement)
     return statement.value
 
@@ -56,7 +56,7 @@ def test_expression(text: str, tree: s.Expression) -> None:
 
 @pytest.mark.parametrize("word", ["in", "min", "max", "exists"])
 def test_keywords_name_tensors(word: str) -> None:
-    (d,) = parse(f"def f(float(N) {word}) -> (b) {{ b(i) = {word}(i) where i in 0:{word}.0 }}").defs
+    (d,) = parse_program(f"def f(float(N) {word}) -> (b) {{ b(i) = {word}(i) where i in 0:{word}.0 }}").defs
     statement = d.body[0]
     assert isinstance(statement, s.Statement)
     assert statement.value == s.Apply(word, (name("i"),))
@@ -64,13 +64,13 @@ def test_keywords_name_tensors(word: str) -> None:
 
 @pytest.mark.parametrize("operator", ["=", "+=", "*=", "min=", "max=", "+=!", "*=!", "min=!", "max=!"])
 def test_operators(operator: str) -> None:
-    statement = parse(f"def f() -> (b) {{ b {operator}1 }}").defs[0].body[0]
+    statement = parse_program(f"def f() -> (b) {{ b {operator}1 }}").defs[0].body[0]
     assert isinstance(statement, s.Statement)
     assert statement.operator == operator
 
 
 def test_declarations() -> None:
-    (d,) = parse("def f(float(N,3) a, int b, c) -> d { }").defs
+    (d,) = parse_program("def f(float(N,3) a, int b, c) -> d { }").defs
     assert d.parameters == (
         s.Declaration("a", s.Type(FLOAT32, (s.Dimension("N"), s.Dimension(3)))),
         s.Declaration("b", s.Type(INT32, None)),
@@ -80,20 +80,24 @@ def test_declarations() -> None:
 
 
 def test_clauses() -> None:
-    body = parse("def f() -> (b) { b(i) = x where i in 0:N ? 1 : 2, x = i, exists a(i) c = 3 }").defs[0].body
+    body = parse_program("def f() -> (b) { b(i) = x where i in 0:N ? 1 : 2, x = i, exists a(i) c = 3 }").defs[0].body
     assert len(body) == 2
     assert isinstance(body[0], s.Statement)
     assert [type(c) for c in body[0].clauses] == [s.Range, s.Let, s.Exists]
 
 
 def test_tuple_call_needs_no_separator() -> None:
-    body = parse("def g() -> (x, y) { } def f() -> (b, c) { t = u (b, # a\n c) = g() d = u (b) == c }").defs[1].body
+    body = (
+        parse_program("def g() -> (x, y) { } def f() -> (b, c) { t = u (b, # a\n c) = g() d = u (b) == c }")
+        .defs[1]
+        .body
+    )
     assert [type(x) for x in body] == [s.Statement, s.TupleCall, s.Statement]
 
 
 def test_layout_and_comments_mean_nothing() -> None:
-    plain = parse("def f(float(N) a) -> (b) { b(i) = a(i) }")
-    assert parse("#x\ndef\nf(float\n(N)a)#y\n->(b){b(\ti)=a(i)}#") == plain
+    plain = parse_program("def f(float(N) a) -> (b) { b(i) = a(i) }")
+    assert parse_program("#x\ndef\nf(float\n(N)a)#y\n->(b){b(\ti)=a(i)}#") == plain
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def test_layout_and_comments_mean_nothing() -> None:
 )
 def test_errors_have_a_place(source: str, line: int, column: int, expected: str, found: str) -> None:
     with pytest.raises(ParseError) as e:
-        parse(source)
+        parse_program(source)
     assert (e.value.line, e.value.column) == (line, column)
     assert expected in e.value.expected
     assert e.value.found == found
@@ -127,7 +131,7 @@ def test_errors_have_a_place(source: str, line: int, column: int, expected: str,
 )
 def test_deep_nesting_is_refused(value: str) -> None:
     with pytest.raises(ParseError, match=f"deeper than {MAX_DEPTH}") as e:
-        parse(f"def f() -> (b) {{ b = {value} }}")
+        parse_program(f"def f() -> (b) {{ b = {value} }}")
     assert "brackets" in e.value.suggestion
 
 
@@ -157,7 +161,7 @@ def test_lets_count_where_they_stand() -> None:
 @pytest.mark.parametrize("source", [b"\xff", b"def f", "", "\ud800", "\0", 3, None, [], bytearray(b"def")])
 def test_any_source_is_answered(source: object) -> None:
     with suppress(TCError):
-        assert parse(source).defs == ()  # type: ignore[arg-type]
+        assert parse_program(source).defs == ()  # type: ignore[arg-type]
 
 
 def test_importing_the_language_loads_no_parser() -> None:

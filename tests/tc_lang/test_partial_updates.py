@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.errors import RangeError
+from tensor_comprehensions.core.errors import RangeError
 from tensor_comprehensions.tc_lang import compile_source
 
 STENCIL = "u(i,j) * u(i,j) - p(i,j) * p(i,j) + c * (u(i-1,j) + u(i+1,j) + u(i,j-1) + u(i,j+1))"
@@ -113,8 +113,8 @@ def test_the_help_helps() -> None:
     assert compile_source(text % f"where{clause}") == compile_source(text % PART)
 
 
-def test_what_initialises_all_covers_all() -> None:
-    with pytest.raises(RangeError, match="initialises all of 'y'"):
+def test_what_initializes_all_covers_all() -> None:
+    with pytest.raises(RangeError, match="initializes all of 'y'"):
         compile_source("def f(float(N) x) -> (float(N) y) { y(i) += x(i) y(i) +=! x(i) where i in 1:N }")
 
 

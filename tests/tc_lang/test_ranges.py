@@ -8,10 +8,10 @@ from helpers import bound, compiled
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tensor_comprehensions.errors import TCError
+from tensor_comprehensions.core.errors import TCError
 from tensor_comprehensions.tc_lang import bind, compile_source
-from tensor_comprehensions.tc_lang.formula import Formula, Value, formula, greater, lesser
 from tensor_comprehensions.tc_lang.ranges import output_shapes, symbolic_ranges
+from tensor_comprehensions.tc_lang.size_polynomial import SizePolynomial, Value, max_of, min_of, to_polynomial
 
 VECTORS = "float(N) I, float(K) W, int s"
 
@@ -76,12 +76,12 @@ def test_formulas_agree_with_numbers(case: object, data: st.DataObject) -> None:
             continue
         ranges = symbolic_ranges(f)
         for name in f.returns:
-            shape = tuple(formula(x).evaluate({**sizes, **scalars}) for x in ranges.shape(name))
+            shape = tuple(to_polynomial(x).evaluate({**sizes, **scalars}) for x in ranges.shape(name))
             assert shape == b.tensor(name).shape
 
 
 SIZES = ("N", "M")
-leaf = st.one_of(st.integers(-4, 4), st.sampled_from(SIZES).map(Formula.name))
+leaf = st.one_of(st.integers(-4, 4), st.sampled_from(SIZES).map(SizePolynomial.name))
 
 
 @st.composite
@@ -105,16 +105,16 @@ def formulas(draw: st.DrawFn, depth: int = 3) -> tuple[Value, str]:
         case "%":
             return a % d, f"({ta} % {d})"
         case "min":
-            return lesser(a, b), f"min({ta}, {tb})"
-    return greater(a, b), f"max({ta}, {tb})"
+            return min_of(a, b), f"min({ta}, {tb})"
+    return max_of(a, b), f"max({ta}, {tb})"
 
 
 @given(formulas(), st.integers(-5, 20), st.integers(-5, 20))
-@example((-(Formula.name("M") // 2), "-(M // 2)"), 0, 1)
+@example((-(SizePolynomial.name("M") // 2), "-(M // 2)"), 0, 1)
 def test_formulas_evaluate_as_python(case: tuple[Value, str], n: int, m: int) -> None:
     value, text = case
     names = {"N": n, "M": m}
     expected = eval(text, {"min": min, "max": max}, names)
-    assert formula(value).evaluate(names) == expected
+    assert to_polynomial(value).evaluate(names) == expected
     shown = str(value).replace("/", "//")
     assert eval(shown, {"min": min, "max": max}, names) == expected

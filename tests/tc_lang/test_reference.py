@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import bound, run
-from test_legalise import PROGRAMS, arrays
+from test_legalize import PROGRAMS, arrays
 
-from tensor_comprehensions.errors import ArgumentError, RangeError
+from tensor_comprehensions.core.errors import ArgumentError, RangeError
 from tensor_comprehensions.tc_lang import reference
-from tensor_comprehensions.tc_lang.function import (
+from tensor_comprehensions.tc_lang.ir import (
     Access,
     Binary,
     BoundFunction,
@@ -26,7 +26,7 @@ from tensor_comprehensions.tc_lang.function import (
     Select,
     Unary,
 )
-from tensor_comprehensions.tc_lang.reference import evaluate
+from tensor_comprehensions.tc_lang.reference import evaluate_def
 
 OPERATORS = {
     "+": lambda a, b: a + b,
@@ -91,7 +91,7 @@ def loops(b: BoundFunction, inputs: dict[str, Any]) -> dict[str, Any]:
             for p in itertools.product(*(range(i.lower, i.upper) for i in s.indices))
         ]
         writes = [(tuple(scalar(x, p, memory) for x in s.subscripts), scalar(s.value, p, memory)) for p in points]
-        if s.reduction is not None and s.initialise:
+        if s.reduction is not None and s.initialize:
             new.fill(NEUTRAL[s.reduction])
         for at, value in writes:
             new[at] = value if s.reduction is None else OPERATORS[s.reduction](new[at], value)
@@ -118,7 +118,7 @@ def test_agrees_with_loops(source: str) -> None:
     sizes = {"N": 6} | ({"K": 3} if "K" in source else {})
     b = bound(source, **sizes)
     inputs = arrays(b)
-    expected, found = loops(b, inputs), evaluate(b, inputs)
+    expected, found = loops(b, inputs), evaluate_def(b, inputs)
     for name in b.returns:
         np.testing.assert_allclose(found[name].astype("f8"), expected[name].astype("f8"), rtol=1e-2, atol=1e-3)
 
@@ -128,10 +128,10 @@ def test_chunks_change_nothing(chunk: int, monkeypatch: pytest.MonkeyPatch) -> N
     for source in PROGRAMS + MORE:
         b = bound(source, **({"N": 6} | ({"K": 3} if "K" in source else {})))
         inputs = arrays(b)
-        whole = evaluate(b, inputs)
+        whole = evaluate_def(b, inputs)
         with monkeypatch.context() as m:
             m.setattr(reference, "CHUNK", chunk)
-            pieces = evaluate(b, inputs)
+            pieces = evaluate_def(b, inputs)
         for name in b.returns:
             np.testing.assert_allclose(pieces[name].astype("f8"), whole[name].astype("f8"), rtol=1e-6)
 
@@ -139,7 +139,7 @@ def test_chunks_change_nothing(chunk: int, monkeypatch: pytest.MonkeyPatch) -> N
 def test_inputs_are_not_modified() -> None:
     source = "def f(float(N) a) -> (b) { b(i) += a(i) b(i) = b(i) * 2.0 }"
     a, b = np.ones(3, "f4"), np.full(3, 2, "f4")
-    result = evaluate(bound(source, N=3), {"a": a, "b": b})
+    result = evaluate_def(bound(source, N=3), {"a": a, "b": b})
     assert result["b"].tolist() == [6, 6, 6]
     assert (a.tolist(), b.tolist()) == ([1, 1, 1], [2, 2, 2])
 
@@ -209,7 +209,7 @@ def test_no_check_for_an_empty_domain() -> None:
 )
 def test_wrong_arrays(wrong: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
-        evaluate(bound("def f(float(N) a) -> (b) { b(i) = a(i) }", N=3), wrong)
+        evaluate_def(bound("def f(float(N) a) -> (b) { b(i) = a(i) }", N=3), wrong)
 
 
 def test_every_role() -> None:

@@ -42,7 +42,7 @@ ITEMS: dict[str, tuple[str, ...]] = {
     "name in torch.profiler": ("torch_ext/test_transforms.py::test_the_profiler_names_the_operator",),
     "deepcopy and pickle of ops and modules": (
         "torch_ext/test_operators.py::test_ops_and_modules_are_copied",
-        "api/test_module.py::test_it_is_copied",
+        "api/test_nn.py::test_it_is_copied",
     ),
     "DDP and FSDP": (
         "torch_ext/test_distributed.py::test_replicated_and_sharded_layers_get_the_gradients_of_the_whole_batch",

@@ -16,8 +16,8 @@ from torch._inductor import codecache
 from torch.compiler import config
 
 import tensor_comprehensions as tc
-from tensor_comprehensions.torch_ext import operators
-from tests import differentiable as defs
+from tensor_comprehensions.torch_ext import registration
+from tests.helpers import differentiable as defs
 
 pytestmark = [  # Inductor's own
     pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning"),
@@ -102,9 +102,9 @@ def test_torch_finds_no_graph_of_another_text_of_this_package(monkeypatch: pytes
     graph = torch.fx.symbolic_trace(lambda x: OPS.matmul.overload(x, B))
     keys = []
     for text in ("1" * 64, "1" * 64, "2" * 64):
-        monkeypatch.setattr(operators, "digest", lambda _, text=text: text)
+        monkeypatch.setattr(registration, "package_digest", lambda _, text=text: text)
         with config.patch(cache_key_tag="mine;"):  # type: ignore[attr-defined]
-            operators._mark_graphs()
+            registration._mark_graphs()
             assert config.cache_key_tag.startswith("mine;")
             keys.append(codecache.compiled_fx_graph_hash(graph, [], {}, [])[0])
     assert keys[0] == keys[1] != keys[2]

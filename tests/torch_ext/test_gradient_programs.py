@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from tensor_comprehensions import knobs
-from tests.gradient_checks import Rejected
-from tests.gradient_operators import check_operator
-from tests.gradient_programs import draw_program
+from tensor_comprehensions.core import knobs
+from tests.helpers.gradient_checks import Rejected
+from tests.helpers.gradient_operators import check_operator
+from tests.helpers.gradient_programs import draw_program
 
 SEED = time.time_ns() % 1_000_000_000
 
@@ -23,7 +23,7 @@ def test_random_programs(interpret: bool, capsys: pytest.CaptureFixture[str]) ->
         name, n = f"{SEED}:{interpret}:{n}", n + 1
         program = draw_program(name, 2)
         try:
-            with knobs.override(interpret=interpret):
+            with knobs.override_knobs(interpret=interpret):
                 check_operator(program, n)
             right += 1
         except Rejected:

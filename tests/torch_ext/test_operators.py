@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import tensor_comprehensions as tc
-from tests import differentiable as defs
+from tests.helpers import differentiable as defs
 
 OPS = tc.define("\n".join((defs.MATMUL, defs.SOFTMAX, defs.GEMM, defs.GATHER, defs.POOL, defs.EXTREMA, defs.CHAIN)))
 

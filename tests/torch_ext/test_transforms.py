@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import tensor_comprehensions as tc
-from tests import differentiable as defs
+from tests.helpers import differentiable as defs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own forward mode
 

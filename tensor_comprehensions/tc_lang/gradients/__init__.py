@@ -5,8 +5,8 @@ Always holds: only terms that algebra proves to be zero are left out.
 
 from __future__ import annotations
 
-from .differentiate import differentiable, differentiate
-from .gradient import Gradient, Key, given_gradient
-from .keep import keeping
+from .differentiate import differentiable_inputs, differentiate
+from .gradient import Gradient, Key, parse_given_gradient
+from .saved_tensors import with_saved_outputs
 
-__all__ = ["Gradient", "Key", "differentiable", "differentiate", "given_gradient", "keeping"]
+__all__ = ["Gradient", "Key", "differentiable_inputs", "differentiate", "parse_given_gradient", "with_saved_outputs"]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice
 
-from ...dtypes import BOOL, DType
-from ..function import Access, Binary, Call, Cast, Const, Expr, Select, Unary, children, rebuild, walk
-from ..unparse import sigmoid_argument
+from ...core.dtypes import BOOL, DType
+from ..ir import Access, Binary, Call, Cast, Const, Expr, Select, Unary, operands_of, walk_expr, with_operands
+from ..to_syntax import sigmoid_argument
 
 MOST = 5000
 """How many nodes the derivative by one access may have."""
@@ -47,7 +47,7 @@ class Derivatives:
         self.parts.setdefault(access, {}).setdefault(guards, []).append(value)
 
 
-def derivatives(e: Expr, seed: Expr, result: Access | None = None) -> dict[Access, Expr]:
+def derivatives_of(e: Expr, seed: Expr, result: Access | None = None) -> dict[Access, Expr]:
     """For each element that `e` reads, the derivative of `e` by it times `seed`.
 
     `seed` is of the type that `e` computes in, and so is each derivative of the accumulator type of its tensor. They
@@ -57,24 +57,24 @@ def derivatives(e: Expr, seed: Expr, result: Access | None = None) -> dict[Acces
     _pull(e, seed, (), out)
     found = {}
     for access, parts in out.parts.items():
-        total = added([guarded(guards, added(values)) for guards, values in parts.items()])
-        if sum(1 for _ in islice(walk(total), MOST)) == MOST:
+        total = sum_terms([guard_expr(guards, sum_terms(values)) for guards, values in parts.items()])
+        if sum(1 for _ in islice(walk_expr(total), MOST)) == MOST:
             raise NoDerivative("the derivative of this expression is too large")
-        found[access] = total if result is None else exchanged(total, e, result)
+        found[access] = total if result is None else replace_expr(total, e, result)
     return found
 
 
-def exchanged(x: Expr, old: Expr, new: Expr) -> Expr:
+def replace_expr(x: Expr, old: Expr, new: Expr) -> Expr:
     """`x` with `new` for every `old` in it."""
-    return new if x == old else rebuild(x, [exchanged(y, old, new) for y in children(x)])
+    return new if x == old else with_operands(x, [replace_expr(y, old, new) for y in operands_of(x)])
 
 
-def guarded(guards: Guards, value: Expr) -> Expr:
+def guard_expr(guards: Guards, value: Expr) -> Expr:
     """`value` where all guards hold, else 0."""
     if not guards:
         return value
     if isinstance(value, Select) and _is(value.otherwise, 0.0):
-        return guarded((*guards, value.condition), value.then)
+        return guard_expr((*guards, value.condition), value.then)
     condition = guards[0]
     for g in guards[1:]:
         condition = Binary("&&", condition, g, BOOL)
@@ -84,7 +84,7 @@ def guarded(guards: Guards, value: Expr) -> Expr:
 # --- arithmetic -------------------------------------------------------------------------------------------------------
 
 
-def constant(value: float, like: Expr) -> Const:
+def constant_like(value: float, like: Expr) -> Const:
     return Const(value, like.dtype)
 
 
@@ -98,10 +98,10 @@ def plus(a: Expr, b: Expr) -> Expr:
     return Binary("+", a, b, a.dtype)
 
 
-def added(terms: Sequence[Expr]) -> Expr:
+def sum_terms(terms: Sequence[Expr]) -> Expr:
     """The sum of `terms`: of groups of them where they are many, for a chain nests as deep as it is long."""
     while len(terms) > CHAIN:
-        terms = [added(terms[k : k + CHAIN]) for k in range(0, len(terms), CHAIN)]
+        terms = [sum_terms(terms[k : k + CHAIN]) for k in range(0, len(terms), CHAIN)]
     return reduce(plus, terms)
 
 
@@ -115,31 +115,31 @@ def times(a: Expr, b: Expr) -> Expr:
     if _is(b, 1.0):
         return a
     if isinstance(a, Unary) and a.op == "-":
-        return negative(times(a.operand, b))
+        return negate_expr(times(a.operand, b))
     return Binary("*", a, b, a.dtype)
 
 
 def over(a: Expr, b: Expr) -> Expr:
     if isinstance(a, Unary) and a.op == "-":
-        return negative(over(a.operand, b))
+        return negate_expr(over(a.operand, b))
     return a if _is(b, 1.0) else Binary("/", a, b, a.dtype)
 
 
-def negative(a: Expr) -> Expr:
+def negate_expr(a: Expr) -> Expr:
     if isinstance(a, Unary) and a.op == "-":
         return a.operand
     return Unary("-", a, a.dtype)
 
 
-def call(name: str, *xs: Expr) -> Expr:
+def call_function(name: str, *xs: Expr) -> Expr:
     return Call(name, xs, xs[0].dtype)
 
 
-def compare(op: str, a: Expr, b: Expr) -> Expr:
+def compare_exprs(op: str, a: Expr, b: Expr) -> Expr:
     return Binary(op, a, b, BOOL)
 
 
-def converted(e: Expr, to: DType) -> Expr:
+def convert_expr(e: Expr, to: DType) -> Expr:
     return e if e.dtype == to else Cast(e, to)
 
 
@@ -147,18 +147,18 @@ def converted(e: Expr, to: DType) -> Expr:
 
 
 def _pull(e: Expr, seed: Expr, guards: Guards, out: Derivatives) -> None:
-    if not e.dtype.is_float or not any(isinstance(x, Access) for x in walk(e)):
+    if not e.dtype.is_float or not any(isinstance(x, Access) for x in walk_expr(e)):
         return
     if (x := sigmoid_argument(e)) is not None:
-        _pull(x, times(seed, times(e, minus(constant(1.0, e), e))), guards, out)
+        _pull(x, times(seed, times(e, minus(constant_like(1.0, e), e))), guards, out)
         return
     match e:
         case Access():
             out.add(e, guards, seed)
         case Unary(operand=x):
-            _pull(x, negative(seed), guards, out)
+            _pull(x, negate_expr(seed), guards, out)
         case Cast(operand=x):
-            _pull(x, converted(seed, x.dtype.accumulator), guards, out)
+            _pull(x, convert_expr(seed, x.dtype.accumulator), guards, out)
         case Binary():
             _pull_binary(e, seed, guards, out)
         case Select(condition=c, then=a, otherwise=b):
@@ -182,33 +182,33 @@ def _pull_binary(e: Binary, seed: Expr, guards: Guards, out: Derivatives) -> Non
             _pull(b, seed, guards, out)
         case "-":
             _pull(a, seed, guards, out)
-            _pull(b, negative(seed), guards, out)
+            _pull(b, negate_expr(seed), guards, out)
         case "*":
             _pull(a, times(seed, b), guards, out)
             _pull(b, times(seed, a), guards, out)
         case "/":
             _pull(a, over(seed, b), guards, out)
-            _pull(b, negative(over(times(seed, e), b)), guards, out)
+            _pull(b, negate_expr(over(times(seed, e), b)), guards, out)
         case "min" | "max":
             _pull_extremum(e.op, e, seed, guards, out)
 
 
 def _pull_extremum(name: str, e: Binary | Call, seed: Expr, guards: Guards, out: Derivatives) -> None:
     better, worse = (">", "<") if name.endswith("max") else ("<", ">")
-    a, b = children(e)
+    a, b = operands_of(e)
     for x, y in ((a, b), (b, a)):
         if isinstance(y, Const):  # then the result tells as well as the operand which of them it is
             shown = e if e is out.root and out.result is not None else x
-            _pull(x, seed, (*guards, compare(better, shown, y)), out)
+            _pull(x, seed, (*guards, compare_exprs(better, shown, y)), out)
             return
     if name in ("fmin", "fmax"):
-        first = Binary("||", compare(better + "=", a, b), compare("!=", b, b), BOOL)
+        first = Binary("||", compare_exprs(better + "=", a, b), compare_exprs("!=", b, b), BOOL)
         _pull(a, seed, (*guards, first), out)
         _pull(b, seed, (*guards, Unary("!", first, BOOL)), out)
         return
-    half = Select(compare("==", a, b), times(constant(0.5, seed), seed), seed, seed.dtype)
-    _pull(a, half, (*guards, Unary("!", compare(worse, a, b), BOOL)), out)
-    _pull(b, half, (*guards, Unary("!", compare(worse, b, a), BOOL)), out)
+    half = Select(compare_exprs("==", a, b), times(constant_like(0.5, seed), seed), seed, seed.dtype)
+    _pull(a, half, (*guards, Unary("!", compare_exprs(worse, a, b), BOOL)), out)
+    _pull(b, half, (*guards, Unary("!", compare_exprs(worse, b, a), BOOL)), out)
 
 
 def _pull_call(e: Call, seed: Expr, guards: Guards, out: Derivatives) -> None:
@@ -221,22 +221,22 @@ def _pull_call(e: Call, seed: Expr, guards: Guards, out: Derivatives) -> None:
         case "atan2":
             square = plus(times(a, a), times(b, b))
             _pull(a, over(times(seed, b), square), guards, out)
-            _pull(b, negative(over(times(seed, a), square)), guards, out)
+            _pull(b, negate_expr(over(times(seed, a), square)), guards, out)
         case "fmod":
             _pull(a, seed, guards, out)
-            _pull(b, negative(times(seed, call("trunc", over(a, b)))), guards, out)
+            _pull(b, negate_expr(times(seed, call_function("trunc", over(a, b)))), guards, out)
         case "remainder":
             _pull(a, seed, guards, out)
-            _pull(b, negative(times(seed, call("rint", over(minus(a, e), b)))), guards, out)
+            _pull(b, negate_expr(times(seed, call_function("rint", over(minus(a, e), b)))), guards, out)
         case "hypot":
             _pull(a, times(seed, over(a, e)), guards, out)
             _pull(b, times(seed, over(b, e)), guards, out)
         case "copysign":
-            signed = Select(compare("==", e, a), seed, negative(seed), seed.dtype)
-            _pull(a, signed, (*guards, compare("!=", a, constant(0.0, a))), out)
+            signed = Select(compare_exprs("==", e, a), seed, negate_expr(seed), seed.dtype)
+            _pull(a, signed, (*guards, compare_exprs("!=", a, constant_like(0.0, a))), out)
         case "fdim":
-            _pull(a, seed, (*guards, compare(">", a, b)), out)
-            _pull(b, negative(seed), (*guards, compare(">", a, b)), out)
+            _pull(a, seed, (*guards, compare_exprs(">", a, b)), out)
+            _pull(b, negate_expr(seed), (*guards, compare_exprs(">", a, b)), out)
         case "fma":
             _pull(a, times(seed, b), guards, out)
             _pull(b, times(seed, a), guards, out)
@@ -250,21 +250,29 @@ def _pull_power(e: Call, seed: Expr, guards: Guards, out: Derivatives) -> None:
     if isinstance(y, Const):
         p = float(y.value)
         if p != 0.0:
-            power = x if p == 2.0 else call("pow", x, constant(p - 1.0, x)) if p != 1.0 else constant(1.0, x)
-            _pull(x, times(times(seed, constant(p, x)), power), guards, out)
+            power = (
+                x
+                if p == 2.0
+                else call_function("pow", x, constant_like(p - 1.0, x))
+                if p != 1.0
+                else constant_like(1.0, x)
+            )
+            _pull(x, times(times(seed, constant_like(p, x)), power), guards, out)
         return
-    slope = times(times(seed, y), call("pow", x, minus(y, constant(1.0, y))))
-    _pull(x, slope, (*guards, compare("!=", y, constant(0.0, y))), out)
-    flat = Binary("&&", compare("==", x, constant(0.0, x)), compare(">=", y, constant(0.0, y)), BOOL)
-    _pull(y, times(seed, times(e, call("log", x))), (*guards, Unary("!", flat, BOOL)), out)
+    slope = times(times(seed, y), call_function("pow", x, minus(y, constant_like(1.0, y))))
+    _pull(x, slope, (*guards, compare_exprs("!=", y, constant_like(0.0, y))), out)
+    flat = Binary(
+        "&&", compare_exprs("==", x, constant_like(0.0, x)), compare_exprs(">=", y, constant_like(0.0, y)), BOOL
+    )
+    _pull(y, times(seed, times(e, call_function("log", x))), (*guards, Unary("!", flat, BOOL)), out)
 
 
 def _one_minus(x: Expr) -> Expr:
-    return minus(constant(1.0, x), x)
+    return minus(constant_like(1.0, x), x)
 
 
 def _one_plus(x: Expr) -> Expr:
-    return plus(constant(1.0, x), x)
+    return plus(constant_like(1.0, x), x)
 
 
 def _square(x: Expr) -> Expr:
@@ -272,38 +280,40 @@ def _square(x: Expr) -> Expr:
 
 
 def _bell(factor: float, s: Expr, x: Expr) -> Expr:
-    return times(times(s, constant(factor * 2.0 / math.sqrt(math.pi), x)), call("exp", negative(_square(x))))
+    return times(
+        times(s, constant_like(factor * 2.0 / math.sqrt(math.pi), x)), call_function("exp", negate_expr(_square(x)))
+    )
 
 
 def _absolute(s: Expr, x: Expr) -> Expr:
-    zero = constant(0.0, x)
-    below = Select(compare("<", x, zero), negative(s), zero, s.dtype)
-    return Select(compare(">", x, zero), s, below, s.dtype)
+    zero = constant_like(0.0, x)
+    below = Select(compare_exprs("<", x, zero), negate_expr(s), zero, s.dtype)
+    return Select(compare_exprs(">", x, zero), s, below, s.dtype)
 
 
 _FLAT = ("floor", "ceil", "trunc", "round", "rint", "nearbyint", "logb")
 _UNARY: dict[str, Callable[[Expr, Expr, Expr], Expr]] = {
     "exp": lambda s, x, y: times(s, y),
-    "exp2": lambda s, x, y: times(times(s, constant(math.log(2.0), x)), y),
-    "expm1": lambda s, x, y: times(s, call("exp", x)),
+    "exp2": lambda s, x, y: times(times(s, constant_like(math.log(2.0), x)), y),
+    "expm1": lambda s, x, y: times(s, call_function("exp", x)),
     "log": lambda s, x, y: over(s, x),
-    "log2": lambda s, x, y: over(s, times(constant(math.log(2.0), x), x)),
-    "log10": lambda s, x, y: over(s, times(constant(math.log(10.0), x), x)),
+    "log2": lambda s, x, y: over(s, times(constant_like(math.log(2.0), x), x)),
+    "log10": lambda s, x, y: over(s, times(constant_like(math.log(10.0), x), x)),
     "log1p": lambda s, x, y: over(s, _one_plus(x)),
-    "sqrt": lambda s, x, y: over(s, times(constant(2.0, x), y)),
-    "rsqrt": lambda s, x, y: times(times(s, constant(-0.5, x)), times(y, _square(y))),
-    "cbrt": lambda s, x, y: over(s, times(constant(3.0, x), _square(y))),
-    "sin": lambda s, x, y: times(s, call("cos", x)),
-    "cos": lambda s, x, y: negative(times(s, call("sin", x))),
+    "sqrt": lambda s, x, y: over(s, times(constant_like(2.0, x), y)),
+    "rsqrt": lambda s, x, y: times(times(s, constant_like(-0.5, x)), times(y, _square(y))),
+    "cbrt": lambda s, x, y: over(s, times(constant_like(3.0, x), _square(y))),
+    "sin": lambda s, x, y: times(s, call_function("cos", x)),
+    "cos": lambda s, x, y: negate_expr(times(s, call_function("sin", x))),
     "tan": lambda s, x, y: times(s, _one_plus(_square(y))),
-    "asin": lambda s, x, y: over(s, call("sqrt", _one_minus(_square(x)))),
-    "acos": lambda s, x, y: negative(over(s, call("sqrt", _one_minus(_square(x))))),
+    "asin": lambda s, x, y: over(s, call_function("sqrt", _one_minus(_square(x)))),
+    "acos": lambda s, x, y: negate_expr(over(s, call_function("sqrt", _one_minus(_square(x))))),
     "atan": lambda s, x, y: over(s, _one_plus(_square(x))),
-    "sinh": lambda s, x, y: times(s, call("cosh", x)),
-    "cosh": lambda s, x, y: times(s, call("sinh", x)),
+    "sinh": lambda s, x, y: times(s, call_function("cosh", x)),
+    "cosh": lambda s, x, y: times(s, call_function("sinh", x)),
     "tanh": lambda s, x, y: times(s, _one_minus(_square(y))),
-    "asinh": lambda s, x, y: over(s, call("sqrt", _one_plus(_square(x)))),
-    "acosh": lambda s, x, y: over(s, call("sqrt", minus(_square(x), constant(1.0, x)))),
+    "asinh": lambda s, x, y: over(s, call_function("sqrt", _one_plus(_square(x)))),
+    "acosh": lambda s, x, y: over(s, call_function("sqrt", minus(_square(x), constant_like(1.0, x)))),
     "atanh": lambda s, x, y: over(s, _one_minus(_square(x))),
     "erf": lambda s, x, y: _bell(1.0, s, x),
     "erfc": lambda s, x, y: _bell(-1.0, s, x),

@@ -11,21 +11,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from ...dtypes import BOOL, INT64, DType
-from ...errors import InternalError
-from ..formula import Formula, Value, lesser, number
-from ..function import Access, Binary, Cast, Const, Expr, Function, Index, Select, Unary
+from ...core.dtypes import BOOL, INT64, DType
+from ...core.errors import InternalError
+from ..ir import Access, Binary, Cast, Const, Expr, Function, Index, Select, Unary
 from ..ranges import Bounds, symbolic_ranges
-from ..unparse import of_formula
-from .derivatives import NoDerivative, compare, converted, derivatives, exchanged, guarded, over, times
+from ..size_polynomial import SizePolynomial, Value, constant_value, min_of
+from ..to_syntax import polynomial_to_expr
+from .adjoint_access import GatherForm, range_guards, solve_gather, substitute_indices, uses_index
+from .conv_adjoint import pad_gradient, transposed_order
+from .derivatives import (
+    NoDerivative,
+    compare_exprs,
+    convert_expr,
+    derivatives_of,
+    guard_expr,
+    over,
+    replace_expr,
+    times,
+)
+from .emit import GradStatement, write_gradient
 from .gradient import Gradient, Key
 from .reach import ALWAYS, read_condition
-from .shorten import shortened
-from .stored import domain, find_patterns, gathering_by_equality, moves
-from .transposed import Gathering, gathering, inside, substituted, uses
-from .versions import Step, Steps, extent, part, refusal
-from .windows import padded, turned
-from .write import Written, write
+from .simplify import simplify_gradient
+from .ssa import SsaProgram, SsaStatement, no_gradient_error, part, range_extent
+from .stored_patterns import domain, find_patterns, gather_by_equality, moves
 
 
 def differentiate(function: Function, wanted: Iterable[Key] | None = None, keep: bool = False) -> Gradient:
@@ -35,24 +44,24 @@ def differentiate(function: Function, wanted: Iterable[Key] | None = None, keep:
 
     Raises CheckError where the def does something whose gradient cannot be derived.
     """
-    possible = differentiable(function)
+    possible = differentiable_inputs(function)
     chosen = possible if wanted is None else tuple(x for x in possible if x in set(wanted))
     if not chosen:
-        raise refusal(function, None, "none of its inputs is a floating tensor")
+        raise no_gradient_error(function, None, "none of its inputs is a floating tensor")
     if not any(function.tensor(r).dtype.is_float for r in function.returns):
-        raise refusal(function, None, "none of its outputs is a floating tensor")
-    steps = Steps.of(function, symbolic_ranges(function))
+        raise no_gradient_error(function, None, "none of its outputs is a floating tensor")
+    steps = SsaProgram.of(function, symbolic_ranges(function))
     reverse = _Reverse(function, steps, find_patterns(steps))
     reverse.run()
     targets = {key: reverse.finished(key) for key in chosen}
-    kept = shortened(reverse.steps, reverse.written, set(targets.values()), reverse.sizes)
-    return write(reverse.steps, kept, {key: targets[key] for key in chosen}, keep, reverse.patterns)
+    kept = simplify_gradient(reverse.steps, reverse.written, set(targets.values()), reverse.sizes)
+    return write_gradient(reverse.steps, kept, {key: targets[key] for key in chosen}, keep, reverse.patterns)
 
 
-def differentiable(function: Function) -> tuple[Key, ...]:
+def differentiable_inputs(function: Function) -> tuple[Key, ...]:
     """What a gradient can be asked for: the floating inputs, then the floating initial values."""
     inputs = [("input", p.name) for p in function.parameters if p.dtype.is_float]
-    return (*inputs, *(("initial", p.name) for p in function.initial if p.dtype.is_float))
+    return (*inputs, *(("initial", p.name) for p in function.inouts if p.dtype.is_float))
 
 
 @dataclass(slots=True)
@@ -71,15 +80,15 @@ class _Reverse:
     """
 
     function: Function
-    steps: Steps
+    steps: SsaProgram
     patterns: Mapping[str, str]
-    written: list[Written] = field(default_factory=list)
+    written: list[GradStatement] = field(default_factory=list)
     adjoints: dict[str, _Adjoint] = field(default_factory=dict)
     sizes: dict[str, Value] = field(default_factory=dict)
 
     def run(self) -> None:
         names = (*self.function.sizes, *self.function.scalars)
-        self.sizes = {name: Formula.name(name) for name in names}
+        self.sizes = {name: SizePolynomial.name(name) for name in names}
         for r in self.function.returns:
             if self.function.tensor(r).dtype.is_float:
                 self.adjoints[self.steps.last[r]] = _Adjoint(f"d {r}", shared=True)
@@ -88,7 +97,7 @@ class _Reverse:
                 try:
                     self._step(step)
                 except NoDerivative as reason:
-                    raise refusal(self.function, step.source, str(reason)) from None
+                    raise no_gradient_error(self.function, step.source, str(reason)) from None
 
     def finished(self, key: Key) -> str:
         """The complete gradient by an input or an initial value, in a tensor of its own and of its type."""
@@ -102,10 +111,10 @@ class _Reverse:
         left, box = self._whole(version)
         subscripts = tuple(left)
         value = Cast(self._load(mine, version, subscripts), dtype)
-        self._write(version, Written(rounded, subscripts, "=", value, box))
+        self._write(version, GradStatement(rounded, subscripts, "=", value, box))
         return rounded
 
-    def _write(self, version: str, w: Written) -> None:
+    def _write(self, version: str, w: GradStatement) -> None:
         """Add a statement that makes the gradient of a version, or a part of it, for the places that are stored."""
         source = self.patterns.get(version)
         if source is not None and all(isinstance(e, Index) for e in w.subscripts):
@@ -114,7 +123,7 @@ class _Reverse:
             if version == source and others and w.op != "+=":  # all places of the input, though not all get something
                 box = {e.name: w.ranges[e.name] for e in w.subscripts if isinstance(e, Index)}
                 zero = Const(0.0, w.value.dtype)
-                self.written.append(Written(w.target, w.subscripts, "=", zero, box, (own,)))
+                self.written.append(GradStatement(w.target, w.subscripts, "=", zero, box, (own,)))
                 w = replace(w, op="+=")
             w = replace(w, exists=(own, *others))
         self.written.append(w)
@@ -124,7 +133,7 @@ class _Reverse:
     def _whole(self, version: str) -> tuple[tuple[Expr, ...], dict[str, Bounds]]:
         """Indices for all elements of a version, counted from 0, and their ranges."""
         bounds = self.steps.versions[version].bounds
-        box: dict[str, Bounds] = {f"i{d}": (0, extent(b)) for d, b in enumerate(bounds)}
+        box: dict[str, Bounds] = {f"i{d}": (0, range_extent(b)) for d, b in enumerate(bounds)}
         return tuple(Index(name, INT64) for name in box), box
 
     def _load(self, adjoint: str, version: str, subscripts: tuple[Expr, ...]) -> Expr:
@@ -144,14 +153,14 @@ class _Reverse:
         subscripts, box = self._whole(version)
         zero = Const(0.0, self.steps.versions[version].dtype.accumulator)
         value = zero if adjoint is None else self._load(adjoint.name, version, subscripts)
-        self._write(version, Written(name, subscripts, "=", value, box))
+        self._write(version, GradStatement(name, subscripts, "=", value, box))
         self.adjoints[version] = _Adjoint(name)
         return name
 
     def _name(self, version: str) -> str:
         return f"d {version}" if "@" in version else f"d {version}@"
 
-    def _at_target(self, step: Step) -> Expr:
+    def _at_target(self, step: SsaStatement) -> Expr:
         """The gradient of the element that a step writes."""
         start = [lower for lower, _ in self.steps.versions[step.target].bounds]
         subscripts = tuple(_less(e, s) for e, s in zip(step.subscripts, start, strict=True))
@@ -159,7 +168,7 @@ class _Reverse:
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: SsaStatement) -> None:
         seed = self._at_target(step)
         if step.before is not None:
             self._go_on(step)
@@ -169,18 +178,18 @@ class _Reverse:
             case "*=!":
                 self._send_product(step, seed)
             case _:
-                seed = converted(seed, step.value.dtype.accumulator)
-                for access, value in derivatives(step.value, seed, self._result(step)).items():
+                seed = convert_expr(seed, step.value.dtype.accumulator)
+                for access, value in derivatives_of(step.value, seed, self._result(step)).items():
                     self._send(step, access, value)
 
-    def _result(self, step: Step) -> Access | None:
+    def _result(self, step: SsaStatement) -> Access | None:
         """The element that holds the value of a step, where reading it is better than computing it again."""
         dtype = self.steps.versions[step.target].dtype
         if step.op != "=" or dtype != step.value.dtype or isinstance(step.value, Access | Const | Unary):
             return None
         return Access(step.target, step.subscripts, dtype)
 
-    def _go_on(self, step: Step) -> None:
+    def _go_on(self, step: SsaStatement) -> None:
         """What a step leaves of an earlier version gets the gradient of the later one."""
         assert step.before is not None
         self.adjoints[step.before] = _Adjoint(self.adjoints[step.target].name, shared=True)
@@ -191,9 +200,9 @@ class _Reverse:
         subscripts = tuple(_less(e, s) for e, s in zip(step.subscripts, start, strict=True))
         zero = Const(0.0, self.steps.versions[step.target].dtype.accumulator)
         ranges = {i: step.ranges[i] for i in step.left}
-        self._write(step.before, Written(name, subscripts, "=", zero, ranges, domain(step, self.patterns)))
+        self._write(step.before, GradStatement(name, subscripts, "=", zero, ranges, domain(step, self.patterns)))
 
-    def _send_extremum(self, step: Step, seed: Expr) -> None:
+    def _send_extremum(self, step: SsaStatement, seed: Expr) -> None:
         """The elements that are equal to the result share its gradient."""
         result = Access(step.target, step.subscripts, self.steps.versions[step.target].dtype)
         term = step.value
@@ -201,18 +210,18 @@ class _Reverse:
             term = term.operand
         if not isinstance(term, Access) or not term.dtype.is_float:
             return
-        chosen = compare("==", _as(term, result), _as(result, result))
+        chosen = compare_exprs("==", _as(term, result), _as(result, result))
         wide = seed.dtype
         count = f"count {step.target}"
         one, zero = Const(1.0, wide), Const(0.0, wide)
         place = tuple(_less(e, step.ranges[i][0]) for e, i in zip(step.subscripts, step.left, strict=True))
         equal = Select(chosen, one, zero, wide)
         term_count, box, exists = self._from_zero(equal, step.ranges, step.left, domain(step, self.patterns))
-        self.written.append(Written(count, step.subscripts, "+=!", term_count, box, exists))
+        self.written.append(GradStatement(count, step.subscripts, "+=!", term_count, box, exists))
         share = over(seed, Access(count, place, wide))
-        self._send(step, term, guarded((chosen,), converted(share, term.dtype.accumulator)))
+        self._send(step, term, guard_expr((chosen,), convert_expr(share, term.dtype.accumulator)))
 
-    def _send_product(self, step: Step, seed: Expr) -> None:
+    def _send_product(self, step: SsaStatement, seed: Expr) -> None:
         """Each factor gets the product of the others; zeros need no care then."""
         term = step.value
         while isinstance(term, Cast):
@@ -227,7 +236,7 @@ class _Reverse:
             same = equal if same is None else Binary("&&", same, equal, BOOL)
         others = f"others {step.target}"
         box = {**step.ranges, **{twin[i]: step.ranges[i] for i in reduced}}
-        factor = substituted(step.value, {i: Index(twin[i], INT64) for i in reduced}, self.sizes)
+        factor = substitute_indices(step.value, {i: Index(twin[i], INT64) for i in reduced}, self.sizes)
         place = tuple(_less(Index(i, INT64), step.ranges[i][0]) for i in step.ranges)
         if same is not None:
             factor = Select(same, Const(1.0, factor.dtype), factor, factor.dtype)
@@ -237,45 +246,45 @@ class _Reverse:
             )
             factor, box, exists = self._from_zero(factor, box, tuple(box), tuple(dict.fromkeys((*exists, *twins))))
             place_from_zero = tuple(Index(i, INT64) for i in step.ranges)
-            self.written.append(Written(others, place_from_zero, "*=!", factor, box, exists))
+            self.written.append(GradStatement(others, place_from_zero, "*=!", factor, box, exists))
             seed = times(seed, Access(others, place, seed.dtype))
-        self._send(step, term, converted(seed, term.dtype.accumulator))
+        self._send(step, term, convert_expr(seed, term.dtype.accumulator))
 
     def _from_zero(
         self, value: Expr, ranges: Mapping[str, Bounds], names: Sequence[str], exists: Sequence[Access]
     ) -> tuple[Expr, dict[str, Bounds], tuple[Access, ...]]:
         """`value`, the ranges of its indices, of which those of `names` count from 0 then, and `exists` of them."""
-        moved = [i for i in names if number(ranges[i][0]) != 0]
-        shifted = {i: Binary("+", Index(i, INT64), of_formula(ranges[i][0]), INT64) for i in moved}
-        box = {i: (0, extent(b)) if i in shifted else b for i, b in ranges.items()}
+        moved = [i for i in names if constant_value(ranges[i][0]) != 0]
+        shifted = {i: Binary("+", Index(i, INT64), polynomial_to_expr(ranges[i][0]), INT64) for i in moved}
+        box = {i: (0, range_extent(b)) if i in shifted else b for i, b in ranges.items()}
         return (
-            substituted(value, shifted, self.sizes),
+            substitute_indices(value, shifted, self.sizes),
             box,
             tuple(_substitute_access(a, shifted, self.sizes) for a in exists),
         )
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    def _send(self, step: Step, access: Access, value: Expr) -> None:
+    def _send(self, step: SsaStatement, access: Access, value: Expr) -> None:
         """Add `value`, at every point of the step, to the gradient of what `access` reads there."""
         version = self.steps.versions[access.tensor]
-        found = gathering(access.subscripts, version.bounds, step.ranges, step.left, self.sizes)
+        found = solve_gather(access.subscripts, version.bounds, step.ranges, step.left, self.sizes)
         if found is None and self.patterns.get(access.tensor) == access.tensor:
-            found = gathering_by_equality(access.subscripts, version.bounds, step.ranges, self.sizes)
+            found = gather_by_equality(access.subscripts, version.bounds, step.ranges, self.sizes)
         if found is None:
             self._scatter(step, access, value)
             return
-        exists = tuple(_substitute_access(a, found.replaced, self.sizes) for a in domain(step, self.patterns))
-        gathered = guarded(found.guards, substituted(value, found.replaced, self.sizes))
+        exists = tuple(_substitute_access(a, found.substitute_in, self.sizes) for a in domain(step, self.patterns))
+        gathered = guard_expr(found.guards, substitute_indices(value, found.substitute_in, self.sizes))
         if moves(exists, gathered, self.patterns):
             self._scatter(step, access, value)
             return
         value = (None if self.patterns else self._padded(step, found, value)) or gathered
-        subscripts = tuple(Index(i, INT64) for i in found.left)
-        value, rest = _without_idle(value, subscripts, found.kept(step.ranges), exists)
-        if rest and not self.patterns and not set(list(found.left)[-1:]) <= set(step.left):
-            value, rest = self._turned(access.tensor, value, found.left, rest)
-        box = {**found.left, **rest}
+        subscripts = tuple(Index(i, INT64) for i in found.unsolved)
+        value, rest = _without_idle(value, subscripts, found.free_ranges(step.ranges), exists)
+        if rest and not self.patterns and not set(list(found.unsolved)[-1:]) <= set(step.left):
+            value, rest = self._turned(access.tensor, value, found.unsolved, rest)
+        box = {**found.unsolved, **rest}
         adjoint = self.adjoints.get(access.tensor)
         copies = adjoint is None and not (rest or exists)
         if copies and self._is_copy(step, value, subscripts, version.dtype):
@@ -283,27 +292,29 @@ class _Reverse:
         elif adjoint is None:
             name = self._name(access.tensor)
             self.adjoints[access.tensor] = _Adjoint(name)
-            self._write(access.tensor, Written(name, subscripts, "+=!" if rest else "=", value, box, exists))
+            self._write(access.tensor, GradStatement(name, subscripts, "+=!" if rest else "=", value, box, exists))
         else:
-            self._write(access.tensor, Written(self._own(access.tensor), subscripts, "+=", value, box, exists))
+            self._write(access.tensor, GradStatement(self._own(access.tensor), subscripts, "+=", value, box, exists))
 
-    def _padded(self, step: Step, found: Gathering, value: Expr) -> Expr | None:
+    def _padded(self, step: SsaStatement, found: GatherForm, value: Expr) -> Expr | None:
         """What a step sends, without guards, from a gradient with zeros around it; None where that is not possible."""
         seed = self._at_target(step)
         bounds = self.steps.versions[step.target].bounds
-        wider = padded(value, seed, bounds, found, step.ranges, self.sizes)
+        wider = pad_gradient(value, seed, bounds, found, step.ranges, self.sizes)
         if wider is None:
             return None
         name = self._helper("padded", step.target, wider.subscripts, "=", wider.value, wider.ranges)
         places = {f"@{d}": e for d, e in enumerate(wider.reads)}
         read = Access(name, tuple(Index(p, INT64) for p in places), seed.dtype)
-        return substituted(substituted(exchanged(value, seed, read), found.replaced, self.sizes), places, self.sizes)
+        return substitute_indices(
+            substitute_indices(replace_expr(value, seed, read), found.substitute_in, self.sizes), places, self.sizes
+        )
 
     def _turned(
         self, version: str, value: Expr, left: Mapping[str, Bounds], rest: dict[str, Bounds]
     ) -> tuple[Expr, dict[str, Bounds]]:
         """A sum and its indices; where its own last index is short, a read of one with another index last."""
-        order = turned(value, tuple(left))
+        order = transposed_order(value, tuple(left))
         if order is None:
             return value, rest
         subscripts = tuple(Index(i, INT64) for i in order)
@@ -317,35 +328,35 @@ class _Reverse:
         for n in count():
             name = f"{kind}{n or ''} {version}" + ("" if "@" in version else "@")
             earlier = next((w for w in self.written if w.target == name), None)
-            made = Written(name, subscripts, op, value, box)
+            made = GradStatement(name, subscripts, op, value, box)
             if earlier is None:
                 self.written.append(made)
             if earlier is None or earlier == made:
                 return name
         raise InternalError("there are finitely many names")
 
-    def _is_copy(self, step: Step, value: Expr, subscripts: tuple[Expr, ...], dtype: DType) -> bool:
+    def _is_copy(self, step: SsaStatement, value: Expr, subscripts: tuple[Expr, ...], dtype: DType) -> bool:
         """Whether a gradient is just that of the step's target, element for element."""
         name = self.adjoints[step.target].name
         return value == Access(name, subscripts, dtype) and dtype == dtype.accumulator
 
-    def _scatter(self, step: Step, access: Access, value: Expr) -> None:
+    def _scatter(self, step: SsaStatement, access: Access, value: Expr) -> None:
         bounds = self.steps.versions[access.tensor].bounds
         read = read_condition(access, step.value)
         subscripts = tuple(self._place(e, b, step, read) for e, b in zip(access.subscripts, bounds, strict=True))
         exists = domain(step, self.patterns)
         value, box = _without_idle(value, subscripts, dict(step.ranges), exists)
-        guarded_sizes = [extent(b) for e, b in zip(subscripts, bounds, strict=True) if isinstance(e, Select)]
-        if any((number(x) or 0) <= 0 for x in guarded_sizes):
+        guarded_sizes = [range_extent(b) for e, b in zip(subscripts, bounds, strict=True) if isinstance(e, Select)]
+        if any((constant_value(x) or 0) <= 0 for x in guarded_sizes):
             subscripts, box = _unless_empty(guarded_sizes, subscripts, box)
-        self._write(access.tensor, Written(self._own(access.tensor), subscripts, "+=", value, box, exists))
+        self._write(access.tensor, GradStatement(self._own(access.tensor), subscripts, "+=", value, box, exists))
 
-    def _place(self, e: Expr, bounds: Bounds, step: Step, read: Expr) -> Expr:
+    def _place(self, e: Expr, bounds: Bounds, step: SsaStatement, read: Expr) -> Expr:
         """A subscript of a scatter: where the step does not read the element, it may lead anywhere, and 0 is taken."""
         place = _less(e, bounds[0])
-        if read != ALWAYS and inside(e, bounds, step.ranges, self.sizes):
+        if read != ALWAYS and range_guards(e, bounds, step.ranges, self.sizes):
             return Select(read, place, Const(0, INT64), INT64)
-        return part(place, step.ranges, extent(bounds))
+        return part(place, step.ranges, range_extent(bounds))
 
 
 def _unless_empty(
@@ -359,12 +370,12 @@ def _unless_empty(
     points = upper - lower
     for x in extents:
         points = points * x
-    return subscripts, {**box, name: (lower, lesser(upper, lower + points))}
+    return subscripts, {**box, name: (lower, min_of(upper, lower + points))}
 
 
 def _substitute_access(a: Access, indices: Mapping[str, Expr], sizes: Mapping[str, Value]) -> Access:
     """An access with expressions for some of its indices."""
-    moved = substituted(a, indices, sizes)
+    moved = substitute_indices(a, indices, sizes)
     assert isinstance(moved, Access)
     return moved
 
@@ -375,18 +386,22 @@ def _without_idle(
     """The sum over indices that nothing depends on, as a product."""
     kept = {}
     for name, bounds in ranges.items():
-        if uses(name, value, *subscripts, *exists):
+        if uses_index(name, value, *subscripts, *exists):
             kept[name] = bounds
             continue
-        n = number(extent(bounds))
-        factor = Const(float(n), value.dtype) if n is not None else Cast(of_formula(extent(bounds)), value.dtype)
+        n = constant_value(range_extent(bounds))
+        factor = (
+            Const(float(n), value.dtype)
+            if n is not None
+            else Cast(polynomial_to_expr(range_extent(bounds)), value.dtype)
+        )
         value = times(value, factor)
     return value, kept
 
 
 def _less(e: Expr, start: Value) -> Expr:
     """A subscript counted from `start`."""
-    return e if number(start) == 0 else Binary("-", e, of_formula(start), INT64)
+    return e if constant_value(start) == 0 else Binary("-", e, polynomial_to_expr(start), INT64)
 
 
 def _as(e: Expr, like: Expr) -> Expr:

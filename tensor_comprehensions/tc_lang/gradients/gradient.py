@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...errors import CheckError
+from ...core.errors import CheckError
 from ..check import compile_source
-from ..function import Access, Function, walk
+from ..ir import Access, Function, walk_expr
 
 Key = tuple[str, str]
 """A part of a def: ("input" | "initial" | "output" | "temporary", name), or ("gradient", name of an output)."""
@@ -17,42 +17,42 @@ Key = tuple[str, str]
 class Gradient:
     """The gradient of a def by some of its inputs and initial values.
 
-    source: its text. function: the same, checked; it takes `takes` and returns the gradients by `gives`.
+    source: its text. function: the same, checked; it takes `inputs` and returns the gradients by `outputs`.
     """
 
     source: str
     function: Function
-    takes: tuple[Key, ...]
-    gives: tuple[Key, ...]
+    inputs: tuple[Key, ...]
+    outputs: tuple[Key, ...]
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def saved_names(self) -> tuple[str, ...]:
         """The temporaries of the def that it takes."""
-        return tuple(name for kind, name in self.takes if kind == "temporary")
+        return tuple(name for kind, name in self.inputs if kind == "temporary")
 
     @property
     def reads(self) -> frozenset[Key]:
-        """Those of `takes` of which the values count, and not only the sizes."""
+        """Those of `inputs` of which the values count, and not only the sizes."""
         f = self.function
         expressions = [e for s in f.statements for e in (s.value, *s.subscripts)]
-        read = {x.tensor for e in expressions for x in walk(e) if isinstance(x, Access)}
-        return frozenset(key for key, p in zip(self.takes, f.parameters, strict=True) if p.name in read)
+        read = {x.tensor for e in expressions for x in walk_expr(e) if isinstance(x, Access)}
+        return frozenset(key for key, p in zip(self.inputs, f.parameters, strict=True) if p.name in read)
 
 
-def given_gradient(function: Function, source: str) -> Gradient:
+def parse_given_gradient(function: Function, source: str) -> Gradient:
     """The gradient of `function` that somebody wrote, its parameters and returns matched by their names.
 
     It takes inputs and outputs under their names, the initial value of an in/out output `C` as `C_0`, and the gradient
     by an output `C` as `d_C`; it returns `d_A` for an input `A` and `d_C_0` for an initial value. Raises CheckError.
     """
     gradient = compile_source(source)[-1]
-    if gradient.initial:
-        raise _mistake(gradient, gradient.initial[0].name, "needs an initial value", "a tensor that it starts itself")
+    if gradient.inouts:
+        raise _mistake(gradient, gradient.inouts[0].name, "needs an initial value", "a tensor that it starts itself")
     parts: dict[str, Key] = {f"d_{r}": ("gradient", r) for r in function.returns}
     parts |= {r: ("output", r) for r in function.returns}
-    parts |= {f"{p.name}_0": ("initial", p.name) for p in function.initial}
+    parts |= {f"{p.name}_0": ("initial", p.name) for p in function.inouts}
     parts |= {p.name: ("input", p.name) for p in function.parameters}
-    results: dict[str, Key] = {f"d_{p.name}_0": ("initial", p.name) for p in function.initial}
+    results: dict[str, Key] = {f"d_{p.name}_0": ("initial", p.name) for p in function.inouts}
     results |= {f"d_{p.name}": ("input", p.name) for p in function.parameters}
     takes = tuple(_part(parts, gradient, p.name, "takes") for p in gradient.parameters)
     gives = tuple(_part(results, gradient, r, "returns") for r in gradient.returns)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import reduce
 
-from ...dtypes import BOOL
-from ..function import Access, Binary, Const, Expr, Select, Unary, children
+from ...core.dtypes import BOOL
+from ..ir import Access, Binary, Const, Expr, Select, Unary, operands_of
 
 ALWAYS: Expr = Const(True, BOOL)
 NEVER: Expr = Const(False, BOOL)
@@ -27,7 +27,7 @@ def read_condition(access: Access, e: Expr) -> Expr:
             return _or(read_condition(access, a), _and(a, read_condition(access, b)))
         case Binary(op="||", left=a, right=b):
             return _or(read_condition(access, a), _and(_not(a), read_condition(access, b)))
-    return reduce(_or, (read_condition(access, x) for x in children(e)), NEVER)
+    return reduce(_or, (read_condition(access, x) for x in operands_of(e)), NEVER)
 
 
 def _chosen(c: Expr, a: Expr, b: Expr) -> Expr:

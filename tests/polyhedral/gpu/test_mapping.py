@@ -18,14 +18,14 @@ from tensor_comprehensions.loop_ir.nodes import (
     Space,
     Stmt,
 )
-from tensor_comprehensions.loop_ir.rewrite import allocated, walk
+from tensor_comprehensions.loop_ir.rewrite import allocated_buffers, walk_stmts
 from tensor_comprehensions.options import MappingOptions, check_mapping
-from tensor_comprehensions.polyhedral.gpu import default_options, explain, lower
-from tensor_comprehensions.target import target
+from tensor_comprehensions.polyhedral.gpu.lower_gpu import default_options, explain_gpu, lower_gpu
+from tensor_comprehensions.target import parse_gpu_target
 from tensor_comprehensions.tc_lang import BoundFunction, bind, compile_source
-from tensor_comprehensions.tc_lang.legalise import legalise
+from tensor_comprehensions.tc_lang.legalize import legalize
 
-H200 = target("cuda:sm_90")
+H200 = parse_gpu_target("cuda:sm_90")
 MATMUL = "def mm(float(M,K) A, float(K,N) B) -> (C) { C(m,n) +=! A(m,k) * B(k,n) }"
 ADD = "def add(float(N,M) A, float(N,M) B) -> (C) { C(n,m) = A(n,m) + B(n,m) }"
 ROW_SUM = "def s(float(N,D) X) -> (O) { O(n) +=! X(n,d) }"
@@ -44,11 +44,11 @@ REVERSED = "def f(float(N) X) -> (O) { T(n) = X(n) * 2.0  O(n) = T(N - 1 - n) }"
 
 def bound(source: str, **sizes: int) -> BoundFunction:
     (function,) = compile_source(source)
-    return legalise(bind(function, sizes))
+    return legalize(bind(function, sizes))
 
 
 def module(source: str, options: MappingOptions | None, **sizes: int) -> Module:
-    return lower(bound(source, **sizes), options, H200)
+    return lower_gpu(bound(source, **sizes), options, H200)
 
 
 def launches(m: Module) -> list[Launch | None]:
@@ -60,11 +60,11 @@ def loops(k: Kernel) -> list[Loop]:
 
 
 def walk_loops(body: Stmt | None) -> list[Loop]:
-    return [] if body is None else [s for s in walk(body) if isinstance(s, Loop)]
+    return [] if body is None else [s for s in walk_stmts(body) if isinstance(s, Loop)]
 
 
 def invoked(k: Kernel) -> list[str]:
-    return [s.name for s in walk(k.body) if isinstance(s, Invoke)]
+    return [s.name for s in walk_stmts(k.body) if isinstance(s, Invoke)]
 
 
 def test_tiles_go_round_the_blocks_and_points_round_the_threads() -> None:
@@ -104,7 +104,7 @@ def test_loops_are_written_out_up_to_a_number_of_instances(limit: int, unrolled:
 def test_loops_that_stop_early_are_written_out_with_guards() -> None:
     options = MappingOptions(tile=(8, 64), threads=(16, 4)).unroll(8)
     (kernel,) = module(ADD, options, N=61, M=50).kernels
-    (apart,) = (s for s in walk(kernel.body) if isinstance(s, If) and s.otherwise is not None)
+    (apart,) = (s for s in walk_stmts(kernel.body) if isinstance(s, If) and s.otherwise is not None)
     assert [sum(loop.kind is LoopKind.UNROLLED for loop in walk_loops(s)) for s in (apart.then, apart.otherwise)] == [
         2,
         2,
@@ -119,7 +119,7 @@ def cooperative(threads: tuple[int, ...], tile: tuple[int, ...] = (1,)) -> Mappi
 
 
 def shared(k: Kernel) -> list[tuple[int, ...]]:
-    return [b.shape for b in allocated(k.body) if b.space is Space.SHARED]
+    return [b.shape for b in allocated_buffers(k.body) if b.space is Space.SHARED]
 
 
 def test_a_warp_needs_no_shared_memory() -> None:
@@ -140,14 +140,14 @@ def test_several_reductions_meet_at_one_barrier() -> None:
     assert shared(kernel) == [(8,), (8,)]
 
 
-def test_columns_are_read_by_neighbours() -> None:
+def test_columns_are_read_by_neighbors() -> None:
     (kernel,) = module(COLUMN_SUM, cooperative((32, 8), (32,)), N=500, D=64).kernels
     assert kernel.launch == Launch((2, 1, 1), (32, 8, 1))
     assert shared(kernel) == [(256,)]
 
 
 def test_long_sums_are_split_across_blocks() -> None:
-    options = replace(cooperative((256,)), split_reductions=64)
+    options = replace(cooperative((256,)), split_k=64)
     m = module(SUM, options, N=1 << 20)
     assert [t.shape for t in m.temporaries] == [(64,)]
     assert [k.launch.grid[0] for k in m.kernels if k.launch] == [64, 1]
@@ -166,7 +166,7 @@ def test_large_products_are_tiled_for_shared_memory_and_registers() -> None:
 def test_every_processor_has_a_block_of_a_small_product() -> None:
     (launch,) = launches(module(MATMUL, None, M=128, N=256, K=32))
     assert launch is not None
-    assert launch.grid[0] * launch.grid[1] >= H200.processors // 2
+    assert launch.grid[0] * launch.grid[1] >= H200.num_sms // 2
 
 
 def test_layers_are_one_kernel_while_their_weights_are_small() -> None:
@@ -178,7 +178,7 @@ def test_a_long_sum_keeps_all_processors_busy_by_default() -> None:
     first, last = launches(module(SUM, None, N=10_000_000))
     assert first is not None
     assert last is not None
-    assert first.grid[0] >= H200.processors
+    assert first.grid[0] >= H200.num_sms
     assert last.grid == (1, 1, 1)
 
 
@@ -189,7 +189,7 @@ def test_a_transposition_goes_through_shared_memory() -> None:
 
 
 def test_the_explanation_shows_the_mapped_tree() -> None:
-    text = explain(bound(MATMUL, M=100, N=70, K=37), MappingOptions.naive(), H200)
+    text = explain_gpu(bound(MATMUL, M=100, N=70, K=37), MappingOptions.naive(), H200)
     for part in (
         "kernel: 4 x 3 x 1 blocks of 32 x 8 x 1 threads",
         "b0 = ",

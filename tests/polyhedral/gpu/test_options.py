@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tensor_comprehensions.errors import ArgumentError
+from tensor_comprehensions.core.errors import ArgumentError
 from tensor_comprehensions.options import MappingOptions, check_mapping
-from tensor_comprehensions.target import GPUS, target
+from tensor_comprehensions.target import GPUS, parse_gpu_target
 
-H200 = target("cuda:sm_90")
+H200 = parse_gpu_target("cuda:sm_90")
 PRESETS = ("naive", "single_thread", "pointwise", "mlp", "convolution", "group_convolution")
 
 
@@ -69,8 +69,8 @@ ILLEGAL: tuple[dict[str, Any], ...] = (
     {"shared_memory": True, "max_shared_memory": 1 << 20},
     {"unroll_copy_shared": True},
     {"double_buffer": True},
-    {"split_reductions": 0},
-    {"vector": 3},
+    {"split_k": 0},
+    {"vector_width": 3},
     {"shared_depth": -2},
     {"private_depth": 1.0},
     {"read_only_cache": 1},
@@ -88,4 +88,4 @@ def test_limits_are_those_of_the_target() -> None:
     options = MappingOptions(shared_memory=True, max_shared_memory=100 << 10)
     check_mapping(options, H200)
     with pytest.raises(ArgumentError, match="sm_75"):
-        check_mapping(options, target("cuda:sm_75"))
+        check_mapping(options, parse_gpu_target("cuda:sm_75"))

@@ -10,9 +10,9 @@ from itertools import product
 import islpy as isl
 import pytest
 
-from tensor_comprehensions.polyhedral.gpu.footprint import Group, Reference, box
-from tensor_comprehensions.polyhedral.gpu.footprint import groups as groups_around
-from tensor_comprehensions.polyhedral.scop import CONTEXT, union_map
+from tensor_comprehensions.polyhedral.gpu.promote.footprint import Reference, ReferenceGroup, bounding_box
+from tensor_comprehensions.polyhedral.gpu.promote.footprint import reference_groups as groups_around
+from tensor_comprehensions.polyhedral.scop.scop import CONTEXT, union_map
 
 Point = tuple[int, ...]
 
@@ -22,8 +22,8 @@ def reference(tag: str, text: str, *, writes: bool = False, affine: bool = True)
     return Reference(tag, relation.get_tuple_name(isl.dim_type.out), relation, not writes, writes, affine)
 
 
-def groups(references: Sequence[Reference], scope: isl.UnionMap) -> Mapping[str, tuple[Group, ...]]:
-    return groups_around(references, scope, box)
+def groups(references: Sequence[Reference], scope: isl.UnionMap) -> Mapping[str, tuple[ReferenceGroup, ...]]:
+    return groups_around(references, scope, bounding_box)
 
 
 def pairs(relation: isl.Map) -> dict[Point, set[Point]]:
@@ -40,7 +40,7 @@ def pairs(relation: isl.Map) -> dict[Point, set[Point]]:
     return dict(found)
 
 
-def boxed(group: Group) -> dict[Point, set[Point]]:
+def boxed(group: ReferenceGroup) -> dict[Point, set[Point]]:
     """The elements of the box at each point where the scope has an instance, from the numbers of the box itself."""
     found: dict[Point, set[Point]] = {}
     for at in pairs(group.footprint):
@@ -55,7 +55,7 @@ def boxed(group: Group) -> dict[Point, set[Point]]:
     return found
 
 
-def check(found: Sequence[Group]) -> None:
+def check(found: Sequence[ReferenceGroup]) -> None:
     for group in found:
         touched, around = pairs(group.footprint), boxed(group)
         assert touched
@@ -111,7 +111,7 @@ def test_threads_take_every_so_manieth() -> None:
     )
 
 
-def test_neighbours_share_a_box_and_strangers_do_not() -> None:
+def test_neighbors_share_a_box_and_strangers_do_not() -> None:
     near = [reference(f"r{d}", f"{{ S[i, j, k] -> X[i + {d}, j] }}") for d in range(3)]
     far = reference("far", "{ S[i, j, k] -> X[i + 100, j] }")
     found = groups([*near, far], tiles(8, 8, 1))["X"]

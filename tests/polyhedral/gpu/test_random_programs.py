@@ -12,15 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tensor_comprehensions.codegen import cuda
+from tensor_comprehensions.codegen.gpu import cuda_printer
 from tensor_comprehensions.options import MappingOptions
-from tensor_comprehensions.runtime import emulator
-from tensor_comprehensions.target import target
+from tensor_comprehensions.runtime.emulate import emulator
+from tensor_comprehensions.target import parse_gpu_target
 
-from ...gpu_suite import Case, case_of, check, mapped, memory_of, random_options
-from ...programs import Program, programs
+from ...helpers.gpu_suite import Case, case_of, check, mapped, memory_of, random_options
+from ...helpers.programs import Program, programs
 
-H200 = target("cuda:sm_90")
+H200 = parse_gpu_target("cuda:sm_90")
 
 
 def case(program: Program, seed: int) -> Case:
@@ -36,7 +36,7 @@ def options(seed: int) -> MappingOptions | None:
     return random_options(Random(seed), H200) if seed % 4 else None
 
 
-@pytest.mark.skipif(not emulator.is_available(), reason="running kernels on the CPU needs a C++ compiler")
+@pytest.mark.skipif(not emulator.is_emulator_available(), reason="running kernels on the CPU needs a C++ compiler")
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(programs(), st.integers(0, 10000)), min_size=12, max_size=12))
 def test_mapped_programs_equal_the_reference(drawn: list[tuple[Program, int]]) -> None:
@@ -44,8 +44,8 @@ def test_mapped_programs_equal_the_reference(drawn: list[tuple[Program, int]]) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TC_VERIFY", "1")
         modules = [mapped(c, options(seed), H200) for c, (_, seed) in zip(cases, drawn, strict=True)]
-    texts = [cuda.emit(m) for m in modules]
-    for c, module, emulated in zip(cases, modules, emulator.build(texts), strict=True):
+    texts = [cuda_printer.emit_cuda(m) for m in modules]
+    for c, module, emulated in zip(cases, modules, emulator.build_emulated(texts), strict=True):
         arrays = memory_of(c, module)
-        assert emulator.run(emulated, module, arrays) == (0, 0)
+        assert emulator.run_emulated_module(emulated, module, arrays) == (0, 0)
         check(c, arrays)

@@ -1,0 +1,272 @@
+"""What a def should give on certain inputs, and how far from it a candidate may be.
+
+Results come from the reference evaluator where it is quick enough. Where it is not, they come from the default kernel,
+once that has been found right by the reference evaluator at smaller sizes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..compiler.compiled_kernel import CompiledCpuKernel
+from ..compiler.cpu_passes import compile_function
+from ..core.errors import CannotLower, InternalError, RangeError, TCError
+from ..core.memory_layout import contiguous_strides
+from ..dispatch.arguments import TORCH_TYPES
+from ..options import CpuOptions
+from ..runtime.cpu.host import host
+from ..tc_lang import reference
+from ..tc_lang.ir import Const, Role, Size
+from ..tc_lang.ranges import output_shapes
+from . import tuner_pb2 as pb
+from .problem import KINDS, Problem, fill_inputs
+from .timing import LoadedCandidate, ProblemMemory, TimedLaunch
+
+DIRECT = 1 << 25
+"""Points that the reference evaluator computes for one set of inputs in a second or two."""
+ROUNDINGS = 32
+"""Of the type, relative to the largest element, times the root of the longest sum: what any order may differ by."""
+TRUSTED = 1 << 8
+"""How many times that the default kernel may be off, in a def that loses digits, before it is taken for wrong."""
+_DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedOutputs:
+    """The right outputs, and for each how far every element may be from it."""
+
+    outputs: tuple[Tensor, ...]
+    allowed: tuple[float, ...]
+
+    def fault(self, outputs: Sequence[Tensor]) -> tuple[pb.Status, str] | None:
+        """What is wrong with outputs, if anything."""
+        for number, (x, right, allowed) in enumerate(zip(outputs, self.outputs, self.allowed, strict=True)):
+            problem = _fault(x, right, allowed)
+            if problem is not None:
+                return problem[0], f"output {number}: {problem[1]}"
+        return None
+
+
+def _fault(x: Tensor, right: Tensor, allowed: float) -> tuple[pb.Status, str] | None:
+    if not x.dtype.is_floating_point:
+        a, b = (t.view(torch.uint8) if t.dtype is torch.bool else t for t in (x, right))
+        wrong = int((a != b).sum())
+        return (pb.WRONG_RESULT, f"{wrong} of {x.numel()} elements are wrong") if wrong else None
+    if not x.numel():
+        return None
+    low, high = map(float, (x - right).aminmax())
+    if -allowed <= low and high <= allowed:  # so that nothing is infinite or NaN
+        return None
+    finite = right.isfinite()
+    strange = int((~x.isfinite() & finite).sum())
+    if strange:
+        return pb.NAN, f"{strange} of {x.numel()} elements are not finite and should be"
+    if not bool(((x == right) | (x.isnan() & right.isnan()) | finite).all()):
+        return pb.WRONG_RESULT, "an element should not be finite"
+    off = max_deviation(x, right)
+    return (pb.WRONG_RESULT, f"an element is off by {off:.3g}, allowed {allowed:.3g}") if off > allowed else None
+
+
+def max_deviation(x: Tensor, right: Tensor) -> float:
+    """The largest difference of finite elements."""
+    if not x.numel() or not x.dtype.is_floating_point:
+        return 0.0
+    difference = (x - right).abs_() if x.dtype is right.dtype else (x.to(right.dtype) - right).abs_()
+    return float(difference.nan_to_num_(0.0, 0.0, 0.0).max())
+
+
+class OutputOracle:
+    """The right results for one problem, kept in memory and, if there is a folder, for other workers there."""
+
+    def __init__(self, problem: Problem, folder: Path | None) -> None:
+        self.problem, self.folder = problem, folder
+        self._known: dict[tuple[str, int], ExpectedOutputs] = {}
+        self._default: CompiledCpuKernel | None = None
+        self._verified = False
+
+    def expected_outputs(self, memory: ProblemMemory, kind: str, seed: int) -> ExpectedOutputs:
+        """For inputs of a kind, which `memory` holds.
+
+        Raises InternalError where the default kernel is wrong, RangeError where the inputs are.
+        """
+        known = self._known.get((kind, seed)) or self._load(kind, seed)
+        if known is None:
+            known = self._made(memory)
+            self._save(known, kind, seed)
+        if seed == 0:
+            self._known[kind, seed] = known
+        return known
+
+    def _made(self, memory: ProblemMemory) -> ExpectedOutputs:
+        if self.problem.points <= DIRECT:
+            outputs = reference_outputs(memory)
+            return ExpectedOutputs(outputs, self._allowed(memory, outputs))
+        if not self._verified:
+            verify_small(self.problem)
+            self._verified = True
+        outputs = self._by_default(memory)
+        return ExpectedOutputs(outputs, tuple(_tolerance(self.problem, x) for x in outputs))
+
+    def _by_default(self, memory: ProblemMemory) -> tuple[Tensor, ...]:
+        if self._default is None:
+            bound = self.problem.bound
+            self._default = compile_function(bound, self.problem.message.source, CpuOptions(), host())
+        failed = TimedLaunch(
+            LoadedCandidate(self._default.executable, self._default.temporaries), memory
+        ).with_poisoned_outputs()
+        if failed:
+            raise RangeError(f"the inputs of {self.problem.function.name} lead out of a tensor")
+        return tuple(x.clone() for x in memory.outputs)
+
+    def _allowed(self, memory: ProblemMemory, outputs: Sequence[Tensor]) -> tuple[float, ...]:
+        """The usual tolerance, or more in a def in which the default kernel needs more."""
+        allowed = []
+        for mine, right in zip(self._by_default(memory), outputs, strict=True):
+            usual, off = _tolerance(self.problem, right), max_deviation(mine, right)
+            fault = _fault(mine, right, TRUSTED * usual)
+            if fault is not None:
+                raise InternalError(f"the default kernel of {self.problem.function.name} is wrong: {fault[1]}")
+            allowed.append(max(usual, 4 * off))
+        return tuple(allowed)
+
+    # --- for other workers ---
+
+    def _path(self, kind: str, seed: int) -> Path | None:
+        return None if self.folder is None else self.folder / f"{self.problem.digest}_{kind}_{seed}.npz"
+
+    def _load(self, kind: str, seed: int) -> ExpectedOutputs | None:
+        path = self._path(kind, seed)
+        if path is None or not path.exists():
+            return None
+        bound = self.problem.bound
+        with np.load(path, allow_pickle=False) as arrays:
+            outputs = []
+            for number, name in enumerate(bound.returns):
+                t = bound.tensor(name)
+                raw = torch.from_numpy(arrays[f"output{number}"])
+                outputs.append(raw.view(TORCH_TYPES[t.dtype]).reshape(t.shape))
+            return ExpectedOutputs(tuple(outputs), tuple(map(float, arrays["allowed"])))
+
+    def _save(self, known: ExpectedOutputs, kind: str, seed: int) -> None:
+        path = self._path(kind, seed)
+        if path is None or seed:
+            return
+        arrays = {f"output{n}": x.reshape(-1).view(torch.uint8).numpy() for n, x in enumerate(known.outputs)}
+        unfinished = path.with_suffix(f".{uuid4().hex}.tmp")
+        with unfinished.open("wb") as f:
+            np.savez(f, allow_pickle=False, allowed=np.array(known.allowed), **arrays)
+        os.replace(unfinished, path)
+
+
+def _tolerance(problem: Problem, right: Tensor) -> float:
+    digits = _DIGITS.get(right.dtype)
+    if digits is None or not right.numel():
+        return 0.0
+    largest = float(right.abs().nan_to_num_(0.0, 0.0, 0.0).max())
+    return max(1e-30, largest) * ROUNDINGS * sqrt(problem.longest_sum) * 2.0**-digits
+
+
+def reference_outputs(memory: ProblemMemory) -> tuple[Tensor, ...]:
+    """What the reference evaluator makes of the inputs in `memory`. Raises RangeError."""
+    bound = memory.problem.bound
+    names = [t.name for role in (Role.INPUT, Role.INOUT) for t in bound.tensors if t.role is role]
+    arrays = {
+        name: (x.float() if x.dtype is torch.bfloat16 else x).numpy()
+        for name, x in zip(names, memory.inputs, strict=True)
+    }
+    values = reference.evaluate_def(bound, arrays)
+    return tuple(
+        torch.from_numpy(np.array(values[name], order="C")).to(TORCH_TYPES[bound.tensor(name).dtype])
+        for name in bound.returns
+    )
+
+
+# --- smaller sizes -----------------------------------------------------------------------------------------------
+
+
+def verify_small(problem: Problem) -> None:
+    """Compare the default kernel with the reference evaluator at sizes that this can do. Raises InternalError."""
+    small = shrink_problem(problem)
+    for kind in KINDS:
+        memory = ProblemMemory(small)
+        fill_inputs(memory.inputs, small, kind, 0)
+        OutputOracle(small, None).expected_outputs(memory, kind, 0)
+
+
+def shrink_problem(problem: Problem) -> Problem:
+    """The problem with its largest sizes halved until the reference evaluator is quick."""
+    sizes = _sizes(problem)
+    small = problem
+    while small.points > DIRECT:
+        largest = max(sizes, key=lambda name: sizes[name])
+        if sizes[largest] < 2:
+            break
+        for divisor in (2, 3, 4):  # what one size forbids, another may allow
+            attempt = {**sizes, largest: max(1, sizes[largest] // divisor)}
+            try:
+                small = _resized(problem, attempt)
+                small.bound  # noqa: B018 - do the sizes fit?
+            except (TCError, CannotLower):
+                continue
+            sizes = attempt
+            break
+        else:
+            break
+    return small
+
+
+def _sizes(problem: Problem) -> dict[str, int]:
+    found: dict[str, int] = {}
+    symbols = (*problem.function.parameters, *problem.function.inouts)
+    for symbol, t in zip(symbols, problem.tensors, strict=True):
+        for extent, n in zip(symbol.extents or (), t.shape, strict=False):
+            if isinstance(extent, Size):
+                found[extent.name] = n
+    return found
+
+
+def _resized(problem: Problem, sizes: dict[str, int]) -> Problem:
+    function = problem.function
+    scalars = {
+        p.name: int.from_bytes(t.values, "little", signed=True)
+        for p, t in zip(function.parameters, problem.message.inputs, strict=True)
+        if p.is_compile_time
+    }
+    shapes = output_shapes(function, sizes, scalars)
+    limit = min(sizes.values(), default=1)
+
+    def shape(symbol: object, t: pb.Tensor) -> list[int]:
+        name, extents = symbol.name, symbol.extents  # type: ignore[attr-defined]
+        if extents is None:
+            return list(shapes[name])
+        return [sizes[e.name] if isinstance(e, Size) else int(e.value) if isinstance(e, Const) else n
+                for e, n in zip(extents, t.shape, strict=True)]  # fmt: skip
+
+    message = pb.Problem()
+    message.CopyFrom(problem.message)
+    for symbols, tensors in ((function.parameters, message.inputs), (function.inouts, message.initial)):
+        for symbol, t in zip(symbols, tensors, strict=True):
+            _resize(t, shape(symbol, t), limit)
+    return Problem(message)
+
+
+def _resize(t: pb.Tensor, shape: Sequence[int], limit: int) -> None:
+    if list(shape) == list(t.shape):
+        return
+    if t.HasField("values"):
+        whole = np.frombuffer(t.values, np.dtype({"bool": "uint8"}.get(t.dtype, t.dtype))).reshape(tuple(t.shape))
+        part = whole[tuple(slice(n) for n in shape)]
+        t.values = np.ascontiguousarray(part if t.dtype == "bool" else part % max(1, limit)).tobytes()
+    t.ClearField("shape")
+    t.ClearField("strides")
+    t.shape.extend(shape)
+    t.strides.extend(contiguous_strides(shape))

@@ -1,0 +1,204 @@
+"""The process that worker processes are forked from: it has loaded torch and the compiler, and runs neither.
+
+`python -m tensor_comprehensions.autotuner.fork_server FD PARENT` takes orders over the socket FD until its peer or the
+process PARENT is gone, and takes its workers with it. A worker starts in some milliseconds and has its own memory,
+threads and limits, so that whatever a candidate does to it happens to nobody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from . import ipc
+
+LOOK = 1.0
+"""Seconds between two looks at whether the parent lives."""
+PRELOAD = (
+    "torch",
+    "numpy",
+    "llvmlite.binding",
+    "islpy",
+    "tensor_comprehensions.autotuner.worker",
+    "tensor_comprehensions.polyhedral.cpu.lower",
+)
+PREFIX = "tensorc-tune-"
+Handler = Callable[[bytes, Callable[[str], None]], bytes]
+"""What a worker does: (request, tell the next phase) -> reply."""
+
+
+class ParentGone(Exception):
+    """The parent is gone."""
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """Serve until the parent is gone; then leave neither a process nor a file."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end)
+    _die_with_parent(signal.SIGTERM)
+    for module in PRELOAD:
+        importlib.import_module(module)
+    gc.freeze()  # no worker looks through what all of them share, or copies it by looking
+    children: set[int] = set()
+    remove_stale_folders()
+    folder = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
+    try:
+        with socket.socket(fileno=descriptor) as control, contextlib.suppress(ipc.Disconnected, ParentGone):
+            send_json(control, {"folder": folder})
+            while (order := _next_order(control, parent)) is not None:
+                _obey(control, order, children)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_stale_folders() -> None:
+    """Remove the folders of processes like this one that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        owner = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise ParentGone
+
+
+def _next_order(control: socket.socket, parent: int) -> tuple[dict[str, Any], list[int]] | None:
+    while not select.select([control], [], [], LOOK)[0]:
+        if os.getppid() != parent:
+            return None
+    return receive_json(control)
+
+
+def _obey(control: socket.socket, order: tuple[dict[str, Any], list[int]], children: set[int]) -> None:
+    what, descriptors = order
+    if "reap" in what:
+        pid = int(what["reap"])
+        _, status = os.waitpid(pid, 0)
+        children.discard(pid)
+        send_json(control, {"status": os.waitstatus_to_exitcode(status)})
+        return
+    zygote = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        control.close()
+        _work(socket.socket(fileno=descriptors[0]), what, zygote)
+    os.close(descriptors[0])
+    children.add(pid)
+    send_json(control, {"pid": pid})
+
+
+# --- in the worker -----------------------------------------------------------------------------------------------
+
+
+def _work(connection: socket.socket, settings: dict[str, Any], zygote: int) -> None:
+    """Answer requests until there are none; never returns."""
+    code = 1
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _die_with_parent(signal.SIGKILL)
+        if os.getppid() == zygote:
+            _confine(settings)
+            handler = _handler(settings)
+            while True:
+                try:
+                    _, request = ipc.receive_frame(connection)
+                except ipc.Disconnected:
+                    break
+                reply = handler(request, lambda name: ipc.send_frame(connection, ipc.PHASE, name.encode()))
+                ipc.send_frame(connection, ipc.REPLY, reply)
+            code = 0
+    finally:
+        os._exit(code)
+
+
+def _handler(settings: dict[str, Any]) -> Handler:
+    for folder in settings.get("path", ()):
+        sys.path.insert(0, folder)
+    module, _, name = settings["service"].partition(":")
+    handler: Handler = getattr(importlib.import_module(module), name)
+    return handler
+
+
+def _confine(settings: dict[str, Any]) -> None:
+    """Keep to the processors, the threads and the memory that are allowed, and be silent."""
+    import torch
+
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(quiet, stream)
+    if settings.get("cpus") and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, settings["cpus"])
+    torch.set_num_threads(settings.get("threads", 1))
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if settings.get("memory"):
+            limit = _virtual_memory() + int(settings["memory"])
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _virtual_memory() -> int:
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+
+
+def _die_with_parent(number: int) -> None:
+    """Have the system send a signal to this process when its parent ends, where it can."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)
+
+
+# --- orders ------------------------------------------------------------------------------------------------------
+
+_LENGTH = struct.Struct("<I")
+
+
+def send_json(control: socket.socket, value: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+    """Send an order or an answer, with descriptors. Raises Closed."""
+    text = json.dumps(value).encode()
+    try:
+        socket.send_fds(control, [_LENGTH.pack(len(text)) + text], descriptors)
+    except OSError as error:
+        raise ipc.Disconnected(str(error)) from error
+
+
+def receive_json(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """The next order or answer, with its descriptors. Raises Closed."""
+    try:
+        data, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
+        while data and len(data) < _LENGTH.size + _LENGTH.unpack_from(data)[0]:
+            part = control.recv(1 << 16)
+            data = data + part if part else b""
+    except OSError as error:
+        raise ipc.Disconnected(str(error)) from error
+    if not data:
+        raise ipc.Disconnected("end of stream")
+    return json.loads(data[_LENGTH.size :]), descriptors
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), int(sys.argv[2]))
+    os._exit(0)  # nothing is left, and whoever waits need not wait until torch is taken apart

@@ -1,0 +1,48 @@
+"""Memory of a candidate: tensors between guard bands that show who wrote where nobody may."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GUARD = 4096
+"""Bytes before and after the memory of each tensor."""
+ALIGNMENT = 64
+"""Of the first element, as torch's allocator has it."""
+_CANARY, _POISON = 0xA5, 0xFF  # floats of all ones are NaN
+
+
+class GuardedBuffer:
+    """Zeroed memory of `size` bytes between two guard bands."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        raw = torch.full((size + 2 * GUARD + ALIGNMENT,), _CANARY, dtype=torch.uint8, device="cpu")
+        skip = -(raw.data_ptr() + GUARD) % ALIGNMENT
+        self._whole = raw[skip : skip + size + 2 * GUARD]
+        self.bytes = self._whole[GUARD : GUARD + size]
+        self.bytes.zero_()
+        self._before, self._after = self._whole[:GUARD], self._whole[GUARD + size :]
+        words = self._whole[: (size + 2 * GUARD) // 8 * 8]  # what is left over is guard
+        self._words = words.view(torch.int64)
+
+    @property
+    def address(self) -> int:
+        return self.bytes.data_ptr()
+
+    def tensor(self, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+        """A view of the memory, which must suffice for it."""
+        flat = self.bytes.view(dtype) if self.size else torch.empty(0, dtype=dtype, device="cpu")
+        return flat.as_strided(shape, strides)
+
+    def poison(self) -> None:
+        """Fill with what no candidate should leave or read: NaN, -1."""
+        self.bytes.fill_(_POISON)
+
+    def digest(self) -> int:
+        """A number that changes when a byte does."""
+        return int(self._words.sum())
+
+    def guards_intact(self) -> bool:
+        """Is nothing written outside?"""
+        return bool((self._before == _CANARY).all()) and bool((self._after == _CANARY).all())

@@ -1,0 +1,89 @@
+"""Messages between a tuner and its worker processes: a kind, a length and bytes over a stream socket.
+
+Always holds: what a broken peer sends is refused before memory is given to it.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+
+REQUEST, PHASE, REPLY = b"Q", b"P", b"R"
+LARGEST = 1 << 28
+"""Bytes that a message may have."""
+TICK = 0.1
+"""Seconds between two looks at the clock."""
+_HEADER = struct.Struct("<cQ")
+
+
+class ProtocolError(Exception):
+    """The peer sent what is no message."""
+
+
+class Disconnected(Exception):
+    """The peer is gone."""
+
+
+class Timeout(Exception):
+    """The peer took longer than it may."""
+
+
+def send_frame(connection: socket.socket, kind: bytes, payload: bytes = b"") -> None:
+    """Send one message. Raises Closed."""
+    try:
+        connection.sendall(_HEADER.pack(kind, len(payload)) + payload)
+    except OSError as error:
+        raise Disconnected(str(error)) from error
+
+
+def receive_frame(connection: socket.socket, seconds: float | None = None) -> tuple[bytes, bytes]:
+    """The kind and the payload of the next message.
+
+    seconds: how long to wait, None for ever. Time in which this process itself was stopped does not count.
+
+    Raises Closed, Garbage or Late.
+    """
+    patience = Deadline(seconds)
+    kind, length = _HEADER.unpack(_exactly(connection, _HEADER.size, patience))
+    if kind not in (REQUEST, PHASE, REPLY) or length > LARGEST:
+        raise ProtocolError(f"a message of kind {kind!r} and {length} bytes")
+    return kind, _exactly(connection, length, patience)
+
+
+class Deadline:
+    """How much longer to wait, of `seconds` in all; one look at it counts for at most two ticks."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.left = seconds
+        self._seen = time.monotonic()
+
+    def is_exhausted(self) -> bool:
+        """Note the time that has passed. Is none left?"""
+        now = time.monotonic()
+        if self.left is not None:
+            self.left -= min(now - self._seen, 2 * TICK)
+        self._seen = now
+        return self.left is not None and self.left <= 0
+
+
+def _exactly(connection: socket.socket, count: int, patience: Deadline) -> bytes:
+    parts: list[bytes] = []
+    while count:
+        readable, _, _ = select.select([connection], [], [], TICK)
+        if not readable:
+            if patience.is_exhausted():
+                raise Timeout
+            continue
+        try:
+            part = connection.recv(min(count, 1 << 20))
+        except OSError as error:
+            raise Disconnected(str(error)) from error
+        if not part:
+            raise Disconnected("end of stream")
+        parts.append(part)
+        count -= len(part)
+        if count and patience.is_exhausted():
+            raise Timeout
+    return b"".join(parts)

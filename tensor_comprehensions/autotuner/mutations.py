@@ -1,0 +1,273 @@
+"""Small changes to pipelines: tiles and their order, what is packed and where, lanes, what threads share, and so on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+
+from ..core.errors import ArgumentError, CannotLower
+from ..loop_ir.nodes import Expr, Load
+from ..structured.language import primitives as written
+from ..structured.language.apply_primitives import loop_state_of
+from ..structured.language.finalize import why_no_panel, with_remainder
+from ..structured.language.plan_to_schedule import factor_name
+from ..structured.language.primitives import Primitive, Schedule
+from ..structured.language.schedule_state import ScheduleState
+from ..structured.match.drop_unit_dims import drop_unit_dims
+from ..structured.op import Iterator, StructuredOp, loads_in, names_in
+from ..structured.plan import Side, TileLoop
+from ..target import CpuTarget
+
+MOST_SIZES = 24
+UNROLLS = (1, 2, 4, 8)
+LANES = (4, 8, 16, 32)
+OFF = -1
+"""Without the piece: no loop is shared among the threads, a factor is read where it is."""
+SHARED = (1, 2, 3, OFF)
+"""Outermost loops that the threads share."""
+PLACES = (1, 2, 3, OFF)
+"""Loops of a factor inside which it may be packed, counted from the outside; the first is outside of all loops."""
+SWAPS = (1, 2, 3)
+"""Loops that change places with the next one, counted from the outside."""
+PEELED, PLAIN, PADDED = ENDS = (1, 2, 3)
+"""Last, shorter tiles: with code of their own; as lowering likes; filled up with zeros where they are packed."""
+SWITCH = (1, OFF)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """A number of a pipeline that can be changed. values: what it can become; 0 leaves it.
+
+    kind: "inner" (the last tile of an iterator), "outer" (the one around that), "unroll"; "pack" and "ahead" for a
+        factor; and for none of them "order", "ends", "stream", "lanes" and "threads".
+    about: the iterator or the factor.
+    """
+
+    kind: str
+    about: str
+    values: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.about}.{self.kind}" if self.about else self.kind
+
+
+def list_mutations(op: StructuredOp, target: CpuTarget) -> tuple[Mutation, ...]:
+    """What can be changed in pipelines for an op, in the order in which it is to be changed."""
+    found, op = [], drop_unit_dims(op)
+    for i in op.iterators:
+        values = _sizes(i)
+        found.append(Mutation("inner", _shown(op, i), values))
+        if i.is_parallel and len(values) > 2:
+            found.append(Mutation("outer", _shown(op, i), values[:-1]))
+    if len(op.iterators) > 2:
+        found.append(Mutation("order", "", SWAPS))
+    found += [Mutation("pack", factor_name(op, side), PLACES) for side in Side]
+    if op.reductions:
+        found.append(Mutation("unroll", _shown(op, op.reductions[-1]), UNROLLS))
+    found += [
+        Mutation("ahead", factor_name(op, side), SWITCH) for side in Side if _is_far(op.factors[side.value], target)
+    ]
+    if _bytes(op.output) > target.cache[1]:
+        found.append(Mutation("stream", "", SWITCH))
+    return (*found, Mutation("ends", "", ENDS), Mutation("lanes", "", LANES), Mutation("threads", "", SHARED))
+
+
+def _is_far(factor: Expr, target: CpuTarget) -> bool:
+    """Does a factor come from behind the second cache?"""
+    return any(_bytes(read) > target.cache[1] for read in loads_in(factor))
+
+
+def _bytes(access: Load) -> int:
+    return access.buffer.bytes
+
+
+def _shown(op: StructuredOp, i: Iterator) -> str:
+    return op.shown(i.name)
+
+
+def _sizes(i: Iterator) -> tuple[int, ...]:
+    powers = {1 << k for k in range(i.extent.bit_length()) if 1 << k <= i.extent}
+    parts = {-(-i.extent // k) for k in (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)}
+    small = {n for n in (3, 5, 6, 7, 12, 14, 24, 28, 48) if n <= i.extent}
+    every = sorted(powers | parts | small)
+    if len(every) <= MOST_SIZES:
+        return tuple(every)
+    return tuple(every[k * len(every) // MOST_SIZES] for k in range(MOST_SIZES))
+
+
+def mutate(pipeline: Schedule, chosen: Mapping[Mutation, int], op: StructuredOp) -> Schedule:
+    """`pipeline` with the numbers chosen; whether anybody can follow it, `plan_of_schedule` tells.
+
+    What changes nothing, such as a place that a factor does not have, leaves the pipeline as it is. Where other loops
+    are the outermost ones, the threads share these.
+    """
+    pieces, op = list(pipeline.primitives), drop_unit_dims(op)
+    shared = next((p for p in pieces if isinstance(p, written.Parallel)), None)
+    with contextlib.suppress(CannotLower, ArgumentError):  # nobody can follow it, changed or not
+        for e, value in chosen.items():
+            pieces = _edited(pieces, e, value, op) if value else pieces
+        if (
+            shared is not None
+            and shared in pieces
+            and loop_state_of(pieces, op).loops != loop_state_of(pipeline.primitives, op).loops
+        ):
+            pieces = _shared(pieces, len(shared.loops), op, shared.grain_size)
+    return Schedule(tuple(pieces))
+
+
+def _edited(pieces: list[Primitive], e: Mutation, value: int, op: StructuredOp) -> list[Primitive]:
+    match e.kind:
+        case "unroll":
+            return _unrolled(pieces, e.about, value)
+        case "lanes":
+            return [replace(p, lanes=value) if isinstance(p, written.Vectorize) else p for p in pieces]
+        case "threads":
+            return _shared(pieces, value, op)
+        case "order":
+            return _swapped(pieces, value, op)
+        case "pack":
+            return _packed(pieces, e.about, value, op)
+        case "ahead":
+            return _ahead(pieces, e.about, value, op)
+        case "ends":
+            return _ended(pieces, value, op)
+        case "stream":
+            rest: list[Primitive] = _without(pieces, written.NontemporalStores)
+            return rest if value == OFF else [*rest, written.NontemporalStores()]
+    tiled = _tiled(pieces, e.about, value, level=0 if e.kind == "inner" else 1)
+    return [_renamed(p, e.about) for p in tiled] if any(_shown(op, i) == e.about for i in op.reductions) else tiled
+
+
+def _renamed(piece: Primitive, iterator: str) -> Primitive:
+    """An order of sums, in which one that is tiled has another name."""
+    if not isinstance(piece, written.Interchange):
+        return piece
+    return written.Interchange(tuple(f"{iterator}0" if name == iterator else name for name in piece.loops))
+
+
+def _without(pieces: list[Primitive], *kinds: type[Primitive]) -> list[Primitive]:
+    return [p for p in pieces if not isinstance(p, kinds)]
+
+
+def _shared(pieces: list[Primitive], count: int, op: StructuredOp, grain: int = 1) -> list[Primitive]:
+    """With so many of the outermost loops shared among the threads, however little work there is in one."""
+    serial = _without(pieces, written.Parallel)
+    if count == OFF:
+        return serial
+    nest = loop_state_of(serial, op)
+    loops = nest.remaining_points[:count]
+    while any(not op.iterator(x.iterator).is_parallel for x in loops) or len({x.iterator for x in loops}) < len(loops):
+        loops = loops[:-1]  # iterations that depend on one another, or two loops of one iterator
+    return [*serial, written.Parallel(tuple(map(nest.name, loops)), grain)] if loops else serial
+
+
+def _swapped(pieces: list[Primitive], place: int, op: StructuredOp) -> list[Primitive]:
+    """With a loop and the next one in each other's places."""
+    nest = loop_state_of(pieces, op)
+    first, second = nest.remaining_points[place - 1 : place + 1] if place < len(nest.remaining_points) else (None, None)
+    if first is None or second is None or first.iterator == second.iterator:
+        return pieces
+    last = max((k for k, p in enumerate(pieces, 1) if isinstance(p, written.Tile | written.Interchange)), default=0)
+    swap = written.Interchange((nest.name(second), nest.name(first)))
+    return [*pieces[:last], swap, *pieces[last:]]
+
+
+def _packed(pieces: list[Primitive], factor: str, place: int, op: StructuredOp) -> list[Primitive]:
+    """With a factor packed at another place, or not at all, and then not padded."""
+    nest = loop_state_of(pieces, op)
+    side = nest.side(factor)
+    kept: list[Primitive] = []
+    for p in pieces:
+        match p:
+            case written.Pack(factors):
+                others = tuple(f for f in factors if nest.side(f[0]) is not side)
+                kept += [written.Pack(others)] if others else []
+            case written.Pad(factors) if place == OFF:
+                padded = tuple(name for name in factors if nest.side(name) is not side)
+                kept += [written.Pad(padded)] if padded else []
+            case _:
+                kept.append(p)
+    if place == OFF:
+        return kept
+    places = [*_places(nest, side)]
+    if place > len(places):
+        return pieces
+    last = max((k for k, p in enumerate(kept, 1) if isinstance(p, written.Tile | written.Interchange)), default=0)
+    return [*kept[:last], written.Pack(((factor, places[place - 1]),)), *kept[last:]]
+
+
+def _places(nest: ScheduleState, side: Side) -> Generator[str | None]:
+    """The loops inside which a factor may be packed, outermost first: those that move it; None is outside of all."""
+    moved = names_in(nest.op.factors[side.value])
+    iterators = [loop.iterator for loop in nest.remaining_points]
+    for depth in range(len(iterators) + 1):
+        mine = not depth or iterators[depth - 1] in moved
+        if mine and any(i in moved for i in iterators[depth:]) and why_no_panel(nest, side, iterators, depth) is None:
+            yield nest.name(nest.remaining_points[depth - 1]) if depth else None
+
+
+def _ahead(pieces: list[Primitive], factor: str, value: int, op: StructuredOp) -> list[Primitive]:
+    """With a factor's lines for the next iteration of the innermost loop that moves it brought near, or not."""
+    nest = loop_state_of(pieces, op)
+    side = nest.side(factor)
+    kept: list[Primitive] = []
+    for p in pieces:
+        if isinstance(p, written.Prefetch):
+            others = tuple(f for f in p.factors if nest.side(f[0]) is not side)
+            kept += [written.Prefetch(others)] if others else []
+        else:
+            kept.append(p)
+    mine = [loop for loop in nest.remaining_points if loop.iterator in names_in(op.factors[side.value])]
+    return kept if value == OFF or not mine else [*kept, written.Prefetch(((factor, nest.name(mine[-1])),))]
+
+
+def _ended(pieces: list[Primitive], how: int, op: StructuredOp) -> list[Primitive]:
+    """With last tiles of another kind."""
+    nest, kept = loop_state_of(pieces, op), _without(pieces, written.Peel, written.Pad)
+    if how == PADDED:
+        packed = tuple(name for p in pieces if isinstance(p, written.Pack) for name, _ in p.factors)
+        return [*kept, written.Pad(packed)] if packed else pieces
+    ragged = (
+        with_remainder(op, [TileLoop(loop.iterator, loop.size) for loop in nest.remaining_points])
+        if how == PEELED
+        else ()
+    )
+    peeled = tuple(nest.name(nest.remaining_points[depth]) for depth in sorted(ragged))
+    return [*kept, written.Peel(peeled)] if peeled else kept
+
+
+def _tiled(pieces: list[Primitive], iterator: str, value: int, level: int) -> list[Primitive]:
+    """With another size for the tile at a level of an iterator, counted from the inside.
+
+    A tile that is not there is made: around all others where it encloses one, else inside the first loop.
+    """
+    places = [k for k, p in enumerate(pieces) if isinstance(p, written.Tile) and iterator in dict(p.sizes)]
+    if level < len(places):
+        k = places[-1 - level]
+        piece = pieces[k]
+        assert isinstance(piece, written.Tile)
+        sizes = tuple((name, value if name == iterator else size) for name, size in piece.sizes)
+        return [*pieces[:k], written.Tile(sizes), *pieces[k + 1 :]]
+    if level:
+        return [written.Tile(((iterator, value),)), *pieces]
+    tiles = [k for k, p in enumerate(pieces) if isinstance(p, written.Tile)]
+    if not tiles:
+        return [written.Tile(((iterator, value),)), *pieces]
+    piece = pieces[tiles[-1]]
+    assert isinstance(piece, written.Tile)
+    sizes = (*piece.sizes[:1], (iterator, value), *piece.sizes[1:])
+    return [*pieces[: tiles[-1]], replace(piece, sizes=sizes), *pieces[tiles[-1] + 1 :]]
+
+
+def _unrolled(pieces: list[Primitive], iterator: str, value: int) -> list[Primitive]:
+    kept: list[Primitive] = []
+    for p in pieces:
+        if isinstance(p, written.Unroll):
+            factors = tuple(x for x in p.factors if x[0] != iterator)
+            if factors:
+                kept.append(replace(p, factors=factors))
+        else:
+            kept.append(p)
+    return kept if value == 1 else [*kept, written.Unroll(((iterator, value),))]

@@ -1,0 +1,131 @@
+"""Tuning of mappings to a graphics processor: for the arguments of a call, by workers that may die."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from ..core.diagnostics import get_logger
+from ..core.errors import ArgumentError
+from ..dispatch.call_steps import canonical_strides, normalize_detached, shapes_of, with_strides
+from ..dispatch.cuda.library_calls import find_library_matmuls
+from ..dispatch.kernel_table import KernelTable
+from ..options import MappingOptions, check_mapping
+from ..tc_lang.legalize import legalize
+from . import tuner_pb2 as pb
+from .device import TuningDevice
+from .evaluators import is_tainted
+from .op_api import store_of
+from .problem import problem_message
+from .report import write_report
+from .search_loop import SearchBudget, TuningResult
+from .session import Spaced, TuningTask, tune
+from .space_gpu import mapping_space
+from .worker import phase_limits
+from .worker_gpu import gpu_fingerprint, gpu_target_of, is_modeled
+from .worker_pool import ForkServer, WorkerConfig, WorkerPool
+
+SERVICE = "tensor_comprehensions.autotuner.worker_gpu:handle_gpu_request"
+
+
+class GpuWorkers:
+    """A process that maps, compiles and runs on one device; it is replaced when a candidate breaks the device."""
+
+    separate, width = False, 4
+
+    def __init__(self, device: str) -> None:
+        self._device, self.fingerprint = device, gpu_fingerprint(device)
+        self._zygote: ForkServer | None = None
+        self._group: WorkerPool | None = None
+
+    def begin(self) -> None:
+        """Start the process that the worker is forked from, without waiting for it."""
+        if self._zygote is None:
+            self._zygote = ForkServer()
+            self._group = WorkerPool(self._zygote, [WorkerConfig(SERVICE)], is_tainted)
+
+    def submit(self, request: pb.Request) -> Future[bytes]:
+        """Send a request away."""
+        self.begin()
+        assert self._zygote is not None
+        assert self._group is not None
+        request.device, request.folder = self._device, str(self._zygote.folder)
+        return self._group.submit(request.SerializeToString(), phase_limits(request))
+
+    def close(self) -> None:
+        """End every process."""
+        if self._zygote is not None and self._group is not None:
+            self._group.close()
+            self._zygote.close()
+            self._zygote = self._group = None
+
+
+def autotune_gpu(
+    kernels: KernelTable,
+    tensors: Sequence[object],
+    initial: Mapping[str, object],
+    start: object,
+    trying: SearchBudget,
+    *,
+    devices: Sequence[object],
+    executor: object = None,
+    store: object = None,
+    report: str | Path | None = None,
+) -> TuningResult:
+    """Search for a mapping for calls with these tensors; later calls of this process use it.
+
+    Args:
+        start: what to start from and must be beaten; None: the mapping that the cost model chooses.
+        devices: one, "cuda:0" or "emulated:sm_90".
+        report: as for `op_api.autotune`.
+
+    Raises ArgumentError, also where there is no such device.
+    """
+    if len(devices) != 1 or executor is not None:
+        raise ArgumentError(f"the devices are {list(devices)!r}", expected="one graphics processor, and no executor")
+    name = str(devices[0])
+    machine = gpu_target_of(name)
+    here = [x.cpu() if isinstance(x, torch.Tensor) else x for x in tensors]
+    arguments = normalize_detached(kernels.interface, here, {k: _here(x) for k, x in initial.items()})
+    sizes, strides = shapes_of(kernels.function, arguments), tuple(map(canonical_strides, arguments.inputs))
+    bound = with_strides(kernels.bind(sizes), strides)
+    if start is None:
+        from ..polyhedral.gpu.lower_gpu import default_options
+
+        start = default_options(legalize(bound), machine)
+    if not isinstance(start, MappingOptions):
+        raise ArgumentError(f"options is {type(start).__name__}", expected="MappingOptions(...)")
+    check_mapping(start, machine)
+    modeled, calls = is_modeled(name), find_library_matmuls(bound)
+    if modeled and calls and start.match_library_calls:
+        raise ArgumentError(
+            f"the search starts with calls of torch, and {name} has no model of what they take",
+            suggestion="search on a device, or from options without match_library_calls",
+        )
+    spaced = cast("Spaced", mapping_space(bound, machine, start, calls=not modeled))
+    message = problem_message(kernels.function, arguments, trying.seed)
+    subject = TuningTask(kernels.function, bound, message, cast("Any", machine), cast("Any", start), store_of(store))
+    workers = GpuWorkers(name)
+    try:
+        found = tune(subject, trying, (TuningDevice(name, (), 0),), evaluator=workers, spaced=spaced)
+    finally:
+        workers.close()
+    get_logger("tune").info(
+        "%s on %s: %.3g s, %.2f times as fast as untuned (%.3g s), after %d candidates in %.0f s",
+        kernels.function.name, name, found.seconds, found.speedup, found.default_seconds, len(found.outcomes),
+        found.elapsed,
+    )  # fmt: skip
+    if cast("MappingOptions", found.options).match_library_calls:
+        get_logger("tune").info("%s on %s: torch computes %s", kernels.function.name, name, "; ".join(map(str, calls)))
+    if report is not None:
+        write_report(Path(report), [(kernels.function.name, found)])
+    kernels.gpu.set_tuned_options(sizes, strides, machine, cast("MappingOptions", found.options))
+    return found
+
+
+def _here(x: object) -> object:
+    return x.cpu() if isinstance(x, torch.Tensor) else x

@@ -1,0 +1,189 @@
+"""What the cache knows of a call: the options that it uses, those that a search starts from, and why (`TC_LOGS=tune`).
+
+Always holds: options measured with other threads, sizes or machines are only started from, never used as if they had
+been measured here; but untuned sizes use those of the nearest ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ..cache import measurement_store
+from ..cache.key import Key, make_key, names_digest, toolchain_versions
+from ..cache.measurement_store import Measurement
+from ..cache.store import Store, current_store
+from ..core.diagnostics import get_logger
+from ..options import CpuOptions
+from ..target import CpuTarget
+from ..tc_lang.ir import BoundFunction, Function
+
+NEAREST = 3
+"""Tuned sizes, and numbers of threads, whose options a search starts from."""
+DIGITS = 19
+"""Of an extent: keys may come from elsewhere."""
+MANY_THREADS = 16
+"""Up to here every number of threads is looked up, above it powers of two and what the machine has."""
+FACTS = {
+    "def": "the def", "dtypes": "types", "shapes": "sizes", "strides": "strides", "threads": "threads",
+    "alignment": "alignment", "bound": "numbers",
+}  # fmt: skip
+"""The parts of a key as a log names them; all below `target.` are the target."""
+SHOWN = ("dtypes", "shapes", "threads", "strides")
+"""Those that are told with both values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Measured options, and the key that they were measured for."""
+
+    key: Key
+    best: Measurement
+
+
+def starting_points(store: Store, key: Key, names: str, start: object) -> list[CpuOptions]:
+    """Options that the store knows to be good for these sizes, with other numbers of threads, or for near sizes.
+
+    names: `key.names_digest` of the def. start: what a search starts from anyway.
+    """
+    own = [m.options for m in measurement_store.recall_measurements(store, key) if _is_usable(m, names)][:NEAREST]
+    others = [
+        found.best.options
+        for found in (*measured_with_other_threads(store, key, names), *nearest_sizes(store, key, names)[:NEAREST])
+    ]
+    return [o for o in dict.fromkeys([*own, *others]) if isinstance(o, CpuOptions) and o != start]
+
+
+def lookup_best(
+    function: Function, bound: BoundFunction, target: CpuTarget, store: Store | None = None, *, exact: bool = False
+) -> CpuOptions | None:
+    """The best options that the cache knows for these sizes, or else for the nearest; None where it knows none.
+
+    exact: only for these sizes.
+    """
+    store = current_store() if store is None else store
+    key, names = make_key(function, bound, target, threads=torch.get_num_threads()), names_digest(bound)
+    best = measurement_store.best_measurement(store, key, names)
+    if best is not None and isinstance(best.options, CpuOptions):
+        _log(lambda: f"{function.name}: hit: {_record(Found(key, best))}")
+        return best.options
+    found = [] if exact else [n for n in nearest_sizes(store, key, names) if isinstance(n.best.options, CpuOptions)]
+    if found:
+        _log(lambda: f"{function.name}: no record of these sizes; the nearest: {_record(found[0], key)}")
+        return found[0].best.options  # type: ignore[no-any-return]
+    if others := measured_with_other_threads(store, key, names):
+        tuned = ", ".join(other.key["threads"] for other in others)
+        get_logger("tune").warning(
+            "%s: these sizes were tuned with %s threads, and torch has %s: they run untuned; tune them with as many, "
+            "or call torch.set_num_threads", function.name, tuned, key["threads"],
+        )  # fmt: skip
+    _log(lambda: f"{function.name}: miss: {_reason(store, key, names)}")
+    return None
+
+
+def nearest_sizes(store: Store, key: Key, names: str) -> list[Found]:
+    """The best options of other sizes of the same def, nearest first by the ratios of the sizes."""
+    found = [
+        Found(other, usable[0])
+        for other, measurements in measurement_store.family_measurements(store, key).items()
+        if (usable := [m for m in measurements if _is_usable(m, names)])
+    ]
+    return sorted(found, key=lambda f: (_distance(key, f.key), f.key.digest))
+
+
+def measured_with_other_threads(store: Store, key: Key, names: str) -> list[Found]:
+    """The best options of the same call with other numbers of threads, the nearest numbers first."""
+    mine = int(key["threads"] or 0)
+    found = []
+    for count in sorted(_thread_counts() - {mine}, key=lambda n: (abs(math.log2(n / max(mine, 1))), n)):
+        other = Key(tuple((name, str(count) if name == "threads" else text) for name, text in key.parts))
+        best = next((m for m in measurement_store.recall_measurements(store, other) if _is_usable(m, names)), None)
+        if best is not None:
+            found.append(Found(other, best))
+    return found[:NEAREST]
+
+
+def _thread_counts() -> set[int]:
+    """How many threads a call may have been tuned with on this machine."""
+    here = os.cpu_count() or 1
+    powers = {1 << n for n in range(here.bit_length())}
+    return {*range(1, min(here, MANY_THREADS) + 1), *powers, here, here // 2 or 1, torch.get_num_threads()}
+
+
+def _is_usable(m: Measurement, names: str) -> bool:
+    return m.validated and m.names_digest in ("", names)
+
+
+def _distance(mine: Key, other: Key) -> float:
+    """How far the shapes of two keys are apart: the sum over all extents of the logarithm of their ratio."""
+    a, b = (re.findall("[0-9]+", k["shapes"]) for k in (mine, other))
+    if len(a) != len(b) or max(map(len, [*a, *b]), default=0) > DIGITS:
+        return math.inf
+    return sum(abs(math.log((int(x) + 1) / (int(y) + 1))) for x, y in zip(a, b, strict=True))
+
+
+# --- why ---------------------------------------------------------------------------------------------------------
+
+
+def _log(text: Callable[[], str]) -> None:
+    if get_logger("tune").isEnabledFor(logging.DEBUG):
+        get_logger("tune").debug("%s", text())
+
+
+def _record(found: Found, wanted: Key | None = None) -> str:
+    """A record in one line, with the facts in which it differs from what is wanted."""
+    m = found.best
+    facts = [f"record {found.key.digest[:12]}", f"{m.seconds * 1e6:.1f} us in the race", repr(m.options)]
+    if wanted is not None:
+        facts[1:1] = differences(wanted, found.key)
+    if not m.is_current:
+        facts.append(f"measured by other versions ({_other_versions(m)})")
+    return ", ".join(facts)
+
+
+def _reason(store: Store, key: Key, names: str) -> str:
+    """Why nothing is known: the record that is nearest, and what differs."""
+    known = measurement_store.all_measurements(store)
+    same = [other for other in known if other["def"] == key["def"]]
+    if not same:
+        return f"none of {len(known)} records is of this def"
+    nearest = min(same, key=lambda other: (len(differences(key, other)), _distance(key, other), other.digest))
+    facts = differences(key, nearest)
+    if not any(_is_usable(m, names) for m in known[nearest]):
+        facts.append("its options were not validated, or name loops and tensors of another spelling")
+    return f"the nearest of {len(same)} records of this def is {nearest.digest[:12]}: {'; '.join(facts)}"
+
+
+def differences(wanted: Key, other: Key) -> list[str]:
+    """The facts in which the key of a record differs from the one that is wanted, in words."""
+    parts = wanted.difference(other)
+    target = [name for name in parts if name.partition(".")[0] == "target"]
+    rest = [name for name in parts if name not in target]
+    if "bound" in rest and len(rest) > 1:  # a digest of all that is not the def: sizes are in it, too
+        rest.remove("bound")
+    said = [_difference(name, wanted, other) for name in rest]
+    if target:
+        fields = ", ".join(name.partition(".")[2] or name for name in target)
+        named = f"{other['target.name']} instead of {wanted['target.name']}" if "target.name" in target else fields
+        said.append(f"target {named}")
+    return said
+
+
+def _difference(name: str, wanted: Key, other: Key) -> str:
+    said = FACTS.get(name, name)
+    return f"{said} {other[name]} instead of {wanted[name]}" if name in SHOWN else f"other {said}"
+
+
+def _other_versions(m: Measurement) -> str:
+    theirs, mine = dict(m.versions), dict(toolchain_versions())
+    return ", ".join(_changed(name, theirs, mine) for name in {**mine, **theirs} if theirs.get(name) != mine.get(name))
+
+
+def _changed(name: str, theirs: dict[str, str], mine: dict[str, str]) -> str:
+    return f"{name} {theirs.get(name, 'unknown')} instead of {mine.get(name, 'none')}"

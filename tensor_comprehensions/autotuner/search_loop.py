@@ -1,0 +1,470 @@
+"""The tuner: asks a search for candidates, has them evaluated, and lets only what is right and faster win.
+
+Always holds: outcomes are folded in the order in which candidates were asked for, never in that of their completion;
+what wins has beaten the default in turns with it, on inputs that it had not seen.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from ..cache.options_proto import to_message
+from ..core.diagnostics import get_logger
+from ..core.errors import ArgumentError
+from ..options import CpuOptions
+from . import tuner_pb2 as pb
+from .evaluators import Evaluator, future_reply
+from .journal import Journal
+from .outcomes import Outcome, failure_reasons, outcome_from_message, outcome_message, outcome_reply
+from .problem import Problem
+from .search import GENERATIONS, POPULATION, SEARCHES, Candidate, Search
+from .space import CpuSearchSpace, Genome
+from .timing import MIN_ROUNDS
+from .worker import VERSION
+
+FINALISTS = 5
+"""Candidates that race with the default in the end: the best of many noisy times is seldom the best."""
+MIN_GAIN = 0.01
+"""By how much a candidate must beat the default."""
+RESERVE, RACE = 0.05, (0.2, 5.0)
+"""Of the budget, for the race, and the least and most seconds of it."""
+ABORT_FACTOR, EARLY_STOP_FACTOR = 4.0, 1.25
+"""Times the best so far: a first run that ends the measurement, and a lower quartile that does."""
+BATCH, MOST_AT_ONCE = 0.03, 4
+"""Of the budget, what one batch of candidates may take; and how many times the evaluator's width it may have."""
+SHORTEST = 2e-3
+"""Seconds that a first run may take before it is hopeless: caches are cold."""
+COMPILE_LIMIT, FIRST_LIMIT = 60.0, 300.0
+"""Seconds to compile a candidate, and to run the first one."""
+PATIENCE = 10.0
+"""Times what it took to check and time the first candidate: a busy machine is as slow with all others."""
+DECIDING = 1.5
+"""Times what it took to prepare for candidates: to prepare for the race."""
+STORES = 2e14
+"""Bytes per second that no machine writes; what is faster did not do it."""
+SILENCE = 10.0
+"""Seconds without an answer after which the user is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchBudget:
+    """How hard to try.
+
+    Attributes:
+        seconds: of the whole search, infinite for no limit.
+        generations, population: at most so many candidates.
+        search: "genetic" or "random". seed: makes it reproducible.
+        part: this search is one of several for the same, as (number, count): they deal what to try first.
+    """
+
+    seconds: float = 120.0
+    generations: int = GENERATIONS
+    population: int = POPULATION
+    search: str = "genetic"
+    seed: int = 0
+    part: tuple[int, int] = (0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TuningResult:
+    """The result of a search.
+
+    Attributes:
+        options: what to use; the default options where nothing is better.
+        seconds, default_seconds: lower quartiles of a race between the two, in turns.
+        validated: the winner was right on inputs that no candidate had seen.
+        outcomes: of all candidates, in order.
+        elapsed: seconds in all. racing: of that, how long the race ran kernels.
+        interrupted: the search was ended early.
+    """
+
+    options: CpuOptions
+    default: CpuOptions
+    seconds: float
+    default_seconds: float
+    spread: float
+    runs: int
+    validated: bool
+    outcomes: tuple[Outcome, ...] = field(repr=False)
+    elapsed: float
+    interrupted: bool
+    raced: float = 0.0
+
+    @property
+    def speedup(self) -> float:
+        return self.default_seconds / self.seconds
+
+
+@dataclass(slots=True)
+class StopFlag:
+    """A wish to end the search and keep the best so far."""
+
+    wanted: bool = False
+
+
+class Clock:
+    """Seconds since the start of a search, counting those of one that it continues."""
+
+    def __init__(self, start: float | None = None) -> None:
+        self._start = time.monotonic() if start is None else start
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self._start
+
+    def advance_to(self, elapsed: float) -> None:
+        """So late it was when a candidate that is only remembered ended."""
+        self._start -= max(0.0, elapsed - self.elapsed())
+
+
+Observer = Callable[["Tuner", int], None]
+"""Told after every batch of candidates, with the number of the generation."""
+
+
+class Tuner:
+    """One search for one problem."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        space: CpuSearchSpace,
+        seeds: Sequence[Genome],
+        effort: SearchBudget,
+        evaluator: Evaluator,
+        *,
+        journal: Journal | None = None,
+        stop: StopFlag | None = None,
+        start: float | None = None,
+        observe: Observer = lambda tuner, generation: None,
+    ) -> None:
+        if effort.search not in SEARCHES:
+            raise ArgumentError(f"there is no search {effort.search!r}", expected=", ".join(SEARCHES))
+        self.problem, self.effort, self.outcomes = problem, effort, list[Outcome]()
+        self._space, self._seeds, self._evaluator = space, seeds, evaluator
+        self._journal = Journal(None) if journal is None else journal
+        self._stop, self._observe, self._clock = StopFlag() if stop is None else stop, observe, Clock(start)
+        self._by_options: dict[CpuOptions, Outcome] = {}
+        self._by_code: dict[str, Outcome] = {}
+        self._codes: dict[str, tuple[pb.Code, ...]] = {}
+        self._speeds: dict[str, float] = {}
+        self._usual = 1.0
+        self._preparing = self._racing = self._last = 0.0
+        self._complaints: list[str] = []
+        self.best: Outcome | None = None
+
+    def run(self) -> TuningResult:
+        """Search until the budget is spent. Raises ArgumentError where no candidate works, not even the default."""
+        default = self._space.options(self._seeds[0])
+        number, count = self.effort.part
+        seeds = (self._seeds[0], *self._seeds[1:][number::count])
+        search = SEARCHES[self.effort.search](self._space, seeds, self.effort.population, self.effort.seed)
+        if self._evaluator.separate and self._remembered(default) is None:
+            self._prepare()
+        first: tuple[Candidate, ...] = (Candidate(self._seeds[0], default),)
+        for generation in range(1, self.effort.generations + 1):
+            if not self._generation(search, generation, first):
+                break
+            first = ()
+        return self._decided(default)
+
+    def _prepare(self) -> None:
+        """Have inputs and right results made while the first candidate is compiled: a race of none needs only these."""
+        made = self._evaluator.submit(self._request(pb.RACE))
+        start = self.elapsed()  # workers are there by now, and need not start again before the race
+
+        def ready(future: Future[bytes]) -> None:
+            self._preparing = self.elapsed() - start
+
+        made.add_done_callback(ready)
+
+    def _generation(self, search: Search, generation: int, first: Sequence[Candidate]) -> bool:
+        """Evaluate `first` and one generation; False where there is nothing left to try, or no time."""
+        asked = search.ask()
+        rest = [*first, *(c for c in asked if c not in first)]
+        while rest:
+            size = self._size(len(rest))
+            batch, rest = rest[:size], rest[size:]
+            fresh = [*{c.options: c for c in batch if c.options not in self._by_options}.values()]
+            if self.outcomes and self._over() and all(self._remembered(c.options) is None for c in fresh):
+                return False
+            begun = self.elapsed()
+            self._evaluate(fresh, generation)
+            self._last = self.elapsed() - begun
+            for c in batch:
+                if c in asked and c.options in self._by_options:
+                    search.tell(c, self._by_options[c.options].seconds)
+            self._observe(self, generation)
+        return bool(asked)
+
+    def _size(self, count: int) -> int:
+        """How many of so many candidates are evaluated at once: more where that takes a small part of the budget.
+
+        Between compiling and running, and at the end of a batch, processes wait for one another. In the first one,
+        which has the default, others are compiled while inputs and right results are made.
+        """
+        width = max(1, self._evaluator.width)
+        if not self.outcomes:
+            return max(1, width // 2) if self._evaluator.separate and not self._over() else 1
+        spent = sum(o.compiling + o.running for o in self.outcomes) / len(self.outcomes)
+        several = BATCH * self.effort.seconds / max(spent, 1e-3) if self._evaluator.separate else 0
+        size = round(max(width, min(several, MOST_AT_ONCE * width)))
+        return -(-count // max(1, round(count / size)))
+
+    def elapsed(self) -> float:
+        return self._clock.elapsed()
+
+    def _over(self) -> bool:
+        """Is it time to decide? There must be for a batch like the last one, and for the race, which makes inputs ready
+        as the start did, and of one kind more.
+        """
+        whole = self.effort.seconds
+        reserve = min(self._last + _racing(whole) + DECIDING * self._preparing, whole / 3)
+        return self._stop.wanted or self.elapsed() >= whole - reserve
+
+    # --- evaluating ---
+
+    def _evaluate(self, candidates: Sequence[Candidate], generation: int) -> None:
+        known = {c.options: self._remembered(c.options) for c in candidates}
+        fresh = [c.options for c in candidates if known[c.options] is None]
+        replies = self._compiled_and_measured(fresh) if self._evaluator.separate else self._evaluated(fresh)
+        for c in candidates:
+            remembered = known[c.options]
+            if remembered is not None:
+                self._clock.advance_to(remembered.elapsed)
+                self._fold(outcome_from_message(remembered, c.options))
+                continue
+            reply = next(replies, None)
+            if reply is None:  # stopped
+                return
+            outcome = outcome_message(c.options, self._judged(reply), generation, self.elapsed())
+            self._journal.add(self.problem.digest, outcome)
+            self._fold(outcome_from_message(outcome, c.options))
+
+    def _remembered(self, options: CpuOptions) -> pb.Outcome | None:
+        return self._journal.find(self.problem.digest, to_message(options).SerializeToString(deterministic=True))
+
+    def _fold(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self._by_options[outcome.options] = outcome
+        if outcome.digest:
+            self._by_code.setdefault(outcome.digest, outcome)
+        if outcome.seconds is not None and (self.best is None or outcome.seconds < (self.best.seconds or math.inf)):
+            self.best = outcome
+        if outcome.status != pb.OK:
+            get_logger("tune").debug("%s: %s: %s", self.problem.function.name, outcome.kind, outcome.message)
+
+    def _compiled_and_measured(self, options: Sequence[CpuOptions]) -> Iterator[pb.Reply]:
+        """Compile all, then run all that differ: what compiles would disturb what is timed."""
+        compiled = self._compiled(options)
+        alone = int(self.best is None)  # the first one's time says what the others may take
+        if (yield from self._measured(compiled[:alone])):
+            yield from self._measured(compiled[alone:])
+
+    def _compiled(self, options: Sequence[CpuOptions]) -> list[pb.Reply]:
+        """The replies in order, fewer where the search is stopped. What takes long to compile does not come last."""
+        order = sorted(range(len(options)), key=lambda n: self._space.length(options[n]), reverse=True)
+        replies = dict(
+            zip(order, self._answers([self._request(pb.COMPILE, [options[n]]) for n in order]), strict=False)
+        )
+        return [replies[n] for n in takewhile(replies.__contains__, range(len(options)))]
+
+    def _measured(self, compiled: Sequence[pb.Reply]) -> Generator[pb.Reply, None, bool]:
+        """The times of what is compiled; returns whether the search goes on."""
+        first: set[str] = set()
+        measured: dict[int, pb.Request] = {}
+        for number, reply in enumerate(compiled):
+            if reply.status == pb.OK and reply.digest not in self._by_code and reply.digest not in first:
+                first.add(reply.digest)
+                measured[number] = self._measuring(reply.codes)
+        times = self._answers(list(measured.values()))
+        for number, reply in enumerate(compiled):
+            if reply.status != pb.OK:
+                yield reply
+            elif number in measured:
+                found = next(times, None)
+                if found is None:  # stopped
+                    return False
+                found.digest, found.compiling = reply.digest, reply.compiling
+                self._scale(found)
+                self._keep(found, reply.codes)
+                yield found
+            else:
+                yield outcome_reply(self._by_code[reply.digest], reply)
+        return True
+
+    def _measuring(self, codes: Sequence[pb.Code]) -> pb.Request:
+        """To time a code in turns with the default: what the machine does at one time or the other falls on both."""
+        usual = next(iter(self._codes.values()), ())
+        request = self._request(pb.MEASURE, codes=[*codes, *usual])
+        if usual:
+            request.losing /= self._usual
+        return request
+
+    def _scale(self, reply: pb.Reply) -> None:
+        """Tell a time that was taken in turns with the default's as if that had taken as long as it did at first."""
+        if len(reply.timings) > 1:
+            timing, usual = reply.timings
+            times = self._usual / usual.median if usual.median > 0 else math.nan  # which nobody believes
+            timing.median, timing.low, timing.high = (times * t for t in (timing.median, timing.low, timing.high))
+            del reply.timings[1:]
+
+    def _keep(self, reply: pb.Reply, codes: Sequence[pb.Code]) -> None:
+        """Keep the code of who may come to race: of the default, which is the first, and of the fastest."""
+        if reply.status != pb.OK or not reply.timings:
+            return
+        if not self._codes:
+            self._usual = reply.timings[0].median
+        self._codes[reply.digest] = tuple(codes)
+        self._speeds[reply.digest] = reply.timings[0].low
+        first = next(iter(self._codes))
+        for digest in sorted(self._speeds, key=self._speeds.__getitem__)[FINALISTS + 1 :]:
+            if digest != first:
+                del self._codes[digest], self._speeds[digest]
+
+    def _evaluated(self, options: Sequence[CpuOptions]) -> Iterator[pb.Reply]:
+        yield from self._answers([self._request(pb.EVALUATE, [o]) for o in options])
+
+    def _request(
+        self, stage: pb.Stage, options: Sequence[CpuOptions] = (), codes: Sequence[pb.Code] = ()
+    ) -> pb.Request:
+        best = self.best.seconds if self.best is not None else None
+        return pb.Request(
+            version=VERSION, stage=stage, problem=self.problem.message, options=map(to_message, options), codes=codes,
+            fingerprint=self._evaluator.fingerprint,
+            hopeless=0.0 if best is None else max(ABORT_FACTOR * best, SHORTEST),
+            losing=0.0 if best is None else EARLY_STOP_FACTOR * best,
+            seconds=0.1 if best is None else min(max(5 * best, 0.01), 0.1),
+            compile_limit=COMPILE_LIMIT,
+            run_limit=FIRST_LIMIT if best is None else 1.0 + 40 * best + PATIENCE * self.outcomes[0].running,
+        )  # fmt: skip
+
+    def _answers(self, requests: Sequence[pb.Request]) -> Iterator[pb.Reply]:
+        """The replies in order, as they come; fewer where the search is stopped meanwhile."""
+        futures = [self._evaluator.submit(r) for r in requests]
+        for n, (request, future) in enumerate(zip(requests, futures, strict=True)):
+            if not self._waited(future):
+                for other in futures[n:]:
+                    other.cancel()
+                return
+            reply = future_reply(future, self._evaluator.fingerprint if request.stage != pb.COMPILE else "")
+            if reply.status == pb.UNKNOWN:  # another worker may fare better, once
+                reply = future_reply(self._evaluator.submit(request), self._evaluator.fingerprint)
+                reply.status = reply.status or pb.CRASH
+            yield reply
+
+    def _waited(self, future: Future[bytes]) -> bool:
+        """Wait for a future; False where the search is to stop."""
+        silent, told = time.monotonic(), False
+        while not wait([future], 0.1).done:
+            if self._stop.wanted:
+                return False
+            if not told and time.monotonic() - silent > SILENCE and not self._evaluator.separate:
+                get_logger("tune").warning("no worker has answered for %.0f s: does the executor have any?", SILENCE)
+                told = True
+        return True
+
+    def _judged(self, reply: pb.Reply) -> pb.Reply:
+        """Disbelieve times that cannot be."""
+        if reply.status != pb.OK:
+            return reply
+        timing = reply.timings[0] if reply.timings else pb.Timing(median=math.nan)
+        written = sum(self.problem.bound.tensor(n).size * self.problem.bound.tensor(n).dtype.size
+                      for n in self.problem.bound.returns)  # fmt: skip
+        least = max(1e-8, written / STORES)
+        wrong = [t for t in (timing.median, timing.low) if not least <= t <= 1e5]
+        if wrong:
+            reply.status, reply.message = pb.IMPOSSIBLE, f"a time of {wrong[0]:g} s, and {least:.1g} s is the least"
+        return reply
+
+    # --- deciding ---
+
+    def _decided(self, default: CpuOptions) -> TuningResult:
+        good = sorted((o for o in self.outcomes if o.seconds is not None), key=lambda o: o.seconds or 0.0)
+        if not good:
+            raise ArgumentError(f"no way to lower {self.problem.function.name} works: {failure_reasons(self.outcomes)}")
+        most = max(1, min(FINALISTS, round(2 * _racing(self.effort.seconds) / MIN_ROUNDS / (good[0].seconds or 1.0))))
+        finalists = [default]
+        digests = {o.digest for o in self.outcomes if o.options == default}
+        for o in good:
+            if o.digest not in digests and len(finalists) <= most:
+                digests.add(o.digest)
+                finalists.append(o.options)
+        timings = self._race(finalists)
+        if len(finalists) > 1 and not any(t.gain for t in timings):
+            get_logger("tune").warning(
+                "%s: other work disturbed the race, so that it decides nothing; search on a machine that is idle",
+                self.problem.function.name,
+            )
+        winner = _winner(timings)
+        if winner is None:
+            raise ArgumentError(
+                f"the best ways to lower {self.problem.function.name} fail in the end, and so does the default: "
+                + "; ".join(dict.fromkeys(self._complaints))
+            )
+        chosen, baseline = timings[winner], timings[0] if timings[0].runs else timings[winner]
+        return TuningResult(
+            finalists[winner], default, chosen.low, baseline.low,
+            (chosen.high - chosen.low) / chosen.median, chosen.runs, True,
+            tuple(self.outcomes), self.elapsed(), self._stop.wanted, self._racing,
+        )  # fmt: skip
+
+    def _race(self, finalists: Sequence[CpuOptions]) -> list[pb.Timing]:
+        """The timings of finalists, in turns, as remembered or now; one that fails has no runs."""
+        messages = [to_message(o) for o in finalists]
+        known = self._journal.decision(self.problem.digest)
+        if known is not None and list(known.finalists) == messages:
+            self._clock.advance_to(known.elapsed)
+            return list(known.timings)
+        timings = self._ran(finalists)
+        if not self._stop.wanted:
+            decision = pb.Decision(finalists=messages, timings=timings, elapsed=self.elapsed())
+            self._journal.add(self.problem.digest, decision)
+        return timings
+
+    def _ran(self, finalists: Sequence[CpuOptions]) -> list[pb.Timing]:
+        seconds = _racing(self.effort.seconds)
+        reply = self._raced(finalists, 1.0 if self._stop.wanted else seconds)
+        if reply.status == pb.OK and len(reply.timings) == len(finalists):
+            if reply.message:
+                get_logger("tune").warning("%s: rejected at last: %s", self.problem.function.name, reply.message)
+            return list(reply.timings)
+        alone = [self._raced([o], seconds) for o in finalists]
+        fit = [n for n, r in enumerate(alone) if r.status == pb.OK and r.timings and r.timings[0].runs]
+        again = self._raced([finalists[n] for n in fit], seconds) if fit else pb.Reply()
+        times = dict(zip(fit, again.timings, strict=False)) if again.status == pb.OK else {}
+        return [times.get(n, pb.Timing()) for n in range(len(finalists))]
+
+    def _raced(self, finalists: Sequence[CpuOptions], seconds: float) -> pb.Reply:
+        codes = self._codes_of(finalists)
+        request = self._request(pb.RACE, () if codes else finalists, codes)
+        request.seconds, request.fresh = seconds, True
+        request.run_limit = FIRST_LIMIT
+        reply = future_reply(self._evaluator.submit(request), self._evaluator.fingerprint)
+        self._racing += reply.running
+        if reply.message:
+            self._complaints.append(f"{pb.Status.Name(reply.status).lower()}: {reply.message[:200]}")
+        return reply
+
+    def _codes_of(self, options: Sequence[CpuOptions]) -> list[pb.Code]:
+        """The codes that were measured, where all are at hand: a search that goes on has none."""
+        digests = [self._by_options[o].digest for o in options]
+        return [c for d in digests for c in self._codes[d]] if all(d in self._codes for d in digests) else []
+
+
+def _racing(seconds: float) -> float:
+    """Seconds that the race of a search takes, beside what prepares it."""
+    least, most = RACE
+    return min(most, max(least, seconds * RESERVE))
+
+
+def _winner(timings: Sequence[pb.Timing]) -> int | None:
+    """The fastest that ran, among those that are faster than the first, which is the default, beyond doubt."""
+    ran = [n for n, t in enumerate(timings) if t.runs]
+    if 0 in ran:
+        default = timings[0]
+        ran = [0, *(n for n in ran if timings[n].gain > 1 and default.low > timings[n].low * (1 + MIN_GAIN))]
+    return min(ran, key=lambda n: timings[n].low, default=None)

@@ -1,0 +1,349 @@
+"""Running a kernel in a worker: its memory, and its times.
+
+Always holds: before every run that is looked at, outputs and temporaries hold poison and in/out outputs their initial
+values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter, thread_time
+
+import torch
+from torch import Tensor
+
+from ..core.memory_layout import storage_extent
+from ..dispatch.arguments import TORCH_TYPES
+from ..runtime.cpu.object_code import Executable
+from ..tc_lang.ir import Role
+from .guarded_buffer import GuardedBuffer
+from .problem import Problem, torch_type
+
+SAMPLE = 100e-6
+"""Seconds that one sample takes at least; short runs are repeated in it."""
+LEAST, MOST = 5, 60
+"""Samples of a timing."""
+ROUNDS, MIN_ROUNDS, PATIENT = 501, 9, 2.0
+"""Rounds of a race, at most; how many tell anything; and how much longer it may wait for them, of its time."""
+CALM = 0.02
+"""What part of a sample threads may have waited for a processor, all in all, for it to count."""
+DOUBT = 0.002
+"""How often a race may take one for faster that is not: several race, and the luckiest is looked at."""
+PRECISE = 0.01
+"""Half the confidence interval of the median, relative to it, that is precise enough."""
+
+
+class ProblemMemory:
+    """The tensors of a problem in guarded memory.
+
+    Attributes:
+        inputs: the inputs, and then the initial values of in/out outputs.
+        outputs: in the order of the def.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._inputs: list[GuardedBuffer] = []
+        inputs = []
+        for t in problem.tensors:
+            dtype, shape, strides = torch_type(t.dtype), tuple(t.shape), tuple(t.strides)
+            guarded = GuardedBuffer(storage_extent(shape, strides) * dtype.itemsize)
+            self._inputs.append(guarded)
+            inputs.append(guarded.tensor(dtype, shape, strides))
+        self.inputs: tuple[Tensor, ...] = tuple(inputs)
+        returned = [problem.bound.tensor(name) for name in problem.bound.returns]
+        self._outputs = [GuardedBuffer(t.size * t.dtype.size) for t in returned]
+        self.outputs: tuple[Tensor, ...] = tuple(
+            g.tensor(TORCH_TYPES[t.dtype], t.shape, t.strides) for g, t in zip(self._outputs, returned, strict=True)
+        )
+        self._starts = self._initial()
+        self._digests: list[int] = []
+
+    def _initial(self) -> list[tuple[Tensor, Tensor]]:
+        """(initial value, output) of the in/out outputs."""
+        bound = self.problem.bound
+        places = dict(zip(bound.returns, self.outputs, strict=True))
+        names = [t.name for t in bound.tensors if t.role is Role.INOUT]
+        return [
+            (x, places[name]) for name, x in zip(names, self.inputs[len(self.problem.message.inputs) :], strict=True)
+        ]
+
+    def restore(self, *, poison: bool) -> None:
+        """Put what a run changed as it was before."""
+        if poison:
+            for g in self._outputs:
+                g.poison()
+        for x, output in self._starts:
+            output.copy_(x)
+
+    def with_restore(self) -> None:
+        """`restore` without poison, to be passed on."""
+        self.restore(poison=False)
+
+    @property
+    def accumulates(self) -> bool:
+        """Does a run depend on what the one before left?"""
+        return bool(self._starts)
+
+    def addresses(self) -> list[int]:
+        """Of the arguments, in the order of a kernel's."""
+        return [g.address for g in (*self._inputs[: len(self.problem.message.inputs)], *self._outputs)]
+
+    def has_guard_damage(self) -> str:
+        """Which memory was written next to; empty where none was."""
+        groups = {"an input": self._inputs, "an output": self._outputs}
+        return next((name for name, parts in groups.items() if not all(g.guards_intact() for g in parts)), "")
+
+    def save_outputs(self) -> None:
+        """Note what the inputs hold, to see later whether that changed."""
+        self._digests = [g.digest() for g in self._inputs]
+
+    def has_changed_inputs(self) -> bool:
+        """Do the inputs hold something else than when `save_outputs` was called?"""
+        return [g.digest() for g in self._inputs] != self._digests
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(g.size for g in (*self._inputs, *self._outputs))
+
+
+class LoadedCandidate:
+    """A kernel with its temporaries. Raises MemoryError or RuntimeError where there is no memory for these."""
+
+    def __init__(self, executable: Executable, temporaries: Sequence[int]) -> None:
+        self.executable, self.temporaries = executable, [GuardedBuffer(size) for size in temporaries]
+
+
+class TimedLaunch:
+    """A kernel on a problem's memory."""
+
+    def __init__(self, loaded: LoadedCandidate, memory: ProblemMemory) -> None:
+        self.memory = memory
+        self._executable, self._temporaries = loaded.executable, loaded.temporaries
+        addresses = [*memory.addresses(), *(g.address for g in self._temporaries)]
+        self._status = (ctypes.c_int64 * 2)()
+        self._slots = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, ctypes.addressof(self._status))
+        self._place = ctypes.addressof(self._slots)
+
+    def __call__(self) -> int:
+        """Run on the memory as it is now: 0, or the number of a failed check."""
+        return int(self._executable.function(self._place))
+
+    def with_poisoned_outputs(self) -> int:
+        """Run on memory in which everything that the kernel must write first is poison."""
+        self.memory.restore(poison=True)
+        for g in self._temporaries:
+            g.poison()
+        return self()
+
+    def has_guard_damage(self) -> str:
+        """Which memory was written next to; empty where none was."""
+        return self.memory.has_guard_damage() or (
+            "" if all(g.guards_intact() for g in self._temporaries) else "a temporary"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds per run: samples in order.
+
+    waits: for each sample, what part of it threads spent waiting for a processor; empty where nobody looked.
+    """
+
+    samples: tuple[float, ...]
+    waits: tuple[float, ...] = ()
+
+    def undisturbed(self, number: int) -> bool:
+        """Did nobody disturb a sample?"""
+        return not self.waits or self.waits[number] <= CALM
+
+    @property
+    def undisturbed_samples(self) -> tuple[float, ...]:
+        """The samples that count: all, where too few are calm."""
+        found = tuple(s for k, s in enumerate(self.samples) if self.undisturbed(k))
+        return found if len(found) >= LEAST else self.samples
+
+    @property
+    def quartiles(self) -> tuple[float, float, float]:
+        counted = self.undisturbed_samples
+        if len(counted) < 2:
+            return (counted[0],) * 3
+        low, median, high = statistics.quantiles(counted, n=4, method="inclusive")
+        return low, median, high
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.undisturbed_samples)
+
+
+def speedup_lower_bound(first: Times, other: Times) -> float:
+    """How many times as fast as `first` another is at least, by a race: 0 where it does not tell.
+
+    It is a lower bound of the median ratio of their samples of one round, whatever the ratios' distribution: were the
+    median less, so many ratios would be above the bound as seldom as `DOUBT` says.
+    """
+    rounds = range(min(len(first.samples), len(other.samples)))
+    ratios = sorted(
+        first.samples[k] / other.samples[k] for k in rounds if first.undisturbed(k) and other.undisturbed(k)
+    )
+    n, below, chance = len(ratios), 0, 0.0
+    while below < n and (chance := chance + math.comb(n, below) / 2**n) <= DOUBT:
+        below += 1
+    return ratios[below - 1] if below else 0.0
+
+
+def thread_clock() -> Callable[[], float]:
+    """What times a run: of one thread its own time, in which nothing else that the machine does counts."""
+    return thread_time if torch.get_num_threads() == 1 else perf_counter
+
+
+def sample_run(run: Callable[[], int], calls: int, before: Callable[[], None] | None) -> float:
+    """Seconds per run of `calls` runs in a row, or of one where something is to be done `before` each."""
+    now = thread_clock()
+    if before is not None:
+        before()
+        calls = 1
+    start = now()
+    for _ in range(calls):
+        run()
+    return (now() - start) / calls
+
+
+def calls_for(seconds: float) -> int:
+    """How many runs of so many seconds make one sample."""
+    return max(1, min(1000, round(SAMPLE / max(seconds, 1e-9))))
+
+
+class RunQueueClock:
+    """Seconds that the threads of this process have waited for a processor, as far as the system tells.
+
+    One thread has a clock that does not count them; nobody looks then.
+    """
+
+    def __init__(self) -> None:
+        self._files: list[int] = []
+        if torch.get_num_threads() > 1:
+            for path in Path("/proc/self/task").glob("*/schedstat"):
+                with contextlib.suppress(OSError):
+                    self._files.append(os.open(path, os.O_RDONLY))
+
+    def seconds(self) -> float:
+        """So far."""
+        total = 0
+        for file in self._files:
+            with contextlib.suppress(OSError, IndexError, ValueError):  # a thread that has ended
+                total += int(os.pread(file, 80, 0).split()[1])
+        return total * 1e-9
+
+    def of(self, run: Callable[[], float], calls: int) -> tuple[float, float]:
+        """The seconds per run that `run` tells, of so many, and what part of them was waiting."""
+        before = self.seconds()
+        seconds = run()
+        return seconds, (self.seconds() - before) / max(seconds * calls, 1e-9)
+
+    def __enter__(self) -> RunQueueClock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            os.close(file)
+
+
+def time_launch(launch: TimedLaunch, first: float, seconds: float, losing: float) -> Times:
+    """Time a kernel whose run takes about `first` until it is known precisely, `seconds` are over or it is losing.
+
+    losing: when the lower quartile of some samples is more, the measurement ends; 0: nothing ends it.
+    """
+    return _timed([launch], [first], seconds, losing)[0]
+
+
+def time_interleaved(
+    launch: TimedLaunch, other: TimedLaunch, firsts: Sequence[float], seconds: float, losing: float
+) -> tuple[Times, Times]:
+    """Time a kernel as `time_launch` does, in turns with another: its samples, as they would be if the machine were
+    in every round as fast as in the other's median one, and the other's. How fast it is changes, and not only by
+    other work.
+
+    losing: times the other's.
+    """
+    mine, others = _timed([launch, other], firsts, seconds, losing)
+    return mine, others
+
+
+def _timed(launches: Sequence[TimedLaunch], firsts: Sequence[float], seconds: float, losing: float) -> list[Times]:
+    """Time the first of one or two in rounds; the second one is what it is compared with."""
+    counts = [calls_for(first) for first in firsts]
+    found: list[list[tuple[float, float]]] = [[] for _ in launches]
+    end = perf_counter() + seconds
+    with RunQueueClock() as waiting:
+        for number in range(MOST):
+            _round(launches, counts, number, waiting, found)
+            if number + 1 < LEAST and (number + 1 < 3 or perf_counter() < end):
+                continue
+            times, *others = _compared(found)
+            most = losing * others[0].median if others else losing
+            if perf_counter() >= end or (losing and times.quartiles[0] > most) or _precise(times):
+                break
+    return _compared(found)
+
+
+def _compared(found: Sequence[Sequence[tuple[float, float]]]) -> list[Times]:
+    """The samples of one, or those of the first of two relative to the second's of the same rounds."""
+    mine, *others = map(_times, found)
+    for other in others:
+        usual = other.median
+        samples = tuple(a / b * usual for a, b in zip(mine.samples, other.samples, strict=True))
+        return [Times(samples, tuple(map(max, mine.waits, other.waits))), other]
+    return [mine]
+
+
+def _round(
+    launches: Sequence[TimedLaunch],
+    counts: Sequence[int],
+    number: int,
+    waiting: RunQueueClock,
+    found: Sequence[list[tuple[float, float]]],
+) -> None:
+    """A sample of each, in turns from the front and from the back."""
+    for k in range(len(launches)) if number % 2 == 0 else reversed(range(len(launches))):
+        before = launches[k].memory.with_restore if launches[k].memory.accumulates else None
+        run = partial(sample_run, launches[k], counts[k], before)
+        found[k].append(waiting.of(run, 1 if before else counts[k]))
+
+
+def _times(found: Sequence[tuple[float, float]]) -> Times:
+    return Times(tuple(s for s, _ in found), tuple(w for _, w in found))
+
+
+def _precise(times: Times) -> bool:
+    if len(times.samples) < LEAST:
+        return False
+    low, median, high = times.quartiles
+    return bool((high - low) / len(times.undisturbed_samples) ** 0.5 <= PRECISE * median)
+
+
+def race_launches(launches: Sequence[TimedLaunch], firsts: Sequence[float], seconds: float) -> list[Times]:
+    """Time kernels in turns, so that what else the machine does falls on all alike.
+
+    It ends when `seconds` are over, or later where few rounds were calm so far.
+    """
+    counts = [calls_for(first) for first in firsts]
+    found: list[list[tuple[float, float]]] = [[] for _ in launches]
+    end, calm = perf_counter() + seconds, 0
+    with RunQueueClock() as waiting:
+        for number in range(ROUNDS):
+            late = perf_counter() - end
+            if number >= MIN_ROUNDS and late > (0 if calm >= MIN_ROUNDS else PATIENT * seconds):
+                break
+            _round(launches, counts, number, waiting, found)
+            calm += all(each[-1][1] <= CALM for each in found)
+    return list(map(_times, found))

@@ -1,0 +1,285 @@
+"""What a worker process does with mappings to a graphics processor: map, compile, check, time.
+
+A device is "cuda:0", or "emulated:sm_90": then the kernel's own text runs on the CPU, every access is checked, and its
+time is what `modeled_seconds` makes of what its threads did. That is the same on every machine, and only roughly true
+of any; it lets a search be tried, and tested, without a device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from math import prod
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..cache.options_proto import from_message
+from ..compiler.gpu_passes import CompiledGpuKernel, compile_gpu
+from ..core.errors import ArgumentError, DeviceError, InternalError
+from ..dispatch.cuda.mixed_plan import MixedPlan, Plan, kernels_of, launcher_of, make_plan, run_emulated
+from ..options import MappingOptions, check_mapping
+from ..runtime.cuda import launch
+from ..runtime.emulate import emulator
+from ..runtime.emulate.emulator import Counts
+from ..target import GpuTarget, parse_gpu_target
+from ..tc_lang.ir import BoundFunction
+from . import tuner_pb2 as pb
+from .problem import KINDS, MORE_KINDS, Problem
+from .timing import MIN_ROUNDS, MOST, ProblemMemory, Times, calls_for
+from .worker import (
+    CHECK,
+    COMPILE,
+    FRESH,
+    RUN,
+    CandidateRejected,
+    MemoryCorruption,
+    Phase,
+    Stage,
+    Workbench,
+    answer_request,
+    place_timings,
+    timing_message,
+    workbench_of,
+)
+
+LAUNCH = 2e-6
+"""Modeled seconds of a launch."""
+TENSOR, SHARED, WAIT = 32.0, 4.0, 16.0
+"""Modeled cycles of an access to a tensor, to shared memory, and of a thread's wait at a barrier."""
+
+
+def handle_gpu_request(raw: bytes, phase: Phase) -> bytes:
+    """As `worker.handle_request`, for options that are mappings."""
+    return answer_request(raw, phase, _STAGES, lambda request: gpu_fingerprint(request.device))
+
+
+# --- devices -----------------------------------------------------------------------------------------------------
+
+
+def gpu_target_of(name: str) -> GpuTarget:
+    """What to map for on a device. Raises ArgumentError where there is none of this name."""
+    if match := re.fullmatch(r"emulated:(sm_[0-9]+)", name):
+        return parse_gpu_target(f"cuda:{match[1]}")
+    match = re.fullmatch(r"cuda:([0-9]{1,9})", name)
+    if not match:
+        raise ArgumentError(f"the device is {name!r}", expected='"cuda:0", or "emulated:sm_90"')
+    if not torch.cuda.is_available() or int(match[1]) >= torch.cuda.device_count():
+        raise ArgumentError(
+            f"there is no device {name}",
+            found=f"{torch.cuda.device_count()} CUDA devices",
+            suggestion='"emulated:sm_90" searches by a model, without a device',
+        )
+    return launch.device_target(int(match[1]))
+
+
+def is_modeled(name: str) -> bool:
+    """Is what a kernel takes on a device told by a model?"""
+    return name.startswith("emulated")
+
+
+def gpu_fingerprint(name: str) -> str:
+    """Of a device: times of one fingerprint can be compared."""
+    if is_modeled(name):
+        return name
+    return f"{torch.cuda.get_device_name(name)} {gpu_target_of(name).name}"
+
+
+class GpuRunner(Protocol):
+    """A kernel on a device. steady: whether its time is the same each time."""
+
+    steady: bool
+
+    def run(self, memory: ProblemMemory) -> float:
+        """Compute the outputs of `memory` from its inputs; seconds. Raises Rejected."""
+
+    def sample(self, memory: ProblemMemory, first: float) -> float:
+        """Seconds of a run, without regard to results, which took `first` before."""
+
+
+class ModeledRunner:
+    """A kernel in the emulator."""
+
+    steady = True
+
+    def __init__(self, kernel: CompiledGpuKernel) -> None:
+        self._kernel, self._emulated = kernel, emulator.build_emulated([kernel.code])[0]
+
+    def run(self, memory: ProblemMemory) -> float:
+        memory.restore(poison=True)
+        count = len(memory.problem.message.inputs)
+        try:
+            number, _ = run_emulated(self._kernel, self._emulated, (*memory.inputs[:count], *memory.outputs))
+        except InternalError as error:
+            raise CandidateRejected(pb.WRONG_RESULT, str(error)) from error
+        if number:
+            raise CandidateRejected(pb.WRONG_RESULT, f"it reports failure {number}")
+        return modeled_seconds(self._kernel, self._emulated.counts)
+
+    def sample(self, memory: ProblemMemory, first: float) -> float:
+        return first
+
+
+def modeled_seconds(kernel: CompiledGpuKernel, counts: Counts) -> float:
+    """Cycles of all that threads did, shared by as many of them as the device and the largest launch have at once."""
+    machine = kernel.target
+    threads = max((prod(k.launch.grid) * prod(k.launch.block) for k in kernel.code.kernels), default=1)
+    lanes = min(threads, machine.num_sms * machine.float32_lanes)
+    cycles = TENSOR * counts.tensors + SHARED * counts.shared + WAIT * counts.waits
+    return LAUNCH * max(1, len(kernel.code.kernels)) + cycles / lanes / machine.clock
+
+
+class DeviceRunner:
+    """What computes a def on a CUDA device, timed between events."""
+
+    steady = False
+
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        self._plan, self._device = plan, device
+        self._launches = {k: launch.load_launches_on(k.code, k.cubin, device.index) for k in kernels_of(plan)}
+        self._tensors: dict[int, tuple[list[Tensor], list[Tensor], list[Tensor]]] = {}
+
+    def run(self, memory: ProblemMemory) -> float:
+        memory.restore(poison=True)
+        inputs, _, outputs = self._there(memory)
+        for there, here in zip(outputs, memory.outputs, strict=True):
+            there.copy_(here)
+        seconds = self._timed(memory, 1)
+        for there, here in zip(outputs, memory.outputs, strict=True):
+            here.copy_(there)
+        count = len(memory.problem.message.inputs)
+        if not all(torch.equal(x.cpu(), y) for x, y in zip(inputs, memory.inputs[:count], strict=True)):
+            raise MemoryCorruption("it writes to its inputs")
+        return seconds
+
+    def sample(self, memory: ProblemMemory, first: float) -> float:
+        return self._timed(memory, calls_for(first))
+
+    def _timed(self, memory: ProblemMemory, calls: int) -> float:
+        inputs, accepted, outputs = self._there(memory)
+        launcher = launcher_of(self._plan, self._device, accepted, self._launches.__getitem__)
+        event: Any = torch.cuda.Event
+        begin, end = event(enable_timing=True), event(enable_timing=True)
+        try:
+            begin.record(torch.cuda.current_stream(self._device))
+            for _ in range(calls):
+                launcher.run(*inputs, *outputs)
+            end.record(torch.cuda.current_stream(self._device))
+            torch.cuda.synchronize(self._device)
+        except (DeviceError, RuntimeError) as error:
+            raise CandidateRejected(pb.GPU_STICKY, str(error)) from error
+        return float(begin.elapsed_time(end)) / 1e3 / calls
+
+    def _there(self, memory: ProblemMemory) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Inputs, all that a call takes, and outputs, on the device."""
+        if id(memory) not in self._tensors:
+            self._tensors.clear()
+            taken = [x.to(self._device) for x in memory.inputs]
+            count = len(memory.problem.message.inputs)
+            outputs = [torch.empty_like(x, device=self._device) for x in memory.outputs]
+            self._tensors[id(memory)] = taken[:count], taken, outputs
+        return self._tensors[id(memory)]
+
+
+# --- stages ------------------------------------------------------------------------------------------------------
+
+
+def _made(request: pb.Request, options: object) -> tuple[GpuRunner, str]:
+    """A candidate on its device, and a digest of its text. Raises TCError or CannotLower where it does not apply."""
+    if not isinstance(options, MappingOptions):
+        raise CandidateRejected(pb.INVALID, f"options for another device: {type(options).__name__}")
+    wanted, problem = gpu_target_of(request.device), Problem(request.problem)
+    check_mapping(options, wanted)
+
+    def compiled(piece: BoundFunction, own: MappingOptions | None) -> CompiledGpuKernel:
+        return compile_gpu(piece, problem.message.source, own, wanted)
+
+    plan = make_plan(problem.bound, options, wanted, compiled)
+    if not is_modeled(request.device):
+        return DeviceRunner(plan, torch.device(request.device)), _digest(plan)
+    if isinstance(plan, MixedPlan):
+        raise CandidateRejected(pb.INVALID, f"{request.device} has no model of what torch's products take")
+    return ModeledRunner(plan), _digest(plan)
+
+
+def _digest(plan: Plan) -> str:
+    """Of what runs, whatever the options were that gave it."""
+    parts = plan.parts if isinstance(plan, MixedPlan) else (plan,)
+    texts = [p.code.source.partition("*/")[2] if isinstance(p, CompiledGpuKernel) else str(p) for p in parts]
+    return sha256("\0".join(texts).encode()).hexdigest()
+
+
+def _checked(made: Workbench, runner: GpuRunner, kind: str, seed: int) -> float:
+    """Run once on inputs of a kind; seconds. Raises Rejected where anything is wrong."""
+    expected, memory = made.expected(kind, seed), made.memory(kind, seed)
+    seconds = runner.run(memory)
+    if place := memory.has_guard_damage():
+        raise MemoryCorruption(f"{kind}: it writes next to the memory of {place}")
+    if (fault := expected.fault(memory.outputs)) is not None:
+        raise CandidateRejected(fault[0], f"{kind}: {fault[1]}")
+    return seconds
+
+
+def _evaluate(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
+    phase(COMPILE)
+    start = perf_counter()
+    runner, reply.digest = _made(request, from_message(request.options[0]))
+    reply.compiling = perf_counter() - start
+    phase(CHECK)
+    made = workbench_of(request.problem, request.folder)
+    for kind in KINDS:
+        made.expected(kind, 0)
+    phase(RUN)
+    start = perf_counter()
+    first = [_checked(made, runner, kind, 0) for kind in KINDS][-1]
+    if request.hopeless and first > request.hopeless:
+        reply.status, reply.message = pb.SLOW, f"the first run took {first:.3g} s"
+        reply.timings.append(pb.Timing(median=first, low=first, high=first, runs=1))
+    else:
+        reply.timings.append(timing_message(_timed([runner], made.memory(KINDS[-1], 0), [first], request.seconds)[0]))
+    reply.running = perf_counter() - start
+
+
+def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
+    """Check every mapping on inputs that none has seen, and time those that pass in turns."""
+    phase(COMPILE)
+    runners = [_made(request, from_message(o))[0] for o in request.options]
+    phase(CHECK)
+    made = workbench_of(request.problem, request.folder)
+    kinds, seed = (MORE_KINDS, FRESH) if request.fresh else (KINDS, 0)
+    for kind in kinds:
+        made.expected(kind, seed)
+    phase(RUN)
+    firsts: dict[int, float] = {}
+    failures: list[str] = []
+    for number, runner in enumerate(runners):
+        try:
+            firsts[number] = [_checked(made, runner, kind, seed) for kind in kinds][-1]
+        except MemoryCorruption:
+            raise
+        except CandidateRejected as rejection:
+            if rejection.status == pb.GPU_STICKY:
+                raise
+            failures.append(f"{number}: {rejection.message}")
+    memory = made.memory(KINDS[-1], 0)
+    times = _timed([runners[n] for n in firsts], memory, list(firsts.values()), request.seconds)
+    reply.timings.extend(place_timings(times, list(firsts), len(runners)))
+    reply.message = "; ".join(failures)
+
+
+def _timed(runners: list[GpuRunner], memory: ProblemMemory, firsts: list[float], seconds: float) -> list[Times]:
+    """Samples of all, in turns, for so many seconds."""
+    end = perf_counter() + seconds * max(1, len(runners))
+    samples: list[list[float]] = [[] for _ in runners]
+    for turn in range(MOST):
+        for runner, first, own in zip(runners, firsts, samples, strict=True):
+            own.append(runner.sample(memory, first))
+        if all(r.steady for r in runners) or (turn + 1 >= MIN_ROUNDS and perf_counter() >= end):
+            break
+    return [Times(tuple(own) * (MIN_ROUNDS if r.steady else 1)) for r, own in zip(runners, samples, strict=True)]
+
+
+_STAGES: Mapping[int, Stage] = {pb.EVALUATE: _evaluate, pb.RACE: _race}

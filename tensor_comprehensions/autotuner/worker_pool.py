@@ -1,0 +1,278 @@
+"""Worker processes as a tuner sees them: asked with bytes, answering with bytes, or dead, and then replaced.
+
+Always holds: a call of a worker returns or raises within its limits; a worker that failed is gone before the next one
+starts; no worker outlives its pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ArgumentError, InternalError
+from . import ipc
+from .fork_server import receive_json, send_json
+
+SERVICE = "tensor_comprehensions.autotuner.worker:handle_request"
+START = 120.0
+"""Seconds that the zygote may take to load torch and the compiler on a busy machine."""
+MAX_REQUESTS = 400
+"""Requests after which a worker is replaced: what libraries never free stays bounded."""
+FIRST_PHASE = "prepare"
+
+
+class WorkerDied(Exception):
+    """A worker did not answer.
+
+    Attributes:
+        kind: "crash", "timeout" or "garbage".
+        phase: what it was doing.
+        detail: the signal or exit code, or what it sent.
+    """
+
+    def __init__(self, kind: str, phase: str, detail: str) -> None:
+        super().__init__(f"{kind} while it was to {phase}: {detail}")
+        self.kind, self.phase, self.detail = kind, phase, detail
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """How workers live.
+
+    Attributes:
+        service: "module:function" that answers requests. path: where else to look for it.
+        cpus: the processors they may use; () for all. threads: of torch's pool.
+        memory: bytes that they may allocate; 0 for no limit.
+    """
+
+    service: str = SERVICE
+    path: tuple[str, ...] = ()
+    cpus: tuple[int, ...] = ()
+    threads: int = 1
+    memory: int = 0
+
+
+class ForkServer:
+    """A process that forks workers; closing it ends them all. It loads what they need while nobody waits for it yet."""
+
+    def __init__(self) -> None:
+        if not hasattr(os, "fork") or not hasattr(socket, "send_fds"):
+            raise ArgumentError("this system cannot fork, and the tuner runs candidates in forked processes")
+        self._lock = threading.Lock()
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", __package__ + ".fork_server", str(theirs.fileno()), str(os.getpid())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._folder: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """For files that its workers share; it is gone when the zygote is, however that ends. Waits for its start."""
+        with self._lock:
+            return self._started()
+
+    def _started(self) -> Path:
+        if self._folder is None:
+            try:
+                self._folder = Path(receive_json(self._control)[0]["folder"])
+            except ipc.Disconnected as error:
+                raise InternalError(f"the process for workers does not start: {self._process.wait()}") from error
+        return self._folder
+
+    def fork(self, settings: WorkerConfig) -> tuple[int, socket.socket]:
+        """A new worker: its process and the connection to it. Raises Closed."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            order = {name: getattr(settings, name) for name in settings.__slots__}
+            try:
+                return int(self._ask(order, theirs.fileno())["pid"]), ours
+            except BaseException:
+                ours.close()
+                raise
+
+    def reap(self, pid: int) -> int:
+        """Wait for a worker that is dying: its exit code, or minus its signal. Raises Closed."""
+        return int(self._ask({"reap": pid})["status"])
+
+    def _ask(self, order: dict[str, Any], *descriptors: int) -> dict[str, Any]:
+        with self._lock:
+            self._started()
+            send_json(self._control, order, descriptors)
+            return receive_json(self._control)[0]
+
+    def close(self) -> None:
+        """End all workers and the zygote; returns when they are gone."""
+        self._control.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its workers die with it
+            self._process.wait()
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Worker:
+    """A process that answers one request at a time."""
+
+    def __init__(self, zygote: ForkServer, settings: WorkerConfig) -> None:
+        self._zygote = zygote
+        self.pid, self._connection = zygote.fork(settings)
+        self.answered = 0
+
+    def call(self, request: bytes, limits: Mapping[str, float]) -> bytes:
+        """The reply. limits: seconds that each phase may take; a phase that is not there is of no kind we know.
+
+        Raises WorkerDied; then the process is gone.
+        """
+        phase = FIRST_PHASE
+        try:
+            ipc.send_frame(self._connection, ipc.REQUEST, request)
+            while True:
+                kind, payload = ipc.receive_frame(self._connection, limits[phase])
+                if kind == ipc.REPLY:
+                    self.answered += 1
+                    return payload
+                phase_name = payload[:32].decode(errors="replace")
+                if kind != ipc.PHASE or phase_name not in limits:
+                    raise ipc.ProtocolError(f"phase {phase_name!r}")
+                phase = phase_name
+        except ipc.Timeout:
+            self.kill()
+            raise WorkerDied("timeout", phase, f"it took more than {limits[phase]:.3g} s") from None
+        except ipc.ProtocolError as error:
+            self.kill()
+            raise WorkerDied("garbage", phase, str(error)) from None
+        except ipc.Disconnected:
+            raise WorkerDied("crash", phase, _ended(self.kill())) from None
+
+    def end(self) -> None:
+        """End the process, for another thread that waits for its answer to find out."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def kill(self) -> int | None:
+        """End the process and wait until it is gone: its exit code or minus its signal, None where nobody knows."""
+        self._connection.close()
+        self.end()
+        try:
+            return self._zygote.reap(self.pid)
+        except ipc.Disconnected:
+            return None
+
+
+def _ended(code: int | None) -> str:
+    if code is None:
+        return "it was ended"
+    if code >= 0:
+        return f"it exited with code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+class WorkerPool:
+    """Interchangeable workers; a request goes to one that is free. They start when they are needed first.
+
+    suspect: whether a worker that gave an answer may be unwell since; it is replaced then.
+    lost: whether a worker's answer says that its device is gone. No worker is started there again, and the request goes
+        to another device as long as there is one.
+    """
+
+    def __init__(
+        self,
+        zygote: ForkServer,
+        settings: Iterable[WorkerConfig],
+        suspect: Callable[[bytes], bool] = lambda reply: False,
+        lost: Callable[[bytes], bool] = lambda reply: False,
+    ) -> None:
+        self._zygote, self._suspect, self._lost = zygote, suspect, lost
+        self._free: queue.LifoQueue[tuple[WorkerConfig, Worker | None]] = queue.LifoQueue()
+        every = tuple(settings)
+        for one in every:
+            self._free.put((one, None))
+        self.size = len(every)
+        self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="tc-tune")
+        self._lock = threading.Lock()
+        self._living: set[Worker] = set()
+        self._closed = False
+
+    def submit(self, request: bytes, limits: Mapping[str, float]) -> Future[bytes]:
+        """The reply to come; it may raise WorkerDied. Raises RuntimeError once the group is closed."""
+        return self._threads.submit(self._run, request, limits)
+
+    def _run(self, request: bytes, limits: Mapping[str, float]) -> bytes:
+        while True:
+            reply = self._once(request, limits)
+            if reply is not None:
+                return reply
+
+    def _once(self, request: bytes, limits: Mapping[str, float]) -> bytes | None:
+        """The reply of a worker that is free; None where its device is lost, which the group then does without."""
+        settings, worker = self._free.get()
+        kept = True
+        try:
+            if worker is None:
+                worker = self._start(settings)
+            reply = worker.call(request, limits)
+        except WorkerDied:
+            self._forget(worker)
+            worker = None
+            raise
+        else:
+            kept = not (self._lost(reply) and self._retire())
+            if not kept or worker.answered >= MAX_REQUESTS or self._suspect(reply):
+                worker.kill()
+                self._forget(worker)
+                worker = None
+            return reply if kept else None
+        finally:
+            if kept:
+                self._free.put((settings, worker))
+
+    def _retire(self) -> bool:
+        """Do with one device less, if another is left."""
+        with self._lock:
+            left = self.size > 1
+            self.size -= left
+        return left
+
+    def _start(self, settings: WorkerConfig) -> Worker:
+        with self._lock:
+            if self._closed:
+                raise WorkerDied("crash", FIRST_PHASE, "it was ended")
+            try:
+                worker = Worker(self._zygote, settings)
+            except ipc.Disconnected as error:
+                raise WorkerDied("crash", FIRST_PHASE, "there is no process to fork it from") from error
+            self._living.add(worker)
+            return worker
+
+    def _forget(self, worker: Worker | None) -> None:
+        with self._lock:
+            if worker is not None:
+                self._living.discard(worker)
+
+    def close(self) -> None:
+        """End all workers; those who wait for one learn that it died. Returns when they are gone."""
+        with self._lock:
+            self._closed = True
+            for worker in self._living:
+                worker.end()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for worker in self._living:
+            worker.kill()
+        self._living.clear()

@@ -1,0 +1,61 @@
+"""What is in a file of the cache: a header that proves that all bytes are there and are those that were written.
+
+    magic (8) | version (2) | signed (2) | length of the payload (8) | digest (32) | payload
+
+The digest is the SHA-256 of everything else; in a signed entry, its HMAC with a secret key.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from hashlib import sha256
+
+MAGIC = b"TCcache\n"
+VERSION = 2
+"""Of the format of entries, and the name of the folder that has them. Entries of other versions are left alone."""
+LARGEST = 1 << 28
+"""Bytes of a payload: more is neither written nor read."""
+
+_START = struct.Struct("<8sHHQ")
+_DIGEST = 32
+HEADER = _START.size + _DIGEST
+
+
+class CorruptEntry(Exception):
+    """The bytes are no entry, or not one that this process may trust; the message says why."""
+
+
+def pack_entry(payload: bytes, secret: bytes | None = None) -> bytes:
+    """The bytes of an entry, signed if there is a secret key. Raises Damaged for a payload that is too large."""
+    if len(payload) > LARGEST:
+        raise CorruptEntry(f"it has {len(payload)} bytes, and an entry may have {LARGEST}")
+    start = _START.pack(MAGIC, VERSION, secret is not None, len(payload))
+    return start + _digest(start, payload, secret) + payload
+
+
+def unpack_entry(data: bytes, secret: bytes | None = None) -> bytes:
+    """The payload of an entry. Raises Damaged for all bytes but those that `pack_entry` gave with the same key."""
+    if len(data) < HEADER:
+        raise CorruptEntry(f"it ends after {len(data)} bytes")
+    magic, version, signed, length = _START.unpack_from(data)
+    if magic != MAGIC:
+        raise CorruptEntry("it is no entry of this cache")
+    if version != VERSION:
+        raise CorruptEntry(f"it has version {version} of the format, not {VERSION}")
+    if length != len(data) - HEADER:
+        raise CorruptEntry(f"it has {len(data) - HEADER} bytes instead of {length}")
+    if signed != (secret is not None):
+        raise CorruptEntry("it is signed, and there is no key to check it with" if signed else "it is not signed")
+    payload = data[HEADER:]
+    if not hmac.compare_digest(_digest(data[: _START.size], payload, secret), data[_START.size : HEADER]):
+        raise CorruptEntry("its bytes are not those that were written" if secret is None else "its signature is wrong")
+    return payload
+
+
+def _digest(start: bytes, payload: bytes, secret: bytes | None) -> bytes:
+    if secret is not None:
+        return hmac.new(secret, start + payload, sha256).digest()
+    total = sha256(start)
+    total.update(payload)
+    return total.digest()

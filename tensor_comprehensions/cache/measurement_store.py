@@ -1,0 +1,275 @@
+"""Measurements of options: the layer of the cache that may be merged, committed and sent to others.
+
+Always holds: merging is commutative, associative and idempotent, so neither order nor repetition matters, and what is
+read is checked as a user's input is.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from ..core.diagnostics import get_logger
+from ..core.errors import ArgumentError
+from .key import Key, names_digest, refers_to_names, toolchain_versions
+from .options_proto import from_message, to_message
+from .store import TUNING, Name, Store
+from .tc_cache_pb2 import Collection, Part, Provenance, Tuning
+from .tc_cache_pb2 import Key as KeyMessage
+from .tc_cache_pb2 import Measurement as Message
+
+KEPT = 128
+"""How many measurements a key keeps: the fastest."""
+SHORTEST, LONGEST = 1e-8, 1e5
+"""Seconds that a call may have taken; what is said to be quicker or slower was not measured."""
+LATEST = 1 << 37
+"""Seconds since 1970 that have a date."""
+ATTEMPTS = 5
+"""How often the files of a key are listed while others replace them."""
+SEGMENTS = 16
+"""A key whose measurements lie in more files than this gets them merged into one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Options that were run.
+
+    Attributes:
+        options: a record of options, settled.
+        seconds: median time of a call.
+        validated: whether the results were compared with the reference evaluator's.
+        samples: how many calls were timed.
+        spread: distance between the quartiles, relative to the median.
+        spelling: digest of the names that the options refer to, "" where they refer to none; see `key.names_digest`.
+        versions: of the package and its compilers.
+        tuner: what made it, "search" say; time: when, in seconds since 1970.
+
+    Raises ArgumentError for a time that no call takes.
+    """
+
+    options: Any
+    seconds: float
+    validated: bool
+    samples: int = 1
+    spread: float = 0.0
+    names_digest: str = ""
+    versions: tuple[tuple[str, str], ...] = field(default_factory=toolchain_versions)
+    tuner: str = ""
+    time: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.seconds) and SHORTEST <= self.seconds <= LONGEST):
+            raise ArgumentError(f"a time of {self.seconds} seconds", expected=f"{SHORTEST} to {LONGEST}")
+        if not (math.isfinite(self.spread) and self.spread >= 0):
+            raise ArgumentError(f"a spread of {self.spread}", expected="0 or more")
+        if not 0 < self.samples < 1 << 32:
+            raise ArgumentError(f"a number of samples of {self.samples}", expected="1 or more")
+        if not 0 <= self.time < LATEST:
+            raise ArgumentError(f"a time of {self.time} seconds since 1970", expected=f"0 to {LATEST}")
+
+    @property
+    def is_current(self) -> bool:
+        """Was it made with the versions that are installed?"""
+        return self.versions == toolchain_versions()
+
+
+# --- what is known of a key --------------------------------------------------------------------------------------
+
+
+def record_measurements(store: Store, key: Key, measurements: Iterable[Measurement]) -> None:
+    """Keep measurements of a key. Whatever other processes write meanwhile, nothing is lost."""
+    fresh = merge_measurements(measurements)
+    if not fresh:
+        return
+    if _add(store, key, fresh) is not None:
+        get_logger("cache").debug("kept %d measurements of %s", len(fresh), key.digest[:12])
+    if len(store.names(_folder(key))) > SEGMENTS:
+        compact_measurements(store, key)
+
+
+def recall_measurements(store: Store, key: Key) -> tuple[Measurement, ...]:
+    """All that is known of a key, the fastest validated measurement first."""
+    return merge_measurements(m for _, found in _read(store, _folder(key)) if found[0] == key for m in found[1])
+
+
+def best_measurement(store: Store, key: Key, names: str = "") -> Measurement | None:
+    """The fastest validated measurement of a key: of the installed versions, or else of others.
+
+    Args:
+        names: `key.names_digest` of the def that it is wanted for; options that use other names are passed over.
+    """
+    usable = [m for m in recall_measurements(store, key) if m.validated and m.names_digest in ("", names)]
+    return next((m for m in usable if m.is_current), usable[0] if usable else None)
+
+
+def family_measurements(store: Store, key: Key) -> dict[Key, tuple[Measurement, ...]]:
+    """What is known of keys that differ from this one in sizes, strides and numbers only, without this one."""
+    found: dict[Key, tuple[Measurement, ...]] = {}
+    for digest in store.names((TUNING, key.family)):
+        for _, (other, measurements) in _read(store, (TUNING, key.family, digest)):
+            if other != key:
+                found[other] = merge_measurements((*found.get(other, ()), *measurements))
+    return found
+
+
+def all_measurements(store: Store) -> dict[Key, tuple[Measurement, ...]]:
+    """All measurements of a store."""
+    found: dict[Key, tuple[Measurement, ...]] = {}
+    for name in store.names((TUNING,)):
+        for digest in store.names((TUNING, name)):
+            for _, (key, measurements) in _read(store, (TUNING, name, digest)):
+                found[key] = merge_measurements((*found.get(key, ()), *measurements))
+    return found
+
+
+def compact_measurements(store: Store, key: Key) -> None:
+    """Replace the files of a key by one that says the same.
+
+    Safe beside other processes that write or compact: a file is removed only after one that includes it was written.
+    """
+    read = [(name, found[1]) for name, found in _read(store, _folder(key)) if found[0] == key]
+    if len(read) < 2:
+        return
+    kept = _add(store, key, merge_measurements(m for _, found in read for m in found))
+    if kept is not None:
+        for name, _ in read:
+            if name != kept:
+                store.remove((*_folder(key), name))
+
+
+def measurement_of(bound: Any, options: Any, seconds: float, **facts: Any) -> Measurement:
+    """A measurement of `options` on a bound def, with the names that they refer to."""
+    names = names_digest(bound) if refers_to_names(options) else ""
+    return Measurement(options, seconds, names_digest=names, **facts)
+
+
+# --- merging -----------------------------------------------------------------------------------------------------
+
+
+def merge_measurements(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
+    """The best measurement of each way, those that are validated first, then the fastest; `KEPT` of them at most.
+
+    A way is the options, the names that they use and the versions that lowered them.
+    """
+    best_of: dict[bytes, tuple[tuple[bool, float, bytes], Measurement]] = {}
+    for m in measurements:
+        message = _message(m)
+        data = message.SerializeToString(deterministic=True)
+        way = Message(options=message.options, spelling=m.names_digest, provenance=_versions(m))
+        name, rank = way.SerializeToString(deterministic=True), (not m.validated, m.seconds, data)
+        if name not in best_of or rank < best_of[name][0]:
+            best_of[name] = rank, m
+    ranked = sorted(best_of.values(), key=lambda pair: pair[0])
+    return tuple(m for _, m in ranked[:KEPT])
+
+
+# --- messages ----------------------------------------------------------------------------------------------------
+
+
+def measurements_to_bytes(key: Key, measurements: Iterable[Measurement]) -> bytes:
+    """A `Tuning` message; the same measurements give the same bytes, whatever their order."""
+    tuning = _tuning(key, measurements)
+    return tuning.SerializeToString(deterministic=True)
+
+
+def measurements_from_bytes(data: bytes) -> tuple[Key, tuple[Measurement, ...]] | None:
+    """The key and the measurements that can be understood; None where the bytes are no message."""
+    try:
+        return _found(Tuning.FromString(data))
+    except (DecodeError, RecursionError):
+        return None
+
+
+def collection_to_bytes(found: dict[Key, tuple[Measurement, ...]]) -> bytes:
+    """Measurements of many keys as a `Collection` message."""
+    tunings = [_tuning(key, found[key]) for key in sorted(found, key=lambda k: k.digest)]
+    return Collection(tunings=tunings).SerializeToString(deterministic=True)
+
+
+def collection_from_bytes(data: bytes) -> dict[Key, tuple[Measurement, ...]]:
+    """What a `Collection` message has. Raises ArgumentError where the bytes are none."""
+    try:
+        message = Collection.FromString(data)
+    except (DecodeError, RecursionError) as error:
+        raise ArgumentError(f"this is no collection of measurements: {error}") from error
+    found: dict[Key, tuple[Measurement, ...]] = {}
+    for tuning in message.tunings:
+        key, measurements = _found(tuning)
+        found[key] = merge_measurements((*found.get(key, ()), *measurements))
+    return found
+
+
+def _tuning(key: Key, measurements: Iterable[Measurement]) -> Tuning:
+    parts = [Part(name=name, text=text) for name, text in key.parts]
+    return Tuning(key=KeyMessage(parts=parts), measurements=map(_message, merge_measurements(measurements)))
+
+
+def _found(tuning: Tuning) -> tuple[Key, tuple[Measurement, ...]]:
+    key = Key(tuple((part.name, part.text) for part in tuning.key.parts))
+    return key, merge_measurements(m for m in map(_measurement, tuning.measurements) if m is not None)
+
+
+def _message(m: Measurement) -> Message:
+    provenance = _versions(m)
+    provenance.tuner, provenance.time = m.tuner, m.time
+    return Message(
+        options=to_message(m.options), seconds=m.seconds, validated=m.validated, samples=m.samples, spread=m.spread,
+        spelling=m.names_digest, provenance=provenance,
+    )  # fmt: skip
+
+
+def _versions(m: Measurement) -> Provenance:
+    return Provenance(versions=[Part(name=name, text=text) for name, text in m.versions])
+
+
+def _measurement(message: Message) -> Measurement | None:
+    """What a message says; None, with a line in the log, where it is not understood or not believed."""
+    made = message.provenance
+    try:
+        return Measurement(
+            from_message(message.options), message.seconds, message.validated, message.samples, message.spread,
+            message.spelling, tuple((part.name, part.text) for part in made.versions), made.tuner, made.time,
+        )  # fmt: skip
+    except (ArgumentError, TypeError, ValueError) as error:
+        get_logger("cache").debug("a measurement is passed over: %s", error)
+        return None
+
+
+def _folder(key: Key) -> Name:
+    return TUNING, key.family, key.digest
+
+
+def _add(store: Store, key: Key, measurements: Iterable[Measurement]) -> str | None:
+    """Write measurements to a file that is named by its content; its name, or None where that failed."""
+    payload = measurements_to_bytes(key, measurements)
+    name = sha256(payload).hexdigest()[:32]
+    return name if store.write((*_folder(key), name), payload) else None
+
+
+def _read(store: Store, folder: Name) -> list[tuple[str, tuple[Key, tuple[Measurement, ...]]]]:
+    """The files in the folder of a key that are what their names say."""
+    for _ in range(ATTEMPTS):
+        names = store.names(folder)
+        payloads = [store.read((*folder, name)) for name in names]
+        # Where somebody merged the files meanwhile, what they said is in a new one.
+        if None not in payloads or set(names) <= set(store.names(folder)):
+            break
+    return [
+        (name, found)
+        for name, payload in zip(names, payloads, strict=True)
+        if payload is not None and (found := _understood(store, (*folder, name), payload)) is not None
+    ]
+
+
+def _understood(store: Store, name: Name, payload: bytes) -> tuple[Key, tuple[Measurement, ...]] | None:
+    found = measurements_from_bytes(payload)
+    if found is None or found[0].digest != name[-2]:
+        store.warn_once(f"the entry {store.path(name)} is passed over: it is that of another key")
+        return None
+    return found

@@ -1,0 +1,99 @@
+"""Records of options as protobuf messages, field by field of their dataclass, and back.
+
+A pipeline travels as the text that it prints as, which is parsed again, never evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from enum import Enum
+from typing import Any
+
+from .. import options as option_records
+from ..core.errors import ArgumentError
+from ..options import check_fields
+from ..structured.language.primitives import Schedule, parse_schedule
+from .key import Uncacheable
+from .tc_cache_pb2 import Field, List, Options, Value
+
+
+def option_classes() -> Mapping[str, type]:
+    """The classes of options by name."""
+    return {
+        name: x
+        for name, x in vars(option_records).items()
+        if isinstance(x, type) and x.__module__ == option_records.__name__
+    }
+
+
+def to_message(options: Any) -> Options:
+    """Every field of a record of options. Raises NotAKey where one holds a function."""
+    message = Options(record=type(options).__name__)
+    for x in fields(options):
+        message.fields.append(Field(name=x.name, value=_value(getattr(options, x.name))))
+    return message
+
+
+def from_message(message: Options) -> Any:
+    """The record of options of a message, its fields checked as a user's are; fields that it lacks have their default.
+
+    Raises ArgumentError where it is of another version, or where a value is out of bounds.
+    """
+    record = option_classes().get(message.record)
+    if record is None:
+        raise ArgumentError(f"there are no options called {message.record!r}", expected=", ".join(option_classes()))
+    known = {x.name: x for x in fields(record)}
+    values: dict[str, Any] = {}
+    for field in message.fields:
+        if field.name not in known:
+            raise ArgumentError(f"{message.record} has no option {field.name!r}", expected=", ".join(known))
+        values[field.name] = _python(field.value, known[field.name].default)
+    options = record(**values)
+    check_fields(options)
+    return options
+
+
+def _value(x: object) -> Value:
+    match x:
+        case None:
+            return Value()
+        case bool():
+            return Value(flag=x)
+        case int():
+            return Value(number=x)
+        case float():
+            return Value(real=x)
+        case str():
+            return Value(text=x)
+        case Enum():
+            return Value(text=x.name)
+        case tuple():
+            return Value(list=List(items=map(_value, x)))
+        case Schedule():
+            return Value(pipeline=repr(x))
+    if type(x) in option_classes().values():
+        return Value(options=to_message(x))
+    raise Uncacheable(f"{x!r} cannot be written down")
+
+
+def _python(value: Value, default: object = None) -> Any:
+    kind = value.WhichOneof("kind")
+    match kind:
+        case None:
+            return None
+        case "list":
+            return tuple(_python(item) for item in value.list.items)
+        case "pipeline":
+            return parse_schedule(value.pipeline)
+        case "options":
+            return from_message(value.options)
+        case "text" if isinstance(default, Enum):
+            return _member(type(default), value.text)
+    return getattr(value, kind)
+
+
+def _member(kind: type[Enum], name: str) -> Enum:
+    if name not in kind.__members__:
+        raise ArgumentError(f"there is no {kind.__name__} {name!r}", expected=", ".join(kind.__members__))
+    return kind[name]

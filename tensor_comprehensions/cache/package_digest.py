@@ -1,0 +1,72 @@
+"""The text of this package, which decides what is compiled: an edited checkout never finds what it made before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from hashlib import sha256
+
+from .store import PACKAGE, Store
+
+
+class SourceChanged(Exception):
+    """The text of the package cannot be read, or has changed since it was imported: nothing can be keyed by it."""
+
+
+@lru_cache(maxsize=4)
+def package_digest(store: Store) -> str:
+    """Of the text of this package as it was imported.
+
+    It is read once; later processes find the digest in the store by the sizes and times of the files.
+    Raises Unreadable.
+    """
+    known = store.read((PACKAGE, _imported)) if _imported else None
+    if known is not None and len(known) == 64:
+        return known.decode("ascii", "replace")
+    total = sha256()
+    try:
+        for path in sorted(_texts(_FOLDER)):
+            with open(path, "rb") as file:
+                data = file.read()
+            total.update(f"{os.path.relpath(path, _FOLDER)}:{len(data)}:".encode() + data)
+    except OSError as error:
+        raise SourceChanged(f"the package's own text cannot be read: {error}") from error
+    check_unchanged()
+    store.write((PACKAGE, _imported), total.hexdigest().encode())
+    return total.hexdigest()
+
+
+def check_unchanged() -> None:
+    """Has no file changed since the package was imported? What is compiled then may be of the old text or the new.
+
+    Raises Unreadable.
+    """
+    if not _imported or _stamp() != _imported:
+        raise SourceChanged("the package's own text has changed since it was imported")
+
+
+def _stamp() -> str:
+    """A digest of the places, sizes and times of the files; "" where there are none, in an archive say."""
+    facts = []
+    try:
+        for path in sorted(_texts(_FOLDER)):
+            found = os.stat(path)
+            facts.append((path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino))
+    except OSError:
+        return ""
+    return sha256(repr(facts).encode()).hexdigest()
+
+
+def _texts(folder: str) -> Iterator[str]:
+    """The files that the package is made of."""
+    with os.scandir(folder) as found:
+        for x in found:
+            if x.is_dir():
+                yield from _texts(x.path)
+            elif x.name.endswith((".py", ".lark")):
+                yield x.path
+
+
+_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_imported = _stamp()

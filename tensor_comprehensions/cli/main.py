@@ -1,0 +1,238 @@
+"""`tensorc`: look at what becomes of a def, run one, and see what the machine and the installation offer."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import llvmlite.binding as llvm
+import torch
+from torch import Tensor
+
+from ..api import Op, define
+from ..compiler.cpu_passes import KINDS
+from ..compiler.gpu_passes import GPU_KINDS
+from ..core.errors import ArgumentError, TCError
+from ..dispatch.arguments import parse_sizes
+from ..dispatch.cache_entry import CacheEntry
+from ..dispatch.random_inputs import sample_arguments
+from ..dispatch.signatures import format_ranges
+from ..options import CpuOptions
+from ..runtime.cpu import host_symbols
+from ..runtime.cpu.host import host
+from ..runtime.cuda import nvrtc
+from ..runtime.emulate import emulator
+from ..structured.language.primitives import parse_schedule
+from ..target import GPUS
+from . import bench_contraction, sparse_command
+from . import cache_commands as caching
+from . import tune_command as tuning
+
+DEFAULT_KINDS = ("ranges", "schedule", "loops", "c")
+DEFAULT_GPU_KINDS = ("ranges", "schedule", "loops", "cuda")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 2 for a mistake of the user."""
+    options = _parser().parse_args(arguments)
+    try:
+        command: Callable[[argparse.Namespace], int] = options.command
+        return command(options)
+    except TCError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        sys.stdout = None
+        return 0
+    except OSError as error:  # the disk that is written to is full, say
+        print(f"cannot go on: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tensorc", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    show = commands.add_parser("show", help="print ranges, schedule, loops and code of a def")
+    show.set_defaults(command=_show)
+    _add_def(show)
+    kinds = ("ranges", *KINDS)
+    kinds = tuple(dict.fromkeys((*kinds, *GPU_KINDS)))
+    default = ", ".join(DEFAULT_KINDS)
+    show.add_argument("--emit", action="append", choices=kinds, help=f"only this (repeatable); else {default}")
+    show.add_argument(
+        "--target", metavar="TARGET", help=f"a GPU to compile for, with its default mapping: {', '.join(GPUS)}"
+    )
+    run = commands.add_parser("run", help="run a def on random tensors, check and time it")
+    run.set_defaults(command=_run)
+    _add_def(run)
+    run.add_argument("--repeat", type=int, default=20, help="how often to run (default 20)")
+    run.add_argument("--no-check", action="store_true", help="do not compare with the reference evaluator")
+    bench_contraction.add_contract_parser(commands)
+    sparse_command.add_parser(commands)
+    caching.add_cache_parser(commands, _add_def, _entry)
+    tuning.add_tune_parser(commands)
+    doctor = commands.add_parser("doctor", help="what the machine and the installation offer")
+    doctor.set_defaults(command=_doctor)
+    return parser
+
+
+def _add_def(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", help="a file with TC defs; - for standard input")
+    parser.add_argument("--def", dest="name", metavar="NAME", help="which def (default: the first)")
+    parser.add_argument(
+        "--sizes", default="", metavar="M=..,K=..", help="values of the size names, and of parameters that are numbers"
+    )
+
+    group = parser.add_argument_group("how to lower, instead of the choice made from the sizes")
+    for f in fields(CpuOptions):
+        flag = f"--{f.name.replace('_', '-')}"
+        if f.name == "schedule":
+            example = "tile(m=8, n=32) >> pack(B='n1')"
+            group.add_argument(flag, default="", metavar="PIPELINE", help=f"of contractions, such as {example!r}")
+        elif isinstance(f.default, bool):
+            group.add_argument(flag, dest=f.name, action=argparse.BooleanOptionalAction, default=f.default)
+        else:
+            group.add_argument(
+                flag, dest=f.name, type=_option_type(f.default), default=f.default, metavar=f.name.upper(),
+                help=f"such as {', '.join(_shown(c) for c in f.metadata['choices'])}",
+            )  # fmt: skip
+
+
+def _option_type(default: object) -> Callable[[str], object]:
+    if isinstance(default, tuple):
+        return lambda text: tuple(int(n) for n in text.split(",") if n)
+    return type(default)
+
+
+def _shown(choice: object) -> str:
+    return ",".join(map(str, choice)) or "nothing" if isinstance(choice, tuple) else str(choice)
+
+
+def _options(arguments: argparse.Namespace) -> CpuOptions:
+    given = {f.name: getattr(arguments, f.name) for f in fields(CpuOptions)}
+    return CpuOptions(**given | {"schedule": parse_schedule(arguments.schedule) if arguments.schedule else None})
+
+
+# --- show and run -----------------------------------------------------------------------------------------------
+
+
+def _show(options: argparse.Namespace) -> int:
+    op = _op(options)
+    arguments, initial = _arguments(op, parse_sizes(options.sizes))
+    if options.target is None:
+        kinds, kernel = DEFAULT_KINDS, op.compile(*arguments, options=_options(options), **initial)
+    else:
+        kinds, kernel = DEFAULT_GPU_KINDS, op.compile(*arguments, target=options.target, **initial)
+    kinds = tuple(options.emit or kinds)
+    for kind in kinds:
+        text = format_ranges(kernel.compiled.bound) if kind == "ranges" else kernel.source(kind)
+        print(f"# {kind}\n{text.rstrip()}\n" if len(kinds) > 1 else text.rstrip())
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    op = _op(options)
+    arguments, initial = _arguments(op, parse_sizes(options.sizes))
+    kernel = op.compile(*arguments, options=_options(options), **initial)
+    print(f"compiled in {kernel.compile_seconds * 1e3:.0f} ms")
+    times = []
+    for _ in range(max(1, options.repeat)):
+        start = perf_counter()
+        result = kernel(*arguments, **initial)
+        times.append(perf_counter() - start)
+    print(f"median of {len(times)} runs: {median(times) * 1e3:.4f} ms on {torch.get_num_threads()} threads")
+    if options.no_check:
+        return 0
+    wrong = _difference(result, op.reference(*arguments, **initial))
+    print(f"largest difference from the reference, relative to its largest value: {wrong:.1e}")
+    return 0 if wrong < 1e-3 else 1
+
+
+def _entry(options: argparse.Namespace) -> CacheEntry:
+    op = _op(options)
+    arguments, initial = _arguments(op, parse_sizes(options.sizes))
+    return op.cache_entry(*arguments, options=_options(options), **initial)
+
+
+def _difference(ours: Tensor | tuple[Tensor, ...], reference: Tensor | tuple[Tensor, ...]) -> float:
+    mine = ours if isinstance(ours, tuple) else (ours,)
+    worst = 0.0
+    for a, b in zip(mine, reference if isinstance(reference, tuple) else (reference,), strict=True):
+        if b.numel():
+            scale = max(1.0, b.double().abs().max().item())
+            worst = max(worst, (a.double() - b.double()).abs().max().item() / scale)
+    return worst
+
+
+def _op(options: argparse.Namespace) -> Op:
+    try:
+        text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"cannot read {options.file}: {error}") from error
+    library = define(text)
+    if options.name:
+        return library[options.name]
+    if not len(library):
+        raise ArgumentError(f"{options.file} has no def")
+    return next(iter(library))
+
+
+def _arguments(op: Op, values: dict[str, float]) -> tuple[list[Any], dict[str, Any]]:
+    """Random arguments of the sizes given, and initial values of in/out outputs."""
+    return sample_arguments(op.function, values)
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    for name, value in _facts():
+        print(f"{name:<22}{value}")
+    works = _works()
+    print(f"{'a def compiles':<22}{'yes' if works else 'NO'}")
+    return 0 if works else 1
+
+
+def _facts() -> Iterator[tuple[str, str]]:
+    target = host()
+    yield "python", f"{platform.python_version()} on {platform.platform()}"
+    for package in ("tensor-comprehensions", "torch", "islpy", "llvmlite", "numpy", "lark"):
+        yield package, version(package)
+    yield "LLVM", ".".join(map(str, llvm.llvm_version_info))
+    yield "processor", f"{target.name}, {os.cpu_count()} logical cores"
+    yield "vectors", f"{target.vector_registers} registers of {target.vector_bits} bits"
+    yield "data caches", ", ".join(f"{size >> 10} KiB" for size in target.cache)
+    yield "threads", f"{torch.get_num_threads()} (torch.set_num_threads)"
+    functions = host_symbols.vector_functions()
+    yield "vector mathematics", f"{len(functions)} functions of SLEEF, from torch's library"
+    yield "CUDA devices", str(torch.cuda.device_count()) if torch.cuda.is_available() else "none"
+    yield "CUDA compiler", _nvrtc()
+    yield "CUDA on the CPU", "kernel.emulate works" if emulator.is_emulator_available() else "needs g++"
+    compiler = shutil.which("cc") or shutil.which("g++") or shutil.which("clang")
+    yield "C compiler", f"{compiler or 'none'} (not needed; torch.compile wants one)"
+
+
+def _nvrtc() -> str:
+    if not nvrtc.is_nvrtc_available():
+        return "none: CUDA text can be made and emulated, not compiled"
+    return "NVRTC {}.{}".format(*nvrtc.find_toolchain().version)
+
+
+def _works() -> bool:
+    op = define("def double_plus(float(N) x) -> (y) { y(i) = 2 * x(i) + i }").double_plus
+    x = torch.arange(1000, dtype=torch.float32)
+    return torch.equal(op(x), 3 * x)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

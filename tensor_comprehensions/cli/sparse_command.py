@@ -1,0 +1,322 @@
+"""`tensorc sparse`: what becomes of an expression in index notation over sparse tensors, and how fast it runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..api import Op, define
+from ..core.error_boundary import only_tc_errors
+from ..core.errors import ArgumentError
+from ..dispatch.arguments import TORCH_TYPES
+from ..dispatch.signatures import declared_dims
+from ..dispatch.sparse.interop import as_sparse
+from ..dispatch.sparse.sparse_tensor import SparseTensor
+from ..dispatch.sparse.tensor_files import read_tensor, write_tensor
+from ..sparse.index_notation import notation_to_def
+from ..tc_lang.bind import bind
+from ..tc_lang.formats import coordinates
+from ..tc_lang.ir import Symbol
+
+EMITTED = {"tc": "tc", "plan": "schedule", "loops": "loops", "c": "c", "llvm": "llvm", "asm": "asm"}
+"""What `--emit` prints, and the kind of source that it is."""
+DEFAULT_EMITTED = "tc,plan,loops"
+DEFAULT_PATTERN = "uniform:0.1"
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+HALF_TOLERANCE = 1e-2
+MAX_INSTANCES = 1 << 26
+"""Instances of a statement up to which `--verify` runs the reference evaluator, which takes arrays of so many."""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `sparse` and its arguments."""
+    parser = commands.add_parser(
+        "sparse",
+        help="show, run, check and time an expression over sparse tensors",
+        description=__doc__,
+        epilog="For example: tensorc sparse 'y(i) = b(i) - A(i,j)*x(j)' -f A:csr -d A:900,900 -g A:band:2 --verify",
+    )
+    parser.set_defaults(command=run)
+    add = parser.add_argument
+    add("expression", help="index notation, such as 'y(i) = A(i,j)*x(j)': sums are implied in each term")
+    add("-f", dest="formats", action="append", default=[], metavar="A:FORMAT", help="how a tensor is stored: A:csr")
+    add("-d", dest="shapes", action="append", default=[], metavar="A:M,N", help="the sizes of an operand: A:5,5")
+    add("-t", dest="types", action="append", default=[], metavar="A:TYPE", help="of its elements (default float)")
+    add("-i", dest="inputs", action="append", default=[], metavar="A:FILE", help="read it from .mtx, .tns or .npz")
+    add("-o", dest="outputs", action="append", default=[], metavar="y:FILE", help="write the result to such a file")
+    add(
+        "-g", dest="patterns", action="append", default=[], metavar="A:PATTERN",
+        help=f"make it: uniform:DENSITY, band:WIDTH or power:DENSITY (default {DEFAULT_PATTERN})",
+    )  # fmt: skip
+    add("--emit", default="", metavar="KINDS", help=f"print these, of {','.join(EMITTED)}")
+    add("--time", type=int, default=0, metavar="N", help="run so many times, and print the median")
+    add("--verify", action="store_true", help="compare with the reference evaluator")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Make the operands, then do what was asked for; 1 where the result is wrong."""
+    formats, types = _table(options.formats, "-f"), _table(options.types, "-t")
+    op = define(notation_to_def("expression", options.expression, types), formats=formats)["expression"]
+    outputs = _table(options.outputs, "-o")
+    _check_names(outputs, op.function.returns, "-o", "result")
+    kinds = _kinds(options)
+    operands = make_operands(op, formats, *(_table(getattr(options, n), f) for n, f in _OPERANDS.items()))
+    if kinds:
+        kernel = op.compile(*operands)
+        for kind in kinds:
+            text = kernel.source(EMITTED[kind]).rstrip()
+            print(f"# {kind}\n{text}\n" if len(kinds) > 1 else text)
+    if options.time:
+        _time(op, operands, options.time)
+    if outputs:
+        result = op(*operands)
+        for path in outputs.values():
+            _write(path, result)
+    return 0 if not options.verify or _verify(op, operands) else 1
+
+
+_OPERANDS = {"shapes": "-d", "inputs": "-i", "patterns": "-g"}
+
+
+def _kinds(options: argparse.Namespace) -> list[str]:
+    """What to print: what was asked for, or the default where nothing else was asked for either."""
+    asked = options.time or options.verify or options.outputs
+    kinds = [k.strip() for k in (options.emit or ("" if asked else DEFAULT_EMITTED)).split(",") if k.strip()]
+    for kind in kinds:
+        if kind == "cuda":
+            raise ArgumentError("there are no sparse kernels for GPUs yet", expected=", ".join(EMITTED))
+        if kind not in EMITTED:
+            raise ArgumentError(f"--emit has {kind!r}", expected=", ".join(EMITTED))
+    return kinds
+
+
+def _table(parts: Sequence[str], flag: str) -> dict[str, str]:
+    """`["A:csr", ...]` as a table."""
+    found: dict[str, str] = {}
+    for part in parts:
+        name, colon, value = part.partition(":")
+        if not (colon and name.strip() and value.strip()):
+            raise ArgumentError(f"{flag} has {part!r}", expected="NAME:VALUE")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _check_names(given: Mapping[str, object], known: Sequence[str], flag: str, what: str) -> None:
+    for name in given:
+        if name not in known:
+            raise ArgumentError(f"{flag} names {name!r}, which is no {what}", expected=", ".join(known))
+
+
+# --- operands ----------------------------------------------------------------------------------------------------
+
+
+@only_tc_errors
+def make_operands(
+    op: Op, formats: Mapping[str, str], shapes: Mapping[str, str], files: Mapping[str, str], patterns: Mapping[str, str]
+) -> list[Any]:
+    """The operands of a call: read from files, or made up; sizes come from `shapes` and from what is read.
+
+    Raises:
+        ArgumentError: a file, a shape or a pattern is wrong, or a size is not known.
+    """
+    parameters = op.function.parameters
+    for given, flag in ((shapes, "-d"), (files, "-i"), (patterns, "-g")):
+        _check_names(given, [p.name for p in parameters], flag, "operand")
+    known = {name: _shape(name, text) for name, text in shapes.items()}
+    read = {name: _read(path, known.get(name)) for name, path in files.items()}
+    sizes: dict[str, int] = {}
+    for p in parameters:
+        shape = read[p.name].shape if p.name in read else known.get(p.name)
+        if shape is not None:
+            _add_sizes(p, shape, sizes)
+    generator = torch.Generator().manual_seed(0)
+    made: list[Any] = []
+    for p in parameters:
+        source = read.get(p.name)
+        format = formats.get(p.name)
+        if source is None and (format is not None or p.name in patterns):
+            source = make_pattern(patterns.get(p.name, DEFAULT_PATTERN), _sizes(p, sizes), p, generator)
+        if source is None:
+            made.append(_values(p, _sizes(p, sizes), generator))
+            continue
+        source = source.with_values(source.values.to(TORCH_TYPES[p.dtype]))
+        made.append(source.dense() if format is None else source.to(format))
+    return made
+
+
+def _shape(name: str, text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise ArgumentError(f"-d has {name}:{text}", expected="sizes, separated by commas: A:5,5")
+    return tuple(int(part) for part in parts)
+
+
+def _read(path: str, shape: tuple[int, ...] | None) -> SparseTensor:
+    """The tensor in a file; `shape`, if it is given, holds for files that do not say theirs."""
+    t = read_tensor(path)
+    if shape is None or shape == t.shape:
+        return t
+    if Path(path).suffix != ".tns" or len(shape) != t.ndim:
+        raise ArgumentError(f"{path} has other sizes", expected=str(shape), found=str(t.shape))
+    return SparseTensor.from_coordinates(t.coordinates(), t.values.reshape(-1), shape, coordinates(t.ndim))
+
+
+def _add_sizes(p: Symbol, shape: Sequence[int], sizes: dict[str, int]) -> None:
+    if len(shape) != p.rank:
+        raise ArgumentError(f"'{p.name}' has {p.rank} dimensions", found=f"{len(shape)} sizes")
+    for d, (name, n) in enumerate(zip(declared_dims(p), shape, strict=True)):
+        if sizes.setdefault(name, n) != n:
+            raise ArgumentError(
+                f"dimension {d} of '{p.name}' has another size", expected=str(sizes[name]), found=str(n)
+            )
+
+
+def _sizes(p: Symbol, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    if missing := [d for d, name in enumerate(declared_dims(p)) if name not in sizes]:
+        example = ",".join(str(sizes.get(name, 100)) for name in declared_dims(p))
+        raise ArgumentError(
+            f"the size of dimension {missing[0]} of '{p.name}' is not known", suggestion=f"add -d {p.name}:{example}"
+        )
+    return tuple(sizes[name] for name in declared_dims(p))
+
+
+def _values(p: Symbol, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Random values that are not 0: floats from 0.1 to 1.1, integers from 1 to 4, bools that are true."""
+    if p.dtype.is_bool:
+        return torch.ones(shape, dtype=torch.bool)
+    if p.dtype.is_float:
+        drawn = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.1
+    else:
+        drawn = torch.randint(1, 5, shape, generator=generator)
+    return drawn.to(TORCH_TYPES[p.dtype])
+
+
+def make_pattern(text: str, shape: tuple[int, ...], p: Symbol, generator: torch.Generator) -> SparseTensor:
+    """A random tensor whose stored places follow `text`, one of `PATTERNS` with its number: `uniform:0.1`."""
+    kind, _, number = text.partition(":")
+    if kind not in PATTERNS:
+        raise ArgumentError(f"-g has the pattern {kind!r}", expected=", ".join(f"{name}:NUMBER" for name in PATTERNS))
+    try:
+        amount = float(number)
+    except ValueError:
+        amount = -1.0
+    if not 0 <= amount < float("inf"):
+        raise ArgumentError(f"-g has {text!r}", expected=f"{kind}:NUMBER, of at least 0")
+    where = PATTERNS[kind](shape, amount, generator) if prod(shape) else torch.zeros((len(shape), 0), dtype=torch.int64)
+    return SparseTensor.from_coordinates(where, _values(p, where.shape[1:], generator), shape, coordinates(len(shape)))
+
+
+def _uniform(shape: tuple[int, ...], density: float, generator: torch.Generator) -> Tensor:
+    """Every place with the probability `density`."""
+    count = min(prod(shape), round(density * prod(shape)))
+    if 4 * count > prod(shape):
+        flat = torch.randperm(prod(shape), generator=generator)[:count]
+    else:
+        flat = torch.randint(prod(shape), (count,), generator=generator)
+    return _unravel(flat, shape)
+
+
+def _unravel(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
+    rows = []
+    for n in reversed(shape):
+        rows.append(flat % n)
+        flat = flat // n
+    return torch.stack(rows[::-1]) if rows else torch.zeros((0, len(flat)), dtype=torch.int64)
+
+
+def _band(shape: tuple[int, ...], width: float, _: torch.Generator) -> Tensor:
+    """The places up to `width` beside the diagonal."""
+    if len(shape) != 2:
+        raise ArgumentError("the pattern 'band' is for matrices", found=f"{len(shape)} dimensions")
+    rows = torch.arange(shape[0])
+    offsets = torch.arange(-int(width), int(width) + 1)
+    where = torch.stack((rows.repeat_interleave(len(offsets)), (rows[:, None] + offsets).reshape(-1)))
+    return where[:, (where[1] >= 0) & (where[1] < shape[1])]
+
+
+def _power(shape: tuple[int, ...], density: float, generator: torch.Generator) -> Tensor:
+    """Leading coordinates that have very different numbers of places, `density` of all on average."""
+    weights = 1 / torch.arange(1, shape[0] + 1, dtype=torch.float64)
+    below = prod(shape[1:])
+    counts = (weights / weights.sum() * density * prod(shape)).round().clamp(max=below).long()
+    rows = torch.arange(shape[0]).repeat_interleave(counts)
+    inside = torch.randint(below, (len(rows),), generator=generator)
+    return _unravel((rows * below + inside), shape)
+
+
+PATTERNS: Mapping[str, Callable[[tuple[int, ...], float, torch.Generator], Tensor]] = {
+    "uniform": _uniform, "band": _band, "power": _power,
+}  # fmt: skip
+"""Ways to choose the stored places of a tensor."""
+
+
+# --- results -----------------------------------------------------------------------------------------------------
+
+
+@only_tc_errors
+def _time(op: Op, operands: Sequence[Any], rounds: int) -> None:
+    op(*operands)
+    times = []
+    for _ in range(rounds):
+        start = perf_counter()
+        op(*operands)
+        times.append(perf_counter() - start)
+    print(f"median of {rounds} runs: {median(times) * 1e3:.4f} ms on {torch.get_num_threads()} threads")
+
+
+@only_tc_errors
+def _write(path: str, result: Any) -> None:
+    if isinstance(result, Tensor):
+        result = as_sparse(result, coordinates(result.ndim) if result.ndim else "dense")
+    write_tensor(path, result)
+    print(f"wrote {path}")
+
+
+@only_tc_errors
+def _verify(op: Op, operands: Sequence[Any]) -> bool:
+    """Whether the result is that of the reference evaluator, values and stored places."""
+    sizes = {
+        n: size
+        for p, x in zip(op.function.parameters, operands, strict=True)
+        for n, size in zip(declared_dims(p), x.shape, strict=True)
+    }
+    bound = bind(op.function, sizes, {n: int(x) for n, x in _scalars(op, operands).items()})
+    instances = max(prod(i.extent for i in s.indices) for s in bound.statements)
+    if instances > MAX_INSTANCES:
+        raise ArgumentError(
+            f"--verify would look at {instances} instances of a statement", expected=f"at most {MAX_INSTANCES}",
+            suggestion="verify with smaller sizes",
+        )  # fmt: skip
+    found, expected = op(*operands), op.reference(*operands)
+    difference = _difference(_dense(found), _dense(expected))
+    print(f"largest difference from the reference, relative to its largest value: {difference:.1e}")
+    same = not isinstance(found, SparseTensor) or torch.equal(found.coordinates(), expected.coordinates())
+    if not same:
+        print("the stored places differ from those of the reference")
+    return same and difference <= TOLERANCE.get(
+        expected.dtype, HALF_TOLERANCE if expected.dtype.is_floating_point else 0
+    )
+
+
+def _scalars(op: Op, operands: Sequence[Any]) -> dict[str, Tensor]:
+    named = {p.name: x for p, x in zip(op.function.parameters, operands, strict=True)}
+    return {name: named[name] for name in op.function.scalars}
+
+
+def _dense(x: Tensor | SparseTensor) -> Tensor:
+    return (x.dense() if isinstance(x, SparseTensor) else x).double()
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    if not expected.numel():
+        return 0.0
+    scale = max(1.0, expected.abs().max().item())
+    return (found - expected).abs().max().item() / scale

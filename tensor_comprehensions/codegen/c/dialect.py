@@ -1,0 +1,299 @@
+"""How a language of the C family spells types, functions and pragmas: one table per dialect, no printing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ...core.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64, INT64, DType
+from ...core.math_functions import FUNCTIONS
+from ...loop_ir.instructions import (
+    BIT_AND,
+    BIT_OR,
+    DOT_BFLOAT16,
+    PAIR_BFLOAT16,
+    POPCOUNT,
+    SHIFT_LEFT,
+    SHIFT_RIGHT,
+    TRAILING_ZEROS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorType:
+    """A type of several scalars that memory is read and written by at once.
+
+    pointer: the type of its address, from that of the scalars. lane: the part of a value `{0}` of this type, by number.
+    make: the value from its parts.
+    """
+
+    name: str
+    lanes: tuple[str, ...]
+    make: str
+
+
+@dataclass(frozen=True, slots=True)
+class CDialect:
+    """Spellings of one dialect.
+
+    Attributes:
+        name: of the language.
+        types: the type of a scalar, by dtype name.
+        math: how a function is called, by dtype name and function name.
+        suffixes: what follows a literal, by dtype name; `wide` what follows an integer beyond 32 bits.
+        infinity, nan: the two literals that digits cannot spell.
+        restrict: the qualifier of pointers that nothing else aliases.
+        parallel, simd, unroll: the line before a loop, if any; `{}` takes clauses.
+        critical: the line before a statement that one thread at a time may run.
+        includes: headers, each with the words of the text that ask for it.
+        helpers: definitions by the name they define, printed when the text uses the name.
+        reserved: names that nothing in the program may take.
+        library: names that the function may not take besides, for the language's library has them.
+        intrinsics: statements by the name of an intrinsic; `{}` take its operands (their addresses, where they are not
+            in registers), then its attributes.
+        stack: bytes up to which a thread's own buffer is a local array.
+        has_heap: whether there is a `malloc`.
+        scalars: whether registers without dimensions are variables; else arrays of one element.
+        small: the type of integers that certainly fit into 32 bits; empty: they have none of their own.
+        widening, narrowing: of types that only store, by dtype name: the value in the type that they compute in, and
+            by (source, target) the value from a type; what is not there is converted by the accumulator.
+        extrema: names of the integer types that the language's own min and max are for.
+        shared: the qualifier of memory that threads share. dynamic: the declaration of a part of memory whose size the
+            launch tells: from a pointer's declaration, its type, and the bytes before it.
+        check: the statement that records a failure: from the status, the number of the check and the value.
+        spaces: by the name of a space, the qualifier of pointers into it.
+        vectors: by dtype name and lanes. vector_place: the place of a vector, from the qualifiers and its type, and the
+            address of its first scalar.
+        atomics: by operator and dtype name a statement on an address and a value.
+        cached: a read through the read-only cache, from an address. uncached: the types that have none.
+    """
+
+    types: Mapping[str, str]
+    math: Mapping[str, Mapping[str, str]]
+    suffixes: Mapping[str, str]
+    infinity: str
+    nan: str
+    restrict: str
+    parallel: str
+    simd: str
+    critical: str
+    includes: tuple[tuple[str, tuple[str, ...]], ...]
+    helpers: Mapping[str, str]
+    reserved: frozenset[str]
+    library: frozenset[str]
+    intrinsics: Mapping[str, str]
+    widening: Mapping[str, str]
+    narrowing: Mapping[tuple[str, str], str]
+    wide: str = "ll"
+    unroll: str = ""
+    stack: int = 32768
+    has_heap: bool = False
+    scalars: bool = False
+    small: str = ""
+    extrema: frozenset[str] = frozenset()
+    shared: str = ""
+    dynamic: str = ""
+    check: str = ""
+    name: str = "C"
+    spaces: Mapping[str, str] = field(default_factory=dict)
+    vectors: Mapping[tuple[str, int], VectorType] = field(default_factory=dict)
+    vector_place: str = ""
+    atomics: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    cached: str = ""
+    uncached: frozenset[str] = frozenset()
+
+    def type(self, dtype: DType) -> str:
+        return self.types[dtype.name]
+
+    def stores_only(self, dtype: DType) -> bool:
+        """Whether arithmetic on `dtype` converts to its accumulator and back."""
+        return dtype.name in self.widening
+
+
+def helpers(types: Mapping[str, str], unsigned: Mapping[str, str], qualifier: str) -> dict[str, str]:
+    """The functions that C lacks, for every type they make sense for, in the order in which they may be printed.
+
+    Args:
+        types: spellings by dtype name. unsigned: of the unsigned type beside a signed one, by the signed type's name.
+        qualifier: what stands before a definition.
+    """
+    make = _Helper(types, unsigned, qualifier)
+    table: dict[str, str] = {}
+    for name in types:
+        dtype = DTYPES[name]
+        for op, sign in (("min", "<"), ("max", ">")):
+            # A NaN on either side is the result, as torch has it.
+            chosen = f"a {sign} b || a != a" if dtype.is_float else f"a {sign} b"
+            table[f"{op}_{name}"] = make.function(dtype, f"{op}_{name}", "a, b", f"return {chosen} ? a : b;")
+        if dtype.is_integer:
+            table |= {**make.floor_division(dtype), f"{name}_from_float": make.saturated(dtype)}
+    table |= make.bits()
+    for dtype, suffix in ((FLOAT32, "f"), (FLOAT64, "")):
+        name = f"rsqrt_{dtype.name}"
+        table[name] = make.function(dtype, name, "a", f"return 1.0{suffix} / sqrt{suffix}(a);")
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class _Helper:
+    """Makes definitions."""
+
+    types: Mapping[str, str]
+    unsigned: Mapping[str, str]
+    qualifier: str
+
+    def floor_division(self, dtype: DType) -> dict[str, str]:
+        """Division and remainder that round towards minus infinity; by zero both are 0 rather than a trap."""
+        div, mod, spelling = f"floor_div_{dtype.name}", f"floor_mod_{dtype.name}", self.types[dtype.name]
+        if not dtype.is_signed:
+            return {
+                div: self.function(dtype, div, "a, b", f"return b == 0 ? 0 : ({spelling})(a / b);"),
+                mod: self.function(dtype, mod, "a, b", f"return b == 0 ? 0 : ({spelling})(a % b);"),
+            }
+        negated = f"({spelling})(0 - ({self.unsigned[dtype.name]})a)"
+        return {
+            div: self.function(
+                dtype, div, "a, b",
+                "if (b == 0) return 0;",
+                f"if (b == -1) return {negated};  /* the quotient of the smallest value wraps */",
+                f"return ({spelling})(a / b - (a % b != 0 && (a < 0) != (b < 0)));",
+            ),
+            mod: self.function(
+                dtype, mod, "a, b",
+                "if (b == 0 || b == -1) return 0;",
+                f"const {spelling} r = a % b;",
+                f"return ({spelling})(r != 0 && (r < 0) != (b < 0) ? r + b : r);",
+            ),
+        }  # fmt: skip
+
+    def saturated(self, dtype: DType) -> str:
+        """The conversion of a float, where C leaves what does not fit undefined: NaN is 0, the rest the nearest limit.
+
+        The limits are written so that any compiler reads them in a type that holds them.
+        """
+        limit = f"{2.0 ** (dtype.bits - dtype.is_signed):.1f}"
+        lower = f"value <= -{limit}" if dtype.is_signed else "value <= 0.0"
+        unsigned = self.unsigned.get(dtype.name, self.types[dtype.name])
+        most = f"({self.types[dtype.name]})(({unsigned})-1{' / 2' if dtype.is_signed else ''})"
+        least = f"({self.types[dtype.name]})(-{most} - 1)" if dtype.is_signed else "0"
+        return self.function(
+            dtype, f"{dtype.name}_from_float", "value",
+            "if (value != value) return 0;",
+            f"if ({lower}) return {least};",
+            f"return value >= {limit} ? {most} : ({self.types[dtype.name]})value;",
+            parameter="double",
+        )  # fmt: skip
+
+    def bits(self) -> dict[str, str]:
+        """The instructions on 64 bits, which every compiler recognizes."""
+        wide = self.unsigned[INT64.name]
+        signed, a = f"({self.types[INT64.name]})", f"({wide})a"
+        odd, pairs, nibbles, ones = (f"({wide})0x{digits * 8}" for digits in ("55", "33", "0f", "01"))
+        bodies = {
+            BIT_AND: ("a, b", ("return a & b;",)),
+            BIT_OR: ("a, b", ("return a | b;",)),
+            SHIFT_LEFT: ("a, b", (f"return {signed}({a} << b);",)),
+            SHIFT_RIGHT: ("a, b", (f"return {signed}({a} >> b);",)),
+            POPCOUNT: ("a", (
+                f"{wide} n = {a};",
+                f"n -= n >> 1 & {odd};",
+                f"n = (n & {pairs}) + (n >> 2 & {pairs});",
+                f"n = (n + (n >> 4)) & {nibbles};",
+                f"return {signed}(n * {ones} >> 56);",
+            )),
+            TRAILING_ZEROS: ("a", (f"return {POPCOUNT}(~a & {signed}({a} - 1));",)),
+        }  # fmt: skip
+        return {name: self.function(INT64, name, parameters, *body) for name, (parameters, body) in bodies.items()}
+
+    def function(self, dtype: DType, name: str, parameters: str, *body: str, parameter: str = "") -> str:
+        """A definition; the parameters have the type of the result where `parameter` does not name another."""
+        spelling = self.types[dtype.name]
+        typed = ", ".join(f"{parameter or spelling} {p}" for p in parameters.split(", "))
+        return "\n".join((f"{self.qualifier} {spelling} {name}({typed}) {{", *(f"    {line}" for line in body), "}"))
+
+
+_BFLOAT16 = {
+    "bfloat16_to_float": """static inline float bfloat16_to_float(uint16_t bits) {
+    const union { uint32_t bits; float value; } wide = {(uint32_t)bits << 16};
+    return wide.value;
+}""",
+    "bfloat16_from_float": """static inline uint16_t bfloat16_from_float(float value) {
+    const union { float value; uint32_t bits; } wide = {value};
+    if (value != value) return (uint16_t)(wide.bits >> 16 | 0x40);
+    return (uint16_t)((wide.bits + 0x7fff + (wide.bits >> 16 & 1)) >> 16);  /* to nearest, ties to even */
+}""",
+    "bfloat16_from_double": """static inline uint16_t bfloat16_from_double(double value) {
+    union { float value; uint32_t bits; } wide = {(float)value};
+    if (wide.value == wide.value && wide.value != value) {  /* to odd, so that the second rounding is the only one */
+        wide.bits -= fabs(wide.value) > fabs(value);
+        wide.bits |= 1;
+    }
+    return bfloat16_from_float(wide.value);
+}""",
+    PAIR_BFLOAT16: """static inline uint32_t pair_bfloat16(uint16_t low, uint16_t high) {
+    return (uint32_t)low | (uint32_t)high << 16;
+}""",
+    DOT_BFLOAT16: """static inline float dot_bfloat16(float total, uint32_t a, uint32_t b) {
+    total += bfloat16_to_float((uint16_t)(a >> 16)) * bfloat16_to_float((uint16_t)(b >> 16));
+    return total + bfloat16_to_float((uint16_t)a) * bfloat16_to_float((uint16_t)b);
+}""",
+}
+
+_TYPES = {
+    name: f"{name}_t" if dtype.is_integer else name for name, dtype in DTYPES.items()
+} | {
+    FLOAT16.name: "_Float16", BFLOAT16.name: "uint16_t", FLOAT32.name: "float", FLOAT64.name: "double",
+}  # fmt: skip
+
+_MATH = {
+    FLOAT32.name: {name: f"{name}f" for name in FUNCTIONS} | {"rsqrt": "rsqrt_float32"},
+    FLOAT64.name: {name: name for name in FUNCTIONS} | {"rsqrt": "rsqrt_float64"},
+}
+
+_KEYWORDS = """auto break case char const continue default do double else enum extern float for goto if inline int long
+register restrict return short signed sizeof static struct switch typedef union unsigned void volatile while
+_Bool _Complex _Imaginary _Float16 asm typeof bool true false malloc free NULL INFINITY NAN unix linux status"""
+
+_LIBRARY = """main abort abs labs div ldiv exit atexit rand srand atoi atof atol calloc realloc system getenv qsort
+bsearch j0 j1 jn y0 y1 yn gamma signgam scalb logb ilogb ldexp frexp modf nan remquo isnan isinf isfinite signbit
+index rindex printf puts remove rename strlen memcpy memset memcmp memmove time clock select read write open close
+pipe dup link"""
+
+_HELPERS = {
+    **_BFLOAT16,
+    **helpers(
+        {name: spelling for name, spelling in _TYPES.items() if name != BFLOAT16.name},
+        {name: f"u{spelling}" for name, spelling in _TYPES.items() if name.startswith("int")},
+        "static inline",
+    ),
+}
+
+C99 = CDialect(
+    types=_TYPES,
+    math=_MATH,
+    suffixes={"float16": "f", "bfloat16": "f", "float32": "f", "uint32": "u", "uint64": "ull"},
+    infinity="INFINITY",
+    nan="NAN",
+    restrict="restrict",
+    parallel="#pragma omp parallel for schedule(static){}",
+    simd="#pragma omp simd{}",
+    critical="#pragma omp critical",
+    includes=(
+        ("math.h", ("INFINITY", "NAN", *_MATH["float32"].values(), *_MATH["float64"].values())),
+        ("stdbool.h", ("bool", "true", "false")),
+        ("stdint.h", tuple(s for s in _TYPES.values() if s.endswith("_t"))),
+        ("stdlib.h", ("malloc", "free", "NULL")),
+    ),
+    helpers=_HELPERS,
+    reserved=frozenset(
+        (*_KEYWORDS.split(), *FUNCTIONS, *(f"{f}f" for f in FUNCTIONS), *_TYPES.values(), *_HELPERS),
+    ),
+    library=frozenset(_LIBRARY.split()),
+    has_heap=True,
+    intrinsics={"prefetch": "__builtin_prefetch({}, {});"},
+    widening={BFLOAT16.name: "bfloat16_to_float({})"},
+    narrowing={
+        (FLOAT32.name, BFLOAT16.name): "bfloat16_from_float({})",
+        (FLOAT64.name, BFLOAT16.name): "bfloat16_from_double({})",
+    },
+)

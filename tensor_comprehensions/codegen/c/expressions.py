@@ -1,0 +1,416 @@
+"""Expressions of the loop program as text of the C family, with no parenthesis more than the reader needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ...core.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT32, INT64, DType
+from ...core.errors import InternalError
+from ...core.naming import SEPARATOR
+from ...loop_ir import nodes as ir
+from ...loop_ir.index_arithmetic import Interval
+from ...loop_ir.instructions import INSTRUCTIONS
+from .dialect import CDialect
+from .int32_narrowing import LIMIT, int32_interval
+
+TERNARY, OR, AND, EQUALITY, RELATION, SUM, PRODUCT, UNARY, ATOM = 2, 3, 4, 8, 9, 11, 12, 14, 15
+
+_INFIX = {
+    "add": ("+", SUM), "sub": ("-", SUM), "mul": ("*", PRODUCT), "div": ("/", PRODUCT), "mod": ("%", PRODUCT),
+    "and": ("&&", AND), "or": ("||", OR), "eq": ("==", EQUALITY), "ne": ("!=", EQUALITY),
+    "lt": ("<", RELATION), "le": ("<=", RELATION), "gt": (">", RELATION), "ge": (">=", RELATION),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A printed expression and how tightly its outermost operator binds."""
+
+    text: str
+    level: int = ATOM
+
+    def at(self, level: int) -> str:
+        """The text as an operand where only operators of `level` and tighter need no parentheses."""
+        return self.text if self.level >= level else f"({self.text})"
+
+
+@dataclass(frozen=True, slots=True)
+class PrintScope:
+    """What an expression is printed in.
+
+    names: the identifier of a variable by its name, of a buffer by `@` and its name.
+    lane: which lane of vectors is printed: an identifier, a number, or None where there are no vectors.
+    sums: the identifiers that hold reductions over lanes and shuffled vectors, computed before the statement.
+    wholes: the text of each lane of vectors that were read at once before the statement.
+    given: conditions that hold wherever the expression is evaluated.
+    small: where the variables lie that are declared with the dialect's small type.
+    multiples: a power of two of which a variable is a multiple, where that is more than 1.
+    aligned: whether the memory of arguments starts where vectors may.
+    relying: the names of the buffers of which that was made use, in all scopes of a text.
+    dynamic: where shared buffers lie in memory whose size the launch tells, in bytes.
+    cached: the buffers that are read through the read-only cache.
+    parallel, simd: whether a parallel loop or a loop of one vector instruction stream encloses.
+    """
+
+    dialect: CDialect
+    names: Mapping[str, str]
+    lane: str | None = None
+    sums: Mapping[ir.ReduceLanes | ir.Shuffle, str] = field(default_factory=dict)
+    wholes: Mapping[ir.Load, tuple[str, ...]] = field(default_factory=dict)
+    given: tuple[ir.Expr, ...] = ()
+    small: Mapping[str, Interval] = field(default_factory=dict)
+    multiples: Mapping[str, int] = field(default_factory=dict)
+    aligned: bool = True
+    relying: set[str] = field(default_factory=set)
+    dynamic: Mapping[str, int] = field(default_factory=dict)
+    cached: frozenset[str] = frozenset()
+    parallel: bool = False
+    simd: bool = False
+
+    def bind(self, name: str) -> tuple[str, PrintScope]:
+        """An identifier for `name` that nothing enclosing uses, and the scope in which it means it."""
+        identifier = self.fresh(name)
+        return identifier, replace(self, names={**self.names, name: identifier})
+
+    def bind_integer(self, name: str, where: Interval | None, wanted: str = "") -> tuple[str, PrintScope]:
+        """As `bind`, for an int64 variable that lies in `where`, if that is known to fit into 32 bits."""
+        identifier = self.fresh(wanted or name)
+        inner = replace(self, names={**self.names, name: identifier})
+        if not self.dialect.small:
+            return identifier, inner
+        kept = {n: i for n, i in self.small.items() if n != name}
+        return identifier, replace(inner, small=kept if where is None else {**kept, name: where})
+
+    def integer(self, where: Interval | None) -> str:
+        """The type of an int64 variable that lies in `where`."""
+        return self.dialect.small if self.dialect.small and where is not None else self.dialect.type(INT64)
+
+    def bind_sum(self, e: ir.ReduceLanes | ir.Shuffle) -> tuple[str, PrintScope]:
+        """An identifier for the value of `e`."""
+        identifier = self.fresh("reduced" if isinstance(e, ir.ReduceLanes) else "shuffled")
+        return identifier, replace(
+            self, sums={**self.sums, e: identifier}, names={**self.names, f"%{identifier}": identifier}
+        )
+
+    def under(self, condition: ir.Expr) -> PrintScope:
+        """The scope of what is evaluated only where `condition` holds."""
+        return replace(self, given=(*self.given, *_conjuncts(condition)))
+
+    def fresh(self, wanted: str) -> str:
+        base = re.sub(r"\W", "_", wanted.lstrip(f"@%{SEPARATOR}"), flags=re.ASCII)
+        base = f"_{base}" if base[:1].isdigit() or not base else base
+        taken = set(self.names.values())
+        return next(n for n in _candidates(base) if n not in taken and n not in self.dialect.reserved)
+
+
+def _candidates(base: str) -> Iterator[str]:
+    yield base
+    count = 1
+    while True:
+        yield f"{base}_{count}"
+        count += 1
+
+
+def _conjuncts(condition: ir.Expr) -> list[ir.Expr]:
+    match condition:
+        case ir.Binary("and", left, right):
+            return [*_conjuncts(left), *_conjuncts(right)]
+    return [condition]
+
+
+def print_expr(e: ir.Expr, scope: PrintScope) -> Text:
+    """`e` as text; of a vector, the lane that `scope` names."""
+    match e:
+        case ir.Const(value, type):
+            return print_literal(value, type.dtype, scope.dialect)
+        case ir.Var(name, type):
+            return _variable(name, type.lanes, scope)
+        case ir.Load():
+            return _load(e, scope)
+        case ir.Unary():
+            return _unary(e, scope)
+        case ir.Binary():
+            return _binary(e, scope)
+        case ir.Select(condition, then, otherwise):
+            chosen = print_expr(then, scope.under(condition)).at(OR)
+            return Text(
+                f"{print_expr(condition, scope).at(OR)} ? {chosen} : {print_expr(otherwise, scope).at(TERNARY)}",
+                TERNARY,
+            )
+        case ir.Cast(operand, dtype):
+            return print_cast(print_expr(operand, scope), operand.type.dtype, dtype, scope.dialect)
+        case ir.Call():
+            return _call(e, scope)
+        case ir.Ramp(base, stride):
+            return _ramp(print_expr(base, scope), stride, scope)
+        case ir.Broadcast(operand):
+            return print_expr(operand, scope)
+        case ir.ReduceLanes():
+            return Text(scope.sums[e])
+        case ir.Shuffle(left, right, lanes):
+            lane = _lane(scope)
+            if not lane.isdigit():
+                return Text(f"{scope.sums[e]}[{lane}]")
+            place, width = lanes[int(lane)], left.type.lanes
+            return print_expr(left if place < width else right, replace(scope, lane=str(place % width)))
+    raise InternalError(f"not an expression: {e!r}")
+
+
+def print_element(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintScope) -> Text:
+    """The place of `buffer[indices]`."""
+    name = scope.names.get(f"@{buffer.name}")
+    if name is None:
+        raise InternalError(f"buffer {buffer.name} is used outside its allocation")
+    if is_scalar(buffer, scope.dialect):
+        return Text(name)
+    if array_shape(buffer) is not None:
+        subscripts = [print_expr(i, scope).text for i in indices] or ["0"]
+    else:
+        subscripts = [_offset(buffer, indices, scope)]
+    if buffer.type.lanes > 1:
+        subscripts.append(_lane(scope))
+    return Text(name + "".join(f"[{s}]" for s in subscripts))
+
+
+def print_read(buffer: ir.Buffer, place: Text, scope: PrintScope, type: str = "") -> Text:
+    """The value at a place of `buffer`, whose type is called `type` where it is not that of an element."""
+    type = type or scope.dialect.type(buffer.type.dtype)
+    if buffer.name not in scope.cached or not scope.dialect.cached or type in scope.dialect.uncached:
+        return place
+    address = place.text[1:] if place.text.startswith("*") else f"&{place.text}"
+    return Text(scope.dialect.cached.format(address))
+
+
+def is_scalar(buffer: ir.Buffer, dialect: CDialect) -> bool:
+    """Is `buffer` declared as a variable?"""
+    return dialect.scalars and buffer.space is ir.Space.REGISTER and not buffer.shape and buffer.type.lanes == 1
+
+
+def array_shape(buffer: ir.Buffer) -> tuple[int, ...] | None:
+    """The sizes of the array that C's own order of elements gives the strides of `buffer`, rows perhaps being longer.
+
+    None where there is no such array.
+    """
+    if buffer.dynamic:
+        return None
+    step, widths = 1, []
+    for position in reversed(range(len(buffer.shape))):
+        extent = buffer.shape[position]
+        outer = buffer.strides[position - 1] if position and buffer.shape[position - 1] > 1 else step * extent
+        if extent == 0 or (extent > 1 and buffer.strides[position] != step):
+            return None
+        if outer % step or outer < step * extent:
+            return None
+        widths.append(outer // step)
+        step = outer
+    return tuple(reversed(widths))
+
+
+def _offset(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintScope) -> str:
+    terms: list[str] = []
+    constant = 0
+    far = scope.dialect.small and (
+        buffer.dynamic or buffer.span * buffer.type.lanes >= LIMIT
+    )  # then no product may be computed in the small type
+    for index, stride in zip(indices, buffer.strides, strict=True):
+        if isinstance(index, ir.Const):
+            constant += int(index.value) * stride
+        elif stride:
+            text = print_expr(index, scope)
+            if far:
+                text = Text(f"({scope.dialect.type(INT64)}){text.at(UNARY)}", UNARY)
+            terms.append(text.at(SUM) if stride == 1 else f"{text.at(PRODUCT)} * {stride}")
+    if constant or not terms:
+        terms.append(str(constant))
+    return " + ".join(terms)
+
+
+def print_literal(value: float | bool, dtype: DType, dialect: CDialect) -> Text:
+    """A literal of exactly `value` as rounded to `dtype`."""
+    if dtype == BOOL:
+        return Text("true" if value else "false")
+    if dtype.is_integer:
+        return _integer(int(value), dtype, dialect)
+    if dialect.stores_only(dtype):
+        exact = float(value) if dtype == BFLOAT16 else float(np.float16(value))
+        return print_cast(_float(exact, dtype.accumulator, dialect), dtype.accumulator, dtype, dialect)
+    if dtype == FLOAT16:
+        return Text(f"({dialect.type(dtype)}){_float(float(value), dtype, dialect).at(UNARY)}", UNARY)
+    return _float(float(value), dtype, dialect)
+
+
+def _integer(value: int, dtype: DType, dialect: CDialect) -> Text:
+    if dtype.is_signed and value == -(1 << (dtype.bits - 1)) and dtype.bits >= 32:
+        return Text(f"{_integer(value + 1, dtype, dialect).text} - 1", SUM)  # C has no negative literals
+    suffix = dialect.suffixes.get(dtype.name, "") or (dialect.wide if abs(value) >= LIMIT else "")
+    return Text(f"{value}{suffix}", UNARY if value < 0 else ATOM)
+
+
+_NUMPY: dict[DType, Callable[[float], np.floating[Any]]] = {
+    FLOAT16: np.float16,
+    FLOAT32: np.float32,
+    FLOAT64: np.float64,
+}
+
+
+def _float(value: float, dtype: DType, dialect: CDialect) -> Text:
+    with np.errstate(over="ignore"):
+        rounded = _NUMPY[dtype](value)
+    if np.isnan(rounded):
+        return Text(dialect.nan)
+    if np.isinf(rounded):
+        return Text(dialect.infinity) if rounded > 0 else Text(f"-{dialect.infinity}", UNARY)
+    digits = str(rounded)  # the shortest that reads back as the same number
+    return Text(digits + dialect.suffixes.get(dtype.name, ""), UNARY if digits.startswith("-") else ATOM)
+
+
+def print_cast(x: Text, source: DType, target: DType, dialect: CDialect) -> Text:
+    """`x` of type `source`, converted to `target`."""
+    if source == target:
+        return x
+    if dialect.stores_only(source):
+        return print_cast(Text(dialect.widening[source.name].format(x.text)), source.accumulator, target, dialect)
+    if dialect.stores_only(target):
+        wide = target.accumulator
+        direct = dialect.narrowing.get((source.name, target.name))
+        return Text(
+            direct.format(x.text)
+            if direct is not None
+            else dialect.narrowing[wide.name, target.name].format(print_cast(x, source, wide, dialect).text)
+        )
+    if source.is_float and target.is_integer:
+        return Text(f"{target.name}_from_float({x.text})")
+    if target.is_bool:
+        return Text(f"{x.at(EQUALITY + 1)} != 0", EQUALITY)  # compilers warn of products made a bool by a cast
+    return Text(f"({dialect.type(target)}){x.at(UNARY)}", UNARY)
+
+
+def print_binary(op: str, left: Text, right: Text, dtype: DType, dialect: CDialect) -> Text:
+    """`left op right` for operands of type `dtype`, op an operator of `Binary`; the result has the operator's type."""
+    if dialect.stores_only(dtype):
+        wide = dtype.accumulator
+        left, right = (print_cast(x, dtype, wide, dialect) for x in (left, right))
+        result = print_binary(op, left, right, wide, dialect)
+        return result if op in ir.COMPARISONS else print_cast(result, wide, dtype, dialect)
+    if op in ("min", "max"):
+        name = op if dtype.name in dialect.extrema else f"{op}_{dtype.name}"
+        return Text(f"{name}({left.text}, {right.text})")
+    if op in ("div", "mod") and dtype.is_integer:
+        return Text(f"floor_{op}_{dtype.name}({left.text}, {right.text})")
+    if op == "mod":
+        return print_cast(_fmod(left, right, dtype, dialect), dtype.accumulator, dtype, dialect)
+    sign, level = _INFIX[op]
+    text = Text(f"{left.at(_left_level(level))} {sign} {right.at(level + 1)}", level)
+    if op in ir.ARITHMETIC and _promotes(dtype):
+        return Text(f"({dialect.type(dtype)})({text.text})", UNARY)  # C computed it in int
+    return text
+
+
+def _left_level(level: int) -> int:
+    """`a == b == c` and `a && b || c` are right without parentheses, but readers and compilers warn."""
+    return level + 1 if level in (EQUALITY, RELATION) else level
+
+
+def _promotes(dtype: DType) -> bool:
+    return dtype.is_integer and dtype.bits < 32
+
+
+def _fmod(left: Text, right: Text, dtype: DType, dialect: CDialect) -> Text:
+    wide = dtype.accumulator
+    arguments = ", ".join(print_cast(x, dtype, wide, dialect).text for x in (left, right))
+    return Text(f"{dialect.math[wide.name]['fmod']}({arguments})")
+
+
+def _variable(name: str, lanes: int, scope: PrintScope) -> Text:
+    identifier = scope.names.get(name)
+    if identifier is None:
+        raise InternalError(f"variable {name} is not bound here")
+    return Text(identifier if lanes == 1 else f"{identifier}[{_lane(scope)}]")
+
+
+def _lane(scope: PrintScope) -> str:
+    if scope.lane is None:
+        raise InternalError("a vector where a scalar is expected")
+    return scope.lane
+
+
+def _load(e: ir.Load, scope: PrintScope) -> Text:
+    if e in scope.wholes and _lane(scope).isdigit():
+        return Text(scope.wholes[e][int(_lane(scope))])
+    mask = e.mask
+    if mask is None or all(c in scope.given for c in _conjuncts(mask)):
+        return print_read(e.buffer, print_element(e.buffer, e.indices, scope), scope)
+    place = print_read(e.buffer, print_element(e.buffer, e.indices, scope.under(mask)), scope)
+    zero = print_literal(0, e.type.dtype, scope.dialect) if scope.dialect.stores_only(e.type.dtype) else Text("0")
+    return Text(f"{print_expr(mask, scope).at(OR)} ? {place.text} : {zero.text}", TERNARY)
+
+
+def _unary(e: ir.Unary, scope: PrintScope) -> Text:
+    operand, dtype = print_expr(e.operand, scope), e.type.dtype
+    if e.op == "not":
+        return Text(f"!{operand.at(UNARY)}", UNARY)
+    if scope.dialect.stores_only(dtype):
+        wide = Text(f"-{print_cast(operand, dtype, dtype.accumulator, scope.dialect).at(ATOM)}", UNARY)
+        return print_cast(wide, dtype.accumulator, dtype, scope.dialect)
+    text = Text(f"-{operand.at(ATOM)}", UNARY)
+    return Text(f"({scope.dialect.type(dtype)})({text.text})", UNARY) if _promotes(dtype) else text
+
+
+def _binary(e: ir.Binary, scope: PrintScope) -> Text:
+    match e:
+        case ir.Binary("add", x, ir.Const(int(value), type)) if value < 0 and type.dtype == INT64:
+            e = ir.Binary("sub", x, ir.Const(-value, type))
+    left, right = print_expr(e.left, scope), print_expr(e.right, scope)
+    dtype = e.left.type.dtype
+    if dtype == INT64 and isinstance(e.left, ir.Const) and isinstance(e.right, ir.Const):
+        left = Text(f"({scope.dialect.type(dtype)}){left.at(UNARY)}", UNARY)
+    if e.op == "or":  # `a && b || c` needs no parentheses, but readers do
+        left, right = (Text(f"({x.text})") if x.level == AND else x for x in (left, right))
+    if scope.dialect.small and dtype == INT64 and e.op in ir.ARITHMETIC:
+        return _integers(e, left, right, scope)
+    return print_binary(e.op, left, right, dtype, scope.dialect)
+
+
+def _integers(e: ir.Binary, left: Text, right: Text, scope: PrintScope) -> Text:
+    """Index arithmetic: in the small type where it fits, else in 64 bits from here on."""
+    low, high = int32_interval(e.left, scope.small), int32_interval(e.right, scope.small)
+    if low is None or high is None:
+        if e.op in ("min", "max"):  # which have no conversions of their own
+            wide = scope.dialect.type(INT64)
+            left, right = (
+                x if r is None else Text(f"({wide}){x.at(UNARY)}", UNARY) for x, r in ((left, low), (right, high))
+            )
+        return print_binary(e.op, left, right, INT64, scope.dialect)
+    if int32_interval(e, scope.small) is None:
+        left = Text(f"({scope.dialect.type(INT64)}){left.at(UNARY)}", UNARY)
+        return print_binary(e.op, left, right, INT64, scope.dialect)
+    if e.op in ("div", "mod") and (low.low or 0) >= 0 and low.low is not None and (high.low or 0) > 0:
+        sign, level = _INFIX[e.op]  # rounds as it should, as nothing is negative
+        return Text(f"{left.at(level)} {sign} {right.at(level + 1)}", level)
+    return print_binary(e.op, left, right, INT32, scope.dialect)
+
+
+def _call(e: ir.Call, scope: PrintScope) -> Text:
+    dtype = e.type.dtype
+    if e.function in INSTRUCTIONS:
+        return Text(f"{e.function}({', '.join(print_expr(a, scope).text for a in e.arguments)})")
+    wide = dtype.accumulator
+    arguments = (print_cast(print_expr(a, scope), dtype, wide, scope.dialect).text for a in e.arguments)
+    called = Text(f"{scope.dialect.math[wide.name][e.function]}({', '.join(arguments)})")
+    return print_cast(called, wide, dtype, scope.dialect)
+
+
+def _ramp(base: Text, stride: int, scope: PrintScope) -> Text:
+    lane = _lane(scope)
+    if lane == "0":
+        return base
+    if base.text == "0":
+        return Text(lane) if stride == 1 else Text(f"{stride} * {lane}", PRODUCT if stride > 0 else UNARY)
+    if stride < 0:
+        return Text(f"{base.at(SUM)} - {lane if stride == -1 else f'{-stride} * {lane}'}", SUM)
+    return Text(f"{base.at(SUM)} + {lane if stride == 1 else f'{stride} * {lane}'}", SUM)

@@ -1,0 +1,246 @@
+"""A module of the loop program as text for a graphics processor: one function per kernel, and how to launch each.
+
+Kernels without a launch run in one thread: the simplest text there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ...core.errors import CannotLower
+from ...loop_ir import nodes as ir
+from ...loop_ir.index_arithmetic import Interval
+from ...loop_ir.intrinsics import is_collective
+from ...loop_ir.passes.lower_warp_ops import scalarize_async_copies
+from ...loop_ir.rewrite import allocated_buffers, walk_stmt_exprs, walk_stmts
+from ..c.c_printer import needed_includes, used_helpers
+from ..c.dialect import CDialect
+from ..c.expressions import PrintScope, array_shape
+from ..c.statements import indent_lines, print_statement
+
+SINGLE = ir.Launch((1, 1, 1), (1, 1, 1))
+_SHARED_ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GpuKernelSource:
+    """One launch.
+
+    Attributes:
+        name: of the function in the text.
+        launch: how many blocks of how many threads.
+        buffers: what it takes: positions in the module's arguments followed by its temporaries.
+        status: whether it takes the module's status, two int64 at first 0, after them. A failed check leaves there
+            its site + 1 and the value that it found.
+        shared: bytes of shared memory that its text declares. dynamic: bytes that the launch must provide.
+        arrays: the shared buffers in order, with their bytes and their names in the text.
+        local: bytes of the buffers that each thread has for itself.
+    """
+
+    name: str
+    launch: ir.Launch
+    buffers: tuple[int, ...]
+    status: bool
+    shared: int
+    dynamic: int
+    arrays: tuple[ir.Buffer, ...]
+    sizes: tuple[int, ...]
+    identifiers: tuple[str, ...]
+    local: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCode:
+    """The text of a module and its launches in order. aligned: whether it relies on arguments at multiples of 16."""
+
+    source: str
+    kernels: tuple[GpuKernelSource, ...]
+    aligned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDialect:
+    """What a language for kernels spells beyond C.
+
+    Attributes:
+        c: the rest.
+        kernel: the line before the parameters, from the name and the bounds: the threads of a block, and how many
+            blocks should have registers at once where that is more than one.
+        single: the same for a kernel of one thread.
+        pointer: the space of arguments, with a blank behind it.
+        variables: the names and values of the variables of a launch, in the order of `ir.BLOCK` and `ir.THREAD`.
+        provided: the declaration of shared memory that the launch provides; empty: there is none.
+        static: bytes of shared memory that the text itself may declare.
+    """
+
+    c: CDialect
+    kernel: str
+    single: str
+    pointer: str
+    variables: tuple[tuple[str, str], ...]
+    provided: str
+    static: int
+
+
+def emit_gpu_source(module: ir.Module, dialect: GpuDialect, *, header: str = "", aligned: bool = True) -> GpuCode:
+    """The text of `module` and its launches.
+
+    Args:
+        module: verified; vectors only where memory is copied, for others print as loops.
+        header: what the opening comment shall say: the def, its sizes, the options.
+        aligned: whether every argument starts at a multiple of 16 bytes, so that vectors may be read from it at once.
+
+    Raises:
+        CannotLower: the language has no spelling for something.
+    """
+    relying: set[str] = set()
+    kernels = module.kernels if aligned else map(scalarize_async_copies, module.kernels)
+    printed = [_Printer(module, dialect, k, position, aligned, relying) for position, k in enumerate(kernels)]
+    names: list[str] = []
+    for p in printed:
+        names.append(p.name(names))
+    bodies = ["\n".join(p.lines(name)) for p, name in zip(printed, names, strict=True)]
+    helpers = used_helpers("\n".join(bodies), dialect.c)
+    heads = needed_includes("\n".join((*helpers, *bodies)), dialect.c)
+    parts = ["\n".join(_comment(module, header)), *(["\n".join(heads)] if heads else []), *helpers, *bodies]
+    launches = tuple(p.kernel(name) for p, name in zip(printed, names, strict=True))
+    return GpuCode("\n\n".join(parts) + "\n", launches, bool(relying))
+
+
+def _comment(module: ir.Module, header: str) -> Iterator[str]:
+    yield f"/* {module.name}"
+    for line in header.strip("\n").splitlines():
+        yield f" * {line}".rstrip().replace("*/", "* /").replace("/*", "/ *")
+    for number, site in enumerate(module.sites, 1):
+        extent = f"{site.extent} elements from {site.origin} on"
+        yield f" * check {number}: dimension {site.dimension} of {site.tensor}, {extent}"
+    yield " */"
+
+
+def shared_bytes(body: ir.Stmt) -> dict[str, int]:
+    """The bytes of each shared buffer that is allocated in `body`, in order."""
+    buffers = [b for b in allocated_buffers(body) if b.space is ir.Space.SHARED]
+    return {b.name: -(-b.bytes // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT for b in buffers}
+
+
+@dataclass(frozen=True, slots=True)
+class _Printer:
+    """Prints one kernel. relying: gets the buffers that the text takes to be aligned."""
+
+    module: ir.Module
+    dialect: GpuDialect
+    source: ir.Kernel
+    position: int
+    aligned: bool
+    relying: set[str]
+
+    @property
+    def launch(self) -> ir.Launch:
+        return self.source.launch or SINGLE
+
+    @property
+    def status(self) -> bool:
+        """Whether it checks, or waits for checks before it."""
+        return bool(self.module.sites) and (self.position > 0 or self.checks)
+
+    @property
+    def checks(self) -> bool:
+        return any(isinstance(s, ir.Check) for s in walk_stmts(self.source.body))
+
+    def name(self, taken: list[str]) -> str:
+        names = {n: n for n in (*self.dialect.c.library, *taken)}
+        return PrintScope(self.dialect.c, names).fresh(self.source.name)
+
+    def buffers(self) -> list[int]:
+        """The buffers that the kernel uses, by position."""
+        used = {e.buffer.name for e in walk_stmt_exprs(self.source.body) if isinstance(e, ir.Load)}
+        for s in walk_stmts(self.source.body):
+            match s:
+                case ir.Store(buffer):
+                    used.add(buffer.name)
+                case ir.Invoke(_, operands):
+                    used.update(b.name for b, _ in operands)
+        everything = (*self.module.arguments, *self.module.temporaries)
+        return [n for n, b in enumerate(everything) if b.name in used]
+
+    def dynamic(self) -> dict[str, int]:
+        """Where the shared buffers lie in memory that the launch provides; nothing where the text may declare them."""
+        sizes = shared_bytes(self.source.body)
+        if sum(sizes.values()) <= self.dialect.static:
+            return {}
+        if not self.dialect.provided:
+            raise CannotLower(f"{self.source.name} needs {sum(sizes.values())} bytes of shared memory")
+        offsets, total = {}, 0
+        for name, size in sizes.items():
+            offsets[name], total = total, total + size
+        return offsets
+
+    def kernel(self, name: str) -> GpuKernelSource:
+        sizes = shared_bytes(self.source.body)
+        total = sum(sizes.values())
+        dynamic = total if self.dynamic() else 0
+        arrays = tuple(b for b in allocated_buffers(self.source.body) if b.space is ir.Space.SHARED)
+        scope, _ = self._parameters(name)
+        return GpuKernelSource(
+            name,
+            self.launch,
+            tuple(self.buffers()),
+            self.status,
+            total - dynamic,
+            dynamic,
+            arrays,
+            tuple(sizes.values()),
+            tuple(scope.fresh(b.name) for b in arrays),
+            sum(b.bytes for b in allocated_buffers(self.source.body) if b not in arrays),
+        )
+
+    def lines(self, name: str) -> Iterator[str]:
+        """The function."""
+        if self.checks and any(isinstance(s, ir.Invoke) and is_collective(s) for s in walk_stmts(self.source.body)):
+            raise CannotLower(f"{self.source.name} checks and meets at barriers")
+        scope, parameters = self._parameters(name)
+        threads = self.launch.block[0] * self.launch.block[1] * self.launch.block[2]
+        yield self._opening(threads, name)
+        yield from indent_lines(f"{p}," for p in parameters[:-1])
+        yield from indent_lines(parameters[-1:])
+        yield ") {"
+        if self.status and self.position > 0:
+            yield f"    if ({scope.names['%status']}[0] != 0) return;"
+        used = {e.name for e in walk_stmt_exprs(self.source.body) if isinstance(e, ir.Var)}
+        for (variable, extent), (wanted, value) in zip(self.launch.ranges(), self.dialect.variables, strict=True):
+            if variable in used:
+                identifier, scope = scope.bind_integer(variable, Interval(0, extent - 1), wanted)
+                yield f"    const {self.dialect.c.small} {identifier} = {value};"
+        if dynamic := self.dynamic():
+            yield f"    {self.dialect.provided}"
+            scope = replace(scope, dynamic=dynamic)
+        scope = replace(scope, cached=frozenset(self.source.readonly))
+        yield from indent_lines(print_statement(self.source.body, scope))
+        yield "}"
+
+    def _opening(self, threads: int, name: str) -> str:
+        bounds = str(threads) if self.source.min_blocks_per_sm == 1 else f"{threads}, {self.source.min_blocks_per_sm}"
+        return (self.dialect.kernel if threads > 1 else self.dialect.single).format(bounds=bounds, name=name)
+
+    def _parameters(self, name: str) -> tuple[PrintScope, list[str]]:
+        everything = (*self.module.arguments, *self.module.temporaries)
+        scope = PrintScope(self.dialect.c, {f"%{name}": name}, aligned=self.aligned, relying=self.relying)
+        written = {s.buffer.name for s in walk_stmts(self.source.body) if isinstance(s, ir.Store)}
+        parameters = []
+        for position in self.buffers():
+            buffer = everything[position]
+            identifier, scope = scope.bind(f"@{buffer.name}")
+            parameters.append(self._parameter(buffer, identifier, constant=buffer.name not in written))
+        if self.status:
+            identifier, scope = scope.bind("%status")
+            wide = self.dialect.c.types["int64"]
+            parameters.append(f"{self.dialect.pointer}{wide} *{self.dialect.c.restrict} {identifier}")
+        return scope, parameters
+
+    def _parameter(self, buffer: ir.Buffer, identifier: str, *, constant: bool) -> str:
+        spelling = f"{self.dialect.pointer}{'const ' if constant else ''}{self.dialect.c.type(buffer.type.dtype)}"
+        pointer = f"*{self.dialect.c.restrict} {identifier}"
+        shape = array_shape(buffer) or ()
+        inner = "".join(f"[{n}]" for n in shape[1:])
+        return f"{spelling} ({pointer}){inner}" if inner else f"{spelling} {pointer}"

@@ -1,0 +1,190 @@
+"""The text of one LLVM function while it is being written.
+
+Operations without effects are numbered (the same text in scope gives the same value) and placed in the outermost
+region where their operands are known, so loops come out with their invariants already hoisted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Union
+
+Lines = list[Union[str, "Lines"]]
+
+
+@dataclass(slots=True)
+class CodeRegion:
+    """A loop body or a branch: `head` is the point of its parent just before it."""
+
+    lines: Lines
+    head: Lines
+    certain: bool  # it runs at least once whenever its parent runs
+    writes: frozenset[str] = frozenset()  # of a loop: the buffers that it writes
+    values: dict[str, str] = field(default_factory=dict)
+
+
+class Builder:
+    """Instructions, blocks and the values they define. A value is its operand text: `%t7`, `42`, `splat (...)`."""
+
+    def __init__(self, declarations: dict[str, None]) -> None:
+        self.allocas: list[str] = []
+        self.prologue: list[str] = []  # whole blocks, after the allocas
+        self.block = "body"
+        self.declarations = declarations
+        self._regions = [CodeRegion([], [], True)]
+        self._levels: dict[str, int] = {}
+        self._counters: set[str] = set()
+        self._count = 0
+
+    # --- values
+
+    def fresh(self, hint: str = "t") -> str:
+        self._count += 1
+        return f"{hint}.{self._count}"
+
+    def level(self, value: str) -> int:
+        """The depth of the region that defines `value`; constants and parameters are at depth 0."""
+        return self._levels.get(value, 0)
+
+    def counts(self, value: str) -> bool:
+        """Whether `value` is the counter of a loop."""
+        return value in self._counters
+
+    def define(self, text: str, operands: Sequence[str], *, reads: str = "", version: int = 0) -> str:
+        """The value of an operation without effects, placed in the outermost region that has its operands.
+
+        An operation that `reads` a buffer stays in the loops that write it, and where it is certain to be reached;
+        `version` tells apart what the buffer holds before and after a write.
+        """
+        level, levels = 0, self._levels
+        for o in operands:
+            if (depth := levels.get(o, 0)) > level:
+                level = depth
+        if reads:
+            level = max(level, self._reading_level(reads))
+        here = len(self._regions) - 1
+        region = self._regions[level]
+        key = f"{text} {version}" if reads else text
+        known = region.values.get(key)
+        if known is None:
+            known = f"%{self.fresh()}"
+            region.values[key] = known
+            self._levels[known] = level
+            (region.lines if level == here else self._regions[level + 1].head).append(f"  {known} = {text}")
+        return known
+
+    def remember(self, text: str, version: int, value: str) -> None:
+        """`define(text, ..., version=version)`, a read of what was just written in this region, will give `value`."""
+        self._regions[-1].values[f"{text} {version}"] = value
+
+    def local(self, text: str) -> str:
+        """The value of an operation that must stay where it is."""
+        name = f"%{self.fresh()}"
+        self._levels[name] = len(self._regions) - 1
+        self._regions[-1].lines.append(f"  {name} = {text}")
+        return name
+
+    def effect(self, text: str) -> None:
+        self._regions[-1].lines.append(f"  {text}")
+
+    def declare(self, text: str) -> None:
+        """A function of another module, once: `float @expf(float)`."""
+        self.declarations.setdefault(f"declare {text}")
+
+    def _reading_level(self, buffer: str) -> int:
+        for level in range(len(self._regions) - 1, 0, -1):
+            region = self._regions[level]
+            if not region.certain or buffer in region.writes:
+                return level
+        return 0
+
+    # --- control
+
+    def label(self, name: str) -> None:
+        self._regions[-1].lines.append(f"{name}:")
+        self.block = name
+
+    @contextmanager
+    def _region(self, head: Lines, certain: bool, writes: frozenset[str] = frozenset()) -> Iterator[None]:
+        self._regions.append(CodeRegion(self._regions[-1].lines, head, certain, writes))
+        yield
+        self._regions.pop()
+
+    def _new_head(self) -> Lines:
+        head: Lines = []
+        self._regions[-1].lines.append(head)
+        return head
+
+    @contextmanager
+    def loop(self, hint: str, start: str, stop: str, step: int, certain: bool, writes: frozenset[str]) -> Iterator[str]:
+        """`for i in range(start, stop, step)`, tested at the bottom; gives i.
+
+        `certain`: known to run once at least. `writes`: the buffers written inside.
+        """
+        name = self.fresh(hint)
+        body, after, variable, following = f"loop.{name}", f"end.{name}", f"%{name}", f"%{name}.next"
+        self._counters.add(variable)
+        head = self._new_head()
+        if certain:
+            self.effect(f"br label %{body}")
+        else:
+            enter = self.local(f"icmp slt i64 {start}, {stop}")
+            self.effect(f"br i1 {enter}, label %{body}, label %{after}")
+        before = self.block
+        self.label(body)
+        phi: Lines = []
+        self._regions[-1].lines.append(phi)
+        with self._region(head, certain, writes):
+            self._levels[variable] = len(self._regions) - 1
+            yield variable
+        self.effect(f"{following} = add nsw i64 {variable}, {step}")
+        again = self.local(f"icmp slt i64 {following}, {stop}")
+        self.effect(f"br i1 {again}, label %{body}, label %{after}")
+        phi.append(f"  {variable} = phi i64 [ {start}, %{before} ], [ {following}, %{self.block} ]")
+        self.label(after)
+
+    @contextmanager
+    def repeat(self, condition: Callable[[], str], writes: frozenset[str]) -> Iterator[None]:
+        """`while condition()`, whose text stands in the loop. `writes`: the buffers written inside."""
+        name = self.fresh("while")
+        test, body, after = f"test.{name}", f"body.{name}", f"end.{name}"
+        head = self._new_head()
+        self.effect(f"br label %{test}")
+        self.label(test)
+        with self._region(head, False, writes):
+            self.effect(f"br i1 {condition()}, label %{body}, label %{after}")
+            self.label(body)
+            yield
+            self.effect(f"br label %{test}")
+        self.label(after)
+
+    def branch(self, condition: str, then: Callable[[], None], otherwise: Callable[[], None] | None = None) -> None:
+        """`if condition: then() else: otherwise()`, each writing its side."""
+        name = self.fresh("if")
+        yes, no, after = f"then.{name}", f"else.{name}", f"end.{name}"
+        head = self._new_head()
+        self.effect(f"br i1 {condition}, label %{yes}, label %{no if otherwise else after}")
+        for label, write in ((yes, then), (no, otherwise)):
+            if write is None:
+                continue
+            self.label(label)
+            with self._region(head, False):
+                write()
+            self.effect(f"br label %{after}")
+        self.label(after)
+
+    def text(self) -> list[str]:
+        """The lines of the body, the entry block first."""
+        lines = ["entry:", *self.allocas, *self.prologue, "  br label %body", "body:"]
+        _flatten(self._regions[0].lines, lines)
+        return lines
+
+
+def _flatten(lines: Lines, into: list[str]) -> None:
+    for line in lines:
+        if isinstance(line, str):
+            into.append(line)
+        else:
+            _flatten(line, into)

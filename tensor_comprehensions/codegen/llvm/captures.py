@@ -1,0 +1,113 @@
+"""What a statement uses: asked before a function is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ...loop_ir.intrinsics import INTRINSICS
+from ...loop_ir.nodes import Allocate, Const, Expr, Invoke, Load, Loop, LoopKind, Space, Stmt, Store, Var, While
+from ...loop_ir.rewrite import children, stmt_expressions, substatements
+
+
+@dataclass(slots=True)
+class Usage:
+    """Names, and facts about the statement. The sets are only asked for membership."""
+
+    buffers: set[str] = field(default_factory=set)  # but those that it allocates itself
+    written: set[str] = field(default_factory=set)
+    indexed: set[str] = field(default_factory=set)  # register buffers with subscripts that are not constants
+    variables: set[str] = field(default_factory=set)
+    streams: bool = False  # has streaming stores
+
+    def include(self, other: Usage) -> None:
+        self.buffers |= other.buffers
+        self.written |= other.written
+        self.indexed |= other.indexed
+        self.variables |= other.variables
+        self.streams |= other.streams
+
+
+def usage_of(s: Stmt, known: dict[int, Usage]) -> Usage:
+    """Everything `s` mentions; `known` keeps what was found of parallel loops, by their `id`."""
+    if id(s) in known:
+        return known[id(s)]
+    used, stack, own, seen = Usage(), [s], set[str](), set[int]()
+    while stack:
+        top = stack.pop()
+        if isinstance(top, Loop) and top.kind is LoopKind.PARALLEL and top is not s:
+            used.include(usage_of(top, known))
+            continue
+        if isinstance(top, Store):
+            _access(used, top)
+            used.written.add(top.buffer.name)
+            used.streams |= top.nontemporal
+        elif isinstance(top, Allocate):
+            own.update(b.name for b in top.buffers)
+        elif isinstance(top, Invoke):
+            used.buffers.update(buffer.name for buffer, _ in top.operands)
+            used.written.update(_written(top))
+        for e in stmt_expressions(top):
+            _expression(used, e, seen)
+        stack.extend(substatements(top))
+    used.buffers -= own  # a statement before may have had others of these names
+    if isinstance(s, Loop):
+        known[id(s)] = used
+    return used
+
+
+def _expression(used: Usage, e: Expr, seen: set[int]) -> None:
+    """Add what `e` uses. `on_generation`: the expressions that were looked at, by their `id`, for statements share
+    some."""
+    stack = [e]
+    while stack:
+        top = stack.pop()
+        if type(top) is Const:
+            continue
+        if type(top) is Var:
+            used.variables.add(top.name)
+        elif id(top) not in seen:
+            seen.add(id(top))
+            if type(top) is Load:
+                _access(used, top)
+            stack.extend(children(top))
+
+
+def _access(used: Usage, e: Load | Store) -> None:
+    used.buffers.add(e.buffer.name)
+    if e.buffer.space is Space.REGISTER and not all(map(_is_constant, e.indices)):
+        used.indexed.add(e.buffer.name)
+
+
+def _written(s: Invoke) -> Iterator[str]:
+    """The buffers that an intrinsic writes."""
+    known = INTRINSICS.get(s.name)
+    yield from (s.operands[number][0].name for number in known.written) if known is not None else ()
+
+
+def _is_constant(e: Expr) -> bool:
+    return isinstance(e, Const)
+
+
+def loop_writes(s: Stmt) -> dict[int, frozenset[str]]:
+    """The buffers that each loop in `s` writes, by the `id` of the loop."""
+    found: dict[int, frozenset[str]] = {}
+    _collect_writes(s, found, set())
+    return found
+
+
+def _collect_writes(s: Stmt, found: dict[int, frozenset[str]], around: set[str]) -> None:
+    """Add what `s` writes to `around`, and what the loops in it write to `found`."""
+    if type(s) is Store:
+        around.add(s.buffer.name)
+    elif type(s) is Invoke:
+        around.update(_written(s))
+    elif type(s) is Loop or type(s) is While:
+        if id(s) not in found:
+            inside: set[str] = set()
+            _collect_writes(s.body, found, inside)
+            found[id(s)] = frozenset(inside)
+        around |= found[id(s)]
+    else:
+        for c in substatements(s):
+            _collect_writes(c, found, around)

@@ -1,0 +1,499 @@
+"""Loads and stores: an access is flattened to one distance in elements, and how that moves from lane to lane decides
+which instructions it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ...core.dtypes import BOOL, INT64, UINT8
+from ...core.errors import InternalError
+from ...loop_ir.nodes import Binary, Broadcast, Buffer, Cast, Const, Expr, Load, Ramp, Space, Type, Unary, Var
+from .arithmetic import emit_broadcast, emit_shuffle
+from .builder import Builder
+from .types import constant_vector, llvm_literal, mask_literal, memory_type, register_type, splat_constant, vector_type
+
+STREAMED = (16, 32, 64)
+"""Bytes that one instruction writes past the caches; the last is a line."""
+
+
+class ValueContext(Protocol):
+    """What memory access needs of the function being printed."""
+
+    b: Builder
+
+    def value(self, e: Expr) -> str: ...
+    def known_mask(self, e: Expr) -> tuple[bool, ...] | None: ...
+    def base(self, buffer: Buffer) -> str: ...
+    def version(self, name: str) -> int: ...
+    def wrote(self, name: str) -> None: ...
+
+
+@dataclass(slots=True)
+class FlatAddress:
+    """In elements: `constant` and the sum of `terms`, `lane` further with each lane, plus `vectors`, one per lane.
+
+    sources: what the vectors are the values of.
+    """
+
+    constant: int = 0
+    lane: int = 0
+    terms: dict[str, int] = field(default_factory=dict)
+    vectors: dict[str, int] = field(default_factory=dict)
+    sources: dict[str, Expr] = field(default_factory=dict)
+
+
+def flatten_access(values: ValueContext, buffer: Buffer, indices: Sequence[Expr]) -> FlatAddress:
+    """The distance of `buffer[indices]` from the buffer's first element."""
+    place = FlatAddress()
+    for index, stride in zip(indices, buffer.strides, strict=True):
+        _accumulate(values, place, index, stride)
+    return place
+
+
+def _accumulate(values: ValueContext, place: FlatAddress, e: Expr, scale: int) -> None:
+    if scale == 0:
+        return
+    if type(e) is Const:
+        place.constant += scale * int(e.value)
+        return
+    if type(e) is Var:
+        _accumulate_value(values, place, e, scale)
+        return
+    match e:
+        case Binary(op="add", left=left, right=right):
+            _accumulate(values, place, left, scale)
+            _accumulate(values, place, right, scale)
+        case Binary(op="sub", left=left, right=right):
+            _accumulate(values, place, left, scale)
+            _accumulate(values, place, right, -scale)
+        case Binary(op="mul", left=left, right=Const(value=number)):
+            _accumulate(values, place, left, scale * int(number))
+        case Binary(op="mul", left=Const(value=number), right=right):
+            _accumulate(values, place, right, scale * int(number))
+        case Unary(op="neg", operand=operand):
+            _accumulate(values, place, operand, -scale)
+        case Broadcast(operand=operand):
+            _accumulate(values, place, operand, scale)
+        case Ramp(base=base, stride=stride):
+            _accumulate(values, place, base, scale)
+            place.lane += scale * stride
+        case Cast(operand=operand, dtype=dtype) if dtype == INT64 and operand.type.dtype == INT64:
+            _accumulate(values, place, operand, scale)
+        case _:
+            _accumulate_value(values, place, e, scale)
+
+
+def _accumulate_value(values: ValueContext, place: FlatAddress, e: Expr, scale: int) -> None:
+    value = values.value(e)
+    if e.type.lanes > 1:
+        place.vectors[value] = place.vectors.get(value, 0) + scale
+        place.sources[value] = e
+    elif value.startswith("%"):
+        place.terms[value] = place.terms.get(value, 0) + scale
+    else:
+        place.constant += scale * int(value)
+
+
+def _linear(b: Builder, terms: Mapping[str, int], type: str, lanes: int) -> str:
+    """`sum of coefficient * value`, of scalars or vectors of int64."""
+    total = ""
+    for value, coefficient in terms.items():
+        term = value
+        if coefficient != 1:
+            term = b.define(f"mul {type} {value}, {splat_constant(str(coefficient), 'i64', lanes)}", (value,))
+        total = b.define(f"add {type} {total}, {term}", (total, term)) if total else term
+    return total
+
+
+def memory_element(buffer: Buffer) -> str:
+    """The type of one element of a buffer in memory."""
+    return memory_type(buffer.type.dtype) if buffer.type.lanes == 1 else register_type(buffer.type)
+
+
+def emit_pointer(values: ValueContext, buffer: Buffer, place: FlatAddress, extra: int = 0) -> str:
+    """The address of the first lane plus `extra` elements: outer terms first, so that loops share them."""
+    b, element = values.b, memory_element(buffer)
+    address = values.base(buffer)
+    levels: dict[int, dict[str, int]] = {}
+    for value, scale in place.terms.items():
+        if scale:
+            levels.setdefault(b.level(value), {})[value] = scale
+    for level in sorted(levels):
+        terms = levels[level]
+        offset = _linear(b, terms, "i64", 1)
+        address = b.define(f"getelementptr {element}, ptr {address}, i64 {offset}", (address, offset))
+        if not all(map(b.counts, terms)):
+            # Strength reduction would follow it through quotients, and keep a pointer for each constant added later.
+            address = b.define(f"freeze ptr {address}", (address,))
+    if place.constant + extra:
+        address = b.define(f"getelementptr {element}, ptr {address}, i64 {place.constant + extra}", (address,))
+    return address
+
+
+# --- loads -------------------------------------------------------------------------------------------------------
+
+
+def emit_load(values: ValueContext, buffer: Buffer, indices: Sequence[Expr], mask: Expr | None) -> str:
+    """`buffer[indices]` where `mask`, else 0."""
+    lanes = max((i.type.lanes for i in indices), default=1)
+    place = flatten_access(values, buffer, indices)
+    reader = _Access(values, buffer, place, lanes, *_mask(values, mask, lanes))
+    raw = reader.load()
+    return from_memory(values.b, raw, Type(buffer.type.dtype, max(lanes, buffer.type.lanes)))
+
+
+def emit_store(
+    values: ValueContext, buffer: Buffer, indices: Sequence[Expr], value: str, mask: Expr | None, streaming: bool
+) -> None:
+    """`buffer[indices] = value` where `mask`."""
+    lanes = max((i.type.lanes for i in indices), default=1)
+    place = flatten_access(values, buffer, indices)
+    writer = _Access(values, buffer, place, lanes, *_mask(values, mask, lanes))
+    raw = to_memory(values.b, value, Type(buffer.type.dtype, max(lanes, buffer.type.lanes)))
+    writer.store(raw, streaming)
+    values.wrote(buffer.name)
+    if mask is None and place.lane == int(lanes > 1) and not place.vectors:
+        writer.remember(raw)
+
+
+def _mask(values: ValueContext, mask: Expr | None, lanes: int) -> tuple[str | None, tuple[bool, ...]]:
+    """The mask as an operand (None: all lanes) and, where it is known now, its bits (empty: not known)."""
+    if mask is None:
+        return None, (True,) * lanes
+    known = values.known_mask(mask)
+    if known is not None and all(known):
+        return None, known
+    if known is not None:
+        return (mask_literal(known) if lanes > 1 else "false"), known
+    return values.value(mask), ()
+
+
+def from_memory(b: Builder, raw: str, type: Type) -> str:
+    """A bool becomes one bit."""
+    if type.dtype != BOOL:
+        return raw
+    return b.define(f"icmp ne {vector_type('i8', type.lanes)} {raw}, {splat_constant('0', 'i8', type.lanes)}", (raw,))
+
+
+def to_memory(b: Builder, value: str, type: Type) -> str:
+    """A bool becomes one byte, 0 or 1."""
+    if type.dtype != BOOL:
+        return value
+    return b.define(f"zext {vector_type('i1', type.lanes)} {value} to {vector_type('i8', type.lanes)}", (value,))
+
+
+class _Access:
+    """One load or store of memory representation (bool as i8)."""
+
+    def __init__(
+        self,
+        values: ValueContext,
+        buffer: Buffer,
+        place: FlatAddress,
+        lanes: int,
+        mask: str | None,
+        bits: tuple[bool, ...],
+    ) -> None:
+        self.values, self.b, self.buffer, self.place, self.lanes = values, values.b, buffer, place, lanes
+        self.mask, self.bits = mask, bits
+        self.element = memory_element(buffer)
+        self.size = buffer.type.dtype.size
+        self.vector = vector_type(self.element, lanes)
+
+    @property
+    def zero(self) -> str:
+        """The value of lanes that are not read."""
+        dtype = self.buffer.type.dtype
+        plain = self.lanes == 1 and self.buffer.type.lanes == 1
+        return llvm_literal(0, UINT8 if dtype == BOOL else dtype) if plain else "zeroinitializer"
+
+    @property
+    def suffix(self) -> str:
+        """Of intrinsics on such vectors."""
+        kind = {"half": "f16", "float": "f32", "double": "f64"}.get(self.element, self.element)
+        return f"v{self.lanes}{kind}"
+
+    def _pointer(self, extra: int = 0) -> str:
+        return emit_pointer(self.values, self.buffer, self.place, extra)
+
+    # loads
+
+    def load(self) -> str:
+        if self.lanes == 1:
+            return self._load_scalar()
+        if self.bits and not any(self.bits):
+            return "zeroinitializer"
+        if self.place.vectors:
+            return self._gather()
+        step = self.place.lane
+        if step == 1:
+            return self._load_contiguous(self._pointer(), self.mask)
+        if step == 0:
+            return self._load_splat()
+        if step == -1:
+            last = self._pointer(1 - self.lanes)
+            mask = None if self.mask is None else self._reverse(self.mask, "i1")
+            return self._reverse(self._load_contiguous(last, mask), self.element)
+        if self.mask is None and 2 <= step <= 4 and self.lanes > step:
+            return self._load_interleaved(step)
+        return self._load_lanes() if self.bits else self._gather()
+
+    def _read(self, type: str, address: str, align: int = 0) -> str:
+        return self._memory(f"load {type}, ptr {address}, align {align or self.size}", (address,))
+
+    def remember(self, value: str) -> None:
+        """A load of what was just stored, without mask, at consecutive addresses gives it back."""
+        address = self._pointer()
+        version = self.values.version(self.buffer.name)
+        self.b.remember(f"load {self.vector}, ptr {address}, align {self.size}", version, value)
+
+    def _memory(self, text: str, operands: Sequence[str]) -> str:
+        """The value of an operation that reads the buffer."""
+        name = self.buffer.name
+        return self.b.define(text, operands, reads=name, version=self.values.version(name))
+
+    def _load_scalar(self) -> str:
+        address = self._pointer()
+        if self.mask is None:
+            return self._read(self.element, address)
+        if self.bits:
+            return self.zero
+        safe = self.b.define(f"select i1 {self.mask}, ptr {address}, ptr @tc_nowhere", (self.mask, address))
+        return self._select(self.mask, "i1", self._read(self.element, safe), self.element)
+
+    def _select(self, mask: str, mask_type: str, value: str, type: str) -> str:
+        return self.b.define(f"select {mask_type} {mask}, {type} {value}, {type} {self.zero}", (mask, value))
+
+    def _load_contiguous(self, address: str, mask: str | None) -> str:
+        if mask is None:
+            return self._read(self.vector, address)
+        name = f"@llvm.masked.load.{self.suffix}.p0"
+        bits = vector_type("i1", self.lanes)
+        self.b.declare(f"{self.vector} {name}(ptr, {bits}, {self.vector})")
+        arguments = f"ptr align {self.size} {address}, {bits} {mask}, {self.vector} zeroinitializer"
+        return self._memory(f"call {self.vector} {name}({arguments})", (address, mask))
+
+    def _load_splat(self) -> str:
+        address, bits = self._pointer(), vector_type("i1", self.lanes)
+        if self.mask is None:
+            return emit_broadcast(self.b, self._read(self.element, address), self.element, self.lanes)
+        some = "true"
+        if not self.bits:
+            name = f"@llvm.vector.reduce.or.v{self.lanes}i1"
+            self.b.declare(f"i1 {name}({bits})")
+            some = self.b.define(f"call i1 {name}({bits} {self.mask})", (self.mask,))
+        safe = self.b.define(f"select i1 {some}, ptr {address}, ptr @tc_nowhere", (some, address))
+        value = emit_broadcast(self.b, self._read(self.element, safe), self.element, self.lanes)
+        return self._select(self.mask, bits, value, self.vector)
+
+    def _reverse(self, value: str, element: str) -> str:
+        return emit_shuffle(self.b, value, "poison", list(range(self.lanes))[::-1], element, self.lanes)
+
+    def _load_interleaved(self, step: int) -> str:
+        """Every `step`-th element out of whole vectors; the last ends at the last lane, so nothing beyond is read."""
+        lanes, span = self.lanes, step * (self.lanes - 1) + 1
+        starts = [min(part * lanes, span - lanes) for part in range(step)]
+        parts = [self._read(self.vector, self._pointer(start)) for start in starts]
+        result, done = parts[0], 0
+        for number, (start, part) in enumerate(zip(starts, parts, strict=True)):
+            inside = [i for i in range(done, lanes) if start <= i * step < start + lanes]
+            lanes_of = list(range(lanes)) if number else [0] * lanes
+            for lane in inside:
+                lanes_of[lane] = lane * step - start + (lanes if number else 0)
+            result = emit_shuffle(self.b, result, part if number else "poison", lanes_of, self.element, lanes)
+            done = inside[-1] + 1 if inside else done
+        return result
+
+    def _load_lanes(self) -> str:
+        result = "zeroinitializer" if self.mask else "poison"
+        for lane, wanted in enumerate(self.bits):
+            if wanted:
+                value = self._read(self.element, self._pointer(lane * self.place.lane))
+                text = f"insertelement {self.vector} {result}, {self.element} {value}, i64 {lane}"
+                result = self.b.define(text, (result, value))
+        return result
+
+    def _addresses(self) -> str:
+        """A vector of pointers."""
+        b, offsets = self.b, vector_type("i64", self.lanes)
+        total = _linear(b, self.place.vectors, offsets, self.lanes)
+        if self.place.lane:
+            steps = constant_vector([lane * self.place.lane for lane in range(self.lanes)], "i64")
+            total = b.define(f"add {offsets} {total}, {steps}", (total,)) if total else steps
+        address = self._pointer()
+        text = f"getelementptr {self.element}, ptr {address}, {offsets} {total}"
+        return b.define(text, (address, total))
+
+    def _gather(self) -> str:
+        """Lane by lane, as processors do it no faster. Lanes outside the mask read where there is always a 0."""
+        if self.mask is None:
+            return self._gather_lanes(self._lane_addresses())
+        addresses = self._addresses()
+        pointers, bits = vector_type("ptr", self.lanes), vector_type("i1", self.lanes)
+        text = f"select {bits} {self.mask}, {pointers} {addresses}, {pointers} splat (ptr @tc_nowhere)"
+        return self._gather_lanes(self._extract_all(self.b.define(text, (self.mask, addresses)), "ptr"))
+
+    def _lane_addresses(self) -> list[str]:
+        """The address of each lane; from subscripts loaded one by one where that is possible, which is the fastest."""
+        found = [self._lane_address(lane) for lane in range(self.lanes)]
+        whole = [address for address in found if address is not None]
+        return whole if len(whole) == self.lanes else self._extract_all(self._addresses(), "ptr")
+
+    def _lane_address(self, lane: int) -> str | None:
+        place = FlatAddress(self.place.constant + lane * self.place.lane, terms=dict(self.place.terms))
+        for value, source in self.place.sources.items():
+            item = _lane(source, lane)
+            if item is None:
+                return None
+            _accumulate_value(self.values, place, item, self.place.vectors[value])
+        return emit_pointer(self.values, self.buffer, place)
+
+    def _extract_all(self, value: str, element: str) -> list[str]:
+        return [self._extract(value, element, lane) for lane in range(self.lanes)]
+
+    def _gather_lanes(self, addresses: Sequence[str]) -> str:
+        result = "poison"
+        for lane, address in enumerate(addresses):
+            value = self._read(self.element, address)
+            text = f"insertelement {self.vector} {result}, {self.element} {value}, i64 {lane}"
+            result = self.b.define(text, (result, value))
+        return result
+
+    def _extract(self, value: str, element: str, lane: int) -> str:
+        text = f"extractelement {vector_type(element, self.lanes)} {value}, i64 {lane}"
+        return self.b.define(text, (value,))
+
+    # stores
+
+    def store(self, value: str, streaming: bool) -> None:
+        if self.bits and not any(self.bits):
+            return
+        if self.lanes == 1:
+            self._store_scalar(value)
+        elif self.bits.count(True) == 1 and not self.place.vectors:
+            self._store_lane(value, self.bits.index(True))
+        elif self.place.vectors or self.place.lane not in (-1, 1):
+            self._scatter(value)
+        elif self.place.lane == 1:
+            self._store_contiguous(self._pointer(), value, self.mask, streaming)
+        else:
+            mask = None if self.mask is None else self._reverse(self.mask, "i1")
+            self._store_contiguous(self._pointer(1 - self.lanes), self._reverse(value, self.element), mask, False)
+
+    def _write(self, type: str, value: str, address: str, note: str = "", align: int = 0) -> None:
+        self.b.effect(f"store {type} {value}, ptr {address}, align {align or self.size}{note}")
+
+    def _store_scalar(self, value: str) -> None:
+        address = self._pointer()
+        if self.mask is None:
+            self._write(self.element, value, address)
+        else:
+            self.b.branch(self.mask, lambda: self._write(self.element, value, address))
+
+    def _store_lane(self, value: str, lane: int) -> None:
+        """One lane alone. LLVM would store too many bytes of a masked vector of narrow integers (`vmovd` of an i16)."""
+        one = self.b.define(f"extractelement {self.vector} {value}, i64 {lane}", (value,))
+        self._write(self.element, one, self._pointer(lane * self.place.lane))
+
+    def _store_contiguous(self, address: str, value: str, mask: str | None, streaming: bool) -> None:
+        lanes = self.lanes if mask is None else self._leading
+        if streaming and lanes * self.size in STREAMED:
+            self._store_streaming(self._part(value, self.lanes, 0, lanes), lanes)
+        elif mask is None:
+            self._write(self.vector, value, address)
+        else:
+            name = f"@llvm.masked.store.{self.suffix}.p0"
+            bits = vector_type("i1", self.lanes)
+            self.b.declare(f"void {name}({self.vector}, ptr, {bits})")
+            arguments = f"{self.vector} {value}, ptr align {self.size} {address}, {bits} {mask}"
+            self.b.effect(f"call void {name}({arguments})")
+
+    @property
+    def _leading(self) -> int:
+        """How many lanes are stored, if these are known and the first ones."""
+        count = self.bits.count(True)
+        return count if all(self.bits[:count]) else 0
+
+    def _part(self, value: str, width: int, first: int, lanes: int) -> str:
+        """So many of the `width` lanes of a vector."""
+        if lanes == width:
+            return value
+        return emit_shuffle(self.b, value, "poison", range(first, first + lanes), self.element, width)
+
+    def _store_streaming(self, value: str, lanes: int) -> None:
+        """Past the caches where the address is aligned for it, if need be by halves, which the processor joins."""
+        whole, half, constant = lanes * self.size, lanes // 2, self.place.constant
+        # Addresses that are a constant apart share a test. Strength reduction would else follow each into its branches.
+        start = self._pointer(-constant)
+        start = self.b.define(f"freeze ptr {start}", (start,))
+        number = self.b.define(f"ptrtoint ptr {start} to i64", (start,))
+        rest = self.b.define(f"and i64 {number}, {whole - 1}", (number,))
+
+        def element(further: int) -> str:
+            text = f"getelementptr {self.element}, ptr {start}, i64 {constant + further}"
+            return self.b.define(text, (start,)) if constant + further else start
+
+        def past(further: int, part: str, count: int) -> None:
+            self._write(
+                vector_type(self.element, count), part, element(further), ", !nontemporal !0", count * self.size
+            )
+
+        def halves() -> None:
+            for first in (0, half):
+                past(first, self._part(value, lanes, first, half), half)
+
+        def through() -> None:
+            self._write(vector_type(self.element, lanes), value, element(0))
+
+        def at(distance: int) -> str:
+            return self.b.define(f"icmp eq i64 {rest}, {(distance - constant * self.size) % whole}", (rest,))
+
+        def apart() -> None:
+            self.b.branch(at(whole // 2), halves, through)
+
+        self.b.branch(at(0), lambda: past(0, value, lanes), apart if whole == STREAMED[-1] else through)
+
+    def _scatter(self, value: str) -> None:
+        """Lane after lane, so that of two lanes at one place the later wins."""
+        addresses = self._lane_addresses() if self.place.vectors else []
+        for lane in range(self.lanes):
+            if self.bits and not self.bits[lane]:
+                continue
+            address = addresses[lane] if addresses else self._pointer(lane * self.place.lane)
+            item = self._extract(value, self.element, lane)
+            if self.bits:
+                self._write(self.element, item, address)
+            else:
+                assert self.mask is not None
+                flag = self._extract(self.mask, "i1", lane)
+                self.b.branch(flag, lambda a=address, i=item: self._write(self.element, i, a))  # type: ignore[misc]
+
+
+def _lane(e: Expr, lane: int) -> Expr | None:
+    """One lane of `e` computed alone, where that is a load of one element."""
+    match e:
+        case Cast(operand=operand, dtype=dtype):
+            item = _lane(operand, lane)
+            return None if item is None else Cast(item, dtype)
+        case Load(buffer=buffer, indices=indices, mask=None) if buffer.space is not Space.REGISTER:
+            items = [item for i in indices if (item := _step(i, lane)) is not None]
+            return Load(buffer, tuple(items)) if len(items) == len(indices) else None
+    return None
+
+
+def _step(index: Expr, lane: int) -> Expr | None:
+    """One lane of a ramp, or of what is the same in all lanes."""
+    if isinstance(index, Ramp):
+        return Binary("add", index.base, Const(lane * index.stride, index.base.type))
+    return index if index.type.lanes == 1 else None
+
+
+def register_key(buffer: Buffer, indices: Sequence[Expr]) -> tuple[int, ...]:
+    """The constant subscripts of an element kept in a register."""
+    key = tuple([int(i.value) for i in indices if type(i) is Const])
+    if len(key) != len(indices):
+        raise InternalError(f"{buffer.name} is in registers but its subscripts are not constants")
+    return key

@@ -1,0 +1,204 @@
+"""Mathematical functions: instructions where there are some, else calls of the vector libraries of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...core.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT32
+from ...core.errors import InternalError
+from ...loop_ir.instructions import (
+    BIT_AND,
+    BIT_OR,
+    DOT_BFLOAT16,
+    PAIR_BFLOAT16,
+    POPCOUNT,
+    SHIFT_LEFT,
+    SHIFT_RIGHT,
+    TRAILING_ZEROS,
+)
+from ...loop_ir.nodes import Type
+from .arithmetic import emit_binary, emit_compare, emit_select, emit_shuffle
+from .builder import Builder
+from .elementary import emit_inline_function
+from .types import llvm_constant, mangled_suffix, register_type, scalar_type, vector_type
+
+_INTRINSICS = {
+    "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round", "rint": "rint",
+    "nearbyint": "nearbyint", "fabs": "fabs", "copysign": "copysign", "fma": "fma",
+    "fmin": "minnum", "fmax": "maxnum",
+}  # fmt: skip
+
+_BITS = {
+    BIT_AND: "and {} {}, {}", BIT_OR: "or {} {}, {}", SHIFT_LEFT: "shl {} {}, {}", SHIFT_RIGHT: "lshr {} {}, {}",
+}  # fmt: skip
+_COUNTS = {TRAILING_ZEROS: "cttz", POPCOUNT: "ctpop"}
+
+_NOTHING = "(mathematics)"  # no buffer: such a call may move out of loops, not out of branches
+
+# Those whose float version in C libraries is off by more than 2 ulp somewhere go through double.
+_THROUGH_DOUBLE = ("erfc", "lgamma", "tgamma", "sinh", "cosh", "asinh", "acosh")
+
+
+def function_key(function: str, type: Type) -> str:
+    """How a table of symbols names a function on a type: `exp.float32x16`, `exp.float32`."""
+    return f"{function}.{type}"
+
+
+def emit_call(
+    b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int,
+    *, dots: bool = False,
+) -> str:  # fmt: skip
+    """`function(arguments)` lane by lane. `symbols` maps `function_key` to names; `widest` is the bits of a vector
+    register.
+
+    dots: whether the processor multiplies pairs of bfloat16.
+    """
+    if function == PAIR_BFLOAT16:
+        return _pair(b, arguments, type.lanes)
+    if function == DOT_BFLOAT16:
+        return _dot(b, arguments, type, widest if dots else 0)
+    if function in _BITS:
+        return b.define(_BITS[function].format(register_type(type), *arguments), arguments)
+    if function in _COUNTS:
+        return _count_bits(b, _COUNTS[function], arguments, type)
+    if type.dtype in (FLOAT16, BFLOAT16):
+        raise InternalError(f"{function} on {type}: 16-bit floats only store")
+    if function in _INTRINSICS:
+        return _intrinsic(b, _INTRINSICS[function], arguments, type)
+    if function == "rsqrt":
+        root = _intrinsic(b, "sqrt", arguments, type)
+        return b.define(f"fdiv {register_type(type)} {llvm_constant(1, type)}, {root}", (root,))
+    if function == "fdim":
+        return _positive_difference(b, arguments, type)
+    return _library(b, function, arguments, type, symbols, widest)
+
+
+def _intrinsic(b: Builder, name: str, arguments: Sequence[str], type: Type) -> str:
+    text = register_type(type)
+    symbol = f"@llvm.{name}.{mangled_suffix(type)}"
+    b.declare(f"{text} {symbol}({', '.join([text] * len(arguments))})")
+    return b.define(f"call {text} {symbol}({', '.join(f'{text} {a}' for a in arguments)})", arguments)
+
+
+def _count_bits(b: Builder, name: str, arguments: Sequence[str], type: Type) -> str:
+    text, symbol, (value,) = register_type(type), f"@llvm.{name}.{mangled_suffix(type)}", arguments
+    flag = ", i1 false" if name == "cttz" else ""  # 0 has a result
+    b.declare(f"{text} {symbol}({text}{', i1' if flag else ''})")
+    return b.define(f"call {text} {symbol}({text} {value}{flag})", arguments)
+
+
+def _pair(b: Builder, arguments: Sequence[str], lanes: int) -> str:
+    narrow, wide = vector_type("i16", lanes), vector_type("i32", lanes)
+    low, high = (b.define(f"zext {narrow} {a} to {wide}", (a,)) for a in arguments)
+    shifted = b.define(f"shl {wide} {high}, {llvm_constant(16, Type(UINT32, lanes))}", (high,))
+    return b.define(f"or {wide} {shifted}, {low}", (shifted, low))
+
+
+def _dot(b: Builder, arguments: Sequence[str], type: Type, widest: int) -> str:
+    """One instruction where vectors fill a register that it takes, else two multiply-adds, the second pair first."""
+    total, *factors = arguments
+    wide, text = vector_type("i32", type.lanes), register_type(type)
+    bits = type.lanes * type.dtype.bits
+    if bits in (128, 256, 512) and bits <= widest:
+        pairs = f"<{2 * type.lanes} x bfloat>"
+        left, right = (b.define(f"bitcast {wide} {f} to {pairs}", (f,)) for f in factors)
+        symbol = f"@llvm.x86.avx512bf16.dpbf16ps.{bits}"
+        b.declare(f"{text} {symbol}({text}, {pairs}, {pairs})")
+        operands = f"{text} {total}, {pairs} {left}, {pairs} {right}"
+        return b.define(f"call {text} {symbol}({operands})", (total, left, right))
+    for part in (f"and {wide} {{}}, {llvm_constant(0xFFFF0000, Type(UINT32, type.lanes))}",
+                 f"shl {wide} {{}}, {llvm_constant(16, Type(UINT32, type.lanes))}"):  # fmt: skip
+        halves = [b.define(part.format(f), (f,)) for f in factors]
+        floats = [b.define(f"bitcast {wide} {h} to {text}", (h,)) for h in halves]
+        total = _intrinsic(b, "fma", [*floats, total], type)
+    return total
+
+
+def _positive_difference(b: Builder, arguments: Sequence[str], type: Type) -> str:
+    left, right = arguments
+    difference = emit_binary(b, "sub", left, right, type)
+    below = emit_compare(b, "le", left, right, type)
+    return emit_select(b, below, llvm_constant(0, type), difference, type)
+
+
+def _library(
+    b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int
+) -> str:
+    widths = [
+        n
+        for n in (16, 8, 4, 2)
+        if n * type.dtype.bits <= widest and function_key(function, Type(type.dtype, n)) in symbols
+    ]
+    if type.lanes == 1 or not widths:
+        return _per_lane(b, function, arguments, type, symbols)
+    width = min((n for n in widths if n >= type.lanes), default=widths[0])
+    if width == type.lanes:
+        return _vector(b, function, arguments, type, symbols, widest)
+    parts = [
+        _part(b, function, arguments, type, start, min(width, type.lanes - start), symbols, widest)
+        for start in range(0, type.lanes, width)
+    ]
+    return _concatenate(b, parts, type)
+
+
+def _part(
+    b: Builder, function: str, arguments: Sequence[str], type: Type, start: int, count: int,
+    symbols: Mapping[str, str], widest: int,
+) -> tuple[str, int, int]:  # fmt: skip
+    """Lanes `start` to `start + count`, evaluated in the narrowest vector that holds them: (value, count, width)."""
+    usable = [n for n in (2, 4, 8, 16) if n >= count and n * type.dtype.bits <= widest]
+    width = next(n for n in usable if function_key(function, Type(type.dtype, n)) in symbols)
+    lanes = [start + min(i, count - 1) for i in range(width)]
+    narrow = Type(type.dtype, width)
+    parts = [emit_shuffle(b, a, "poison", lanes, scalar_type(type.dtype), type.lanes) for a in arguments]
+    return _vector(b, function, parts, narrow, symbols, widest), count, width
+
+
+def _vector(
+    b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int
+) -> str:
+    """Lanes of a width that the library has."""
+    return emit_inline_function(b, function, arguments[0], type, widest) or _symbol(
+        b, symbols[function_key(function, type)], arguments, type
+    )
+
+
+def _concatenate(b: Builder, parts: Sequence[tuple[str, int, int]], type: Type) -> str:
+    element, total, done = scalar_type(type.dtype), "poison", 0
+    for value, count, width in parts:
+        wide = emit_shuffle(b, value, "poison", [min(i, width - 1) for i in range(type.lanes)], element, width)
+        lanes = [type.lanes + i - done if done <= i < done + count else i for i in range(type.lanes)]
+        total = wide if not done and count == type.lanes else emit_shuffle(b, total, wide, lanes, element, type.lanes)
+        done += count
+    return total
+
+
+def _symbol(b: Builder, symbol: str, arguments: Sequence[str], type: Type) -> str:
+    """A call that reads no memory; it stays in its region, because it costs more than what moving it may save."""
+    text = register_type(type)
+    b.declare(f"{text} @{symbol}({', '.join([text] * len(arguments))}) memory(none) nounwind willreturn")
+    operands = ", ".join(f"{text} {a}" for a in arguments)
+    return b.define(f"call {text} @{symbol}({operands})", arguments, reads=_NOTHING)
+
+
+def _per_lane(b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str]) -> str:
+    one = Type(type.dtype)
+    if type.lanes == 1:
+        return _scalar(b, function, arguments, one, symbols)
+    text, result = register_type(type), "poison"
+    for lane in range(type.lanes):
+        scalars = [b.define(f"extractelement {text} {a}, i64 {lane}", (a,)) for a in arguments]
+        value = _scalar(b, function, scalars, one, symbols)
+        result = b.define(f"insertelement {text} {result}, {register_type(one)} {value}, i64 {lane}", (result, value))
+    return result
+
+
+def _scalar(b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str]) -> str:
+    """The C library's function, in the precision that keeps the error small."""
+    double = Type(FLOAT64)
+    if type.dtype == FLOAT32 and function in _THROUGH_DOUBLE:
+        wide = [b.define(f"fpext float {a} to double", (a,)) for a in arguments]
+        value = _symbol(b, symbols.get(function_key(function, double), function), wide, double)
+        return b.define(f"fptrunc double {value} to float", (value,))
+    suffix = "f" if type.dtype == FLOAT32 else ""
+    return _symbol(b, symbols.get(function_key(function, type), function + suffix), arguments, type)

@@ -1,0 +1,129 @@
+"""A kernel as it is kept and run, without what makes it: a kernel out of the cache needs no compiler."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import ArgumentError, CannotLower, InternalError
+from ..core.lazy_import import lazy_module
+from ..options import CpuOptions
+from ..target import CpuTarget
+
+if TYPE_CHECKING:
+    from ..loop_ir.nodes import CheckSite
+    from ..runtime.cpu.object_code import Executable, ObjectCode
+    from ..tc_lang.ir import BoundFunction
+    from . import cpu_passes
+    from .cpu_passes import Pass
+else:
+    cpu_passes = lazy_module("compiler.cpu_passes")
+
+
+@dataclass(frozen=True, slots=True)
+class PassContext:
+    """What stays the same while a def goes through the passes. name: the def's, for people."""
+
+    options: CpuOptions
+    target: CpuTarget
+    name: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledBase(ABC):
+    """A def that went through passes, and what that cost: what kernels for all devices have in common.
+
+    Attributes:
+        bound: the def with its sizes; `text` is the def as written.
+        options, target: what it was compiled with and for.
+        seconds: the time of each pass, in order; of finding it, if the cache had it.
+    """
+
+    bound: BoundFunction
+    text: str
+    options: Any
+    target: Any
+    seconds: tuple[tuple[str, float], ...]
+
+    @staticmethod
+    @abstractmethod
+    def passes() -> tuple[Pass, ...]:
+        """What happens between the bound def and the kernel."""
+
+    @staticmethod
+    @abstractmethod
+    def source_kinds() -> Mapping[str, Callable[[Any], str]]:
+        """What `source` can show."""
+
+    @property
+    @abstractmethod
+    def job(self) -> Any:
+        """What the passes get beside the value that travels."""
+
+    @property
+    def compile_seconds(self) -> float:
+        return sum(seconds for _, seconds in self.seconds)
+
+    def rerun_until(self, name: str) -> Any:
+        """The result of the pass `name`, made again: nothing that only people read is kept."""
+        value: Any = self.bound
+        results: dict[str, Any] = {}
+        for step in self.passes():
+            value = results[step.name] = step.apply(value, self.job, results)
+            if step.name == name:
+                return value
+        raise InternalError(f"there is no pass {name!r}")
+
+    def source(self, kind: str) -> str:
+        """The kernel as text of one of `source_kinds`. Raises ArgumentError for others, and for one that cannot
+        express it."""
+        if kind not in self.source_kinds():
+            raise ArgumentError(f"a kernel has no source of kind {kind!r}", expected=", ".join(self.source_kinds()))
+        try:
+            return self.source_kinds()[kind](self)
+        except CannotLower as refusal:
+            raise ArgumentError(f"{self.bound.name} cannot be printed as {kind}: {refusal}") from refusal
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledCpuKernel(CompiledBase):
+    """A kernel for a CPU.
+
+    Attributes:
+        code: the machine code, as the cache keeps it.
+        executable: callable on raw addresses of arguments and temporaries.
+        temporaries: bytes of each temporary that a launch must provide.
+        sites: what the number of a failed check means.
+        kernels: how many kernels a launch runs.
+    """
+
+    options: CpuOptions
+    target: CpuTarget
+    code: ObjectCode
+    executable: Executable
+    temporaries: tuple[int, ...]
+    sites: tuple[CheckSite, ...]
+    kernels: int
+
+    @staticmethod
+    def passes() -> tuple[Pass, ...]:
+        return cpu_passes.PASSES
+
+    @staticmethod
+    def source_kinds() -> Mapping[str, Callable[[CompiledCpuKernel], str]]:
+        return cpu_passes.KINDS
+
+    @property
+    def job(self) -> PassContext:
+        return cpu_passes.job_of(self.bound, self.options, self.target)
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """Kernels that a call launches, bytes of temporaries that it allocates, bytes of machine code."""
+        return {
+            "kernels": self.kernels,
+            "temporary_bytes": sum(self.temporaries),
+            "code_bytes": len(self.code.data),
+        }

@@ -1,0 +1,306 @@
+"""The compiler, top to bottom: `PASSES` lists everything that happens between a bound def and its kernel.
+
+`compile_function` runs the list and observes it: it times, dumps (`TC_DUMP`), explains (`TC_LOGS`) and verifies
+(`TC_VERIFY`) after each pass, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from logging import DEBUG
+from time import perf_counter
+from typing import Any
+
+from ..codegen.c import c_printer
+from ..codegen.llvm import llvm_printer
+from ..core import knobs
+from ..core.diagnostics import Dump, get_logger
+from ..core.errors import ArgumentError, CannotLower, InternalError
+from ..core.interrupts import deferred_interrupts
+from ..loop_ir.binding import check_bindings
+from ..loop_ir.nodes import CheckSite, Module, Stmt
+from ..loop_ir.passes.scalar_promotion import hoist_accumulators
+from ..loop_ir.passes.simplify import simplify
+from ..loop_ir.passes.unroll import unroll_loops
+from ..loop_ir.passes.vectorize import vectorize_loops
+from ..loop_ir.rename import rename
+from ..loop_ir.show import format_program
+from ..loop_ir.verify import verify
+from ..options import CpuOptions
+from ..runtime.cpu import host_symbols, object_code
+from ..runtime.cpu.object_code import ObjectCode
+from ..structured.language.resolve import explain_resolved, resolve_schedule
+from ..structured.language.schedule_types import schedule_for
+from ..structured.language.translate_schedule import translate_schedule
+from ..structured.op import StructuredOp
+from ..target import CpuTarget
+from ..tc_lang.canonical_bound import Spelling, canonicalize, errors_of
+from ..tc_lang.ir import BoundFunction
+from ..tc_lang.legalize import legalize
+from .compiled_kernel import CompiledBase, CompiledCpuKernel, PassContext
+
+
+def _polyhedral() -> Any:
+    """The lowering, imported when something is lowered: a kernel that is found in the cache needs no isl."""
+    with deferred_interrupts():
+        from ..polyhedral.cpu import lower
+    return lower
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One step: what it does to the value that travels, how its result reads, and the log topic it belongs to.
+
+    show: None where the result is not for reading. again: the earlier pass that this one repeats: nothing is left to do
+    where all passes since have changed nothing.
+    """
+
+    name: str
+    run: Callable[[Any, Any], Any]
+    show: Callable[[Any], str] | None = format_program
+    suffix: str = "txt"
+    topic: str = ""
+    repeats: str = ""
+
+    def apply(self, value: Any, job: Any, results: Mapping[str, Any]) -> Any:
+        """What it makes of `value`, the last of `results` of the passes before it."""
+        return value if self.repeats and value is results[self.repeats] else self.run(value, job)
+
+
+def _lower(bound: BoundFunction, job: PassContext) -> Module:
+    try:
+        module: Module = _polyhedral().lower_cpu(bound, job.options, job.target)
+    except CannotLower as refusal:
+        raise InternalError(f"{job.name or bound.name} cannot be lowered: {refusal}") from refusal
+    check_bindings(module)
+    return module
+
+
+def _bodies(transform: Callable[[Stmt], Stmt]) -> Callable[[Module, PassContext], Module]:
+    """`transform` on the body of every kernel of a module, which comes back where that changes none."""
+
+    def run(module: Module, _: PassContext) -> Module:
+        bodies = [transform(k.body) for k in module.kernels]
+        if all(new is k.body for new, k in zip(bodies, module.kernels, strict=True)):
+            return module
+        kernels = (replace(k, body=new) for new, k in zip(bodies, module.kernels, strict=True))
+        return replace(module, kernels=tuple(kernels))
+
+    return run
+
+
+def _emit(module: Module, job: PassContext) -> str:
+    check_bindings(module)
+    return llvm_printer.emit_llvm(module, job.target, host_symbols.vector_functions())
+
+
+PASSES = (
+    Pass("canonicalize", lambda bound, job: canonicalize(bound), repr),
+    Pass("legalize", lambda bound, job: legalize(bound), repr),
+    Pass("lower", _lower),
+    Pass("simplify", _bodies(simplify), topic="loops"),
+    Pass("vectorize", _bodies(vectorize_loops)),
+    Pass("unroll", _bodies(unroll_loops)),
+    Pass("hoist", _bodies(hoist_accumulators)),
+    Pass("simplify_again", _bodies(simplify), repeats="simplify"),
+    Pass("emit", _emit, str, "ll", "code"),
+    Pass("assemble", lambda text, job: object_code.assemble(text, job.target), None),
+    Pass("load", lambda code, job: object_code.load_object(code), None),
+)
+LOWERING = PASSES[:3]
+"""Those that look at options."""
+
+
+def sites_of(module: Module, bound: BoundFunction) -> tuple[CheckSite, ...]:
+    """What a failed check of `bound` means, with the names of its program."""
+    spelling = Spelling.of(bound) if module.sites else None
+    return tuple(replace(s, tensor=spelling.name(s.tensor)) for s in module.sites) if spelling else ()
+
+
+def readable(module: Module, bound: BoundFunction) -> Module:
+    """What `bound` was lowered to, with the names of its program."""
+    return rename(module, Spelling.of(bound).name, bound.name)
+
+
+KINDS: dict[str, Callable[[CompiledCpuKernel], str]] = {
+    "tc": lambda k: k.text,
+    "schedule": lambda k: _polyhedral().explain_cpu(legalize(k.bound), k.options, k.target),
+    "loops": lambda k: format_program(readable(k.rerun_until("simplify"), k.bound)),
+    "c": lambda k: c_printer.emit_c(readable(k.rerun_until("simplify"), k.bound), header=k.text),
+    "llvm": lambda k: k.rerun_until("emit"),
+    "asm": lambda k: object_code.host_assembly(k.rerun_until("emit"), k.target),
+}
+"""What `source` of a kernel for a CPU can show."""
+
+
+def compile_function(bound: BoundFunction, text: str, options: CpuOptions, target: CpuTarget) -> CompiledCpuKernel:
+    """Run `PASSES` on `bound`, whose def reads `text`."""
+    job = job_of(bound, options, target)
+    results, seconds, dump = run_passes(PASSES, bound, text, job)
+    module: Module = results["simplify_again"]
+    compiled = CompiledCpuKernel(
+        bound, text, options, target, seconds, results["assemble"], results["load"],
+        temporary_bytes(module), sites_of(module, bound), len(module.kernels),
+    )  # fmt: skip
+    if dump is not None:
+        dump.write(2 + len(PASSES), "assembly", compiled.source("asm"), "s")
+    log_compilation(compiled, dump)
+    return compiled
+
+
+def lower_only(bound: BoundFunction, text: str, job: PassContext) -> dict[str, Module]:
+    """What the passes make that options decide on: the last one's loops say all about the code."""
+    return run_passes(LOWERING, bound, text, job)[0]
+
+
+def compile_object(
+    bound: BoundFunction, text: str, job: PassContext, made: Mapping[str, Any]
+) -> tuple[ObjectCode, tuple[int, ...]]:
+    """What `compile_function` makes, for another process to load, and the bytes of its temporaries.
+
+    made: what is `lower_only` already.
+    """
+    results, _, _ = run_passes(PASSES[len(LOWERING) : -1], bound, text, job, made)
+    return results["assemble"], temporary_bytes(results["simplify_again"])
+
+
+def run_passes(
+    passes: Sequence[Pass], bound: BoundFunction, text: str, job: Any, made: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], tuple[tuple[str, float], ...], Dump | None]:
+    """What each pass makes of `bound`, by name, and the time that it takes; observed, as this module says.
+
+    job: has `options` and `target`. made: what the passes before these made, in order.
+    """
+    dump = Dump.of(f"{bound.name}_{kernel_digest(bound, job.options, job.target)}")
+    if dump is not None and not made:
+        dump.write(0, "def", text, "tc")
+        dump.write(1, "bound", repr(bound))
+    results: dict[str, Any] = dict(made or {})
+    value: Any = next(reversed(results.values()), bound)
+    seconds: list[tuple[str, float]] = []
+    for number, step in enumerate(passes, 2 + len(results)):
+        start, before = perf_counter(), value
+        with errors_of(bound):
+            value = results[step.name] = step.apply(value, job, results)
+        seconds.append((step.name, perf_counter() - start))
+        _observe(bound, step, value, number, dump)
+        if isinstance(value, Module) and value is not before and knobs.current_knobs().verify:
+            _verify(bound.name, step, value)
+    return results, tuple(seconds), dump
+
+
+def log_compilation(made: CompiledBase, dump: Dump | None) -> None:
+    """Tell what is not the result of a pass: the schedule, and where the time went."""
+    name = made.bound.name
+    if dump is not None:
+        dump.write(4, "schedule", made.source("schedule"))
+    if get_logger("schedule").isEnabledFor(DEBUG):
+        get_logger("schedule").debug("%s: schedule:\n%s", name, made.source("schedule"))
+    times = ", ".join(f"{step} {seconds * 1e3:.1f}" for step, seconds in made.seconds)
+    get_logger("passes").debug("%s: %.1f ms: %s", name, made.compile_seconds * 1e3, times)
+
+
+def list_contractions(
+    bound: BoundFunction, options: CpuOptions, target: CpuTarget
+) -> tuple[tuple[str, str, StructuredOp], ...]:
+    """The ops that schedules apply to: the name in the schedule, the tensor that it defines, and the op.
+
+    They are the contractions, or what the only statement does where that is none.
+    """
+    found: tuple[tuple[str, str, StructuredOp], ...] = _polyhedral().find_contractions(legalize(bound), options, target)
+    return found
+
+
+def is_only_contractions(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
+    """Is a def lowered by pipelines alone? How other loops are tiled and vectorized changes nothing then."""
+    found: bool = _polyhedral().has_only_contractions(legalize(bound), options, target)
+    return found
+
+
+def splits_reductions(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
+    """Does an untuned call sum products in parts? No pipeline says that."""
+    found: bool = _polyhedral().splits_reductions_in(legalize(bound), options, target)
+    return found
+
+
+def with_split_reductions(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
+    """The def with as many stages for its reductions as it is lowered with."""
+    found: BoundFunction = _polyhedral().with_split_stages(legalize(bound), options, target)
+    return found
+
+
+def resolve_schedules(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> CpuOptions:
+    """`options` whose schedule is a pipeline without choices for every contraction that it is meant for.
+
+    Raises ArgumentError where it names what there is not, or does not apply.
+    """
+    if options.schedule is None:
+        return options
+    found = list_contractions(bound, options, target)
+    tensors = [name for _, name, _ in found]
+    if not found:
+        raise ArgumentError(
+            f"{bound.name} has no contraction", expected="a contraction, or a single reduction or permutation"
+        )
+    if isinstance(options.schedule, tuple):
+        known = {n for name, tensor, _ in found for n in (name, tensor)}
+        if unknown := [name for name, _ in options.schedule if name not in known]:
+            raise ArgumentError(
+                f"{bound.name} has no contraction that defines '{unknown[0]}'", expected=", ".join(tensors)
+            )
+    pairs = []
+    for name, tensor, op in found:
+        schedule = schedule_for(options.schedule, name, tensor)
+        if schedule is None:
+            continue
+        try:
+            pairs.append((name, resolve_schedule(schedule, op, target)))
+        except CannotLower as refusal:
+            raise ArgumentError(f"the schedule for '{tensor}' does not apply: {refusal}") from refusal
+        if get_logger("schedule").isEnabledFor(DEBUG):
+            get_logger("schedule").debug("%s: %s:\n%s", bound.name, tensor, explain_resolved(pairs[-1][1], op, target))
+    return replace(options, schedule=tuple(pairs))
+
+
+def job_of(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> PassContext:
+    """What the passes get to compile `bound`: schedules name the loops of its canonical form. Raises as
+    `resolve_schedules`."""
+    options = resolve_schedules(bound, options, target)
+    if not options.schedule:
+        return PassContext(options, target, bound.name)
+    assert isinstance(options.schedule, tuple)
+    own, canonical = (
+        {name: op for name, _, op in list_contractions(b, options, target)} for b in (bound, canonicalize(bound))
+    )
+    pairs = ((name, translate_schedule(p, own[name], canonical[name])) for name, p in options.schedule)  # type: ignore[arg-type]
+    return PassContext(replace(options, schedule=tuple(pairs)), target, bound.name)
+
+
+def kernel_digest(bound: BoundFunction, options: object, target: object) -> str:
+    """A short name for what a kernel depends on, the same in every process."""
+    return sha256(repr((bound, options, target)).encode()).hexdigest()[:8]
+
+
+def temporary_bytes(module: Module) -> tuple[int, ...]:
+    """Bytes of each temporary that the caller of `module` provides."""
+    return tuple(b.bytes for b in module.temporaries)
+
+
+def _observe(bound: BoundFunction, step: Pass, value: Any, number: int, dump: Dump | None) -> None:
+    log = get_logger(step.topic) if step.topic and get_logger(step.topic).isEnabledFor(DEBUG) else None
+    if step.show is None or (dump is None and log is None):
+        return
+    text = step.show(readable(value, bound) if isinstance(value, Module) else value)
+    if dump is not None:
+        dump.write(number, step.name, text, step.suffix)
+    if log is not None:
+        log.debug("%s: after %s:\n%s", bound.name, step.name, text)
+
+
+def _verify(name: str, step: Pass, module: Module) -> None:
+    try:
+        verify(module)
+    except InternalError as error:
+        raise InternalError(f"{name}: after {step.name}: {error}") from error

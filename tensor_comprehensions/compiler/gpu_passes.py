@@ -1,0 +1,214 @@
+"""The compiler for graphics processors: `GPU_PASSES` lists what happens between a bound def and its text.
+
+No GPU and no driver is needed for any of it. Assembling the text is left until machine code or its report is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from ..codegen.gpu import cuda_printer, opencl_printer
+from ..codegen.gpu.gpu_printer import GpuCode, shared_bytes
+from ..core.errors import ArgumentError, CannotLower
+from ..loop_ir.binding import check_bindings
+from ..loop_ir.build import const
+from ..loop_ir.index_arithmetic import Interval
+from ..loop_ir.nodes import Buffer, CheckSite, Kernel, Module
+from ..loop_ir.passes.simplify import simplify
+from ..loop_ir.rewrite import substitute_stmt
+from ..loop_ir.show import format_program
+from ..options import MappingOptions
+from ..runtime.cuda import cubins, nvrtc
+from ..runtime.cuda.nvrtc import Cubin
+from ..target import GpuTarget
+from ..tc_lang.canonical_bound import canonicalize
+from ..tc_lang.ir import BoundFunction
+from ..tc_lang.legalize import legalize
+from .compiled_kernel import CompiledBase
+from .cpu_passes import Pass, log_compilation, readable, run_passes, sites_of
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPassContext:
+    """What stays the same while a def goes through the passes.
+
+    Attributes:
+        options: None leaves the mapping to the cost model.
+        aligned: whether the text may rely on arguments at multiples of 16 bytes.
+    """
+
+    options: MappingOptions | None
+    target: GpuTarget
+    aligned: bool = True
+
+
+def _mapper() -> Any:
+    """The polyhedral mapper, imported when something is mapped."""
+    from ..polyhedral.gpu import lower_gpu
+
+    return lower_gpu
+
+
+def _lower(bound: BoundFunction, job: GpuPassContext) -> Module:
+    try:
+        module: Module = _mapper().lower_gpu(bound, job.options, job.target)
+    except CannotLower as refusal:
+        raise ArgumentError(f"{bound.name} cannot be mapped to {job.target.name}: {refusal}") from refusal
+    check_bindings(module)
+    for kernel in module.kernels:
+        check_limits(bound.name, kernel, job.target)
+    return module
+
+
+def check_limits(op: str, kernel: Kernel, target: GpuTarget) -> None:
+    """Can `target` launch the kernel? Raises ArgumentError."""
+    if kernel.launch is None:
+        return
+    limits = (
+        *(
+            (f"blocks along {axis}", n, most)
+            for axis, n, most in zip("xyz", kernel.launch.grid, target.grid, strict=True)
+        ),
+        *((f"threads along {axis}", n, m) for axis, n, m in zip("xyz", kernel.launch.block, target.block, strict=True)),
+        ("threads in a block", prod(kernel.launch.block), target.max_threads_per_block),
+        ("bytes of shared memory", sum(shared_bytes(kernel.body).values()), target.max_shared_optin),
+    )
+    for what, number, most in limits:
+        if number > most:
+            raise ArgumentError(
+                f"a kernel of {op} needs {number} {what}", expected=f"at most {most} on {target.name}",
+                suggestion="map to fewer threads, use smaller tiles or less shared memory",
+            )  # fmt: skip
+
+
+def _simplify(module: Module, _: GpuPassContext) -> Module:
+    return replace(module, kernels=tuple(map(_simplified, module.kernels)))
+
+
+def _simplified(kernel: Kernel) -> Kernel:
+    """The body simplified, knowing where the variables of the launch lie."""
+    if kernel.launch is None:
+        return replace(kernel, body=simplify(kernel.body))
+    extents = dict(kernel.launch.ranges())
+    body = substitute_stmt(kernel.body, {name: const(0) for name, n in extents.items() if n == 1})
+    return replace(kernel, body=simplify(body, {name: Interval(0, n - 1) for name, n in extents.items()}))
+
+
+def _emit(module: Module, job: GpuPassContext) -> GpuCode:
+    check_bindings(module)
+    return cuda_printer.emit_cuda(module, aligned=job.aligned)
+
+
+GPU_PASSES = (
+    Pass("canonicalize", lambda bound, job: canonicalize(bound, bound.name), repr),
+    Pass("legalize", lambda bound, job: legalize(bound), repr),
+    Pass("lower", _lower),
+    Pass("simplify", _simplify, topic="loops"),
+    Pass("emit", _emit, lambda code: code.source, "cu", "code"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledGpuKernel(CompiledBase):
+    """A def as CUDA C++.
+
+    Attributes:
+        options: None where the cost model chose.
+        aligned: whether it is for arguments at multiples of 16 bytes only; `code` tells whether it needs that.
+        code: the text, in canonical names but for the kernels', and its launches.
+        arguments, temporaries: the arrays that launches count, in order, in canonical names; calls provide the latter.
+        sites: what the number of a failed check means.
+    """
+
+    options: MappingOptions | None
+    target: GpuTarget
+    aligned: bool
+    code: GpuCode
+    arguments: tuple[Buffer, ...]
+    temporaries: tuple[Buffer, ...]
+    sites: tuple[CheckSite, ...]
+
+    @staticmethod
+    def passes() -> tuple[Pass, ...]:
+        return GPU_PASSES
+
+    @staticmethod
+    def source_kinds() -> Mapping[str, Callable[[CompiledGpuKernel], str]]:
+        return GPU_KINDS
+
+    @property
+    def job(self) -> GpuPassContext:
+        return GpuPassContext(self.options, self.target, self.aligned)
+
+    @property
+    def header(self) -> str:
+        """What the opening comment of a text says to people."""
+        shapes = ", ".join(f"{t.name}({', '.join(map(str, t.shape))})" for t in self.bound.tensors if t.shape)
+        text = def_text(self.text, self.bound.name)
+        chosen = "chosen from the sizes" if self.options is None else repr(self.options)
+        about = (f"sizes: {shapes}", f"mapping: {chosen}", f"target: {self.target.name}")
+        return "\n".join(("", text.strip("\n"), "", *about))
+
+    @functools.cached_property
+    def cubin(self) -> Cubin:
+        """Machine code. Raises ArgumentError where NVRTC is not installed."""
+        return cubins.cubin_of(self.code.source, self.target.name)
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """What a call takes: kernels, bytes of temporaries, and of the largest kernel threads and shared memory.
+
+        Where NVRTC is installed also registers, and bytes of local memory and of spills, of the worst kernel.
+        """
+        kernels = self.code.kernels
+        found = {
+            "kernels": len(kernels),
+            "temporary_bytes": sum(b.bytes for b in self.temporaries),
+            "source_bytes": len(self.code.source),
+            "threads": max((prod(k.launch.block) for k in kernels), default=0),
+            "shared_bytes": max((k.shared + k.dynamic for k in kernels), default=0),
+        }
+        if nvrtc.is_nvrtc_available():
+            reports = self.cubin.resources.values()
+            found["registers"] = max((r.registers for r in reports), default=0)
+            found["local_bytes"] = max((r.local for r in reports), default=0)
+            found["spill_bytes"] = max((r.spill_stores + r.spill_loads for r in reports), default=0)
+        return found
+
+
+GPU_KINDS: Mapping[str, Callable[[CompiledGpuKernel], str]] = {
+    "tc": lambda k: k.text,
+    "schedule": lambda k: str(_mapper().explain_gpu(legalize(k.bound), k.options, k.target)),
+    "loops": lambda k: format_program(readable(k.rerun_until("simplify"), k.bound)),
+    "cuda": lambda k: (
+        cuda_printer.emit_cuda(readable(k.rerun_until("simplify"), k.bound), header=k.header, aligned=k.aligned).source
+    ),
+    "opencl": lambda k: opencl_printer.emit_opencl(readable(k.rerun_until("simplify"), k.bound), header=k.text).source,
+}
+"""What `source` of a kernel for a graphics processor can show."""
+
+
+def compile_gpu(
+    bound: BoundFunction, text: str, options: MappingOptions | None, target: GpuTarget, *, aligned: bool = True
+) -> CompiledGpuKernel:
+    """Run `GPU_PASSES` on `bound`, whose def reads `text`. Raises ArgumentError where `target` has too little of it."""
+    job = GpuPassContext(options, target, aligned)
+    results, seconds, dump = run_passes(GPU_PASSES, bound, text, job)
+    module: Module = results["simplify"]
+    compiled = CompiledGpuKernel(
+        bound, text, options, target, seconds, aligned, results["emit"],
+        module.arguments, module.temporaries, sites_of(module, bound),
+    )  # fmt: skip
+    log_compilation(compiled, dump)
+    return compiled
+
+
+def def_text(text: str, name: str) -> str:
+    """The def called `name` of a program."""
+    found = re.search(rf"\bdef\s+{re.escape(name)}\b[^{{]*{{[^}}]*}}", text)
+    return found[0] if found else text

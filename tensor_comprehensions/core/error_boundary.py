@@ -1,0 +1,99 @@
+"""What may leave a call: the package's own exceptions, and nothing else; and of their tracebacks the user's frames."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from . import knobs
+from .errors import ArgumentError, InternalError, TCError, printable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+_NO_MEMORY = ("not enough memory", "out of memory", "allocate memory", "Storage size calculation overflowed")
+"""How torch says, in a RuntimeError, that there is not so much."""
+
+
+def to_public_error(error: Exception) -> Exception:
+    """An exception that is not meant to leave a call, as one that is: a lack of memory or of stack, or our bug."""
+    text = str(error)
+    if isinstance(error, RecursionError):
+        return ArgumentError(
+            f"there is no stack for this: {error}",
+            suggestion="nest the def, or the calls around this one, less deeply, or raise sys.setrecursionlimit",
+        )
+    if isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
+        return ArgumentError(f"there is no memory for this: {error}")
+    return InternalError(printable(f"{type(error).__name__}: {error}"))
+
+
+def only_tc_errors(call: Callable[P, R]) -> Callable[P, R]:
+    """`call`, out of which come only the package's own exceptions."""
+
+    @functools.wraps(call)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            try:
+                return call(*args, **kwargs)
+            except (TCError, InternalError, Warning):  # a warning that is to be an error, too
+                raise
+            except Exception as error:
+                raise to_public_error(error) from error
+        except (TCError, Warning) as error:
+            shorten_traceback(error)
+            raise
+
+    return wrapper
+
+
+def shorten_traceback(error: BaseException) -> None:
+    """Leave the user's frames of a mistake's traceback, unless TC_TRACEBACKS=full; then `raise` it, without a word.
+
+    A bare `raise` adds no frame of its own from Python 3.11 on.
+    """
+    if knobs.current_or_default().tracebacks == "full":
+        return
+    first = error.__traceback__
+    error.__traceback__ = _without_ours(first)
+    if sys.version_info < (3, 11) and first is not None:  # it keeps the traceback that it has caught
+        first.tb_next = error.__traceback__
+    for inner in (error.__cause__, error.__context__):
+        if inner is not None and _is_ours(inner.__traceback__):
+            inner.__traceback__ = _without_ours(inner.__traceback__)
+            if inner.__traceback__ is None:  # its words are in the message
+                error.__cause__, error.__suppress_context__ = None, True
+
+
+_OURS = __name__.partition(".")[0]
+_HIDDEN = (_OURS, "torch")
+"""The packages whose frames say nothing to a user, where they were called by this one."""
+
+
+def _package(traceback: TracebackType) -> str:
+    return str(traceback.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _is_ours(traceback: TracebackType | None) -> bool:
+    """Was an exception with this traceback caught here, and so is no one else's?"""
+    return traceback is None or _package(traceback) == _OURS
+
+
+def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of this package, and of torch below them; what a user's function adds stays."""
+    kept: list[TracebackType] = []
+    inside = False
+    while traceback is not None:
+        package = _package(traceback)
+        inside = inside or package == _OURS
+        if not (inside and package in _HIDDEN):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    made: TracebackType | None = None
+    for one in reversed(kept):
+        made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return made

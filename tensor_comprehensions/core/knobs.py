@@ -1,0 +1,198 @@
+"""The `TC_*` environment variables, in one typed place: no other module reads the environment for settings.
+
+They are read once, when the package is imported. `override_knobs` changes them for a stretch of a program, for every
+thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from .errors import ArgumentError
+from .processors import FEATURES
+
+TOPICS = {
+    "schedule": "why a transform or schedule does not apply, and the schedule tree",
+    "loops": "the loop program that is printed for the target",
+    "code": "the emitted LLVM text",
+    "cache": "kernels found and not found, and which part of the key is new",
+    "sparse": "sparse operands that are copied or converted, and why",
+    "passes": "the time of each pass",
+    "tune": "what a search for options tries, rejects and finds",
+    "graph": "what `torch.compile` hands over, which regions become kernels, and why others do not",
+}
+"""What `TC_LOGS` may list; each is a logger `tensor_comprehensions.<topic>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What the environment may set. Each field is one variable; `metadata["help"]` is its documentation."""
+
+    interpret: bool = field(
+        default=False, metadata={"variable": "TC_INTERPRET", "help": "1: run the reference evaluator, compile nothing"}
+    )
+    dump: str = field(
+        default="",
+        metadata={"variable": "TC_DUMP", "help": "folder that receives every stage of every kernel", "path": True},
+    )
+    logs: tuple[str, ...] = field(
+        default=(),
+        metadata={"variable": "TC_LOGS", "help": "comma-separated topics to explain on stderr: " + ", ".join(TOPICS)},
+    )
+    verify: bool = field(
+        default=False, metadata={"variable": "TC_VERIFY", "help": "1: prove every transform and check after every pass"}
+    )
+    tracebacks: str = field(
+        default="short",
+        metadata={
+            "variable": "TC_TRACEBACKS",
+            "help": "full: show the frames of this package in the traceback of a mistake, too",
+            "choices": ("short", "full"),
+        },
+    )
+    tune: str = field(
+        default="",
+        metadata={
+            "variable": "TC_TUNE",
+            "help": "auto: operators defined with options='tuned' are tuned at their first call with new sizes",
+            "choices": ("", "auto"),
+        },
+    )
+    cache: str = field(
+        default="readwrite",
+        metadata={
+            "variable": "TC_CACHE",
+            "help": "off, read or readwrite: whether kernels and tuned options of earlier processes are used and kept",
+            "choices": ("off", "read", "readwrite"),
+        },
+    )
+    cache_dir: str = field(
+        default="",
+        metadata={"variable": "TC_CACHE_DIR", "help": "folder of the cache, instead of the user's own", "path": True},
+    )
+    cache_strict: bool = field(
+        default=False, metadata={"variable": "TC_CACHE_STRICT", "help": "1: raise CacheError for a fault of the cache"}
+    )
+    cache_max_size: int = field(
+        default=1 << 31,
+        metadata={"variable": "TC_CACHE_MAX_SIZE", "help": "bytes that the cache may have: 500M, 2G"},
+    )
+    cache_signing_key: str = field(
+        default="",
+        metadata={
+            "variable": "TC_CACHE_SIGNING_KEY",
+            "help": "file with a secret that signs compiled code, which may then move",
+            "path": True,
+        },
+    )
+    target: str = field(
+        default="",
+        metadata={
+            "variable": "TC_TARGET",
+            "help": "take this processor for that one, as far as it can do the same: haswell, nehalem",
+            "choices": ("", *FEATURES),
+        },
+    )
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Knobs:
+        """The knobs that `environment` sets; what it leaves out keeps its default.
+
+        Raises ArgumentError, which names the variable, for a value that means nothing.
+        """
+        values: dict[str, Any] = {}
+        for f in fields(cls):
+            variable = f.metadata["variable"]
+            if variable in environment:
+                value = _parse(variable, environment[variable], type(f.default), f.metadata.get("choices", ()))
+                values[f.name] = _absolute(value) if f.metadata.get("path") else value
+        return cls(**values)
+
+
+def _parse(variable: str, text: str, kind: type, choices: tuple[str, ...]) -> Any:
+    text = text.strip()
+    if choices and text not in choices:
+        raise ArgumentError(f"{variable} is {text!r}", expected=" or ".join(c or "nothing" for c in choices))
+    if kind is int:
+        return parse_bytes(variable, text)
+    if kind is bool:
+        if text.lower() not in ("", "0", "1", "false", "true"):
+            raise ArgumentError(f"{variable} is {text!r}", expected="0 or 1")
+        return text.lower() in ("1", "true")
+    if kind is tuple:
+        topics = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+        if unknown := [name for name in topics if name not in (*TOPICS, "all")]:
+            raise ArgumentError(f"{variable} has no topic {unknown[0]!r}", expected="all or " + ", ".join(TOPICS))
+        return tuple(TOPICS) if "all" in topics else topics
+    return text
+
+
+def _absolute(path: str) -> str:
+    """A path that means the same wherever the program goes; "" and what has no such form as they are."""
+    try:
+        return os.path.abspath(os.path.expanduser(path)) if path else ""
+    except OSError:  # the folder that the program is in is gone
+        return path
+
+
+def parse_bytes(variable: str, text: str) -> int:
+    """The number of bytes that `500M` means, given for `variable`. Raises ArgumentError."""
+    digits, unit = text.rstrip("KMGkmg"), text[len(text.rstrip("KMGkmg")) :].upper()
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 18 or len(unit) > 1:
+        raise ArgumentError(f"{variable} is {text!r}", expected="a number of bytes, such as 500M or 2G")
+    return int(digits) << {"": 0, "K": 10, "M": 20, "G": 30}[unit]
+
+
+def _read() -> tuple[Knobs, ArgumentError | None]:
+    """The knobs of this process, and what is wrong with them: whoever asks for them is told, not whoever imports."""
+    try:
+        return Knobs.read(os.environ), None
+    except ArgumentError as reason:
+        return Knobs(), reason
+
+
+_current, _wrong = _read()
+
+
+_observers: list[Callable[[Knobs], None]] = []
+
+
+def observe_knobs(observer: Callable[[Knobs], None]) -> None:
+    """Call `observer` with the knobs in force, now and after every change: for those who cannot ask each time."""
+    _observers.append(observer)
+    observer(current_or_default())
+
+
+def _put(knobs: Knobs) -> None:
+    global _current
+    _current = knobs
+    for observer in _observers:
+        observer(knobs)
+
+
+def current_knobs() -> Knobs:
+    """The knobs in force. Raises ArgumentError where the environment sets one to what means nothing."""
+    if _wrong is not None:
+        raise _wrong.with_traceback(None)  # else it would grow with every call
+    return _current
+
+
+def current_or_default() -> Knobs:
+    """The knobs in force, or the defaults where `current_knobs` raises: for what happens when the package is
+    imported."""
+    return _current
+
+
+@contextmanager
+def override_knobs(**values: Any) -> Iterator[Knobs]:
+    """Put other values in force for the `with` block: `with override(verify=True): ...`."""
+    before = current_knobs()
+    try:
+        _put(replace(before, **values))
+        yield _current
+    finally:
+        _put(before)

@@ -1,0 +1,47 @@
+"""Modules of this package that are imported when something of them is used for the first time.
+
+A process whose programs and kernels are in the cache parses, differentiates and compiles nothing, and what does these
+things is two thirds of the package. So the boundary runs between modules: those that every call needs import others at
+their top, as always, and name what only a miss needs by `lazy_module`.
+"""
+
+from __future__ import annotations
+
+import gc
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from .interrupts import deferred_interrupts
+
+
+class LazyModule(ModuleType):
+    """A module that is not imported before something of it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what Python asks of every module
+            raise AttributeError(name)
+        module = self.__dict__.get("_module")
+        if module is None:
+            module = self.__dict__["_module"] = import_without_gc(self.__name__)
+        return getattr(module, name)
+
+
+def lazy_module(name: str) -> Any:
+    """The module `name` of this package, which is imported when something of it is asked for."""
+    return LazyModule(f"{__name__.partition('.')[0]}.{name}")
+
+
+def import_without_gc(name: str) -> ModuleType:
+    """Import a module by its full name. An interrupt waits: a package that is imported by half stays so for ever."""
+    with deferred_interrupts():
+        collecting = gc.isenabled()
+        gc.disable()  # what modules make stays, and a collection among torch's objects takes a quarter of an import
+        try:
+            return import_module(name)
+        finally:
+            if collecting:
+                if not gc.get_freeze_count():  # nobody keeps objects apart, which would come back
+                    gc.freeze()
+                    gc.unfreeze()  # all there are count as old: the next look at young ones is no look at torch's
+                gc.enable()

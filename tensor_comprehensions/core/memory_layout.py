@@ -1,0 +1,20 @@
+"""How the elements of a tensor lie in memory: their strides, counted in elements, and how far they reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides, as torch counts them (extents of 0 count as 1)."""
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(1, extent)
+    return tuple(reversed(strides))
+
+
+def storage_extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements of memory from the first to the last of those of a tensor, both included; 0 where it has none."""
+    return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))

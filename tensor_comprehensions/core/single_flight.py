@@ -1,0 +1,124 @@
+"""Values that are made at most once per key, whatever number of threads ask, and never half made after a fork."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class SingleFlightCache(Generic[K, V]):
+    """The `limit` values used last, each made by one thread while others that need it wait.
+
+    Different keys are made in parallel. A `make` that raises leaves nothing behind: whoever waited tries anew.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._values: OrderedDict[K, V] = OrderedDict()
+        self._forget_threads()
+        _instances.add(self)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def last(self) -> V | None:
+        """The value asked for most recently, if any."""
+        with self._lock:
+            return next(reversed(self._values.values()), None)
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """The value of `key`, made by `make()` if there is none."""
+        while True:
+            with self._lock:
+                if key in self._values:
+                    self._values.move_to_end(key)
+                    return self._values[key]
+                turn = self._turns.setdefault(key, threading.Lock())
+            with turn:  # what interrupts this thread, wherever it is, lets go of the lock
+                if self._turns.get(key) is turn:  # else another thread has made the value, or failed to
+                    return self._make(key, make)
+
+    def _make(self, key: K, make: Callable[[], V]) -> V:
+        try:
+            with _gate.mine():
+                value = make()
+            with self._lock:
+                self._values[key] = value
+                while len(self._values) > self.limit:
+                    self._values.popitem(last=False)
+            return value
+        finally:
+            self._turns.pop(key, None)
+
+    def _forget_threads(self) -> None:
+        self._lock = threading.Lock()
+        self._turns: dict[K, threading.Lock] = {}
+
+
+class _Gate:
+    """Lets threads make values side by side, and lets no fork happen while one is at it.
+
+    A child of such a fork would inherit locked libraries whose owners do not exist in it. A thread that makes a value
+    holds a lock of its own: nothing has to be counted, which an interrupt could keep from being counted back.
+    """
+
+    PAUSE = 0.001
+    """Seconds between two looks of a fork that waits."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._registering = threading.RLock()
+        self._locks: WeakSet[Any] = WeakSet()
+        self._threads = threading.local()
+        self._held: list[Any] = []
+
+    def mine(self) -> Any:
+        """The lock that this thread holds while it makes a value."""
+        lock = getattr(self._threads, "lock", None)
+        if lock is None:
+            with self._registering:
+                lock = threading.RLock()
+                self._locks.add(lock)
+                self._threads.lock = lock
+        return lock
+
+    def before_fork(self) -> None:
+        while not self._take_all():
+            time.sleep(self.PAUSE)
+
+    def _take_all(self) -> bool:
+        """Take the locks of all threads, or none: a thread that makes a value may itself be about to fork."""
+        self._registering.acquire()
+        self._held = [self._registering]
+        for lock in list(self._locks):
+            if not lock.acquire(blocking=False):
+                self.after_in_parent()
+                return False
+            self._held.append(lock)
+        return True
+
+    def after_in_parent(self) -> None:
+        while self._held:
+            self._held.pop().release()
+
+    def after_in_child(self) -> None:
+        self._reset()
+        for instance in _instances:
+            instance._forget_threads()
+
+
+_instances: WeakSet[SingleFlightCache[Any, Any]] = WeakSet()
+_gate = _Gate()
+os.register_at_fork(
+    before=_gate.before_fork, after_in_parent=_gate.after_in_parent, after_in_child=_gate.after_in_child
+)

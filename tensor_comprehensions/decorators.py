@@ -1,0 +1,110 @@
+"""Other ways to write a def: a Python function whose docstring it is, and statements without anything around them."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, overload
+
+from .api import Op, define
+from .core.error_boundary import only_tc_errors
+from .core.errors import ArgumentError
+from .tc_lang.infer_signature import def_of_statements
+from .torch_ext.autograd import PythonGradient
+
+
+@overload
+def op(function: Callable[..., Any]) -> Op: ...
+@overload
+def op(*, backward: str | PythonGradient | None = None) -> Callable[[Callable[..., Any]], Op]: ...
+@only_tc_errors
+def op(
+    function: Callable[..., Any] | None = None, *, backward: str | PythonGradient | None = None
+) -> Op | Callable[[Callable[..., Any]], Op]:
+    """Make an operator of a Python function whose docstring is a TC program with a def of the function's name.
+
+        @tc.op
+        def scale(x, a):
+            \"\"\"def scale(float(N) x, float a) -> (y) { y(i) = a * x(i) }\"\"\"
+
+    The function itself never runs. Its parameters, if it has any, must be those of the def, in order.
+
+    Args:
+        backward: the gradient of the def, as for `define`.
+
+    Raises:
+        ArgumentError: there is no docstring, no def of this name, or the parameters are others.
+        ParseError, CheckError, RangeError: as `define`.
+    """
+    if function is None:
+        return partial(_decorated, backward=backward)
+    return _decorated(function, backward)
+
+
+@only_tc_errors
+def _decorated(function: Callable[..., Any], backward: str | PythonGradient | None) -> Op:
+    name = getattr(function, "__name__", "")
+    text = inspect.getdoc(function) if inspect.isfunction(function) else None
+    if not text:
+        raise ArgumentError(
+            f"tc.op makes an operator of a function whose docstring is a def, and {name or function!r} has none",
+            suggestion=f'write """def {name or "name"}(...) -> (...) {{ ... }}""" below its first line',
+        )
+    made = define(text, None if backward is None else {name: backward})[name]
+    written = [p.name for p in inspect.signature(function).parameters.values()]
+    taken = list(inspect.signature(made).parameters)
+    if written and written != taken[: len(written)]:
+        raise ArgumentError(
+            f"the function {name} and its def take different arguments",
+            expected=", ".join(taken),
+            found=", ".join(written),
+        )
+    made.__module__ = function.__module__
+    return made
+
+
+@only_tc_errors
+def from_expression(statements: str, /, name: str = "expression", **types: str) -> Op:
+    """The operator of statements alone: `from_expression("y(i) = a * x(i) + b(i)")`, called as `op(a, x, b)`.
+
+    What the statements read and never write are the parameters, in the order of the text: tensors where it is
+    subscripted, else numbers. Dimensions with one index have one size. The tensor of the last statement is returned.
+
+    Args:
+        name: of the def.
+        types: of parameters that are not `float`: `from_expression("y(i) = t(w(i))", w="int64")`.
+
+    Raises:
+        ParseError, CheckError, RangeError: as `define`, with the place in the def that the statements give.
+    """
+    if not isinstance(statements, str):
+        raise ArgumentError(f"the statements are a {type(statements).__name__}, not a string")
+    return define(def_of_statements(name, textwrap.dedent(statements), types))[name]
+
+
+@only_tc_errors
+def from_notation(
+    equation: str, /, formats: Mapping[str, str] | None = None, name: str = "expression", **types: str
+) -> Op:
+    """The operator of index notation: `from_notation("y(i) = b(i) - A(i,j)*x(j)", formats={"A": "csr"})`.
+
+    Sums are implied: in each term of the right side, the indices that the left side lacks are summed over. Parameters
+    are what is read, in the order of the text, as for `from_expression`.
+
+    Args:
+        equation: one equation, or several, of which the last gives the result.
+        formats: how tensors are stored, by name; what is not named here comes in any format, and goes out dense.
+        name: of the def.
+        types: of parameters that are not `float`: `from_notation("y(i) = A(i,j)*x(j)", A="double", x="double")`.
+
+    Raises:
+        ParseError, CheckError, RangeError: as `define`, with the place in the def that the notation gives.
+        ArgumentError: a format is none, or given to no tensor of the equation.
+    """
+    from .sparse.index_notation import notation_to_def
+
+    if not isinstance(equation, str):
+        raise ArgumentError(f"the equation is a {type(equation).__name__}, not a string")
+    return define(notation_to_def(name, textwrap.dedent(equation), types), formats=formats)[name]

@@ -1,0 +1,338 @@
+"""What a caller passed, as plain torch tensors on the CPU that a kernel may read through their strides.
+
+Always holds: a value that is refused is refused with an `ArgumentError` that names the def's tensor; nothing is
+copied that a kernel can read where it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from reprlib import repr as short_repr
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from ..core.dtypes import DTYPES, DType
+from ..core.errors import ArgumentError
+from ..core.memory_layout import storage_extent
+
+TORCH_TYPES: dict[DType, torch.dtype] = {t: getattr(torch, name) for name, t in DTYPES.items()}
+TYPES = {theirs: ours for ours, theirs in TORCH_TYPES.items()}
+PLAIN = (Tensor, torch.nn.Parameter)
+"""The classes whose memory is what it seems; any other subclass may stand for something else."""
+Convert = Callable[[Tensor], Any]
+"""Makes an array of another library of a tensor, in the same memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSpec:
+    """What the def says of one argument: `dims` are its sizes as written."""
+
+    op: str
+    name: str
+    dtype: DType
+    dims: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}({','.join(self.dims)})" if self.dims else f"{self.dtype} number"
+
+    def error(self, problem: str, *, found: str = "", suggestion: str = "") -> ArgumentError:
+        """The error for this argument: the problem reads on from its name."""
+        return ArgumentError(
+            f"argument '{self.name}' of {self.op} {problem}",
+            expected=f"{self} {self.name}",
+            found=found,
+            suggestion=suggestion,
+        )
+
+    def kind_error(self, kind: str, value: str = "") -> ArgumentError:
+        """The error for an argument of a type, called `kind`, that is none of tensors, arrays and numbers."""
+        way_out = "pass a torch tensor or a NumPy array" + ("" if self.dims else " or a number")
+        return self.error(f"is {with_article(kind)}", found=value, suggestion=way_out)
+
+
+def to_tensor(expected: ParameterSpec, value: object) -> Tensor:
+    """`value` as a plain tensor of the expected dtype and rank.
+
+    Raises ArgumentError for anything else than a dense CPU tensor, a NumPy array, an array that speaks DLPack or, where
+    the def expects a number, a Python number.
+    """
+    if isinstance(value, Tensor):
+        tensor = _from_torch(expected, value)
+    elif isinstance(value, np.ndarray):
+        tensor = _from_numpy(expected, value)
+    elif isinstance(value, bool | int | float | np.generic) and not expected.dims:
+        return _from_number(expected, value)
+    elif hasattr(value, "__dlpack__"):
+        tensor = _from_torch(expected, _from_dlpack(expected, value))
+    else:
+        raise expected.kind_error(type(value).__name__, short_repr(value))
+    _check_rank(expected, tensor)
+    return tensor
+
+
+def check_elements(expected: ParameterSpec, x: Tensor) -> None:
+    """Has a tensor, which may have no memory, the expected dtype and rank? Raises ArgumentError."""
+    _check_type(expected, x)
+    _check_rank(expected, x)
+
+
+def _check_rank(expected: ParameterSpec, x: Tensor) -> None:
+    if x.ndim != len(expected.dims):
+        raise expected.error(
+            f"has {x.ndim} dimensions instead of {len(expected.dims)}", found=f"a shape of {tuple(x.shape)}"
+        )
+
+
+def _check_type(expected: ParameterSpec, x: Tensor) -> None:
+    if x.dtype is not TORCH_TYPES[expected.dtype]:
+        raise _wrong_type(expected, str(x.dtype).removeprefix("torch."), x.dtype in TYPES)
+
+
+def _from_torch(expected: ParameterSpec, x: Tensor) -> Tensor:
+    if type(x) not in PLAIN:
+        raise expected.error(
+            f"is a {type(x).__name__}, a subclass of torch.Tensor",
+            suggestion="pass a plain tensor; x.as_subclass(torch.Tensor) makes one where the class only adds methods",
+        )
+    if x.is_nested or x.layout is not torch.strided:
+        dense = "x.to_padded_tensor(0.0)" if x.is_nested else "x.to_dense()"
+        raise expected.error(f"is not dense: its layout is {_layout(x)}", suggestion=f"pass {dense}")
+    if x.is_meta:
+        raise expected.error(
+            "is on the device meta and has no values",
+            suggestion="pass a tensor with values; where only shapes are wanted, all tensors are on meta",
+        )
+    if x.device.type != "cpu":
+        raise expected.error(f"is on the device {x.device}", suggestion="pass x.cpu()")
+    if torch._C._is_tracing():
+        raise expected.error(
+            "is traced by torch.jit, which records operators and not this call",
+            suggestion="call the operator as `define` gives it; only a kernel of `compile` is none",
+        )
+    _check_type(expected, x)
+    if x.requires_grad and torch.is_grad_enabled():
+        raise expected.error(
+            "requires a gradient, which is not recorded here",
+            suggestion="pass x.detach(), or call under torch.no_grad()",
+        )
+    if x.is_neg():
+        return x.resolve_neg()
+    if x._is_zerotensor():
+        return torch.zeros(x.shape, dtype=x.dtype, device="cpu")
+    _check_memory(expected, x)
+    return x
+
+
+def _check_memory(expected: ParameterSpec, x: Tensor) -> None:
+    try:
+        held = x.untyped_storage().nbytes()
+        x.data_ptr()
+    except RuntimeError as error:
+        raise expected.error(
+            f"has no memory of its own: {error}", suggestion="call outside of torch.func transforms and tracing"
+        ) from error
+    if x.numel() and (x.storage_offset() + storage_extent(x.shape, x.stride())) * x.element_size() > held:
+        raise expected.error(f"reaches beyond its storage of {held} bytes: the storage was resized")
+
+
+def _from_numpy(expected: ParameterSpec, array: np.ndarray) -> Tensor:
+    if isinstance(array, np.ma.MaskedArray):
+        raise expected.error("is a masked array", suggestion="pass x.filled(value)")
+    name = array.dtype.name
+    if name != expected.dtype.name:
+        raise _wrong_type(expected, name, name in DTYPES)
+    size = array.itemsize
+    readable = all(n < 2 or (s >= 0 and s % size == 0) for n, s in zip(array.shape, array.strides, strict=True))
+    if not (readable and array.dtype.isnative and array.flags.aligned):
+        array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", subok=False)
+    try:
+        return torch.from_numpy(_writable(array))
+    except TypeError as error:
+        raise expected.error(
+            f"is an array that torch cannot read: {error}", suggestion="pass a torch tensor"
+        ) from error
+
+
+def _from_dlpack(expected: ParameterSpec, array: object) -> Tensor:
+    try:
+        return from_dlpack(array)
+    except Exception as error:  # whatever a library says of what it cannot share
+        raise expected.error(
+            f"is an array that torch cannot read: {error}", suggestion="pass a torch tensor or a NumPy array"
+        ) from error
+
+
+def output_converter(values: Iterable[object]) -> Convert | None:
+    """What a caller who passed `values` gets: tensors (None) if one is a tensor, else arrays like the first.
+
+    A library that the array API standard cannot name gets tensors, which it reads through DLPack.
+    """
+    found: Convert | None = None
+    for value in values:
+        if isinstance(value, Tensor):
+            return None
+        if found is None:
+            found = _library(value)
+    return found
+
+
+def _library(value: object) -> Convert | None:
+    if isinstance(value, np.ndarray):
+        return to_numpy
+    namespace = getattr(value, "__array_namespace__", None)
+    if namespace is None or not hasattr(value, "__dlpack__") or isinstance(value, np.generic):
+        return None
+    try:
+        convert: Convert = namespace().from_dlpack
+    except Exception:  # of the caller's library, which then is one that the standard cannot name
+        return None
+    return convert
+
+
+def to_numpy(x: Tensor) -> np.ndarray:
+    """The array in the memory of `x`."""
+    return x.numpy()
+
+
+class _Memory:
+    """The memory of a read-only array without the mark, because torch warns of tensors that cannot be written.
+
+    No kernel writes its inputs.
+    """
+
+    def __init__(self, array: np.ndarray) -> None:
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+        self.array = array
+
+
+def _writable(array: np.ndarray) -> np.ndarray:
+    return array if array.flags.writeable and type(array) is np.ndarray else np.asarray(_Memory(array))
+
+
+def _from_number(expected: ParameterSpec, value: bool | int | float | np.generic) -> Tensor:
+    number = value.item() if isinstance(value, np.generic) else value
+    dtype = expected.dtype
+    accepted = bool if dtype.is_bool else int if dtype.is_integer else (int, float)
+    if not isinstance(number, accepted):
+        raise expected.error(f"is {with_article(type(number).__name__)}", found=short_repr(number))
+    try:
+        in_type = float(number) if dtype.is_float else number
+    except OverflowError:
+        in_type = None
+    if in_type is None or (dtype.is_integer and not _least(dtype) <= in_type < _least(dtype) + 2**dtype.bits):
+        raise expected.error(f"does not fit into {dtype}", found=short_repr(number))
+    return torch.tensor(in_type, dtype=TORCH_TYPES[dtype], device="cpu")
+
+
+def _least(dtype: DType) -> int:
+    return -(2 ** (dtype.bits - 1)) if dtype.is_signed else 0
+
+
+def _wrong_type(expected: ParameterSpec, found: str, convertible: bool) -> ArgumentError:
+    suggestion = f"pass x.to(torch.{expected.dtype}), or write '{found}' in the def" if convertible else ""
+    if found.startswith("float8"):
+        suggestion = f"pass x.to(torch.{expected.dtype}): kernels do not read floats of 8 bits"
+    elif found.startswith("complex"):
+        suggestion = "pass torch.view_as_real(x), which has one more dimension of size 2"
+    return expected.error(f"has elements of type {found}", found=found, suggestion=suggestion)
+
+
+def _layout(x: Tensor) -> str:
+    return "nested" if x.is_nested else str(x.layout).removeprefix("torch.").lstrip("_")
+
+
+def with_article(name: str) -> str:
+    """`name` with its article."""
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+# --- destinations ------------------------------------------------------------------------------------------------
+
+
+def check_destination(op: str, name: str, x: object, dtype: DType, shape: tuple[int, ...]) -> Tensor:
+    """`x` as a tensor that the output `name` may be written to. Raises ArgumentError."""
+    expected = ParameterSpec(op, f"out ({name})", dtype, tuple(map(str, shape)))
+    if not isinstance(x, Tensor):
+        raise expected.error(
+            f"is {with_article(type(x).__name__)}", suggestion="pass a torch tensor of the output's shape"
+        )
+    tensor = _from_torch(expected, x)
+    if tensor is not x:
+        raise expected.error("is a view that negates or a tensor without memory", suggestion="pass torch.empty(...)")
+    if tuple(x.shape) != shape:
+        raise expected.error("has another shape than the output", found=f"a shape of {tuple(x.shape)}")
+    if overlaps_itself(x):
+        raise expected.error(
+            "has elements that share memory", found=f"strides of {x.stride()}", suggestion="pass x.clone()"
+        )
+    return x
+
+
+def check_no_alias(op: str, outputs: Iterable[tuple[str, Tensor]], others: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse a destination whose memory another argument also uses. Raises ArgumentError."""
+    seen = list(others)
+    for name, x in outputs:
+        for other, y in seen:
+            if share_memory(x, y):
+                raise ArgumentError(
+                    f"the destination of '{name}' of {op} shares memory with {other}",
+                    suggestion="leave 'out' away, or pass a tensor of its own",
+                )
+        seen.append((f"the destination of '{name}'", x))
+
+
+def overlaps_itself(x: Tensor) -> bool:
+    """Whether two elements of `x` may lie at one address (certain for every layout made by slicing)."""
+    reach = 0
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return x.numel() > 0
+            reach += stride * (size - 1)
+    return False
+
+
+_EFFORT: Any = 100_000  # candidate solutions; NumPy's stubs know only two of the values it takes
+
+
+def share_memory(x: Tensor, y: Tensor) -> bool:
+    """Whether an element of `x` and one of `y` have a byte in common; yes where that is too hard to decide."""
+    if not x.numel() or not y.numel():
+        return False
+    (low, high), (other_low, other_high) = _bytes(x), _bytes(y)
+    if high <= other_low or other_high <= low:
+        return False
+    try:
+        return np.shares_memory(_array(x), _array(y), max_work=_EFFORT)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _bytes(x: Tensor) -> tuple[int, int]:
+    return x.data_ptr(), x.data_ptr() + storage_extent(x.shape, x.stride()) * x.element_size()
+
+
+def _array(x: Tensor) -> np.ndarray:
+    x = x.detach()
+    return (x.view(torch.int16) if x.dtype is torch.bfloat16 else x).numpy()
+
+
+def parse_sizes(text: str) -> dict[str, float]:
+    """`M=64,alpha=0.5` as a table."""
+    values: dict[str, float] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, equals, number = part.partition("=")
+        try:
+            values[name.strip()] = int(number) if number.strip().lstrip("+-").isdigit() else float(number)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ArgumentError(f"--sizes has the part {part!r}", expected="NAME=NUMBER, separated by commas")
+    return values

@@ -1,0 +1,372 @@
+"""The parts of a call: gather the arguments, provide the outputs, run, hand back.
+
+Always holds: a caller's tensor is written only when everything that can fail has succeeded.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.dtypes import BFLOAT16, DType
+from ..core.errors import ArgumentError, InternalError, RangeError
+from ..core.lazy_import import lazy_module
+from ..core.memory_layout import contiguous_strides
+from ..options import CpuOptions, check_fields
+from ..runtime.cpu.huge_pages import advise_huge_pages
+from ..target import CpuTarget
+from ..tc_lang.bind import bind
+from ..tc_lang.ir import BoundFunction, Function, Role
+from ..tc_lang.match_arguments import TensorType, match_arguments
+from .arguments import (
+    TORCH_TYPES,
+    Convert,
+    ParameterSpec,
+    check_destination,
+    check_no_alias,
+    output_converter,
+    to_numpy,
+    to_tensor,
+    with_article,
+)
+from .signatures import declared_dims, format_signature, return_sizes
+
+if TYPE_CHECKING:
+    from ..loop_ir.nodes import CheckSite
+    from ..tc_lang import reference
+else:
+    reference = lazy_module("tc_lang.reference")
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The tensors of one call.
+
+    inputs: of the parameters, in order. initial: of the in/out outputs, in order.
+    convert: makes arrays of the caller's library of the outputs; None for a caller who passed tensors.
+    """
+
+    inputs: tuple[Tensor, ...]
+    initial: tuple[Tensor, ...]
+    convert: Convert | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallSignature:
+    """A def as a call sees it: what it says of its parameters and of its in/out outputs, in order."""
+
+    function: Function
+    parameters: tuple[ParameterSpec, ...]
+    initial: tuple[ParameterSpec, ...]
+
+    @classmethod
+    def of(cls, function: Function) -> CallSignature:
+        sizes = return_sizes(function)
+        return cls(
+            function,
+            tuple(ParameterSpec(function.name, p.name, p.dtype, declared_dims(p)) for p in function.parameters),
+            tuple(ParameterSpec(function.name, p.name, p.dtype, sizes[p.name]) for p in function.inouts),
+        )
+
+
+def normalize_arguments(interface: CallSignature, values: Sequence[object], initial: Mapping[str, object]) -> Arguments:
+    """The arguments of a call as plain tensors. Raises ArgumentError that names the first that is wrong."""
+    function = interface.function
+    check_names(interface, values, initial)
+    convert = output_converter((*values, *initial.values()))
+    if convert is to_numpy and (narrow := [r for r in function.returns if function.tensor(r).dtype == BFLOAT16]):
+        raise ArgumentError(f"NumPy has no type for '{narrow[0]}' of {function.name}", suggestion="pass torch tensors")
+    return Arguments(
+        tuple([to_tensor(p, v) for p, v in zip(interface.parameters, values, strict=True)]),
+        tuple([to_tensor(p, initial[p.name]) for p in interface.initial]),
+        convert,
+    )
+
+
+def normalize_detached(interface: CallSignature, values: Sequence[object], initial: Mapping[str, object]) -> Arguments:
+    """As `normalize_arguments`, for those who record no gradient: parameters of layers are as good as any tensors."""
+    named = {name: _detached(x) for name, x in initial.items()}
+    return normalize_arguments(interface, [_detached(x) for x in values], named)
+
+
+def _detached(x: object) -> object:
+    return x.detach() if isinstance(x, Tensor) and x.requires_grad else x
+
+
+def check_names(interface: CallSignature, values: Sequence[object], initial: Mapping[str, object]) -> None:
+    """Are there as many arguments as parameters, and exactly the in/out outputs by keyword? Raises ArgumentError."""
+    function, parameters = interface.function, interface.parameters
+    inout = {p.name: p for p in interface.initial}
+    for name in initial:
+        if name not in inout:
+            raise _unknown_keyword(function, name, inout)
+    if len(values) != len(parameters):
+        missing = ", ".join(p.name for p in parameters[len(values) :])
+        raise ArgumentError(
+            f"{function.name} takes {len(parameters)} argument{'s' * (len(parameters) != 1)}, not {len(values)}",
+            expected=format_signature(function),
+            suggestion=f"pass {missing}" if missing else "",
+        )
+    for name, p in inout.items():
+        if name not in initial:
+            raise ArgumentError(
+                f"{function.name} reads '{name}' before it writes it, and the call gives no initial value",
+                expected=f"{p} {name}",
+                suggestion=f"pass {name}=..., or start '{name}' in the def with '=' or an operator with '!'",
+            )
+
+
+def _unknown_keyword(function: Function, name: str, inout: Iterable[str]) -> ArgumentError:
+    if any(p.name == name for p in function.parameters):
+        return ArgumentError(f"'{name}' of {function.name} is passed by position", expected=format_signature(function))
+    if name in function.returns:
+        return ArgumentError(
+            f"{function.name} starts '{name}' itself and takes no initial value",
+            suggestion="out=... says where the outputs are written",
+        )
+    near = difflib.get_close_matches(name, [*inout, "out"], 1)
+    return ArgumentError(
+        f"{function.name} takes no argument '{name}'", suggestion=f"did you mean '{near[0]}'?" if near else ""
+    )
+
+
+# --- what the def is bound to -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentShapes:
+    """The shapes of the parameters and of the in/out outputs, in order, and the values of specialized scalars."""
+
+    inputs: tuple[Shape, ...]
+    initial: tuple[Shape, ...]
+    scalars: tuple[tuple[str, int], ...]
+
+
+def shapes_of(function: Function, arguments: Arguments) -> ArgumentShapes:
+    return ArgumentShapes(
+        tuple(tuple(x.shape) for x in arguments.inputs),
+        tuple(tuple(x.shape) for x in arguments.initial),
+        tuple(
+            (p.name, int(x.item()))
+            for p, x in zip(function.parameters, arguments.inputs, strict=True)
+            if p.is_compile_time
+        ),
+    )
+
+
+def shapes_from_values(
+    interface: CallSignature, values: Sequence[object], initial: Mapping[str, object]
+) -> ArgumentShapes:
+    """As `shapes_of`, from shapes, tensors or, for a number, its value. Raises ArgumentError."""
+    check_names(interface, values, initial)
+    given = list(zip(interface.function.parameters, interface.parameters, values, strict=True))
+    return ArgumentShapes(
+        tuple(_shape(p, value) for _, p, value in given),
+        tuple(_shape(p, initial[p.name]) for p in interface.initial),
+        tuple((p.name, int(to_tensor(p, value).item())) for symbol, p, value in given if symbol.is_compile_time),
+    )
+
+
+def _shape(expected: ParameterSpec, value: object) -> Shape:
+    if isinstance(value, Tensor | np.ndarray):
+        shape: Sequence[object] = tuple(value.shape)
+    elif not expected.dims and isinstance(value, bool | int | float | np.generic):
+        shape = ()
+    elif isinstance(value, tuple | list):
+        shape = value
+    else:
+        raise expected.error("has no shape", suggestion="pass a tuple of sizes, or a tensor")
+    if len(shape) != len(expected.dims):
+        raise expected.error(f"has {len(shape)} dimensions instead of {len(expected.dims)}", found=str(tuple(shape)))
+    for size in shape:
+        if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 0:
+            raise expected.error("has a size that is not a number of elements", found=str(tuple(shape)))
+    return tuple(int(size) for size in shape if isinstance(size, int | np.integer))
+
+
+def canonical_strides(x: Tensor) -> Shape:
+    """The strides of `x` with those that no access uses replaced: tensors that are read alike look alike."""
+    contiguous = contiguous_strides(tuple(x.shape))
+    if not x.numel():
+        return contiguous
+    return tuple(s if n > 1 else c for n, s, c in zip(x.shape, x.stride(), contiguous, strict=True))
+
+
+def bind_sizes(interface: CallSignature, sizes: ArgumentShapes) -> BoundFunction:
+    """The def with the sizes that the shapes of its arguments give to its size names.
+
+    Raises ArgumentError where two dimensions with one size differ, RangeError where no index range fits.
+    """
+    function = interface.function
+    types = [_type(p, shape) for p, shape in zip(interface.parameters, sizes.inputs, strict=True)]
+    initial = {p.name: _type(p, shape) for p, shape in zip(interface.initial, sizes.initial, strict=True)}
+    binding = match_arguments(function, types, initial, dict(sizes.scalars))
+    return bind(function, binding.sizes, binding.scalars)
+
+
+def _type(expected: ParameterSpec, shape: Shape) -> TensorType:
+    return TensorType(expected.dtype, shape, contiguous_strides(shape))
+
+
+def with_strides(bound: BoundFunction, strides: Sequence[Shape]) -> BoundFunction:
+    """`bound` with the strides of its first tensors, parameters and then outputs, replaced."""
+    given = [replace(t, strides=s) for t, s in zip(bound.tensors, strides, strict=False)]
+    return replace(bound, tensors=(*given, *bound.tensors[len(given) :]))
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------
+
+
+def allocate_output(bound: BoundFunction, name: str) -> Tensor:
+    """A fresh tensor for an output. Raises ArgumentError where there is not so much memory."""
+    tensor = bound.tensor(name)
+    try:
+        x = torch.empty(tensor.shape, dtype=TORCH_TYPES[tensor.dtype], device="cpu")
+    except RuntimeError as error:
+        raise ArgumentError(
+            f"there is no memory for '{name}' of {bound.name}: {tensor.size * tensor.dtype.size} bytes",
+            found=f"a shape of {tensor.shape}",
+        ) from error
+    if type(x) is not Tensor or x.device.type != "cpu":
+        raise ArgumentError(
+            f"a mode of torch makes {with_article(type(x).__name__)} of '{name}' of {bound.name}",
+            suggestion="call outside of FakeTensorMode and tracing",
+        )
+    advise_huge_pages(x.data_ptr(), x.nbytes)
+    return x
+
+
+def check_out(bound: BoundFunction, arguments: Arguments, out: object) -> tuple[Tensor, ...]:
+    """`out` as one tensor for each output, checked. Raises ArgumentError."""
+    given = out if isinstance(out, tuple | list) else (out,)
+    if len(given) != len(bound.returns):
+        raise ArgumentError(
+            f"'out' of {bound.name} has {len(given)} tensors",
+            expected=f"{len(bound.returns)}: {', '.join(bound.returns)}",
+        )
+    tensors = []
+    for name, x in zip(bound.returns, given, strict=True):
+        t = bound.tensor(name)
+        tensors.append(check_destination(bound.name, name, x, t.dtype, t.shape))
+    parameters = [t.name for t in bound.tensors if t.role is Role.INPUT]
+    others = [(f"'{name}'", x) for name, x in zip(parameters, arguments.inputs, strict=True)]
+    targets = dict(zip(bound.returns, tensors, strict=True))
+    for name, x in zip(_inout(bound), arguments.initial, strict=True):
+        if not is_same_storage(x, targets[name]):
+            others.append((f"the initial value of '{name}'", x))
+    check_no_alias(bound.name, targets.items(), others)
+    return tuple(tensors)
+
+
+def is_same_storage(x: Tensor, y: Tensor) -> bool:
+    """Is every element of `x` where that of `y` is?"""
+    return x.data_ptr() == y.data_ptr() and x.shape == y.shape and canonical_strides(x) == canonical_strides(y)
+
+
+def _inout(bound: BoundFunction) -> list[str]:
+    return [t.name for t in bound.tensors if t.role is Role.INOUT]
+
+
+def copy_initial_values(bound: BoundFunction, arguments: Arguments, outputs: Sequence[Tensor]) -> None:
+    """Copy the initial values of in/out outputs to where they will be updated."""
+    targets = dict(zip(bound.returns, outputs, strict=True))
+    for name, x in zip(_inout(bound), arguments.initial, strict=True):
+        if not is_same_storage(x, targets[name]):
+            copy_tensor(x, targets[name])
+
+
+def copy_tensor(source: Tensor, destination: Tensor) -> None:
+    """Copy, also into a tensor made in inference mode, which torch else protects outside of that mode."""
+    if destination.is_inference():
+        with torch.inference_mode():
+            destination.copy_(source)
+    else:
+        destination.copy_(source)
+
+
+def convert_outputs(outputs: Sequence[Tensor], convert: Convert | None) -> Any:
+    """One output as it is, several as a tuple; arrays for a caller who passed arrays."""
+    values = tuple(outputs) if convert is None else tuple(convert(x) for x in outputs)
+    return values[0] if len(values) == 1 else values
+
+
+def copy_to_out(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    """Put the outputs where the caller wants them, and let autograd know that these tensors have changed."""
+    for source, destination in zip(outputs, wanted, strict=True):
+        if source is destination:
+            torch.autograd.graph.increment_version(destination)
+        else:
+            copy_tensor(source, destination)
+
+
+# --- machines ---------------------------------------------------------------------------------------------------
+
+
+def check_machine(options: object, target: object) -> None:
+    """Are these options and a target that the compiler takes? Raises ArgumentError."""
+    if not isinstance(options, CpuOptions):
+        raise ArgumentError(
+            f"options is {with_article(type(options).__name__)}",
+            expected="CpuOptions(...)",
+            found=repr(options) if isinstance(options, str) else "",
+            suggestion='define the operator with it: tc.define(text, options="tuned")' if options == "tuned" else "",
+        )
+    if not isinstance(target, CpuTarget):
+        raise ArgumentError(f"target is {with_article(type(target).__name__)}", expected="a Target")
+    if len(target.cache) < 2 or min(target.cache) < 1:
+        raise ArgumentError(
+            f"the target {target.name} has caches of {target.cache} bytes",
+            expected="two levels at least, smallest first",
+        )
+    check_fields(options)
+
+
+def check_runs_here(op: str, target: CpuTarget) -> None:
+    """Can this processor run what was compiled for `target`? Raises ArgumentError."""
+    if missing := target.missing_features():
+        raise ArgumentError(
+            f"this kernel of {op} is for {target.name}",
+            found=f"a processor without {', '.join(missing)}",
+            suggestion="compile without `target` for the processor of this process",
+        )
+
+
+# --- running ----------------------------------------------------------------------------------------------------
+
+
+def evaluate_reference(bound: BoundFunction, arguments: Arguments) -> tuple[Tensor, ...]:
+    """The outputs by the reference evaluator, as fresh tensors."""
+    names = [t.name for t in bound.tensors if t.role is Role.INPUT] + _inout(bound)
+    arrays = {name: _to_array(x) for name, x in zip(names, (*arguments.inputs, *arguments.initial), strict=True)}
+    values = reference.evaluate_def(bound, arrays)
+    return tuple(_to_torch(values[name], bound.tensor(name).dtype) for name in bound.returns)
+
+
+def _to_array(x: Tensor) -> np.ndarray:
+    x = x.detach()
+    return (x.float() if x.dtype is torch.bfloat16 else x).numpy()
+
+
+def _to_torch(value: object, dtype: DType) -> Tensor:
+    return torch.from_numpy(np.array(value, order="C")).to(TORCH_TYPES[dtype])
+
+
+def launch_error(op: str, sites: Sequence[CheckSite], failed: int, value: int) -> Exception:
+    """The error for a launch that reports `failed_check`."""
+    if not 0 < failed <= len(sites):
+        return InternalError(f"{op}: a launch failed with code {failed}")
+    site = sites[failed - 1]
+    last = site.origin + site.extent - 1
+    return RangeError(
+        f"a subscript of '{site.tensor}' is out of bounds in dimension {site.dimension}",
+        expected=f"{site.origin} to {last}" if site.extent else "nothing: the dimension is empty",
+        found=str(value + site.origin),
+    )

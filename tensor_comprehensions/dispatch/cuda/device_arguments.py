@@ -1,0 +1,161 @@
+"""What a caller passed, as tensors on one CUDA device that a kernel may read and write where they lie.
+
+Always holds: what is wrong with an argument is found before anything is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ...core.errors import ArgumentError
+from ...core.memory_layout import storage_extent
+from ...runtime.cuda import launch
+from ...runtime.cuda.launch import ALIGNMENT
+from ...target import GpuTarget, parse_gpu_target
+from ...tc_lang.ir import BoundFunction, Role
+from ...tc_lang.ir import Tensor as BoundTensor
+from ..arguments import TORCH_TYPES, ParameterSpec, overlaps_itself, to_tensor, with_article
+from ..call_steps import Arguments, ArgumentShapes, CallSignature, check_names, is_same_storage
+from .gpu_inline_cache import scalar_to_device
+
+KIND = "cuda"
+"""Of the devices that this is about, as torch calls it."""
+
+
+def is_any_on_device(values: Sequence[object]) -> bool:
+    """Is any of them a tensor on a CUDA device?"""
+    return any(isinstance(v, Tensor) and v.device.type == KIND for v in values)
+
+
+def is_aligned(x: Tensor) -> bool:
+    """Does its memory start where vectors may?"""
+    return x.data_ptr() % ALIGNMENT == 0
+
+
+def resolve_gpu_target(wanted: GpuTarget | str | None) -> GpuTarget:
+    """The target that somebody asks for; None: that of the CUDA device that torch uses.
+
+    Raises ArgumentError for a text that names none, and where there is no device.
+    """
+    if isinstance(wanted, GpuTarget):
+        return wanted
+    if wanted is None or wanted == "cuda":
+        if not torch.cuda.is_available():
+            raise ArgumentError(
+                "there is no CUDA device",
+                suggestion='name what to compile for, such as target="cuda:sm_90"; kernel.emulate(...) runs it here',
+            )
+        return launch.device_target(torch.cuda.current_device())
+    if not isinstance(wanted, str):
+        raise ArgumentError(f"target is {with_article(type(wanted).__name__)}", expected='a target, or "cuda:sm_90"')
+    return parse_gpu_target(wanted)
+
+
+def device_of(values: Sequence[object]) -> torch.device:
+    """The CUDA device of the first of them that is on one."""
+    return next(v.device for v in values if isinstance(v, Tensor) and v.device.type == KIND)
+
+
+def gather_on_device(
+    interface: CallSignature, values: Sequence[object], initial: Mapping[str, object], device: torch.device
+) -> Arguments:
+    """The arguments of a call, all on one CUDA device. Raises ArgumentError that names the first that is not."""
+    check_names(interface, values, initial)
+    inputs = tuple([_on(device, p, v) for p, v in zip(interface.parameters, values, strict=True)])
+    return Arguments(inputs, tuple([_on(device, p, initial[p.name]) for p in interface.initial]), None)
+
+
+def shapes_without_sync(interface: CallSignature, arguments: Arguments, values: Sequence[object]) -> ArgumentShapes:
+    """As `sizes_of`, without asking a device for numbers that the caller has."""
+    scalars = []
+    for p, value, x in zip(interface.function.parameters, values, arguments.inputs, strict=True):
+        if p.is_compile_time:
+            scalars.append((p.name, int(x.item()) if isinstance(value, Tensor) else int(value)))  # type: ignore[call-overload]
+    inputs, initial = ([tuple(x.shape) for x in xs] for xs in (arguments.inputs, arguments.initial))
+    return ArgumentShapes(tuple(inputs), tuple(initial), tuple(scalars))
+
+
+def _on(device: torch.device, expected: ParameterSpec, value: object) -> Tensor:
+    """`value` as a plain tensor on `device`; numbers are put there."""
+    if isinstance(value, Tensor) and not (value.ndim or expected.dims) and value.device.type == "cpu" != device.type:
+        value = value.item()
+    if not isinstance(value, Tensor):
+        if expected.dims:
+            to_tensor(expected, value)
+            raise expected.error(f"is not on the device {device} of the other tensors")
+        return scalar_to_device(device, expected, value)
+    if value.device != device:
+        raise expected.error(
+            f"is on the device {value.device}, and another argument on {device}", suggestion=f"pass x.to('{device}')"
+        )
+    if value.layout is not torch.strided:
+        raise expected.error("is not dense", suggestion="pass x.to_dense()")
+    if value.dtype is not TORCH_TYPES[expected.dtype]:
+        raise expected.error(f"has elements of type {str(value.dtype).removeprefix('torch.')}")
+    if value.ndim != len(expected.dims):
+        raise expected.error(
+            f"has {value.ndim} dimensions instead of {len(expected.dims)}", found=f"a shape of {tuple(value.shape)}"
+        )
+    plain = value.detach().resolve_neg()
+    return torch.zeros_like(plain, device=device) if plain._is_zerotensor() else plain
+
+
+def empty_output(bound: BoundFunction, name: str, device: torch.device) -> Tensor:
+    t = bound.tensor(name)
+    try:
+        return torch.empty(t.shape, dtype=TORCH_TYPES[t.dtype], device=device)
+    except RuntimeError as error:
+        raise ArgumentError(f"there is no memory for '{name}' of {bound.name} on {device}: {error}") from error
+
+
+def check_out_on_device(
+    bound: BoundFunction, arguments: Arguments, out: object, device: torch.device
+) -> tuple[Tensor, ...]:
+    """`out` as one tensor on `device` for each output. Raises ArgumentError."""
+    given = out if isinstance(out, tuple | list) else (out,)
+    if len(given) != len(bound.returns):
+        raise ArgumentError(
+            f"'out' of {bound.name} has {len(given)} tensors", expected=f"{len(bound.returns)}: {bound.returns}"
+        )
+    tensors: list[Tensor] = []
+    for name, x in zip(bound.returns, given, strict=True):
+        wanted = bound.tensor(name)
+        _check_destination(bound.name, wanted, x, device)
+        assert isinstance(x, Tensor)
+        initial = dict(zip((t.name for t in bound.tensors if t.role is Role.INOUT), arguments.initial, strict=True))
+        others = [
+            *arguments.inputs,
+            *tensors,
+            *(v for n, v in initial.items() if n != name or not is_same_storage(v, x)),
+        ]
+        if any(_may_overlap(x, other) for other in others):
+            raise ArgumentError(
+                f"the destination of '{name}' of {bound.name} shares memory with another argument",
+                suggestion="leave 'out' away, or pass a tensor of its own",
+            )
+        tensors.append(x)
+    return tuple(tensors)
+
+
+def _check_destination(op: str, wanted: BoundTensor, x: object, device: torch.device) -> None:
+    expected = ParameterSpec(op, f"out ({wanted.name})", wanted.dtype, tuple(map(str, wanted.shape)))
+    tensor = _on(device, expected, x)
+    if tuple(tensor.shape) != wanted.shape:
+        raise expected.error("has another shape than the output", found=f"a shape of {tuple(tensor.shape)}")
+    if overlaps_itself(tensor):
+        raise expected.error("has elements that share memory", suggestion="pass x.clone()")
+
+
+def _may_overlap(x: Tensor, y: Tensor) -> bool:
+    """Whether the stretches of memory of two tensors on one device meet."""
+
+    def stretch(t: Tensor) -> tuple[int, int]:
+        return t.data_ptr(), t.data_ptr() + storage_extent(t.shape, t.stride()) * t.element_size()
+
+    if not x.numel() or not y.numel():
+        return False
+    (low, high), (other_low, other_high) = stretch(x), stretch(y)
+    return low < other_high and other_low < high

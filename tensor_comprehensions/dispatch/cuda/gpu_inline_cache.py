@@ -1,0 +1,162 @@
+"""The short way of a call on a CUDA device: the kernels of earlier calls, found by looking at nothing but the call.
+
+Always holds: a lane only takes what the long way (`GpuKernels.call`) would take with the same result, and nothing here
+waits for the device, unless the kernel has checks to tell of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.memory_layout import storage_extent
+from ...runtime.cuda import launch
+from ...runtime.cuda.launch import CudaLauncher
+from ..arguments import TORCH_TYPES, ParameterSpec, to_tensor
+from ..call_steps import Arguments, CallSignature, copy_tensor
+from ..inline_cache import LIMIT, MISS, is_plain_call
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuCacheLine:
+    """A kernel for calls of one kind. spans: bytes that each tensor of such a call reaches over."""
+
+    launcher: CudaLauncher
+    spans: tuple[int, ...]
+
+
+class GpuInlineCache:
+    """The lanes of one operator on one device.
+
+    A call has the lane of its layouts, of the values of its specialized numbers, and of whether it says where to write.
+    """
+
+    def __init__(self, interface: CallSignature, device: torch.device) -> None:
+        function = interface.function
+        self._device, self._count = device, len(interface.parameters)
+        self._numbers = [(n, p, _types(p)) for n, p in enumerate(interface.parameters) if not p.dims]
+        self._special = tuple(n for n, p in enumerate(function.parameters) if p.is_compile_time)
+        self._initial = tuple(p.name for p in function.inouts)
+        self._sources = tuple(self._initial.index(r) if r in self._initial else None for r in function.returns)
+        self.only_tensors = not self._numbers and not self._initial
+        self._last: dict[Hashable, GpuCacheLine] = {}
+        self._known: dict[Hashable, GpuCacheLine] = {}
+        self._constants: dict[Hashable, Tensor] = {}
+
+    def direct(self) -> Callable[..., Any] | None:
+        """Of the last call, for a def of which `only_tensors` holds: gives NotImplemented for what it does not take."""
+        lane = self._last.get(((), False)) if self.only_tensors else None
+        if lane is None:
+            return None
+        call = lane.launcher.call
+        return lambda *tensors: call(*tensors) if is_plain_call(tensors) else NotImplemented
+
+    def call(self, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
+        """The result of a call, or MISS."""
+        if len(tensors) != self._count or len(initial) != len(self._initial):
+            return MISS
+        special = tuple([tensors[n] for n in self._special])
+        if any(type(value) is not int for value in special):  # a tensor's value may change
+            return MISS
+        tensors = self.with_numbers(tensors) if self._numbers else tensors
+        values: list[Any] = [initial.get(name) for name in self._initial]
+        wanted = () if out is None else out if type(out) is tuple else (out,)
+        everything = (*tensors, *values, *wanted)
+        lane = self._find((special, bool(wanted)), everything)
+        if lane is None or not is_plain_call(everything):
+            return MISS
+        if not (values or wanted):
+            return lane.launcher(*tensors)
+        if wanted:
+            if not self._apart(lane, everything):
+                return MISS
+            for x, source in zip(wanted, self._sources, strict=True):
+                if source is not None and values[source] is not x:
+                    copy_tensor(values[source], x)
+            lane.launcher.run(*tensors, *wanted)
+            torch._C._increment_version(wanted)
+            return out
+        made = lane.launcher.fresh()
+        for x, source in zip(made, self._sources, strict=True):
+            if source is not None:
+                x.copy_(values[source])
+        lane.launcher.run(*tensors, *made)
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def add(self, launcher: CudaLauncher, arguments: Arguments, special: Sequence[int], out: Sequence[Tensor]) -> None:
+        """Make a lane for calls like one that has succeeded, which wrote to `out` if there is any."""
+        tensors = (*arguments.inputs, *arguments.initial, *out)
+        kind = (tuple(special), bool(out))
+        if len(self._known) >= LIMIT:
+            self._known.clear()
+        lane = GpuCacheLine(launcher, tuple(map(_span, tensors)))
+        self._last[kind] = self._known[kind, _layout(tensors)] = lane
+
+    def with_numbers(self, values: Sequence[Any]) -> list[Any]:
+        """`values` with tensors on the device for Python's numbers.
+
+        The same number on the same stream is the same tensor; a graph that is captured gets its own.
+        """
+        tensors = list(values)
+        place = None if launch.is_capturing() else launch.current_stream(self._device.index)
+        for n, wanted, types in self._numbers:
+            value = values[n]
+            if type(value) in types:
+                key = (n, place, value or str(value))  # 0.0 and -0.0 are equal
+                found = None if place is None else self._constants.get(key)
+                if found is None:
+                    found = scalar_to_device(self._device, wanted, value)
+                    if len(self._constants) >= LIMIT:
+                        self._constants.clear()
+                    if place is not None:
+                        self._constants[key] = found
+                tensors[n] = found
+        return tensors
+
+    def _find(self, kind: Hashable, everything: Sequence[Any]) -> GpuCacheLine | None:
+        lane = self._last.get(kind)
+        if lane is not None and lane.launcher.accepts(*everything):
+            return lane
+        try:
+            lane = self._known.get((kind, _layout(everything)))
+        except (AttributeError, RuntimeError, TypeError):  # not all of these are dense tensors
+            return None
+        if lane is not None and lane.launcher.accepts(*everything):
+            self._last[kind] = lane
+            return lane
+        return None
+
+    def _apart(self, lane: GpuCacheLine, everything: Sequence[Tensor]) -> bool:
+        """Does no destination come near the memory of another argument, but for its own initial value?"""
+        places = [(x.data_ptr(), x.data_ptr() + n) for x, n in zip(everything, lane.spans, strict=True)]
+        first = len(places) - len(self._sources)
+        for n, (start, stop) in enumerate(places[first:], first):
+            source = self._sources[n - first]
+            for other, (begin, end) in enumerate(places[:n]):
+                if begin < stop and start < end and not (source is not None and other == self._count + source):
+                    return False
+                if begin < stop and start < end and everything[other] is not everything[n]:
+                    return False
+        return True
+
+
+def scalar_to_device(device: torch.device, wanted: ParameterSpec, value: object) -> Tensor:
+    """A number as a tensor on a device, which does not wait for it. Raises ArgumentError for what is no such number."""
+    number = to_tensor(wanted, value)
+    return torch.full((), number.item(), dtype=TORCH_TYPES[wanted.dtype], device=device)
+
+
+def _types(expected: ParameterSpec) -> tuple[type, ...]:
+    return (bool,) if expected.dtype.is_bool else (int,) if expected.dtype.is_integer else (float, int)
+
+
+def _layout(tensors: Sequence[Any]) -> Hashable:
+    return tuple([(x.dtype, x.shape, x.stride()) for x in tensors])
+
+
+def _span(x: Tensor) -> int:
+    return storage_extent(x.shape, x.stride()) * x.element_size()

@@ -1,0 +1,123 @@
+"""Kernels for graphics processors out of the cache: their text and launches, which need no mapper then.
+
+Machine code has entries of its own, see `runtime.cuda.cubins`. The kernels of a text have the name of the def, so it
+is a part of the key here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...cache.key import Key, Uncacheable, make_key
+from ...cache.store import current_store
+from ...cache.stored_kernels import StoredKernel
+from ...codegen.gpu.gpu_printer import GpuCode, GpuKernelSource
+from ...compiler.gpu_passes import CompiledGpuKernel, compile_gpu
+from ...core.diagnostics import get_logger
+from ...core.dtypes import DTYPES
+from ...loop_ir.nodes import Buffer, Launch, Space, Type
+from ...options import MappingOptions
+from ...runtime.cuda.launch import ALIGNMENT
+from ...target import GpuTarget
+from ...tc_lang.ir import BoundFunction, Function
+from ..kernel_cache import CacheAdapter, deserialize_sites, load_or_make, serialize_sites
+
+
+@dataclass(frozen=True, slots=True)
+class AutoOptions:
+    """Stands for the options where the cost model chooses them."""
+
+
+def load_or_compile_gpu(
+    function: Function, bound: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, aligned: bool
+) -> CompiledGpuKernel:
+    """The kernel of a bound def, from the cache or made now.
+
+    aligned: for arguments at multiples of `ALIGNMENT`. Raises ArgumentError where `target` has too little of something.
+    """
+    store = current_store()
+    key = None if store.mode == "off" else gpu_kernel_key(function, bound, options, target, aligned=aligned)
+    recipe = CacheAdapter(
+        bound.name,
+        lambda: compile_gpu(bound, function.source, options, target, aligned=aligned),
+        lambda made: (_facts(made), made.code.source.encode()),
+        lambda code: _restored(code, function, bound, options, target, aligned),
+    )
+    return load_or_make(store, key, recipe)
+
+
+def gpu_kernel_key(
+    function: Function, bound: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, aligned: bool
+) -> Key | None:
+    """The key of a kernel's text; None where it has none, as while the text of this package changes."""
+    try:
+        return make_key(
+            function, bound, target, options=options or AutoOptions(), alignment=ALIGNMENT if aligned else 0,
+            flags={"name": bound.name},
+        )  # fmt: skip
+    except Uncacheable as reason:
+        get_logger("cache").debug("%s: has no key: %s", bound.name, reason)
+        return None
+
+
+# --- as JSON -----------------------------------------------------------------------------------------------------
+
+
+def _facts(made: CompiledGpuKernel) -> dict[str, Any]:
+    return {
+        "kernels": list(map(_kernel, made.code.kernels)),
+        "aligned": made.code.aligned,
+        "arguments": list(map(_buffer, made.arguments)),
+        "temporaries": list(map(_buffer, made.temporaries)),
+        "sites": serialize_sites(made.sites, made.bound),
+    }
+
+
+def _restored(
+    code: StoredKernel,
+    function: Function,
+    bound: BoundFunction,
+    options: MappingOptions | None,
+    target: GpuTarget,
+    aligned: bool,
+) -> CompiledGpuKernel:
+    facts = code.metadata
+    kernels = tuple(map(_read_kernel, facts["kernels"]))
+    return CompiledGpuKernel(
+        bound, function.source, options, target, (), aligned,
+        GpuCode(code.data.decode(), kernels, bool(facts["aligned"])),
+        tuple(map(_read_buffer, facts["arguments"])), tuple(map(_read_buffer, facts["temporaries"])),
+        deserialize_sites(facts["sites"], bound),
+    )  # fmt: skip
+
+
+def _kernel(k: GpuKernelSource) -> list[Any]:
+    return [
+        k.name, k.launch.grid, k.launch.block, k.buffers, k.status, k.shared, k.dynamic,
+        list(map(_buffer, k.arrays)), k.sizes, k.identifiers, k.local,
+    ]  # fmt: skip
+
+
+def _read_kernel(facts: list[Any]) -> GpuKernelSource:
+    name, grid, block, buffers, status, shared, dynamic, arrays, sizes, identifiers, local = facts
+    return GpuKernelSource(
+        str(name), Launch(_triple(grid), _triple(block)), tuple(map(int, buffers)), bool(status), int(shared),
+        int(dynamic), tuple(map(_read_buffer, arrays)), tuple(map(int, sizes)), tuple(map(str, identifiers)),
+        int(local),
+    )  # fmt: skip
+
+
+def _triple(numbers: list[Any]) -> tuple[int, int, int]:
+    x, y, z = map(int, numbers)
+    return x, y, z
+
+
+def _buffer(b: Buffer) -> list[Any]:
+    return [b.name, b.type.dtype.name, b.shape, b.strides, b.space.name]
+
+
+def _read_buffer(facts: list[Any]) -> Buffer:
+    name, dtype, shape, strides, space = facts
+    numbers = (tuple(map(int, shape)), tuple(map(int, strides)))
+    return Buffer(str(name), Type(DTYPES[dtype]), *numbers, Space[space])

@@ -1,0 +1,321 @@
+"""Operators on graphics processors: kernels for tensors on a CUDA device, and for a device that is not here.
+
+Always holds: what is wrong with a call is found before anything is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...compiler.gpu_passes import CompiledGpuKernel
+from ...core import knobs
+from ...core.diagnostics import ScheduleView
+from ...core.error_boundary import only_tc_errors
+from ...core.errors import ArgumentError
+from ...core.single_flight import SingleFlightCache
+from ...options import MappingOptions, check_mapping
+from ...runtime.cuda import launch
+from ...runtime.cuda.launch import Launches
+from ...runtime.emulate import emulator
+from ...runtime.emulate.emulator import Emulated
+from ...target import GpuTarget
+from ...tc_lang.ir import BoundFunction
+from ..arguments import with_article
+from ..call_steps import (
+    Arguments,
+    ArgumentShapes,
+    CallSignature,
+    canonical_strides,
+    convert_outputs,
+    copy_initial_values,
+    copy_to_out,
+    evaluate_reference,
+    launch_error,
+    normalize_arguments,
+    shapes_of,
+    with_strides,
+)
+from ..inline_cache import MISS
+from ..kernel_table import KernelTable
+from ..signatures import format_signature
+from . import gpu_kernel_cache
+from .device_arguments import (
+    check_out_on_device,
+    device_of,
+    empty_output,
+    gather_on_device,
+    is_aligned,
+    is_any_on_device,
+    resolve_gpu_target,
+    shapes_without_sync,
+)
+from .gpu_inline_cache import GpuInlineCache
+from .mixed_plan import (
+    Plan,
+    Step,
+    bind_steps,
+    has_bounds_checks,
+    kernels_of,
+    launcher_of,
+    load_launches,
+    make_plan,
+    needs_alignment,
+    run_emulated,
+)
+
+LIMIT = 256
+
+
+@dataclass(slots=True, eq=False)
+class GpuKernelTable:
+    """The kernels of one def for graphics processors, and those of them that are on devices of this machine.
+
+    lanes: the short ways of calls, by device and options.
+    """
+
+    kernels: KernelTable
+    compiled: SingleFlightCache[Hashable, Plan] = field(default_factory=lambda: SingleFlightCache(LIMIT))
+    loaded: SingleFlightCache[Hashable, Launches] = field(default_factory=lambda: SingleFlightCache(LIMIT))
+    lanes: dict[Hashable, GpuInlineCache] = field(default_factory=dict)
+    _last: GpuInlineCache | None = None
+    _tuned: dict[Hashable, MappingOptions] = field(default_factory=dict)
+
+    @property
+    def interface(self) -> CallSignature:
+        return self.kernels.interface
+
+    def plan(
+        self,
+        sizes: ArgumentShapes,
+        strides: tuple[Any, ...],
+        options: MappingOptions | None,
+        wanted: GpuTarget,
+        *,
+        aligned: bool = True,
+    ) -> Plan:
+        """What computes the def for these sizes and strides, with tensors at multiples of `ALIGNMENT` or else anywhere.
+
+        options: None for those that a search found for calls like this one, or else the cost model chooses.
+        """
+        if options is None and self._tuned:
+            options = self._tuned.get((sizes, strides[: len(self.interface.parameters)], wanted))
+        if options is not None:
+            check_mapping(options, wanted)
+
+        def made(aligned: bool) -> Plan:
+            def compiled(piece: BoundFunction, own: MappingOptions | None) -> CompiledGpuKernel:
+                return gpu_kernel_cache.load_or_compile_gpu(
+                    self.interface.function, piece, own, wanted, aligned=aligned
+                )
+
+            return make_plan(with_strides(self.kernels.bind(sizes), strides), options, wanted, compiled)
+
+        found = self.compiled.get((sizes, strides, options, wanted, True), lambda: made(True))
+        if aligned or not needs_alignment(found):
+            return found
+        return self.compiled.get((sizes, strides, options, wanted, False), lambda: made(False))
+
+    def compile(
+        self,
+        tensors: Sequence[object],
+        initial: Mapping[str, object],
+        options: MappingOptions | None,
+        wanted: GpuTarget | str | None,
+    ) -> GpuKernel:
+        """The kernel for these tensors, which are examples on the CPU, or on the device that it is for."""
+        if options is not None and not isinstance(options, MappingOptions):
+            raise ArgumentError(f"options is {with_article(type(options).__name__)}", expected="MappingOptions(...)")
+        if is_any_on_device((*tensors, *initial.values())):
+            device = device_of((*tensors, *initial.values()))
+            arguments = gather_on_device(self.interface, tensors, initial, device)
+            machine = launch.device_target(device.index) if wanted is None else resolve_gpu_target(wanted)
+        else:
+            arguments, machine = normalize_arguments(self.interface, tensors, initial), resolve_gpu_target(wanted)
+        sizes = shapes_without_sync(self.interface, arguments, tensors)
+        strides = tuple(map(canonical_strides, arguments.inputs))
+        return GpuKernel(self, self.plan(sizes, strides, options, machine), options)
+
+    def call(
+        self,
+        tensors: Sequence[object],
+        out: object,
+        initial: Mapping[str, object],
+        options: MappingOptions | None,
+    ) -> Any:
+        """The result of a call on tensors of one CUDA device. It leaves a lane for calls like this one.
+
+        Raises ArgumentError or RangeError, and DeviceError where the device can do no more.
+        """
+        device = device_of((*tensors, *initial.values()))
+        lanes = self._last = self._lanes(device, options)
+        if (result := lanes.call(tensors, out, initial)) is not MISS:
+            return result
+        arguments = gather_on_device(self.interface, tensors, initial, device)
+        sizes = shapes_without_sync(self.interface, arguments, tensors)
+        bound = self.kernels.bind(sizes)
+        wanted = () if out is None else check_out_on_device(bound, arguments, out, device)
+        if knobs.current_knobs().interpret:
+            outputs = _interpreted(bound, arguments, device)
+        else:
+            outputs = self._compute(bound, sizes, arguments, wanted, options, device)
+        if out is None:
+            return convert_outputs(outputs, None)
+        copy_to_out(outputs, wanted)
+        return out
+
+    def direct(self) -> Callable[..., Any] | None:
+        """What ran last, as a function that gives NotImplemented for what it does not take."""
+        return None if self._last is None else self._last.direct()
+
+    def set_tuned_options(
+        self, sizes: ArgumentShapes, strides: tuple[Any, ...], wanted: GpuTarget, options: MappingOptions
+    ) -> None:
+        """From now on, map calls with inputs like these for `wanted` as `options` say."""
+        if len(self._tuned) >= LIMIT:
+            self._tuned.clear()
+        self._tuned[sizes, strides, wanted] = options
+        self.lanes.clear()
+
+    def _lanes(self, device: torch.device, options: MappingOptions | None) -> GpuInlineCache:
+        found = self.lanes.get((device, options))
+        if found is None:
+            found = self.lanes[device, options] = GpuInlineCache(self.interface, device)
+        return found
+
+    def _compute(
+        self,
+        bound: BoundFunction,
+        sizes: ArgumentShapes,
+        arguments: Arguments,
+        wanted: tuple[Tensor, ...],
+        options: MappingOptions | None,
+        device: torch.device,
+    ) -> tuple[Tensor, ...]:
+        """The outputs: in `wanted`, unless data may lead astray; then in fresh memory until it has not."""
+        target = launch.device_target(device.index)
+
+        def plan_for(outputs: tuple[Tensor, ...]) -> Plan:
+            everything = (*arguments.inputs, *outputs)
+            strides, aligned = tuple(map(canonical_strides, everything)), all(map(is_aligned, everything))
+            return self.plan(sizes, strides, options, target, aligned=aligned)
+
+        def loaded(kernel: CompiledGpuKernel) -> Launches:
+            return self.loaded.get((kernel, device.index), lambda: load_launches(kernel, device))
+
+        outputs = wanted or tuple(empty_output(bound, name, device) for name in bound.returns)
+        plan = plan_for(outputs)
+        if wanted and has_bounds_checks(plan):
+            wanted, outputs = (), tuple(empty_output(bound, name, device) for name in bound.returns)
+            plan = plan_for(outputs)
+        launcher = launcher_of(plan, device, (*arguments.inputs, *arguments.initial, *wanted), loaded)
+        copy_initial_values(bound, arguments, outputs)
+        launcher.run(*arguments.inputs, *outputs)
+        if all(kernel.aligned for kernel in kernels_of(plan)):  # else other tensors may have a better kernel
+            special = tuple(value for _, value in sizes.scalars)
+            self._lanes(device, options).add(launcher, arguments, special, wanted)
+        return outputs
+
+
+def _interpreted(bound: BoundFunction, arguments: Arguments, device: torch.device) -> tuple[Tensor, ...]:
+    """The outputs by the reference evaluator, which runs on the CPU."""
+    here = Arguments(tuple(x.cpu() for x in arguments.inputs), tuple(x.cpu() for x in arguments.initial), None)
+    return tuple(x.to(device) for x in evaluate_reference(bound, here))
+
+
+class GpuKernel:
+    """A kernel of an operator for a graphics processor.
+
+    It is called like the operator, with tensors on such a device, and `emulate` runs it on the CPU.
+
+    Attributes:
+        compiled: the kernel with everything that the compiler knows of it; `Parts` where there are calls of a library.
+        compile_seconds: what mapping and printing took.
+        resources: kernels launched; bytes of temporaries and shared memory; threads of a block; where NVRTC is
+            installed also registers of a thread, and bytes of local memory and of spills.
+    """
+
+    def __init__(self, kernels: GpuKernelTable, compiled: Plan, options: MappingOptions | None) -> None:
+        self._kernels, self._options = kernels, options
+        self._emulated: SingleFlightCache[CompiledGpuKernel, Emulated] = SingleFlightCache(
+            2 * max(1, len(kernels_of(compiled)))
+        )
+        self.compiled = compiled
+
+    def __repr__(self) -> str:
+        name = format_signature(self._kernels.interface.function)
+        return f"<kernel of {name} for {self.compiled.target.name}, made in {self.compile_seconds * 1e3:.0f} ms>"
+
+    @only_tc_errors
+    def __call__(self, /, *tensors: object, out: object = None, **initial: object) -> Any:
+        if not is_any_on_device((*tensors, *initial.values())):
+            raise ArgumentError(
+                f"this kernel of {self._kernels.interface.function.name} is for {self.compiled.target.name}, and its "
+                "arguments are on the CPU",
+                suggestion="pass tensors on a CUDA device, or call kernel.emulate(...)",
+            )
+        return self._kernels.call(tensors, out, initial, self._options)
+
+    @property
+    def compile_seconds(self) -> float:
+        return self.compiled.compile_seconds
+
+    @property
+    @only_tc_errors
+    def resources(self) -> dict[str, int]:
+        return self.compiled.resources
+
+    @only_tc_errors
+    def source(self, kind: str = "cuda") -> str:
+        """The kernel as text of a kind: "tc", "schedule", "loops", "cuda" or "opencl"."""
+        return self.compiled.source(kind)
+
+    def show(self) -> ScheduleView:
+        """The mapped schedule tree: text in a terminal, a picture in a notebook."""
+        return ScheduleView(self.source("schedule"))
+
+    @only_tc_errors
+    def emulate(self, /, *tensors: object, **initial: object) -> Any:
+        """What the kernel gives for tensors on the CPU, by its own text, compiled by the host's C++ compiler.
+
+        It is slow, and checks every access to memory: races, reads of what nothing wrote, places outside of tensors,
+        barriers that not all threads of a block reach. Products that are torch's, torch computes.
+
+        Raises:
+            ArgumentError: there is no C++ compiler, or the tensors are not those that the kernel was made for.
+            InternalError: the kernel would go wrong on a device.
+            RangeError: a subscript leaves its tensor.
+        """
+        plan, interface = self.compiled, self._kernels.interface
+        arguments = normalize_arguments(interface, tensors, initial)
+        sizes = shapes_of(interface.function, arguments)
+        bound, strides = self._kernels.kernels.bind(sizes), tuple(map(canonical_strides, arguments.inputs))
+        if with_strides(bound, strides) != plan.bound:
+            raise _other_sizes(bound.name)
+        outputs = tuple(empty_output(bound, name, torch.device("cpu")) for name in bound.returns)
+        copy_initial_values(bound, arguments, outputs)
+        memories = (*arguments.inputs, *outputs)
+        if not all(map(is_aligned, memories)):
+            plan = self._kernels.plan(sizes, strides, self._options, plan.target, aligned=False)
+        bind_steps(plan, torch.device("cpu"), self._emulation)(*memories)
+        return convert_outputs(outputs, arguments.convert)
+
+    def _emulation(self, kernel: CompiledGpuKernel) -> Step:
+        emulated = self._emulated.get(kernel, lambda: emulator.build_emulated([kernel.code])[0])
+
+        def run(*tensors: Tensor) -> None:
+            number, value = run_emulated(kernel, emulated, tensors)
+            if number:
+                raise launch_error(self.compiled.bound.name, kernel.sites, number, value)
+
+        return run
+
+
+def _other_sizes(op: str) -> ArgumentError:
+    return ArgumentError(
+        f"this kernel of {op} was compiled for tensors of other sizes or strides", suggestion="compile it for these"
+    )

@@ -1,0 +1,180 @@
+"""Statements that a library computes, and the def split around them (TC paper: library calls).
+
+What is exactly a product of matrices, or of a batch of them, may be torch's; the statements before and after it become
+kernels of their own, in the order of the program, so that nothing has to be proven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from ...core.diagnostics import get_logger
+from ...tc_lang import ir as f
+from ...tc_lang.ir import BoundFunction, BoundStatement, Role
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryMatmul:
+    """`target = left @ right`, or a batch of such.
+
+    target, left, right: names of tensors, each with the order in which its dimensions are (batch,) rows, columns.
+    """
+
+    target: tuple[str, tuple[int, ...]]
+    left: tuple[str, tuple[int, ...]]
+    right: tuple[str, tuple[int, ...]]
+
+    @property
+    def function(self) -> str:
+        """What torch calls it."""
+        return "bmm" if len(self.target[1]) == 3 else "mm"
+
+    def __str__(self) -> str:
+        target, left, right = (f"{name}.permute{order}" for name, order in (self.target, self.left, self.right))
+        return f"torch.{self.function}({left}, {right}, out={target})"
+
+    @property
+    def tensors(self) -> tuple[str, str, str]:
+        """What a call takes: the inputs, and then the output."""
+        return (self.left[0], self.right[0], self.target[0])
+
+    def __call__(self, left: Tensor, right: Tensor, target: Tensor) -> None:
+        """Compute it, on the current stream of the device that the tensors are on."""
+        factors = left.permute(self.left[1]), right.permute(self.right[1])
+        getattr(torch, self.function)(*factors, out=target.permute(self.target[1]))
+
+
+DefPart = BoundFunction | LibraryMatmul
+Part = LibraryMatmul | tuple[BoundStatement, ...]
+
+
+def split_at_library_calls(bound: BoundFunction) -> tuple[DefPart, ...]:
+    """The def as parts that run one after another; one part where nothing is for a library.
+
+    Tensors that one part leaves for another are outputs of the first and inputs of the other, also where they are
+    temporaries of the whole.
+    """
+    parts: list[Part] = []
+    for product, group in groupby(
+        ((match_library_matmul(s, bound), s) for s in bound.statements), lambda pair: pair[0]
+    ):
+        statements = tuple(s for _, s in group)
+        parts += [product] * len(statements) if product is not None else [statements]
+    if not any(isinstance(part, LibraryMatmul) for part in parts):
+        return (bound,)
+    get_logger("schedule").debug("%s: %s", bound.name, "; ".join(str(p) for p in parts if isinstance(p, LibraryMatmul)))
+    return tuple(p if isinstance(p, LibraryMatmul) else _piece(bound, parts, n, p) for n, p in enumerate(parts))
+
+
+def find_library_matmuls(bound: BoundFunction) -> tuple[LibraryMatmul, ...]:
+    """The products among the statements of a def, in order."""
+    return tuple(p for s in bound.statements if (p := match_library_matmul(s, bound)) is not None)
+
+
+def match_library_matmul(s: BoundStatement, bound: BoundFunction) -> LibraryMatmul | None:
+    """The product that a statement is; None where it is something else, or leaves a part of a tensor out."""
+    e = s.value
+    if s.reduction != "+" or not s.initialize or s.reads_own_target or s.checks or len(s.reduction_indices) != 1:
+        return None
+    if not (isinstance(e, f.Binary) and e.op == "*"):
+        return None
+    target, left, right = (s.target, _names(s.subscripts)), _factor(e.left), _factor(e.right)
+    if left is None or right is None or target[0] in (left[0], right[0]):
+        return None
+    extents = {i.name: i.extent if i.lower == 0 else -1 for i in s.indices}
+    for name, indices in (target, left, right):
+        tensor = bound.tensor(name)
+        if tensor.shape != tuple(extents.get(i, -1) for i in indices) or len(set(indices)) < len(indices):
+            return None
+        if tensor.dtype != bound.tensor(s.target).dtype or not tensor.dtype.is_float:
+            return None
+    (k,) = (i.name for i in s.reduction_indices)
+    batch = [i for i in target[1] if i in left[1] and i in right[1]]
+    rows = [i for i in target[1] if i in left[1] and i not in right[1]]
+    columns = [i for i in target[1] if i in right[1] and i not in left[1]]
+    if len(rows) != 1 or len(columns) != 1 or len(batch) > 1:
+        return None
+    orders = [
+        _order(where, (*batch, *both))
+        for where, both in ((target, (*rows, *columns)), (left, (*rows, k)), (right, (k, *columns)))
+    ]
+    if any(order is None for order in orders):
+        return None
+    return LibraryMatmul(*((where[0], order or ()) for where, order in zip((target, left, right), orders, strict=True)))
+
+
+def _factor(e: f.Expr) -> tuple[str, tuple[str, ...]] | None:
+    """The tensor and the indices of a factor, which a library widens by itself."""
+    if isinstance(e, f.Cast) and e.dtype.is_float:
+        e = e.operand
+    if not isinstance(e, f.Access) or e.guarded or not all(isinstance(i, f.Index) for i in e.subscripts):
+        return None
+    return e.tensor, _names(e.subscripts)
+
+
+def _names(subscripts: tuple[f.Expr, ...]) -> tuple[str, ...]:
+    return tuple(i.name if isinstance(i, f.Index) else "" for i in subscripts)
+
+
+def _order(where: tuple[str, tuple[str, ...]], wanted: tuple[str, ...]) -> tuple[int, ...] | None:
+    indices = where[1]
+    return tuple(indices.index(i) for i in wanted) if sorted(indices) == sorted(wanted) else None
+
+
+# --- the parts between -------------------------------------------------------------------------------------------
+
+
+def _piece(
+    bound: BoundFunction,
+    parts: list[LibraryMatmul | tuple[BoundStatement, ...]],
+    number: int,
+    own: tuple[BoundStatement, ...],
+) -> BoundFunction:
+    """Some statements as a def of their own."""
+    used = set(_touched(own))
+    written = {s.target for s in own}
+    before = {t for part in parts[:number] for t in _written(part)}
+    after = {t for part in parts[number + 1 :] for t in _touched(part)}
+    tensors = []
+    for t in bound.tensors:
+        if t.name not in used:
+            continue
+        if t.name not in written:
+            role = Role.INPUT
+        elif t.role is Role.INOUT or t.name in before:
+            role = Role.INOUT
+        else:
+            role = Role.OUTPUT if t.name in after or t.name in bound.returns else Role.TEMPORARY
+        tensors.append(replace(t, role=role))
+    rank = {Role.INPUT: 0, Role.OUTPUT: 1, Role.INOUT: 1, Role.TEMPORARY: 2}
+    tensors.sort(key=lambda t: rank[t.role])
+    returns = tuple(t.name for t in tensors if rank[t.role] == 1)
+    return BoundFunction(f"{bound.name}_{number}", tuple(tensors), own, returns, ())
+
+
+def _written(part: Part) -> Iterator[str]:
+    yield from (part.target[0],) if isinstance(part, LibraryMatmul) else (s.target for s in part)
+
+
+def _touched(part: Part) -> Iterator[str]:
+    if isinstance(part, LibraryMatmul):
+        yield from (part.target[0], part.left[0], part.right[0])
+        return
+    for s in part:
+        yield s.target
+        guards = [c.guard for c in s.checks if c.guard is not None]
+        for e in (s.value, *s.subscripts, *(c.subscript for c in s.checks), *guards):
+            yield from _read(e)
+        yield from (c.tensor for c in s.checks)
+
+
+def _read(e: f.Expr) -> Iterator[str]:
+    if isinstance(e, f.Access):
+        yield e.tensor
+    for child in f.operands_of(e):
+        yield from _read(child)

@@ -1,0 +1,173 @@
+"""What runs a def on a graphics processor: a kernel, or kernels and products that are torch's, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...compiler.gpu_passes import CompiledGpuKernel
+from ...core.errors import ArgumentError
+from ...core.memory_layout import contiguous_strides
+from ...options import MappingOptions
+from ...runtime.cpu.python_launch import OperandSpec
+from ...runtime.cuda import launch
+from ...runtime.cuda.launch import ALIGNMENT, CudaLauncher, CudaRunner, Launches
+from ...runtime.emulate.emulator import Emulated, EmulatedTensor
+from ...target import GpuTarget
+from ...tc_lang.canonical_bound import canonicalize
+from ...tc_lang.ir import BoundFunction, Role
+from ..arguments import TYPES
+from ..call_steps import launch_error
+from .device_arguments import empty_output
+from .library_calls import LibraryMatmul, split_at_library_calls
+
+Step = Callable[..., None]
+"""What computes a part, given its inputs and then its outputs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixedPlan:
+    """A def as kernels and calls of a library. It tells what `CompiledGpuKernel` tells, of all of them."""
+
+    bound: BoundFunction
+    target: GpuTarget
+    parts: tuple[CompiledGpuKernel | LibraryMatmul, ...]
+
+    @property
+    def compile_seconds(self) -> float:
+        return sum(kernel.compile_seconds for kernel in kernels_of(self))
+
+    @property
+    def resources(self) -> dict[str, int]:
+        found = [kernel.resources for kernel in kernels_of(self)]
+        added = ("kernels", "temporary_bytes", "source_bytes")
+        return {name: (sum if name in added else max)(r[name] for r in found) for name in (found[0] if found else ())}
+
+    def source(self, kind: str) -> str:
+        """Part after part; a product as the call that it is, in a comment."""
+        return "\n".join(
+            f"// {part}\n" if isinstance(part, LibraryMatmul) else part.source(kind) for part in self.parts
+        )
+
+
+Plan = CompiledGpuKernel | MixedPlan
+
+
+def make_plan(
+    bound: BoundFunction,
+    options: MappingOptions | None,
+    target: GpuTarget,
+    make: Callable[[BoundFunction, MappingOptions | None], CompiledGpuKernel],
+) -> Plan:
+    """The plan of a bound def. make: compiles it, or a piece of it."""
+    if options is None or not options.match_library_calls:
+        return make(bound, options)
+    found = split_at_library_calls(bound)
+    if not any(isinstance(piece, LibraryMatmul) for piece in found):
+        return make(bound, options)
+    own = replace(options, match_library_calls=False)
+    return MixedPlan(bound, target, tuple(p if isinstance(p, LibraryMatmul) else make(p, own) for p in found))
+
+
+def kernels_of(plan: Plan) -> tuple[CompiledGpuKernel, ...]:
+    if isinstance(plan, MixedPlan):
+        return tuple(part for part in plan.parts if isinstance(part, CompiledGpuKernel))
+    return (plan,)
+
+
+def has_bounds_checks(plan: Plan) -> bool:
+    """May data lead astray?"""
+    return any(kernel.sites for kernel in kernels_of(plan))
+
+
+def needs_alignment(plan: Plan) -> bool:
+    """Must tensors start at multiples of `ALIGNMENT`?"""
+    return any(kernel.code.aligned for kernel in kernels_of(plan))
+
+
+def tensors_of(bound: BoundFunction) -> list[str]:
+    """The names of what a plan is given: the inputs, and then the outputs."""
+    return [t.name for t in bound.tensors if t.role is Role.INPUT] + list(bound.returns)
+
+
+def bind_steps(plan: Plan, device: torch.device, step_of: Callable[[CompiledGpuKernel], Step]) -> Step:
+    """What computes a plan on a device, by what `step_of` gives for each kernel."""
+    if not isinstance(plan, MixedPlan):
+        return step_of(plan)
+    names, between = tensors_of(plan.bound), list[str]()
+    steps: list[tuple[Step, list[int]]] = []
+    for part in plan.parts:
+        own = list(part.tensors) if isinstance(part, LibraryMatmul) else tensors_of(part.bound)
+        between += [name for name in own if name not in (*names, *between)]
+        places = [(*names, *between).index(name) for name in own]
+        steps.append((part if isinstance(part, LibraryMatmul) else step_of(part), places))
+
+    def run(*given: Tensor) -> None:
+        tensors = [*given, *(empty_output(plan.bound, name, device) for name in between)]
+        for step, places in steps:
+            step(*[tensors[n] for n in places])
+
+    return run
+
+
+# --- on a device -------------------------------------------------------------------------------------------------
+
+
+def load_launches(kernel: CompiledGpuKernel, device: torch.device) -> Launches:
+    """The kernel on a device. Raises ArgumentError while a graph is captured, InternalError as
+    `launch.load_launches_on`."""
+    if launch.is_capturing():
+        raise ArgumentError(
+            f"{kernel.bound.name} has not run with these sizes on {device}, and a graph is being captured",
+            suggestion="call it once before the capture",
+        )
+    return launch.load_launches_on(kernel.code, kernel.cubin, device.index)
+
+
+def launcher_of(
+    plan: Plan, device: torch.device, accepted: Sequence[Tensor], loaded: Callable[[CompiledGpuKernel], Launches]
+) -> CudaLauncher:
+    """What runs a plan on the inputs followed by the outputs, for tensors like `accepted`. loaded: see
+    `load_launches`."""
+    bound = plan.bound
+
+    def step_of(kernel: CompiledGpuKernel) -> Step:
+        names = tensors_of(canonicalize(kernel.bound))
+
+        def fail(failed: int, value: int) -> BaseException:
+            return launch_error(bound.name, kernel.sites, failed, value)
+
+        return CudaRunner(
+            loaded(kernel), device,
+            [names.index(b.name) for b in kernel.arguments],
+            [b.bytes for b in kernel.temporaries],
+            fail if kernel.sites else None,
+        )  # fmt: skip
+
+    return CudaLauncher(
+        bind_steps(plan, device, step_of), device,
+        [OperandSpec(TYPES[x.dtype], tuple(x.shape), tuple(x.stride())) for x in accepted],
+        [OperandSpec(t.dtype, t.shape, contiguous_strides(t.shape)) for t in map(bound.tensor, bound.returns)],
+        aligned=needs_alignment(plan),
+    )  # fmt: skip
+
+
+# --- in the emulator ---------------------------------------------------------------------------------------------
+
+
+def run_emulated(kernel: CompiledGpuKernel, emulated: Emulated, tensors: Sequence[Tensor]) -> tuple[int, int]:
+    """Run the text of a kernel on its inputs and outputs, tensors on the CPU.
+
+    Returns (0, 0), or the number of a failed check and the value that it found. Raises as `Emulated`.
+    """
+    bound = canonicalize(kernel.bound)
+    roles = {t.name: t.role for t in bound.tensors}
+    given = dict(zip(tensors_of(bound), tensors, strict=True))
+    memories = [EmulatedTensor(given[b.name].data_ptr(), b, roles[b.name] is not Role.OUTPUT) for b in kernel.arguments]
+    rooms = [torch.zeros(b.bytes + ALIGNMENT, dtype=torch.uint8) for b in kernel.temporaries]
+    for room, b in zip(rooms, kernel.temporaries, strict=True):
+        memories.append(EmulatedTensor(-(-room.data_ptr() // ALIGNMENT) * ALIGNMENT, b, False))
+    return emulated(memories)

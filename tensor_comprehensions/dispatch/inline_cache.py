@@ -1,0 +1,272 @@
+"""The short way of a call: the kernels of earlier calls, found by looking at nothing but the call.
+
+Always holds: a lane only takes what the long way (`api.Op._call`) would take with the same result; whatever is unusual
+it leaves to the long way, which explains what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad as _forward_mode
+
+from ..compiler.compiled_kernel import CompiledCpuKernel
+from ..core import knobs
+from ..core.dtypes import FLOAT32, FLOAT64, DType
+from ..runtime.cpu import host_symbols
+from ..runtime.cpu.python_launch import CpuLauncher, OperandSpec, arena_offsets, is_plain_cpu_tensor
+from ..runtime.fastpath import call_cache
+from ..runtime.fastpath.call_cache import RECORDED, CachedCall, CallCache, MutatedArg, NewOutput, TensorGuard
+from ..tc_lang.ir import BoundFunction, Role
+from ..tc_lang.ir import Tensor as BoundTensor
+from .arguments import PLAIN, to_tensor
+from .call_steps import Arguments, CallSignature, launch_error
+
+LIMIT = 256
+"""How many lanes, and how many numbers, an operator remembers before it forgets them all."""
+
+MISS: Any = object()
+"""What a call gives that has no lane."""
+
+
+def is_plain_call(tensors: Sequence[Any]) -> bool:
+    """Does torch expect nothing special of a call on `tensors` now: no gradient, no tangent, no mode, no trace?"""
+    return not (
+        (_records_gradients() and _any_requires_gradient(*tensors))
+        or _dispatch_modes()
+        or _function_modes()
+        or _jit_trace() is not None
+        or _forward_mode._current_level >= 0
+        or _knobs().interpret
+    )
+
+
+_records_gradients, _any_requires_gradient = torch.is_grad_enabled, torch._C._any_requires_grad
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_jit_trace = torch._C._get_tracing_state
+_knobs, _count_change = knobs.current_knobs, torch._C._increment_version
+
+
+class InlineCache:
+    """The lanes of one operator.
+
+    A call has the lane of its layouts, of the values of its specialized numbers, and of whether it says where to write.
+    Machine code finds it, where there can be some, in one of two cells: for fresh outputs, and for given destinations.
+
+    Args:
+        cell: the first of these, where it serves others too.
+    """
+
+    def __init__(self, interface: CallSignature, cell: CallCache | None = None) -> None:
+        function, parameters = interface.function, interface.function.parameters
+        self._interface, self._count = interface, len(parameters)
+        self._numbers = [
+            (n, p, _python_types(p.dtype), cast("dict[Any, Tensor]", {}))
+            for n, p in enumerate(interface.parameters)
+            if not p.dims and not parameters[n].is_compile_time
+        ]
+        self._special = tuple(n for n, p in enumerate(parameters) if p.is_compile_time)
+        self._initial = tuple(p.name for p in function.inouts)
+        self._sources = tuple(self._initial.index(r) if r in self._initial else None for r in function.returns)
+        self._machine = call_cache.is_fast_path_available()
+        self._cells: dict[bool, CallCache] = {} if cell is None else {False: cell}
+        self._functions: dict[bool, Callable[..., Any]] = {}
+        self._plain: dict[Hashable, CpuLauncher] = {}
+
+    def direct(self) -> Callable[..., Any] | None:
+        """What takes calls with fresh outputs and no initial values: the result, NotImplemented or RECORDED."""
+        return None if self._initial else self._functions.get(False)
+
+    def call(self, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
+        """The result of a call, or MISS."""
+        if len(tensors) != self._count or len(initial) != len(self._initial):
+            return MISS
+        if self._numbers:
+            tensors = self._with_numbers(tensors)
+        values: list[Any] = [initial.get(name) for name in self._initial] if initial else []
+        wanted = () if out is None else out if type(out) is tuple else (out,)
+        if out is not None and len(wanted) != len(self._sources):
+            return MISS
+        serve = self._functions.get(out is not None)
+        if serve is None:
+            return MISS
+        result = serve(*tensors, *values, *wanted)
+        if result is NotImplemented and values and out is None:  # perhaps only because they are not contiguous
+            result = serve(*tensors, *[v.contiguous() if type(v) in PLAIN else v for v in values])
+        if result is NotImplemented or result is RECORDED:
+            return MISS
+        if out is None:
+            return result
+        _count_change(wanted)
+        return out
+
+    def add(
+        self, compiled: CompiledCpuKernel, arguments: Arguments, special: Sequence[int], out: Sequence[Tensor]
+    ) -> None:
+        """Make a lane for calls like one that has succeeded, which wrote to `out` if there is any."""
+        if out and compiled.sites:
+            return
+        if not self._machine:
+            if not (self._initial or self._special):
+                self._remember_plainly(compiled, (*arguments.inputs, *out), bool(out))
+            return
+        lane = self._lane(compiled, arguments, special, out)
+        if lane is not None:
+            self._cell(bool(out)).add(lane)
+            if bool(out) not in self._functions:
+                self._functions[bool(out)] = self._cell(bool(out)).function()
+
+    def _cell(self, out: bool) -> CallCache:
+        if out not in self._cells:
+            taken = self._interface.function.parameters
+            kinds = [_kind(p.dtype, p.is_compile_time, bool(p.rank)) for p in taken]
+            kinds += [call_cache.TENSOR] * (len(self._initial) + out * len(self._sources))
+            self._cells[out] = CallCache(kinds, 0 if out else len(self._sources))
+        return self._cells[out]
+
+    def _lane(
+        self, compiled: CompiledCpuKernel, arguments: Arguments, special: Sequence[int], out: Sequence[Tensor]
+    ) -> CachedCall | None:
+        """The lane of a call; None where machine code cannot start an output with its initial value."""
+        bound, values = compiled.bound, iter(special)
+        inputs = [t for t in bound.tensors if t.role is Role.INPUT]
+        given = [_operand(t, x) for t, x in zip(inputs, arguments.inputs, strict=True)]
+        first = [
+            _operand(bound.tensor(n), x) if out else _made(bound, n)
+            for n, x in zip(self._initial, arguments.initial, strict=True)
+        ]
+        to = [_operand(bound.tensor(n), x) for n, x in zip(bound.returns, out, strict=False)]
+        guards: list[TensorGuard | int] = [
+            next(values) if n in self._special else _facts(o) for n, o in enumerate(given)
+        ]
+        made = [_made(bound, r) for r in bound.returns]
+        count = len(given)
+        sources = [-1 if s is None else count + s for s in self._sources]
+        for s, result in zip(self._sources, to or made, strict=True):
+            if s is not None and _facts(first[s]) != _facts(result):
+                return None
+        return CachedCall(
+            compiled.executable.address,
+            compiled.executable,
+            (*guards, *map(_facts, first), *map(_facts, to)),
+            tuple(o.span for o in (*given, *first, *to)),
+            (*range(count), *(count + len(first) + n for n in range(len(to)))),
+            ()
+            if out
+            else tuple(NewOutput(_facts(o, exact=True), o.span, s) for o, s in zip(made, sources, strict=True)),
+            tuple(
+                MutatedArg(count + len(first) + n, s, o.span if _is_dense(o) else -1)
+                for n, (o, s) in enumerate(zip(to, sources, strict=False))
+            ),
+            arena_offsets(compiled.temporaries),
+        )
+
+    def _remember_plainly(self, compiled: CompiledCpuKernel, tensors: Sequence[Tensor], out: bool) -> None:
+        """Make a lane in Python: what there is where no machine code can be made."""
+        bound = compiled.bound
+        taken = [t for t in bound.tensors if t.role is Role.INPUT] + [bound.tensor(r) for r in bound.returns if out]
+        accepted = [_operand(t, x) for t, x in zip(taken, tensors, strict=True)]
+        if len(self._plain) >= LIMIT:
+            self._plain.clear()
+        made = [] if out else [_made(bound, r) for r in bound.returns]
+        self._plain[out, _layout(tensors)] = launcher_for(compiled, accepted, made)
+        self._functions[out] = partial(self._serve_plainly, out)
+
+    def _serve_plainly(self, out: bool, *tensors: Any) -> Any:
+        """As the function of a cell."""
+        try:
+            found = self._plain.get((out, _layout(tensors)))
+        except (AttributeError, RuntimeError, TypeError):  # not all of these are dense tensors
+            return NotImplemented
+        if found is None or not is_plain_call(tensors) or not all(map(is_plain_cpu_tensor, tensors)):
+            return NotImplemented
+        if not out:
+            return found(*tensors)
+        if not found.are_disjoint(tensors, len(self._sources)):
+            return NotImplemented
+        found.run(*tensors)
+        return None
+
+    def _with_numbers(self, values: Sequence[Any]) -> Sequence[Any]:
+        """`values` with tensors for Python's numbers, the same tensor for the same number."""
+        tensors = list(values)
+        for n, wanted, types, known in self._numbers:
+            value = values[n]
+            if type(value) in types:
+                key = value or str(value)  # 0.0 and -0.0 are equal
+                tensors[n] = known.get(key)
+                if tensors[n] is None:
+                    if len(known) >= LIMIT:
+                        known.clear()
+                    tensors[n] = known[key] = to_tensor(wanted, value)
+        return tensors
+
+
+def _python_types(dtype: DType) -> tuple[type, ...]:
+    return (bool,) if dtype.is_bool else (int,) if dtype.is_integer else (float, int)
+
+
+def _layout(tensors: Sequence[Any]) -> Hashable:
+    return tuple([(x.dtype, x.shape, x.stride()) for x in tensors])
+
+
+def _operand(t: BoundTensor, x: Tensor) -> OperandSpec:
+    return OperandSpec(t.dtype, tuple(x.shape), tuple(x.stride()))
+
+
+def _made(bound: BoundFunction, name: str) -> OperandSpec:
+    t = bound.tensor(name)
+    return OperandSpec(t.dtype, t.shape, t.strides)
+
+
+def _is_dense(o: OperandSpec) -> bool:
+    """Does it fill the memory that it reaches over?"""
+    return o.span == math.prod(o.sizes) * o.dtype.size
+
+
+def _facts(o: OperandSpec, *, exact: bool = False) -> TensorGuard:
+    """What guards compare, or with all strides what an output is."""
+    free = () if exact else range(len(o.sizes)) if 0 in o.sizes else [d for d, n in enumerate(o.sizes) if n == 1]
+    return TensorGuard(
+        _number(o.dtype), o.sizes, tuple(call_cache.ANY if d in free else s for d, s in enumerate(o.strides))
+    )
+
+
+def _kind(dtype: DType, specialized: bool, has_dimensions: bool) -> int:
+    """What machine code takes for a parameter."""
+    if specialized:
+        return call_cache.CONSTANT
+    return (
+        call_cache.TENSOR
+        if has_dimensions or dtype not in (FLOAT32, FLOAT64)
+        else call_cache.number_kind(_number(dtype))
+    )
+
+
+@cache
+def _number(dtype: DType) -> int:
+    """torch's number of a type, in its C interface."""
+    ask: Callable[[], int] = getattr(host_symbols.torch_library(), f"aoti_torch_dtype_{dtype.name}")
+    return ask()
+
+
+def launcher_for(
+    compiled: CompiledCpuKernel, accepted: Sequence[OperandSpec], made: Sequence[OperandSpec]
+) -> CpuLauncher:
+    """What runs a kernel on the inputs followed by the outputs."""
+
+    def fail(failed: int, value: int) -> BaseException:
+        return launch_error(compiled.bound.name, compiled.sites, failed, value)
+
+    count = sum(t.role is not Role.TEMPORARY for t in compiled.bound.tensors)
+    return CpuLauncher(compiled.executable, accepted, made, range(count), compiled.temporaries, fail)
+
+
+def plain_launcher(compiled: CompiledCpuKernel) -> CpuLauncher:
+    """A launcher for tensors that are known to fit."""
+    return launcher_for(compiled, (), ())

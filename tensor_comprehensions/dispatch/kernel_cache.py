@@ -1,0 +1,198 @@
+"""Kernels out of the cache: what an earlier process compiled is loaded, not compiled again.
+
+Always holds: a kernel that is found does what the compiler would make now, since its key has everything that the
+compiler looks at. A kernel that somebody put there by hand does what they say it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from logging import DEBUG
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ..cache import package_digest
+from ..cache import stored_kernels as cache
+from ..cache.key import Key, Uncacheable, make_key
+from ..cache.store import Store, current_store
+from ..cache.stored_kernels import StoredKernel
+from ..compiler.compiled_kernel import CompiledBase, CompiledCpuKernel
+from ..core import knobs
+from ..core.diagnostics import get_logger
+from ..core.errors import CannotLower
+from ..core.lazy_import import lazy_module
+from ..options import CpuOptions
+from ..runtime.cpu import object_code
+from ..runtime.cpu.object_code import ObjectCode
+from ..target import CpuTarget
+from ..tc_lang.ir import BoundFunction, Function
+
+if TYPE_CHECKING:
+    from ..compiler import cpu_passes
+    from ..loop_ir import nodes
+    from ..loop_ir.nodes import CheckSite
+    from ..structured.language import primitives
+else:
+    cpu_passes, nodes, primitives = (
+        lazy_module("compiler.cpu_passes"),
+        lazy_module("loop_ir.nodes"),
+        lazy_module("structured.language.primitives"),
+    )
+
+C = TypeVar("C", bound=CompiledBase)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAdapter(Generic[C]):
+    """How a kernel is made, what of it is kept, and how it is made from that again.
+
+    restore: raises CannotLower, or what wrong facts raise, where that cannot be.
+    """
+
+    name: str
+    make: Callable[[], C]
+    content: Callable[[C], tuple[Mapping[str, Any], bytes]]
+    restore: Callable[[StoredKernel], C]
+
+
+def load_or_make(store: Store, key: Key | None, recipe: CacheAdapter[C]) -> C:
+    """The kernel with this key, from the cache or made now; without a key it is made."""
+    if key is not None and not _is_observed():
+        found = _found(store, key, recipe)
+        if found is not None:
+            return found
+    made = recipe.make()
+    if key is not None:
+        _keep(store, key, recipe, made)
+    return made
+
+
+def load_or_compile(
+    function: Function, bound: BoundFunction, options: CpuOptions, target: CpuTarget
+) -> CompiledCpuKernel:
+    """The kernel of a bound def, from the cache or compiled now.
+
+    Raises ArgumentError where the schedule of the options does not apply.
+    """
+    store = current_store()
+    key = None if store.mode == "off" else kernel_key(function, bound, options, target)
+    if key is None and store.mode != "off":  # there is a function among the options: what it returns can be a key
+        options = cpu_passes.resolve_schedules(bound, options, target)
+        key = kernel_key(function, bound, options, target)
+    recipe = CacheAdapter(
+        bound.name,
+        lambda: cpu_passes.compile_function(
+            bound, function.source, cpu_passes.resolve_schedules(bound, options, target), target
+        ),
+        lambda made: (kernel_metadata(made), made.code.data),
+        lambda code: deserialize_kernel(code, function, bound, options, target),
+    )
+    return load_or_make(store, key, recipe)
+
+
+def kernel_key(function: Function, bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> Key | None:
+    """The key of a kernel; None where its options have none."""
+    try:
+        return make_key(function, bound, target, options=options, flags=object_code.codegen_flags())
+    except Uncacheable as reason:
+        get_logger("cache").debug("%s: has no key: %s", bound.name, reason)
+        return None
+
+
+def _is_observed() -> bool:
+    """Does somebody want to see the kernel being made?"""
+    topics = ("schedule", "loops", "code")
+    k = knobs.current_knobs()
+    return k.verify or bool(k.dump) or any(get_logger(topic).isEnabledFor(DEBUG) for topic in topics)
+
+
+def _found(store: Store, key: Key, recipe: CacheAdapter[C]) -> C | None:
+    start = perf_counter()
+    code = cache.find_kernel(store, key)
+    if code is None:
+        if get_logger("cache").isEnabledFor(DEBUG):
+            get_logger("cache").debug("%s: not on disk%s", recipe.name, _why(store, key))
+        return None
+    try:
+        made = recipe.restore(code)
+    except (CannotLower, KeyError, TypeError, ValueError, IndexError) as error:
+        store.warn_once(f"the entry {code.key.digest} cannot be used: {error}")
+        return None
+    seconds = perf_counter() - start
+    get_logger("cache").debug("%s: found on disk, loaded in %.1f ms", recipe.name, seconds * 1e3)
+    return replace(made, seconds=((FOUND, seconds),))
+
+
+FOUND = "found"
+"""The name of the only pass of a kernel that was in the cache."""
+
+
+def was_cache_hit(compiled: CompiledBase) -> bool:
+    """Was a kernel in the cache?"""
+    return compiled.seconds[0][0] == FOUND
+
+
+def _why(store: Store, key: Key) -> str:
+    near = cache.nearest_kernel_key(store, key)
+    return "" if near is None else f": the nearest differs in {', '.join(key.difference(near))}"
+
+
+# --- kernels as entries ------------------------------------------------------------------------------------------
+
+
+def _keep(store: Store, key: Key, recipe: CacheAdapter[C], made: C) -> None:
+    try:
+        package_digest.check_unchanged()
+    except package_digest.SourceChanged as reason:
+        get_logger("cache").debug("%s: not kept: %s", recipe.name, reason)
+        return
+    if cache.store_kernel(store, StoredKernel(key, *recipe.content(made))):
+        get_logger("cache").debug("%s: kept on disk as %s", recipe.name, key.digest[:12])
+
+
+def kernel_metadata(compiled: CompiledCpuKernel) -> Mapping[str, Any]:
+    """What a kernel needs beside its machine code; tensors by their places, since names are not part of a key."""
+    return {
+        "symbols": compiled.code.symbols,
+        "temporaries": compiled.temporaries,
+        "sites": serialize_sites(compiled.sites, compiled.bound),
+        "kernels": compiled.kernels,
+        "schedule": _written(compiled.options.schedule),
+    }
+
+
+def deserialize_kernel(
+    code: StoredKernel, function: Function, bound: BoundFunction, options: CpuOptions, target: CpuTarget
+) -> CompiledCpuKernel:
+    """The kernel of an entry, loaded. Raises CannotLower where it cannot be, or another error for wrong facts."""
+    facts = code.metadata
+    machine_code = ObjectCode(code.data, tuple(map(str, facts["symbols"])))
+    schedule = facts["schedule"]
+    if schedule is not None:
+        options = replace(
+            options, schedule=tuple((str(name), primitives.parse_schedule(text)) for name, text in schedule)
+        )
+    return CompiledCpuKernel(
+        bound, function.source, options, target, (), machine_code, object_code.load_object(machine_code),
+        tuple(map(int, facts["temporaries"])), deserialize_sites(facts["sites"], bound), int(facts["kernels"]),
+    )  # fmt: skip
+
+
+def serialize_sites(sites: Sequence[CheckSite], bound: BoundFunction) -> list[tuple[int, int, int, int]]:
+    """The sites of checks, for JSON."""
+    places = {t.name: n for n, t in enumerate(bound.tensors)}
+    return [(places[s.tensor], s.dimension, s.extent, s.origin) for s in sites]
+
+
+def deserialize_sites(facts: Any, bound: BoundFunction) -> tuple[CheckSite, ...]:
+    """What `serialize_sites` wrote."""
+    return tuple(
+        nodes.CheckSite(bound.tensors[place].name, int(dimension), int(extent), int(origin))
+        for place, dimension, extent, origin in facts
+    )
+
+
+def _written(schedule: Any) -> list[tuple[str, str]] | None:
+    """A settled schedule: pairs of names and pipelines."""
+    return None if schedule is None else [(name, repr(pipeline)) for name, pipeline in schedule]

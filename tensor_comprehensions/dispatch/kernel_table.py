@@ -1,0 +1,240 @@
+"""The kernels of one def, and the long way of a call, which checks everything.
+
+Always holds: a kernel is compiled once per key, whatever number of threads ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from logging import DEBUG
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, strided
+
+from ..compiler.compiled_kernel import CompiledCpuKernel
+from ..core import knobs
+from ..core.diagnostics import get_logger
+from ..core.interrupts import deferred_interrupts
+from ..core.single_flight import SingleFlightCache
+from ..options import CpuOptions
+from ..runtime.cpu.host import host
+from ..runtime.cpu.python_launch import CpuLauncher
+from ..target import CpuTarget
+from ..tc_lang.formats import Format
+from ..tc_lang.ir import BoundFunction, Function
+from . import kernel_cache
+from .call_steps import (
+    Arguments,
+    ArgumentShapes,
+    CallSignature,
+    allocate_output,
+    bind_sizes,
+    canonical_strides,
+    check_out,
+    check_runs_here,
+    convert_outputs,
+    copy_initial_values,
+    copy_to_out,
+    evaluate_reference,
+    normalize_arguments,
+    shapes_of,
+    with_strides,
+)
+from .inline_cache import MISS, InlineCache, plain_launcher
+
+if TYPE_CHECKING:
+    from .cuda.gpu_kernels import GpuKernelTable
+    from .sparse.sparse_kernels import SparseKernels
+
+LIMIT = 256
+"""How many kernels, and how many bound functions, are kept: those that were used last."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileConfig:
+    """For what a kernel is made: how to lower, and the processor."""
+
+    options: CpuOptions
+    target: CpuTarget
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedKernel:
+    """A kernel and the way to run it."""
+
+    compiled: CompiledCpuKernel
+    launcher: CpuLauncher
+
+
+def may_be_sparse(value: object) -> bool:
+    """Whether an argument is a sparse tensor of any kind; nothing is imported to find out."""
+    if isinstance(value, Tensor):
+        return value.layout is not strided and not value.is_nested
+    module = type(value).__module__
+    return module.startswith("scipy.sparse") or (module == _SPARSE and type(value).__name__ == "SparseTensor")
+
+
+_SPARSE = "tensor_comprehensions.dispatch.sparse.sparse_tensor"
+OptionsProvider = Callable[[Function, BoundFunction, Arguments], CpuOptions | None]
+"""How to lower a def for certain arguments; None leaves it to the cost models."""
+
+
+class KernelTable:
+    """The kernels of one def for all sizes, layouts and machines."""
+
+    def __init__(
+        self, function: Function, choose: OptionsProvider | None = None, formats: Mapping[str, Format] | None = None
+    ) -> None:
+        self.function, self.formats = function, dict(formats or {})
+        self._declares_sparse = function.is_sparse or any(not f.is_dense for f in self.formats.values())
+        self.interface = CallSignature.of(function)
+        self._bound: SingleFlightCache[ArgumentShapes, BoundFunction] = SingleFlightCache(LIMIT)
+        self.routes: SingleFlightCache[Hashable, LoadedKernel] = SingleFlightCache(LIMIT)
+        self._tuned: dict[Hashable, CpuOptions] = {}
+        self._choose, self._chosen = choose, SingleFlightCache[Hashable, CpuOptions](LIMIT)
+        self._last_key: tuple[object, ...] | None = None
+
+    @cached_property
+    def gpu(self) -> GpuKernelTable:
+        """Those for graphics processors, whose part of the package is loaded when the first is asked for."""
+        with deferred_interrupts():
+            from .cuda.gpu_kernels import GpuKernelTable
+        return GpuKernelTable(self)
+
+    @cached_property
+    def sparse(self) -> SparseKernels:
+        """Those for sparse operands, whose part of the package is loaded when the first is asked for."""
+        from .sparse.sparse_kernels import SparseKernels
+
+        return SparseKernels(self.interface, self.formats)
+
+    def has_sparse(self, values: Sequence[object]) -> bool:
+        """Is a tensor of the def, or an argument of a call, sparse, so that `sparse` is for it?"""
+        return self._declares_sparse or any(may_be_sparse(v) for v in values)
+
+    @staticmethod
+    def any_cuda(values: Sequence[object]) -> bool:
+        """Is any of the arguments of a call a tensor on a CUDA device, so that `gpu` is for it?"""
+        return any(isinstance(v, Tensor) and v.is_cuda for v in values)
+
+    def bind(self, sizes: ArgumentShapes) -> BoundFunction:
+        """The def with these sizes. Raises ArgumentError or RangeError where they do not fit."""
+        return self._bound.get(sizes, lambda: bind_sizes(self.interface, sizes))
+
+    def route(
+        self, sizes: ArgumentShapes, arguments: Arguments, out: Sequence[Tensor], machine: CompileConfig
+    ) -> LoadedKernel:
+        """The kernel for the layouts of `arguments`, and of `out` where it says where to write."""
+        strides = tuple(canonical_strides(x) for x in (*arguments.inputs, *out))
+        options = self._options(sizes, arguments, machine)
+        found = True
+
+        def make() -> LoadedKernel:
+            nonlocal found
+            found = False
+            bound = with_strides(self.bind(sizes), strides)
+            compiled = kernel_cache.load_or_compile(self.function, bound, options, machine.target)
+            return LoadedKernel(compiled, plain_launcher(compiled))
+
+        key = (sizes, strides, options, machine.target)
+        route = self.routes.get(key, make)
+        if get_logger("cache").isEnabledFor(DEBUG):
+            self._explain(found, key, "loaded" if kernel_cache.was_cache_hit(route.compiled) else "compiled")
+        self._last_key = key
+        return route
+
+    def _options(self, sizes: ArgumentShapes, arguments: Arguments, machine: CompileConfig) -> CpuOptions:
+        """How to lower: as a search found for calls like this one, as the chooser says, or as the machine does."""
+        key = (sizes, tuple(canonical_strides(x) for x in arguments.inputs), machine)
+        known, choose = self._tuned.get(key), self._choose
+        if known is None and choose is not None and machine == CompileConfig(CpuOptions(), host()):
+            bound = self.bound_for(sizes, arguments)
+            return self._chosen.get(key, lambda: choose(self.function, bound, arguments) or machine.options)
+        return machine.options if known is None else known
+
+    def _explain(self, found: bool, key: tuple[object, ...], made: str) -> None:
+        """Log whether a kernel was found, and if not, in what its key differs from the one used before."""
+        parts, before = ("sizes", "strides", "options", "target"), self._last_key
+        if found:
+            what = "found"
+        elif before is None:
+            what = f"{made}, the first"
+        else:
+            new = [part for part, a, b in zip(parts, key, before, strict=True) if a != b]
+            what = f"{made}, because of new {' and '.join(new)}" if new else f"{made} again: it was dropped"
+        text = ", ".join(f"{part} {value}" for part, value in zip(parts[:-1], key, strict=False))
+        get_logger("cache").debug("%s: %s: %s", self.function.name, what, text)
+
+    def entry(self, arguments: Arguments, machine: CompileConfig) -> tuple[BoundFunction, CpuOptions]:
+        """What the kernel of a call is made from: the bound def and the options."""
+        sizes = shapes_of(self.function, arguments)
+        return self.bound_for(sizes, arguments), self._options(sizes, arguments, machine)
+
+    def forget(self) -> None:
+        """Look for kernels anew from now on."""
+        self.routes = SingleFlightCache(LIMIT)
+
+    def bound_for(self, sizes: ArgumentShapes, arguments: Arguments) -> BoundFunction:
+        """The def for the layouts of `arguments`."""
+        return with_strides(self.bind(sizes), tuple(canonical_strides(x) for x in arguments.inputs))
+
+    def set_tuned_options(
+        self, sizes: ArgumentShapes, arguments: Arguments, machine: CompileConfig, options: CpuOptions
+    ) -> None:
+        """From now on, lower calls like this one on `machine` as `options` say."""
+        if len(self._tuned) >= LIMIT:
+            self._tuned.clear()
+        self._tuned[sizes, tuple(canonical_strides(x) for x in arguments.inputs), machine] = options
+
+    def call(
+        self,
+        tensors: Sequence[object],
+        out: object,
+        initial: Mapping[str, object],
+        machine: CompileConfig,
+        lanes: InlineCache,
+    ) -> Any:
+        """The result of a call. It leaves a lane for calls like this one.
+
+        Raises ArgumentError or RangeError.
+        """
+        arguments = normalize_arguments(self.interface, tensors, initial)
+        if arguments.convert is not None and out is None:
+            values = dict(zip([p.name for p in self.interface.initial], arguments.initial, strict=True))
+            known = lanes.call(arguments.inputs, None, values)
+            if known is not MISS:
+                return convert_outputs(known if isinstance(known, tuple) else (known,), arguments.convert)
+        sizes = shapes_of(self.function, arguments)
+        bound = self.bind(sizes)
+        wanted = () if out is None else check_out(bound, arguments, out)
+        if knobs.current_knobs().interpret:
+            outputs = evaluate_reference(bound, arguments)
+        else:
+            outputs = self._compute(bound, sizes, arguments, wanted, machine, lanes)
+        if out is None:
+            return convert_outputs(outputs, arguments.convert)
+        copy_to_out(outputs, wanted)
+        return out
+
+    def _compute(
+        self,
+        bound: BoundFunction,
+        sizes: ArgumentShapes,
+        arguments: Arguments,
+        wanted: tuple[Tensor, ...],
+        machine: CompileConfig,
+        lanes: InlineCache,
+    ) -> tuple[Tensor, ...]:
+        """The outputs: in `wanted`, unless data may lead astray; then in fresh memory until it has not."""
+        if machine.target is not host():
+            check_runs_here(bound.name, machine.target)
+        route = self.route(sizes, arguments, wanted, machine)
+        if wanted and route.compiled.sites:
+            wanted, route = (), self.route(sizes, arguments, (), machine)
+        outputs = wanted or tuple(allocate_output(bound, name) for name in bound.returns)
+        copy_initial_values(bound, arguments, outputs)
+        route.launcher.run(*arguments.inputs, *outputs)
+        lanes.add(route.compiled, arguments, tuple(value for _, value in sizes.scalars), wanted)
+        return outputs

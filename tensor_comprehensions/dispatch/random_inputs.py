@@ -1,0 +1,68 @@
+"""Arguments made up for a def, where a user gives sizes instead of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.error_boundary import only_tc_errors
+from ..core.errors import ArgumentError
+from ..tc_lang.ir import Function, Symbol
+from ..tc_lang.ranges import output_shapes
+from .arguments import TORCH_TYPES
+from .signatures import declared_dims
+
+
+@only_tc_errors
+def sample_arguments(
+    function: Function, values: Mapping[str, float]
+) -> tuple[list[Tensor | float], dict[str, Tensor | float]]:
+    """Random arguments of the sizes given: floats in [-1, 1), integers that are subscripts of the smallest size.
+
+    values: of the size names, and of parameters that are numbers (1 where there is none).
+
+    Returns the inputs in order, and the initial values of in/out outputs by name. Raises ArgumentError.
+    """
+    numbers = {p.name: values.get(p.name, 1) for p in function.parameters if not p.rank}
+    for name in values:
+        if name not in function.sizes and name not in numbers:
+            raise ArgumentError(
+                f"{function.name} has no size and no number called {name!r}",
+                expected=", ".join([*function.sizes, *numbers]),
+            )
+    for name in function.scalars:
+        if not isinstance(numbers[name], int):
+            raise ArgumentError(f"{function.name}: {name} is {numbers[name]!r}", expected="a whole number")
+    sizes = {name: _size(function, name, values) for name in function.sizes}
+    shapes = output_shapes(function, sizes, {name: int(numbers[name]) for name in function.scalars})
+    smallest = min(sizes.values(), default=1)
+    generator = torch.Generator().manual_seed(0)
+
+    def make(symbol: Symbol) -> Tensor | float:
+        if not symbol.rank:
+            return numbers.get(symbol.name, 1)
+        shape = shapes.get(symbol.name) or [sizes[d] if d in sizes else int(d) for d in declared_dims(symbol)]
+        return _random(symbol, shape, smallest, generator)
+
+    return [make(p) for p in function.parameters], {p.name: make(p) for p in function.inouts}
+
+
+def _size(function: Function, name: str, values: Mapping[str, float]) -> int:
+    size = values.get(name)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise ArgumentError(
+            f"{function.name} needs a value of its size {name}",
+            found="" if size is None else str(size),
+            suggestion=f"add {name}=...",
+        )
+    return size
+
+
+def _random(symbol: Symbol, shape: Sequence[int], limit: int, generator: torch.Generator) -> Tensor:
+    dtype = TORCH_TYPES[symbol.dtype]
+    if symbol.dtype.is_float:
+        return (torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1).to(dtype)
+    high = 2 if symbol.dtype.is_bool else max(1, min(limit, 100))
+    return torch.randint(high, shape, generator=generator).to(dtype)

@@ -1,0 +1,156 @@
+"""Do the parts of a sparse tensor keep the rules of its format? Found out before a kernel trusts them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...core.errors import ArgumentError
+from ...tc_lang.formats import Format, LevelKind
+from ...tc_lang.formats import Level as LevelFormat
+
+INDEX_TYPES = (torch.int32, torch.int64)
+
+
+def check_parts(
+    format: Format, shape: Sequence[int], levels: Sequence[object], values: Tensor, name: str = "the sparse tensor"
+) -> None:
+    """Check types, lengths, order and range of every array; `name` is how messages call the tensor.
+
+    Raises:
+        ArgumentError: with the level, the place and the value, and what was expected.
+    """
+    _check_shape(format, shape, levels, name)
+    extents, positions, same = format.extents(shape), 1, None
+    for n, (level, arrays) in enumerate(zip(format.levels[: format.depth], levels, strict=False)):
+        where = _Where(name, n)
+        if level.is_dense:
+            positions, same = positions * extents[n], None
+            continue
+        if not isinstance(arrays, tuple) or len(arrays) != 2:
+            raise where.error("is not dense, but has no arrays", expected="(pos, crd)", found=repr(arrays))
+        pos, crd = arrays
+        _check_array(crd, "crd", extents[n], where)
+        if level.kind is LevelKind.COMPRESSED:
+            same = _check_positions(pos, crd, positions, where)
+        elif len(crd) != positions:
+            raise where.error(f"has {len(crd)} coordinates", expected=f"one for each of {positions} parents")
+        _check_coordinates(level, crd, extents[n], same, where)
+        if same is not None:
+            same = same & (crd[1:] == crd[:-1])
+        positions = len(crd)
+    check_values(format, shape, positions, values, name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """A level of a tensor."""
+
+    name: str
+    level: int
+
+    def error(self, problem: str, *, expected: str = "", found: str = "", suggestion: str = "") -> ArgumentError:
+        return ArgumentError(
+            f"level {self.level} of {self.name} {problem}", expected=expected, found=found, suggestion=suggestion
+        )
+
+
+def _check_shape(format: Format, shape: Sequence[int], levels: Sequence[object], name: str) -> None:
+    if len(shape) != format.rank:
+        raise ArgumentError(f"{name} has {len(shape)} dimensions, its format '{format}' is for {format.rank}")
+    for n, block in zip(shape, format.blocks, strict=False):
+        if n % block:
+            raise ArgumentError(
+                f"blocks of {block} do not divide a dimension of {n} of {name}",
+                expected=f"a multiple of {block}", suggestion="pad the tensor",
+            )  # fmt: skip
+    if any(n < 0 for n in shape):
+        raise ArgumentError(f"{name} has a negative extent", found=str(tuple(shape)))
+    if len(levels) != len(format.levels):
+        raise ArgumentError(f"{name} has {len(levels)} levels, its format '{format}' has {len(format.levels)}")
+
+
+def _check_array(x: object, what: str, extent: int, where: _Where) -> None:
+    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.ndim != 1:
+        raise where.error(f"needs {what} as a tensor of one dimension", found=_describe(x))
+    if x.dtype not in INDEX_TYPES:
+        found = str(x.dtype).removeprefix("torch.")
+        raise where.error(f"has {what} of the type {found}", expected="int32 or int64", found=found)
+    if x.dtype is torch.int32 and extent > 2**31 - 1:
+        raise where.error(f"has int32 coordinates for an extent of {extent}", expected="int64", found="int32")
+
+
+def _describe(x: object) -> str:
+    return f"{x.ndim} dimensions" if isinstance(x, Tensor) else type(x).__name__
+
+
+def _check_positions(pos: object, crd: Tensor, parents: int, where: _Where) -> Tensor:
+    """Check pos; whether each coordinate but the first has the parent of the one before it."""
+    _check_array(pos, "pos", 0, where)
+    assert isinstance(pos, Tensor)
+    if len(pos) != parents + 1:
+        raise where.error(
+            f"has pos of length {len(pos)}", expected=f"length {parents + 1}, one more than its {parents} parents",
+            found=f"length {len(pos)}",
+        )  # fmt: skip
+    if pos[0] != 0:
+        raise where.error(f"has pos[0] = {int(pos[0])}", expected="pos[0] = 0")
+    back = pos[1:] < pos[:-1]
+    if (n := _first(back)) is not None:
+        raise where.error(
+            f"has pos that goes back: pos[{n + 1}] = {int(pos[n + 1])} after {int(pos[n])}",
+            expected="positions that never go back",
+        )
+    if pos[-1] != len(crd):
+        raise where.error(
+            f"has pos that ends at {int(pos[-1])}, but {len(crd)} coordinates",
+            expected=f"pos[{len(pos) - 1}] = {len(crd)}", found=str(int(pos[-1])),
+        )  # fmt: skip
+    begins = torch.zeros(len(crd) + 1, dtype=torch.bool, device=crd.device)
+    begins[pos.long()] = True
+    return ~begins[1 : len(crd)]
+
+
+def _check_coordinates(level: LevelFormat, crd: Tensor, extent: int, same: Tensor | None, where: _Where) -> None:
+    """In range, and where neighbors share their parents in order."""
+    outside = (crd < 0) | (crd >= extent)
+    if (n := _first(outside)) is not None:
+        raise where.error(
+            f"has the coordinate crd[{n}] = {int(crd[n])}", expected=f"0 to {extent - 1}", found=str(int(crd[n]))
+        )
+    if same is None:
+        return
+    if (n := _first(same & (crd[1:] < crd[:-1]))) is not None:
+        raise where.error(
+            f"is not sorted: crd[{n + 1}] = {int(crd[n + 1])} after {int(crd[n])}",
+            expected="sorted coordinates below each parent",
+            suggestion="SparseTensor.from_coordinates takes any order",
+        )
+    if level.unique and (n := _first(same & (crd[1:] == crd[:-1]))) is not None:
+        raise where.error(
+            f"has the coordinate {int(crd[n])} twice below one parent: crd[{n}] and crd[{n + 1}]",
+            expected="each coordinate once",
+            suggestion="SparseTensor.from_coordinates adds what comes twice",
+        )
+
+
+def check_values(format: Format, shape: Sequence[int], positions: int, values: Tensor, name: str) -> None:
+    """Check that there are as many values as `positions` of the last level that is not dense, with the dense tail."""
+    if not isinstance(values, Tensor) or values.layout is not torch.strided:
+        raise ArgumentError(f"the values of {name} are no plain tensor", found=type(values).__name__)
+    tail = format.tail(shape)
+    expected = (positions, *tail) if format.depth else tail
+    if tuple(values.shape) != expected:
+        raise ArgumentError(
+            f"{name} has values of the shape {tuple(values.shape)} for {positions} stored positions",
+            expected=f"a shape of {expected}",
+            found=f"a shape of {tuple(values.shape)}",
+        )
+
+
+def _first(wrong: Tensor) -> int | None:
+    """The first place that is true."""
+    return int(wrong.to(torch.uint8).argmax()) if bool(wrong.any()) else None

@@ -1,0 +1,95 @@
+"""Calls whose operands have the stored places of an earlier call: the places of the results are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ...core.errors import ArgumentError
+from ...tc_lang.ir import Access, Function, walk_expr
+from .sparse_kernels import SparseCall, SparseKernels, StoredCounts
+from .sparse_tensor import Level, SparseTensor
+
+
+class FixedPatterns:
+    """The stored places of the results of a call, for calls with operands of the same places and sizes."""
+
+    def __init__(self, kernels: SparseKernels, call: SparseCall) -> None:
+        self._kernels = kernels
+        self._name = kernels.function.name
+        self._sizes = kernels.sizes(call)
+        self._operands = {n: (t.format, t.levels, _versions(t.levels)) for n, t in call.sparse.items()}
+        self._counts: StoredCounts | None = StoredCounts({}, {})
+        results = kernels.run(call, self._counts)
+        self._levels = {n: r.levels for n, r in results.items() if isinstance(r, SparseTensor)}
+        if _follows_values(kernels.function_for(call), tuple(self._levels)):
+            self._counts = None
+
+    def run(self, call: SparseCall) -> dict[str, Tensor | SparseTensor]:
+        """What the def returns, by name; sparse results share the arrays of their places.
+
+        Raises:
+            ArgumentError: an operand has other places or another size than in the first call.
+        """
+        self._check(call)
+        results = self._kernels.run(call, self._counts)
+        return {n: self._with_levels(n, r) for n, r in results.items()}
+
+    def _check(self, call: SparseCall) -> None:
+        sizes = self._kernels.sizes(call)
+        if sizes != self._sizes:
+            name = next(n for n in self._sizes if sizes[n] != self._sizes[n])
+            raise self._error(f"{name} is {sizes[name]}", f"{name} = {self._sizes[name]}")
+        if call.sparse.keys() != self._operands.keys():
+            raise self._error("another operand is sparse", ", ".join(self._operands))
+        for name, t in call.sparse.items():
+            format, levels, versions = self._operands[name]
+            if t.format != format:
+                raise self._error(f"'{name}' has the format {t.format}", str(format))
+            if _versions(levels) != versions or not _are_equal(levels, t.levels):
+                raise self._error(f"'{name}' has other stored places", "the places that it had there")
+
+    def _error(self, problem: str, expected: str) -> ArgumentError:
+        return ArgumentError(
+            f"{self._name} was assembled for other operands: {problem}",
+            expected=expected, suggestion="assemble again: op.assemble(*operands)",
+        )  # fmt: skip
+
+    def _with_levels(self, name: str, result: Tensor | SparseTensor) -> Tensor | SparseTensor:
+        if not isinstance(result, SparseTensor):
+            return result
+        levels = self._levels[name]
+        if self._counts is None and not _are_equal(levels, result.levels):
+            raise self._error(f"'{name}' would get other stored places", "values that are 0 at the same places")
+        return SparseTensor(result.format, result.shape, levels, result.values)
+
+
+def _versions(levels: Sequence[Level]) -> list[int]:
+    return [x._version for level in levels if level is not None for x in level if x is not None]
+
+
+def _are_equal(a: Sequence[Level], b: Sequence[Level]) -> bool:
+    """Whether levels of one format hold the same numbers."""
+    return all(
+        x is y or (x is not None and y is not None and all(map(_is_equal, x, y))) for x, y in zip(a, b, strict=True)
+    )
+
+
+def _is_equal(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a is b or (a.shape == b.shape and (_is_same_memory(a, b) or bool((a == b).all())))
+
+
+def _is_same_memory(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.dtype == b.dtype and a.stride() == b.stride()
+
+
+def _follows_values(function: Function, results: Sequence[str]) -> bool:
+    """Whether a sparse result is made of dense tensors alone, so that it stores what is not 0."""
+    for s in function.statements:
+        reads = [a for e in (s.value, *s.exists) for a in walk_expr(e) if isinstance(a, Access)]
+        if s.target in results and not any(function.tensor(a.tensor).is_sparse for a in reads):
+            return True
+    return False

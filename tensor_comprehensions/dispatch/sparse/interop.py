@@ -1,0 +1,198 @@
+"""Sparse tensors of other libraries: torch's five layouts and SciPy's arrays, in and out, sharing memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.diagnostics import get_logger
+from ...core.errors import ArgumentError
+from ...tc_lang.formats import coordinates, parse_format
+from .sparse_tensor import FormatLike, SparseTensor, to_format
+from .structure import cache_for_arrays, structure_of
+
+if TYPE_CHECKING:
+    import scipy.sparse
+
+_COMPRESSED: dict[torch.layout, tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    torch.sparse_csr: ("csr", Tensor.crow_indices, Tensor.col_indices),
+    torch.sparse_csc: ("csc", Tensor.ccol_indices, Tensor.row_indices),
+    torch.sparse_bsr: ("bsr", Tensor.crow_indices, Tensor.col_indices),
+    torch.sparse_bsc: ("bsc", Tensor.ccol_indices, Tensor.row_indices),
+}
+_LAYOUTS = {name: layout for layout, (name, _, _) in _COMPRESSED.items()}
+
+
+def as_sparse(x: Any, format: FormatLike | None = None) -> SparseTensor:
+    """A `SparseTensor` of a sparse or dense tensor of torch, SciPy or NumPy. Copies only to convert.
+
+    Args:
+        x: a torch tensor of any layout, a SciPy sparse array, a NumPy array, or a `SparseTensor`.
+        format: the format to have; a dense tensor needs one. Elements of it that are 0 are not stored.
+
+    Raises:
+        ArgumentError: `x` is none of these, has no such format, or its parts are malformed.
+    """
+    tensor = _from_any(x, format)
+    return tensor if format is None else tensor.to(format)
+
+
+def _from_any(x: Any, format: FormatLike | None) -> SparseTensor:
+    if isinstance(x, SparseTensor):
+        return x
+    if is_scipy(x):
+        return from_scipy(x).check()
+    if isinstance(x, np.ndarray):
+        x = torch.from_numpy(x)
+    if not isinstance(x, Tensor):
+        raise ArgumentError(
+            f"a {type(x).__name__} is no tensor", expected="a torch tensor, a SciPy sparse array or a NumPy array"
+        )
+    if x.layout is torch.strided:
+        return _from_dense(x, format)
+    made = from_torch(x)
+    structure_of(made)
+    return made
+
+
+def _from_dense(x: Tensor, format: FormatLike | None) -> SparseTensor:
+    if format is None:
+        raise ArgumentError("a dense tensor needs a format", suggestion='as_sparse(x, "csr")')
+    known = to_format(format, x.ndim)
+    places = torch.ones_like(x, dtype=torch.bool) if known.is_dense else x.detach() != 0
+    where = places.nonzero().T if x.ndim else torch.zeros((0, 1), dtype=torch.int64)
+    return SparseTensor.from_coordinates(where, x[places], x.shape, known)
+
+
+# --- torch -------------------------------------------------------------------------------------------------------
+
+
+def from_torch(x: Tensor) -> SparseTensor:
+    """A sparse tensor of torch in the format it has, sharing its parts. Uncoalesced ones are coalesced.
+
+    The parts are not checked. Raises ArgumentError where it is batched, or torch has no gradients for its layout.
+    """
+    if x.layout is torch.sparse_coo:
+        return _from_coo(x)
+    if x.layout not in _COMPRESSED:
+        raise ArgumentError(f"a tensor of the layout {x.layout} has no format here", suggestion="pass x.to_dense()")
+    name, pos, crd = _COMPRESSED[x.layout]
+    if name != "csr" and x.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            f"torch cannot add up gradients by {name} tensors",
+            expected="csr or coo, or a SparseTensor",
+            suggestion="a = tc.as_sparse(x.detach()), then a.values.requires_grad_()",
+        )
+    if x.ndim != 2 or x.dense_dim():
+        raise ArgumentError(f"a batched or hybrid {name} tensor has no format here", suggestion="pass x.to_sparse()")
+    values = x.values()
+    format = parse_format(name, tuple(values.shape[1:]), 2)
+    levels = (None, (pos(x).detach(), crd(x).detach()), *(None for _ in format.blocks))
+    return SparseTensor(format, x.shape, levels, values)
+
+
+def _from_coo(x: Tensor) -> SparseTensor:
+    if not x.is_coalesced():
+        get_logger("sparse").debug("an uncoalesced tensor of the shape %s is coalesced", tuple(x.shape))
+        x = x.coalesce()
+    rows, sparse = x.indices().detach(), x.sparse_dim()
+    format = coordinates(sparse, x.dense_dim())
+    if not sparse:
+        return SparseTensor(format, x.shape, (None,) * x.ndim, x.to_dense())
+    levels: list[Any] = [(None, row.contiguous()) for row in rows] + [None] * x.dense_dim()
+    levels[0] = (cache_for_arrays("coo", [rows], lambda: torch.tensor([0, rows.shape[1]])), levels[0][1])
+    return SparseTensor(format, x.shape, levels, x.values())
+
+
+def to_torch(t: SparseTensor) -> Tensor:
+    """See `SparseTensor.torch`."""
+    format = t.format
+    if format.is_dense:
+        return t.dense()
+    name = str(format).partition("(")[0]
+    if name in _LAYOUTS:
+        arrays = t.levels[1]
+        assert arrays is not None
+        pos, crd = arrays
+        assert pos is not None
+        return torch.sparse_compressed_tensor(
+            pos, crd, t.values, t.shape, layout=_LAYOUTS[name], check_invariants=False
+        )
+    depth = format.depth
+    for unique in (True, False):
+        if format == coordinates(depth, format.rank - depth, unique=unique):
+            rows = torch.stack([level[1].long() for level in t.levels[:depth] if level is not None])
+            return torch.sparse_coo_tensor(rows, t.values, t.shape, is_coalesced=unique, check_invariants=False)
+    raise ArgumentError(
+        f"torch has no layout for the format '{format}'",
+        expected="coo, csr, csc, bsr or bsc",
+        suggestion='convert it first: x.to("csr")' if format.rank == 2 else 'convert it first: x.to("coo")',
+    )
+
+
+# --- SciPy -------------------------------------------------------------------------------------------------------
+
+
+def is_scipy(x: object) -> bool:
+    """Whether `x` is a sparse array or matrix of SciPy, which is not imported to find out."""
+    module = sys.modules.get("scipy.sparse")
+    return module is not None and bool(module.issparse(x))
+
+
+def from_scipy(x: Any) -> SparseTensor:
+    """A SciPy array in the format it has, sharing its parts. Unsorted or repeated indices are made canonical in a copy.
+
+    DIA, LIL and DOK become CSR. The parts are not checked.
+    """
+    if x.format not in ("csr", "csc", "bsr", "coo"):
+        get_logger("sparse").debug("a SciPy array of the format %s becomes csr", x.format)
+        x = x.tocsr()
+    if x.format == "coo":
+        rows = np.stack(x.coords) if x.ndim else np.zeros((0, x.nnz))
+        return SparseTensor.from_coordinates(rows, x.data, x.shape, coordinates(x.ndim), _index_type(rows))
+    if _can_be_walked(x) and not x.has_canonical_format:
+        get_logger("sparse").debug("a SciPy array of the shape %s has unsorted or repeated indices: copied", x.shape)
+        x = x.copy()
+        x.sum_duplicates()
+    format = parse_format(x.format, x.data.shape[1:], 2)
+    levels = (None, (torch.from_numpy(x.indptr), torch.from_numpy(x.indices)), *(None for _ in format.blocks))
+    return SparseTensor(format, x.shape, levels, torch.from_numpy(x.data))
+
+
+def _can_be_walked(x: Any) -> bool:
+    """Whether the positions of a SciPy array lie within its indices: SciPy follows them without a look."""
+    pos = x.indptr
+    return bool(len(pos) and pos[0] == 0 and pos[-1] <= len(x.indices) and (pos[1:] >= pos[:-1]).all())
+
+
+def _index_type(rows: Any) -> torch.dtype | None:
+    return torch.int64 if rows.dtype == np.int64 else None
+
+
+def to_scipy(t: SparseTensor) -> scipy.sparse.sparray:
+    """See `SparseTensor.scipy`."""
+    try:
+        import scipy.sparse as sp
+    except ImportError:
+        raise ArgumentError("SciPy is not installed", suggestion="pip install scipy") from None
+    name = str(t.format).partition("(")[0]
+    if name in ("csr", "csc", "bsr"):
+        arrays = t.levels[1]
+        assert arrays is not None
+        assert arrays[0] is not None
+        parts = (t.values.detach().numpy(), arrays[1].numpy(), arrays[0].numpy())
+        made: scipy.sparse.sparray = getattr(sp, f"{name}_array")(parts, shape=t.shape)
+        return made
+    if t.format in (coordinates(t.ndim), coordinates(t.ndim, unique=False)):
+        rows = tuple(level[1].numpy() for level in t.levels if level is not None)
+        found: scipy.sparse.sparray = sp.coo_array((t.values.detach().numpy(), rows), shape=t.shape)
+        return found
+    raise ArgumentError(
+        f"SciPy has no array of the format '{t.format}'",
+        expected="coo, csr, csc or bsr", suggestion='convert it first: x.to("csr")',
+    )  # fmt: skip

@@ -1,0 +1,198 @@
+"""Between coordinates and levels: how the tree of a format is built, and how its elements are listed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...core.errors import ArgumentError
+from ...tc_lang.formats import Format, LevelKind
+
+if TYPE_CHECKING:
+    from .sparse_tensor import Level, SparseTensor
+
+
+def to_coordinates(t: SparseTensor) -> Tensor:
+    """The coordinates of all stored elements, in the order of the values; (rank, n), int64."""
+    extents, device = t.format.extents(t.shape), t.values.device
+    found: list[Tensor] = []
+    positions = 1
+    for level, arrays, extent in zip(t.format.levels, t.levels, extents, strict=True):
+        if arrays is None:
+            own = torch.arange(extent, device=device).repeat(positions)
+            parents = torch.arange(positions, device=device).repeat_interleave(extent)
+            positions *= extent
+        else:
+            pos, crd = arrays
+            own = crd.long()
+            if level.kind is LevelKind.COMPRESSED:
+                assert pos is not None
+                parents = torch.arange(positions, device=device).repeat_interleave(pos.diff().long())
+            else:
+                parents = torch.arange(positions, device=device)
+            positions = len(crd)
+        found = [c[parents] for c in found] + [own]
+    return _join_blocks(t.format, found, t.values.numel(), device)
+
+
+def _join_blocks(format: Format, by_level: list[Tensor], count: int, device: torch.device) -> Tensor:
+    """The coordinates of the dimensions, from those of the levels."""
+    if not by_level:
+        return torch.zeros((0, count), dtype=torch.int64, device=device)
+    split = [by_level[format.order.index(d)] for d in range(len(by_level))]
+    if format.blocks:
+        rank = format.rank
+        split = [split[d] * format.blocks[d] + split[rank + d] for d in range(rank)]
+    return torch.stack(split)
+
+
+def from_coordinates(
+    places: Tensor,
+    values: Tensor,
+    shape: tuple[int, ...],
+    format: Format,
+    index_dtype: torch.dtype | None,
+    reduction: str = "+",
+) -> SparseTensor:
+    """See `SparseTensor.from_coordinates`; `reduction` combines the elements of one place."""
+    from .sparse_tensor import SparseTensor
+
+    _check_places(places, values, shape, format)
+    dtype = _index_dtype(index_dtype, shape, places.shape[1])
+    extents, depth = format.extents(shape), format.depth
+    keys = _split_blocks(places, format)
+    order = _sort(keys[:depth], extents[:depth], values)
+    keys, values = [k[order] for k in keys], values[order]
+    builder = _Builder(torch.zeros(len(values), dtype=torch.int64, device=values.device), 1, dtype)
+    levels = tuple(builder.add(format, n, keys, extents[n]) for n in range(depth))
+    levels += (None,) * (len(extents) - depth)
+    tail, flat = extents[depth:], builder.nodes
+    for key, extent in zip(keys[depth:], tail, strict=True):
+        flat = flat * extent + key
+    room = (builder.count, *tail) if depth else tail
+    return SparseTensor(format, shape, levels, _combine(values, flat, room, reduction))
+
+
+def _check_places(places: Tensor, values: Tensor, shape: tuple[int, ...], format: Format) -> None:
+    if places.ndim != 2 or places.shape[0] != len(shape) or values.ndim != 1 or len(values) != places.shape[1]:
+        raise ArgumentError(
+            "coordinates have a row for each dimension and a column for each value",
+            expected=f"coordinates of the shape ({len(shape)}, {len(values) if values.ndim else 1})",
+            found=f"{tuple(places.shape)}, and values of the shape {tuple(values.shape)}",
+        )
+    for d, (row, extent) in enumerate(zip(places, shape, strict=True)):
+        wrong = (row < 0) | (row >= extent)
+        if bool(wrong.any()):
+            at = int(wrong.to(torch.uint8).argmax())
+            raise ArgumentError(
+                f"coordinate {int(row[at])} of element {at} is outside of dimension {d}", expected=f"0 to {extent - 1}"
+            )
+    for n, block in zip(shape, format.blocks, strict=False):
+        if n % block:
+            raise ArgumentError(f"blocks of {block} do not divide a dimension of {n}", suggestion="pad the tensor")
+
+
+def _index_dtype(asked: torch.dtype | None, shape: tuple[int, ...], count: int) -> torch.dtype:
+    limit = 2**31 - 1
+    needed = torch.int64 if max((*shape, count)) > limit else torch.int32
+    if asked is torch.int32 and needed is torch.int64:
+        return needed
+    return needed if asked is None else asked
+
+
+def _split_blocks(places: Tensor, format: Format) -> list[Tensor]:
+    """The coordinates of each level."""
+    rows = list(places)
+    if format.blocks:
+        blocks = format.blocks
+        rows = [r // b for r, b in zip(rows, blocks, strict=True)] + [r % b for r, b in zip(rows, blocks, strict=True)]
+    return [rows[d] for d in format.order]
+
+
+def _sort(keys: list[Tensor], extents: tuple[int, ...], values: Tensor) -> Tensor:
+    """A stable order of `values` by the first key, then by the second, and so on."""
+    order = torch.arange(len(values), device=values.device)
+    pending: list[Tensor] = []
+    room, joined = 2**62, None
+    for key, extent in zip(reversed(keys), reversed(extents), strict=True):  # as many keys at once as 62 bits hold
+        if joined is None or room // max(1, extent) == 0:
+            if joined is not None:
+                pending.append(joined)
+            joined, scale, room = key, extent, 2**62 // max(1, extent)
+        else:
+            joined, scale, room = key * scale + joined, scale * extent, room // max(1, extent)
+    pending += [joined] if joined is not None else []
+    for key in pending:
+        order = order[torch.argsort(key[order], stable=True)]
+    return order
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Builds one level after the other of sorted elements.
+
+    nodes: the position of each element in the level above. count: the positions of that level.
+    """
+
+    nodes: Tensor
+    count: int
+    dtype: torch.dtype
+
+    def add(self, format: Format, n: int, keys: list[Tensor], extent: int) -> Level:
+        """The arrays of level `n`, whose coordinates are `keys[n]`."""
+        level, key = format.levels[n], keys[n]
+        if level.is_dense:
+            self.nodes, self.count = self.nodes * extent + key, self.count * extent
+            return None
+        if level.kind is LevelKind.SINGLETON:
+            return None, self._singleton(key, format).to(self.dtype)
+        first, parents = self._begins(format, n, keys).nonzero().squeeze(1), self.nodes
+        counts = torch.bincount(parents[first], minlength=self.count)
+        pos = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+        begins = torch.zeros_like(key)
+        begins[first] = 1
+        self.nodes, self.count = begins.cumsum(0) - 1, len(first)
+        return pos.to(self.dtype), key[first].to(self.dtype)
+
+    def _singleton(self, key: Tensor, format: Format) -> Tensor:
+        crd = key.new_zeros(self.count)
+        crd[self.nodes] = key
+        if bool((crd[self.nodes] != key).any()):
+            raise ArgumentError(f"the format '{format}' holds one coordinate where the tensor has several")
+        return crd
+
+    def _begins(self, format: Format, n: int, keys: list[Tensor]) -> Tensor:
+        """Which elements begin a position of the compressed level `n`.
+
+        Below repeated coordinates singletons tell positions apart, too; where these may repeat, all are apart.
+        """
+        last = next((m for m in range(n, format.depth) if format.levels[m].unique), None)
+        begins = torch.ones_like(self.nodes, dtype=torch.bool)
+        if last is None:
+            return begins
+        begins[1:] = self.nodes[1:] != self.nodes[:-1]
+        for key in keys[n : last + 1]:
+            begins[1:] |= key[1:] != key[:-1]
+        return begins
+
+
+_REDUCE = {"*": "prod", "min": "amin", "max": "amax"}
+
+
+def _combine(values: Tensor, places: Tensor, room: tuple[int, ...], reduction: str) -> Tensor:
+    """Zeros of the shape `room`, and at flat `places` the `values`, combined; 16-bit floats are added in float32."""
+    count = prod(room)
+    if reduction != "+" and values.dtype is not torch.bool:
+        return (
+            values.new_zeros(count)
+            .scatter_reduce(0, places, values, _REDUCE[reduction], include_self=False)
+            .reshape(room)
+        )
+    if values.dtype is torch.bool:
+        return values.new_zeros(count).index_put((places[values],), values.new_ones(())).reshape(room)
+    wide = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else values.dtype
+    return values.new_zeros(count, dtype=wide).index_add(0, places, values.to(wide)).to(values.dtype).reshape(room)

@@ -1,0 +1,96 @@
+"""One sparse kernel to look at and to call, and what the reference evaluator gives for sparse operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...compiler.sparse_passes import CompiledSparseKernel
+from ...core.error_boundary import only_tc_errors
+from ...tc_lang.bind import bind
+from ...tc_lang.numpy_eval import Array
+from ...tc_lang.sparse_reference import Stored, evaluate_sparse
+from ..arguments import TORCH_TYPES
+from ..signatures import format_signature
+from . import pack
+from .sparse_tensor import SparseTensor
+
+if TYPE_CHECKING:
+    from .sparse_kernels import SparseCall
+
+
+class SparseKernel:
+    """A kernel of an operator for operands in certain formats, of any sizes. It is called like the operator.
+
+    Attributes:
+        compiled: the kernel with everything that the compiler knows of it.
+        compile_seconds: what making it took.
+    """
+
+    def __init__(self, call: Callable[..., Any], compiled: CompiledSparseKernel) -> None:
+        self._call, self.compiled = call, compiled
+
+    def __repr__(self) -> str:
+        name = format_signature(self.compiled.program.problem.function)
+        return f"<sparse kernel of {name}, compiled in {self.compile_seconds * 1e3:.0f} ms>"
+
+    @only_tc_errors
+    def __call__(self, /, *tensors: Any, **initial: Any) -> Any:
+        return self._call(*tensors, **initial)
+
+    @property
+    def compile_seconds(self) -> float:
+        return self.compiled.seconds
+
+    @only_tc_errors
+    def source(self, kind: str = "schedule") -> str:
+        """The kernel as text of a kind: "tc", "schedule", "loops", "c", "llvm" or "asm"."""
+        return self.compiled.source(kind)
+
+
+def without_gradients(values: Sequence[object]) -> list[object]:
+    """`values`, of which tensors record no gradients."""
+    return [x.detach() if isinstance(x, Tensor) and x.requires_grad else x for x in values]
+
+
+def evaluate(
+    compiled: CompiledSparseKernel, call: SparseCall, sizes: Mapping[str, int]
+) -> dict[str, Tensor | SparseTensor]:
+    """What a def returns by its definition, by name, with sparse results in their formats. All is dense meanwhile."""
+    function = compiled.program.problem.function
+    scalars = {name: sizes[name] for name in function.scalars}
+    bound = bind(function, {n: v for n, v in sizes.items() if n not in scalars}, scalars)
+    operands = {name: Stored(_to_array(x)) for name, x in call.dense.items()}
+    operands |= {name: _to_stored(t) for name, t in call.sparse.items()}
+    operands |= {c.name: operands[c.source] for c in compiled.program.conversions}
+    sparse = [name for name in function.returns if function.tensor(name).is_sparse]
+    found = evaluate_sparse(bound, operands, sparse)
+    types = {t.index_dtype for t in call.sparse.values()}
+    index = torch.int64 if torch.int64 in types else torch.int32
+    results: dict[str, Tensor | SparseTensor] = {}
+    for name, stored in found.items():
+        symbol = function.tensor(name)
+        values = torch.from_numpy(np.array(stored.values, order="C")).to(TORCH_TYPES[symbol.dtype])
+        if symbol.format is None or stored.places is None or name not in sparse:
+            results[name] = values
+            continue
+        where = torch.from_numpy(np.stack(np.nonzero(stored.places)))
+        results[name] = pack.from_coordinates(where, values[tuple(where)], values.shape, symbol.format, index)
+    return results
+
+
+def _to_array(x: Tensor) -> Array:
+    x = x.detach()
+    return np.asarray((x.float() if x.dtype is torch.bfloat16 else x).numpy())
+
+
+def _to_stored(t: SparseTensor) -> Stored:
+    if t.format.is_dense:
+        return Stored(_to_array(t.dense()))
+    places = np.zeros(t.shape, bool)
+    places[tuple(t.coordinates().numpy())] = True
+    return Stored(_to_array(t.dense()), places)

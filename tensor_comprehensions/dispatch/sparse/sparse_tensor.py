@@ -1,0 +1,249 @@
+"""`SparseTensor`: a tensor stored by a format, whose parts are plain torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ...core.errors import ArgumentError
+from ...tc_lang.formats import Format, parse_format
+from ...tc_lang.mistake import TypeMistake
+from . import pack
+from .check_storage import check_parts
+
+if TYPE_CHECKING:
+    import scipy.sparse
+
+Level = tuple[Tensor | None, Tensor] | None
+"""The arrays of one level: None if it is dense, else (pos, crd), where pos is None for a singleton."""
+FormatLike = Format | str
+
+
+class SparseTensor:
+    """A tensor of which only some elements are stored.
+
+    Attributes:
+        format: how it is stored, level by level.
+        shape: the extent of each dimension.
+        levels: for each level None where it is dense, else `(pos, crd)` of int32 or int64: the children of position q
+            of the level above are pos[q] to pos[q+1] with the coordinates crd; pos is None for a singleton.
+        values: a row for each position of the last level that is not dense, then the extents of the dense levels below.
+    """
+
+    def __init__(self, format: Format, shape: Sequence[int], levels: Sequence[Level], values: Tensor) -> None:
+        """Take the parts as they are; `from_arrays` checks them.
+
+        Raises:
+            ArgumentError: format, shape or levels are of another kind. Values may be anything, as pytrees need it.
+        """
+        if not isinstance(format, Format) or not isinstance(shape, Sequence) or not isinstance(levels, Sequence):
+            raise ArgumentError(
+                "a SparseTensor has a Format, a shape and a sequence of levels",
+                found=", ".join(type(x).__name__ for x in (format, shape, levels)),
+                suggestion="SparseTensor.from_arrays takes names of formats, and whatever torch makes tensors of",
+            )
+        if not all(isinstance(n, Integral) for n in shape):
+            raise ArgumentError("the extents of a SparseTensor are whole numbers", found=str(tuple(shape)))
+        self.format = format
+        self.shape = tuple(map(int, shape))
+        self.levels = tuple(levels)
+        self.values = values
+
+    @staticmethod
+    def from_arrays(format: FormatLike, shape: Sequence[int], levels: Sequence[Any], values: Any) -> SparseTensor:
+        """A tensor of parts that exist already; they are checked, not copied.
+
+        Args:
+            format: a `Format` or its name: "csr", "sss(2,0,1)", "bsr(4,4)".
+            shape: extents of the dimensions.
+            levels: per level None or `(pos, crd)`, as in `levels` above; anything that torch makes a tensor of.
+            values: as `values` above.
+
+        Raises:
+            ArgumentError: the parts do not keep the rules of the format. It names level, place and value.
+        """
+        known = to_format(format, len(shape))
+        arrays = tuple(_to_level(level) for level in levels)
+        tensor = SparseTensor(known, shape, arrays, torch.as_tensor(values))
+        return tensor.check()
+
+    @staticmethod
+    def from_coordinates(
+        coordinates: Any,
+        values: Any,
+        shape: Sequence[int],
+        format: FormatLike,
+        index_dtype: torch.dtype | None = None,
+    ) -> SparseTensor:
+        """A tensor of the elements at `coordinates`, a row for each dimension and a column for each element.
+
+        Elements may come in any order. Those at one place are added, unless the format keeps repeated coordinates.
+
+        Args:
+            index_dtype: of pos and crd; int32 by default, int64 where an extent or the number of elements needs it.
+
+        Raises:
+            ArgumentError: a coordinate is out of range, or the numbers of coordinates and values differ.
+        """
+        known = to_format(format, len(shape))
+        places = torch.as_tensor(coordinates, dtype=torch.int64)
+        return pack.from_coordinates(places, torch.as_tensor(values), tuple(shape), known, index_dtype)
+
+    # --- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the values."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parts are."""
+        return self.values.device
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nnz(self) -> int:
+        """The number of elements that are stored, zeros among them."""
+        return self.values.numel()
+
+    @property
+    def index_dtype(self) -> torch.dtype:
+        """The type of pos and crd; int32 where no level has any."""
+        return next((level[1].dtype for level in self.levels if level is not None), torch.int32)
+
+    def __repr__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"SparseTensor({self.format}, shape={self.shape}, nnz={self.nnz}, dtype={dtype})"
+
+    # --- other forms ---------------------------------------------------------------------------------------------
+
+    def coordinates(self) -> Tensor:
+        """The coordinates of all stored elements in the order of `values.reshape(-1)`, shaped (rank, nnz); int64."""
+        return pack.to_coordinates(self)
+
+    def dense(self) -> Tensor:
+        """The tensor with 0 where nothing is stored; elements stored several times are added."""
+        places, flat = self.coordinates(), self.values.reshape(-1)
+        zeros = flat.new_zeros(self.shape)
+        if self.dtype is torch.bool:
+            return zeros.index_put(tuple(places), flat) if self.ndim else flat.reshape(())
+        return zeros.index_put(tuple(places), flat, accumulate=True) if self.ndim else flat.reshape(())
+
+    def to(self, format: FormatLike) -> SparseTensor:
+        """The tensor in another format; itself where it has that format. Stored zeros stay stored."""
+        known = to_format(format, self.ndim)
+        if known == self.format:
+            return self
+        places, flat = self.coordinates(), self.values.reshape(-1)
+        return pack.from_coordinates(places, flat, self.shape, known, self.index_dtype)
+
+    def with_values(self, values: Tensor) -> SparseTensor:
+        """A tensor with the same stored places and other values.
+
+        Raises:
+            ArgumentError: the values have another shape.
+        """
+        if values.shape != self.values.shape:
+            raise ArgumentError(
+                "the values do not fit the stored places",
+                expected=f"a shape of {tuple(self.values.shape)}",
+                found=f"a shape of {tuple(values.shape)}",
+            )
+        return SparseTensor(self.format, self.shape, self.levels, values)
+
+    def check(self) -> SparseTensor:
+        """The tensor itself, if its parts keep the rules of its format.
+
+        Raises:
+            ArgumentError: they do not. It names level, place and value.
+        """
+        check_parts(self.format, self.shape, self.levels, self.values)
+        return self
+
+    def torch(self) -> Tensor:
+        """The same tensor as torch stores it, with the same parts: COO, CSR, CSC, BSR, BSC or strided.
+
+        Raises:
+            ArgumentError: torch has no such layout.
+        """
+        from .interop import to_torch
+
+        return to_torch(self)
+
+    def scipy(self) -> scipy.sparse.sparray:
+        """The same tensor as a SciPy array, with the same parts: COO, CSR, CSC or BSR.
+
+        Raises:
+            ArgumentError: SciPy has no such format, or is not installed.
+        """
+        from .interop import to_scipy
+
+        return to_scipy(self)
+
+
+def to_format(format: FormatLike, rank: int) -> Format:
+    """The format that a caller means for a tensor of `rank` dimensions.
+
+    Raises:
+        ArgumentError: there is none of this name, or not for this rank.
+    """
+    if isinstance(format, Format):
+        if format.rank != rank:
+            raise ArgumentError(f"the format '{format}' is for {format.rank} dimensions, the tensor has {rank}")
+        return format
+    if not isinstance(format, str):
+        raise ArgumentError(
+            "a format is a word", expected='"csr", "ds(1,0)", "bsr(4,4)"', found=repr(format)
+        )  # fmt: skip
+    word, numbers = split_format(format)
+    try:
+        return parse_format(word, numbers, rank)
+    except TypeMistake as m:
+        raise ArgumentError(m.message, expected=m.expected, found=m.found, suggestion=m.suggestion) from None
+
+
+def split_format(text: str) -> tuple[str, tuple[int, ...]]:
+    """The word and the numbers of `word(numbers)`.
+
+    Raises:
+        ArgumentError: the text has another form.
+    """
+    word, bracket, rest = text.replace(" ", "").partition("(")
+    numbers = rest.removesuffix(")").split(",") if bracket else []
+    if not word.isidentifier() or (bracket and not rest.endswith(")")) or not all(n.isdecimal() for n in numbers):
+        raise ArgumentError(f"'{text}' is no format", expected='a word, or a word and numbers: "csr", "bsr(4,4)"')
+    return word, tuple(map(int, numbers))
+
+
+def _to_level(level: Any) -> Level:
+    if level is None:
+        return None
+    try:
+        pos, crd = level
+    except (TypeError, ValueError):
+        raise ArgumentError("a level is None or a pair of arrays", expected="(pos, crd)", found=repr(level)) from None
+    return (None if pos is None else torch.as_tensor(pos), torch.as_tensor(crd))
+
+
+def _flatten(tensor: SparseTensor) -> tuple[list[Any], Any]:
+    return [tensor.levels, tensor.values], (tensor.format, tensor.shape)
+
+
+def _unflatten(parts: Any, context: Any) -> SparseTensor:
+    (levels, values), (format, shape) = parts, context
+    return SparseTensor(format, shape, levels, values)
+
+
+pytree.register_pytree_node(
+    SparseTensor, _flatten, _unflatten, serialized_type_name="tensor_comprehensions.SparseTensor"
+)  # fmt: skip

@@ -1,0 +1,156 @@
+"""What is known of stored patterns: that they keep the rules of their format, and how they look in other formats.
+
+Both are found out once. They hold as long as the arrays of a pattern have the same memory and the same version, which
+torch counts up with every change in place. Memory of NumPy counts no versions: what comes from there is not kept.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from ...core.diagnostics import get_logger
+from ...tc_lang.formats import Format
+from .check_storage import check_parts, check_values
+from .sparse_tensor import Level, SparseTensor
+
+V = TypeVar("V")
+
+
+class ArrayKeyedCache:
+    """Values that were computed from arrays, until one of these changes or is freed."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Hashable, tuple[tuple[int, ...], list[Any], Any]] = {}
+
+    def get(self, arrays: Sequence[Tensor], key: Hashable, make: Callable[[], V]) -> V:
+        """What `make` gives, or gave for the same arrays under this key. It must not hold their memory."""
+        full = (key, *((x.data_ptr(), x.numel(), x.dtype, x.stride()) for x in arrays))
+        versions = tuple(x._version for x in arrays)
+        found = self._entries.get(full)
+        if found is not None and found[0] == versions and all(r() is not None for r in found[1]):
+            return cast("V", found[2])
+        value = make()
+        entries = self._entries
+
+        def forget(_: object) -> None:
+            entries.pop(full, None)
+
+        entries[full] = versions, [weakref.ref(x.untyped_storage(), forget) for x in arrays], value
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A pattern that keeps the rules of its format.
+
+    positions: of the last level that is not dense.
+    copies: its levels as kernels take them, where they do not take the arrays that there are.
+    conversions: by format, the pattern in it.
+    """
+
+    positions: int
+    copies: tuple[Level, ...] | None = None
+    conversions: dict[Format, LevelConversion] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LevelConversion:
+    """A pattern in another format.
+
+    source: for each value its place among the values of the original, or -1 where that stores nothing.
+    """
+
+    levels: tuple[Level, ...]
+    shape: tuple[int, ...]
+    source: Tensor
+    is_whole: bool
+
+    def apply(self, values: Tensor) -> Tensor:
+        """The values in the order of this format."""
+        flat = values.reshape(-1)
+        if not self.is_whole:
+            flat = torch.cat((flat, flat.new_zeros(1)))
+        return flat[self.source].reshape(self.shape)
+
+
+_known = ArrayKeyedCache()
+
+
+def structure_of(t: SparseTensor, name: str = "the sparse tensor") -> Structure:
+    """What is known of the pattern of a tensor, whose parts are checked the first time.
+
+    Raises:
+        ArgumentError: they do not keep the rules of the format; `name` is how the message calls the tensor.
+    """
+    arrays = _index_arrays(t.levels)
+    if arrays is None:
+        return check_structure(t, name)
+    found = _known.get(arrays, (t.format, t.shape, _form(t.levels)), lambda: check_structure(t, name))
+    check_values(t.format, t.shape, found.positions, t.values, name)
+    return found
+
+
+def check_structure(t: SparseTensor, name: str = "the sparse tensor") -> Structure:
+    """The same, found out anew. Raises ArgumentError."""
+    check_parts(t.format, t.shape, t.levels, t.values, name)
+    last = next((level for level in reversed(t.levels) if level is not None), None)
+    return Structure(1 if last is None else len(last[1]), _copies(t.levels))
+
+
+def _copies(levels: Sequence[Level]) -> tuple[Level, ...] | None:
+    """The levels with contiguous arrays of one type; None where they have such."""
+    arrays = _index_arrays(levels) or []
+    types = {x.dtype for x in arrays}
+    if len(types) < 2 and all(x.is_contiguous() for x in arrays):
+        return None
+    dtype = torch.int64 if torch.int64 in types else torch.int32
+
+    def copied(x: Tensor) -> Tensor:
+        return x.to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+    return tuple(
+        level if level is None else (None if level[0] is None else copied(level[0]), copied(level[1]))
+        for level in levels
+    )
+
+
+def cache_for_arrays(key: Hashable, arrays: Sequence[Tensor], make: Callable[[], V]) -> V:
+    """What `make` computes from arrays, kept as long as these are what they are now."""
+    return _known.get(arrays, key, make)
+
+
+def convert_format(t: SparseTensor, format: Format, structure: Structure) -> SparseTensor:
+    """The tensor in another format, whose pattern is kept with its `structure`."""
+    if t.format == format:
+        return t
+    if not t.format.is_unique:  # elements of one place are added
+        return t.to(format)
+    found = structure.conversions.get(format)
+    if found is None:
+        found = structure.conversions.setdefault(format, _make_conversion(t, format))
+    return SparseTensor(format, t.shape, found.levels, found.apply(t.values))
+
+
+def _make_conversion(t: SparseTensor, format: Format) -> LevelConversion:
+    get_logger("sparse").debug("a tensor of the shape %s is converted from %s to %s", t.shape, t.format, format)
+    numbers = torch.arange(1, t.values.numel() + 1, device=t.device).reshape(t.values.shape)
+    made = SparseTensor(t.format, t.shape, t.levels, numbers).to(format)
+    source = made.values.reshape(-1) - 1
+    return LevelConversion(made.levels, tuple(made.values.shape), source, not bool((source < 0).any()))
+
+
+def _index_arrays(levels: Sequence[object]) -> list[Tensor] | None:
+    """All pos and crd; None where some is no plain tensor."""
+    found = [x for level in levels if isinstance(level, tuple) for x in level if x is not None]
+    return found if all(isinstance(x, Tensor) and x.layout is torch.strided for x in found) else None
+
+
+def _form(levels: Sequence[object]) -> tuple[object, ...]:
+    """Which arrays the levels have."""
+    return tuple(tuple(x is not None for x in level) if isinstance(level, tuple) else level is None for level in levels)

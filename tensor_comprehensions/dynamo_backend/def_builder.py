@@ -1,0 +1,125 @@
+"""The def that grows while the nodes of a region are translated: its parameters and its statements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, DType
+from .index_views import Texts, Value, align_values, of_shape, permute_value
+
+NAME = "region"
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """The type in which torch computes with elements of `dtype`."""
+    return FLOAT32 if dtype in (FLOAT16, BFLOAT16) else dtype
+
+
+def cast_text(text: str, source: DType, target: DType) -> str:
+    return text if source == target else f"{target.name}({text})"
+
+
+class DefBuilder:
+    """A def in the making. Sizes are numbers, so that one text is one kernel.
+
+    A tensor of the def has one dimension for each loop of the value that it keeps.
+    """
+
+    def __init__(self) -> None:
+        self._parameters: list[str] = []
+        self._statements: list[str] = []
+        self._returns: list[str] = []
+
+    @property
+    def text(self) -> str:
+        lines = "\n".join(f"    {s}" for s in self._statements)
+        return f"def {NAME}({', '.join(self._parameters)}) -> ({', '.join(self._returns)}) {{\n{lines}\n}}\n"
+
+    def parameter(self, shape: Sequence[int], dtype: DType) -> Value:
+        """A tensor that is passed."""
+        name = f"x{len(self._parameters)}"
+        sizes = ", ".join(map(str, shape))
+        self._parameters.append(f"{dtype.name}({sizes}) {name}" if shape else f"{dtype.name} {name}")
+
+        def at(i: Texts) -> str:
+            rest = iter(i)
+            subscripts = [next(rest) if n != 1 else "0" for n in shape]
+            return cast_text(_read(name, subscripts), dtype, compute_dtype(dtype))
+
+        return of_shape(shape, at, dtype, access=True)
+
+    def materialize(self, x: Value) -> Value:
+        """`x` in a tensor."""
+        return x if x.tensor else self._stated(x, _names(x), "=", x.at(_names(x)), _ranges(_names(x), x.loops))
+
+    def add_output(self, x: Value) -> None:
+        """Make `x` an output, in the order of calls, rounded to its type."""
+        if compute_dtype(x.dtype) != x.dtype or not x.tensor or x.tensor in self._returns:
+            text = cast_text(x.at(_names(x)), compute_dtype(x.dtype), x.dtype)
+            x = self._stated(x, _names(x), "=", text, _ranges(_names(x), x.loops))
+        self._returns.append(x.tensor)
+
+    def add_reduction(self, x: Value, dimensions: Sequence[int], op: str) -> Value:
+        """`x` combined by `op` over `dimensions`, which stay with one element each."""
+        order = [d for d in range(len(x.groups)) if d not in dimensions]
+        turned = permute_value(x, [*order, *dimensions])
+        names = _names(turned)
+        groups = tuple(() if d in dimensions else g for d, g in enumerate(x.groups))
+        result = replace(x, groups=groups)
+        if not any(x.groups[d] for d in dimensions):
+            return replace(x, groups=groups)
+        kept = names[: len(result.loops)]
+        return self._stated(result, kept, f"{op}=!", turned.at(names), _ranges(names, turned.loops))
+
+    def add_contraction(self, a: Value, b: Value, equation: str) -> Value:
+        """The sum of products of two values that `equation` describes: `"bmk,bkn->bmn"`."""
+        left, right, out = equation.replace("->", ",").split(",")
+        for letter in sorted(set(left) & set(right)):
+            a, b = _agreeing(a, left.index(letter), b, right.index(letter))
+        loops = {c: g for letters, x in ((left, a), (right, b)) for c, g in zip(letters, x.groups, strict=True)}
+        names = {c: [f"{c}{k}" for k in range(len(g))] for c, g in loops.items()}
+        term = f"{a.at(_listed(names, left))} * {b.at(_listed(names, right))}"
+        ranges = [r for c in sorted(loops) for r in _ranges(names[c], loops[c])]
+        return self.add_sum(Value(tuple(loops[c] for c in out), a.at, a.dtype), _listed(names, out), term, ranges)
+
+    def add_sum(
+        self, like: Value, names: Sequence[str], term: str, ranges: Sequence[str], operator: str = "+=!"
+    ) -> Value:
+        """`term` combined over all indices in `ranges` that are not `names`, with the loops and type of `like`."""
+        return self._stated(like, names, operator, term, ranges)
+
+    def _stated(self, like: Value, names: Sequence[str], operator: str, text: str, ranges: Sequence[str]) -> Value:
+        tensor = f"t{len(self._statements)}"
+        where = f" where {', '.join(ranges)}" if ranges else ""
+        self._statements.append(f"{_read(tensor, names)} {operator} {text}{where}")
+        return Value(like.groups, lambda i: _read(tensor, i), like.dtype, access=True, tensor=tensor)
+
+
+def _read(tensor: str, subscripts: Sequence[str]) -> str:
+    return f"{tensor}({', '.join(subscripts)})" if subscripts else tensor
+
+
+def _names(x: Value) -> list[str]:
+    return [f"i{k}" for k in range(len(x.loops))]
+
+
+def _ranges(names: Sequence[str], extents: Sequence[int]) -> list[str]:
+    return [f"{name} in 0:{n}" for name, n in zip(names, extents, strict=True)]
+
+
+def _listed(names: dict[str, list[str]], letters: str) -> list[str]:
+    return [name for c in letters for name in names[c]]
+
+
+def _agreeing(a: Value, d: int, b: Value, e: int) -> tuple[Value, Value]:
+    """`a` and `b` with the same loops in dimension `d` of the one and `e` of the other."""
+    if a.groups[d] == b.groups[e]:
+        return a, b
+    rank_a, rank_b = len(a.groups), len(b.groups)
+    first_a = permute_value(a, [d, *(k for k in range(rank_a) if k != d)])
+    first_b = permute_value(b, [e, *(k for k in range(rank_b) if k != e)])
+    first_a, first_b = align_values([first_a, first_b], 1)
+    back_a = [1 + k if k < d else 0 if k == d else k for k in range(rank_a)]
+    back_b = [1 + k if k < e else 0 if k == e else k for k in range(rank_b)]
+    return permute_value(first_a, back_a), permute_value(first_b, back_b)

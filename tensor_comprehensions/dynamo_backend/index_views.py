@@ -1,0 +1,208 @@
+"""Values of a graph as formulas of indices: what a node computes at a point, before any tensor holds it.
+
+A view only changes how a formula is indexed. A dimension is a group of loops, outermost first, whose extents multiply
+to its size, so that dimensions which are merged and split again fall apart into the loops that they were made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from math import prod
+from operator import mul
+
+from ..core.dtypes import DType
+
+Texts = Sequence[str]
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A formula for every element of a tensor.
+
+    Attributes:
+        groups: the extents of the loops of each dimension; () for a dimension of one element.
+        at: the text of the element at the indices of all loops, in order.
+        dtype: of the elements, as torch has it.
+        access: the formula only reads a tensor. constant: it reads nothing.
+        tensor: what keeps these elements, in this order; "" where nothing does.
+
+    Formulas are in the type that torch computes in: `float32` for elements of 16 bits.
+    """
+
+    groups: Groups
+    at: Callable[[Texts], str]
+    dtype: DType
+    access: bool = False
+    constant: bool = False
+    tensor: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(prod(g) for g in self.groups)
+
+    @property
+    def loops(self) -> tuple[int, ...]:
+        return tuple(n for g in self.groups for n in g)
+
+
+def of_shape(
+    shape: Iterable[int], at: Callable[[Texts], str], dtype: DType, *, access: bool = False, constant: bool = False
+) -> Value:
+    """A value with one loop for each dimension of more than one element."""
+    return Value(tuple((n,) if n != 1 else () for n in shape), at, dtype, access, constant)
+
+
+def permute_value(x: Value, order: Sequence[int]) -> Value:
+    starts = [0, *accumulate(len(g) for g in x.groups)]
+    loops = [k for d in order for k in range(starts[d], starts[d + 1])]
+    place = {old: new for new, old in enumerate(loops)}
+
+    def at(i: Texts) -> str:
+        return x.at([i[place[k]] for k in range(len(loops))])
+
+    return replace(x, groups=tuple(x.groups[d] for d in order), at=at, tensor="")
+
+
+def reshape_value(x: Value, shape: Sequence[int]) -> Value:
+    """The same elements in the same order under another shape; loops are split where the shape asks for it."""
+    pieces = _cut([n for n in x.loops if n != 1], [n for n in shape if n != 1])
+    if pieces is None:
+        x = _flat(x)
+        pieces = [[n for n in shape if n != 1]]
+    x = _split(x, pieces)
+    loops = list(x.loops)
+    groups: list[tuple[int, ...]] = []
+    for size in shape:
+        group: list[int] = []
+        while prod(group) < size:
+            group.append(loops.pop(0))
+        groups.append(tuple(group))
+    return replace(x, groups=tuple(groups))
+
+
+def broadcast_value(x: Value, shape: Sequence[int]) -> Value:
+    """`x` repeated along new leading dimensions and along those of one element."""
+    missing = len(shape) - len(x.groups)
+    groups: list[tuple[int, ...]] = []
+    kept: list[bool] = []
+    for d, size in enumerate(shape):
+        own = x.groups[d - missing] if d >= missing else ()
+        grows = prod(own) != size
+        groups.append((size,) if grows else own)
+        kept += [not grows] * len(groups[-1])
+
+    def at(i: Texts) -> str:
+        return x.at([text for text, keep in zip(i, kept, strict=True) if keep])
+
+    return replace(x, groups=tuple(groups), at=at, tensor="")
+
+
+def shift_dim(x: Value, dimension: int, size: int, place: Callable[[str], str]) -> Value:
+    """`x` with `dimension` of `size` elements, of which the one at an index is that of `x` at `place(index)`."""
+    x = _one_loop(x, dimension)
+    position = sum(len(g) for g in x.groups[:dimension])
+    new = (size,) if size != 1 else ()
+    old = len(x.groups[dimension])
+
+    def at(i: Texts) -> str:
+        index = place(i[position] if new else "0")
+        return x.at([*i[:position], *[index][:old], *i[position + len(new) :]])
+
+    return replace(x, groups=(*x.groups[:dimension], new, *x.groups[dimension + 1 :]), at=at, tensor="")
+
+
+def drop_dim(x: Value, dimension: int) -> Value:
+    """`x` without a dimension of one element."""
+    return replace(x, groups=(*x.groups[:dimension], *x.groups[dimension + 1 :]))
+
+
+def align_values(values: Sequence[Value], dimensions: int | None = None) -> list[Value]:
+    """Values of one shape, at least in the first `dimensions`, with the same loops there."""
+    for d in range(len(values[0].groups) if dimensions is None else dimensions):
+        cuts = _common([x.groups[d] for x in values])
+        values = [_regrouped(x, d, cuts) for x in values]
+    return list(values)
+
+
+def _common(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The coarsest loops that all `groups` can be split into, or one loop where there are none."""
+    inner = {n for g in groups for n in accumulate(reversed(g), mul)} | {1}
+    marks = sorted(inner)
+    if any(b % a for a, b in pairwise(marks)):
+        return (marks[-1],)
+    return tuple(b // a for a, b in reversed(list(pairwise(marks))))
+
+
+def _regrouped(x: Value, dimension: int, wanted: tuple[int, ...]) -> Value:
+    group = x.groups[dimension]
+    if group == wanted:
+        return x
+    pieces = _cut(list(group), list(wanted))
+    if pieces is None or len(wanted) < len(group):
+        x = _one_loop(x, dimension)
+        pieces = [list(wanted)]
+    before = [[n] for g in x.groups[:dimension] for n in g]
+    after = [[n] for g in x.groups[dimension + 1 :] for n in g]
+    split = _split(x, [*before, *pieces, *after])
+    return replace(split, groups=(*x.groups[:dimension], wanted, *x.groups[dimension + 1 :]))
+
+
+def _cut(loops: Sequence[int], shape: Sequence[int]) -> list[list[int]] | None:
+    """For each loop the extents it is split into so that the sizes of `shape` are products of neighbors."""
+    ends = {prod(shape[k:]) for k in range(len(shape) + 1)}
+    pieces: list[list[int]] = []
+    inner = prod(loops)
+    for n in loops:
+        outer, inner = inner, inner // n
+        marks = [outer, *sorted((e for e in ends if inner < e < outer), reverse=True), inner]
+        if any(a % b for a, b in pairwise(marks)):
+            return None
+        pieces.append([a // b for a, b in pairwise(marks)])
+    return pieces
+
+
+def _split(x: Value, pieces: Sequence[Sequence[int]]) -> Value:
+    """`x` with each loop, those of one iteration aside, split into several; in groups of its own each."""
+
+    def at(i: Texts) -> str:
+        rest, indices = list(i), []
+        for extents in pieces:
+            text = ""
+            for n in extents:
+                text = f"({text} * {n} + {rest.pop(0)})" if text else rest.pop(0)
+            indices.append(text)
+        return x.at(indices)
+
+    return replace(x, groups=tuple((n,) for extents in pieces for n in extents), at=at)
+
+
+def _one_loop(x: Value, dimension: int) -> Value:
+    """`x` with one loop for `dimension`, whose index is taken apart by division."""
+    group = x.groups[dimension]
+    if len(group) < 2:
+        return x
+    position = sum(len(g) for g in x.groups[:dimension])
+
+    def at(i: Texts) -> str:
+        return x.at([*i[:position], *_digits(i[position], group), *i[position + 1 :]])
+
+    return replace(x, groups=(*x.groups[:dimension], (prod(group),), *x.groups[dimension + 1 :]), at=at)
+
+
+def _flat(x: Value) -> Value:
+    """`x` as one dimension with one loop."""
+    merged = replace(x, groups=(x.loops,))
+    return _one_loop(merged, 0)
+
+
+def _digits(index: str, extents: Sequence[int]) -> list[str]:
+    found = []
+    inner = prod(extents)
+    for k, n in enumerate(extents):
+        inner //= n
+        text = index if inner == 1 else f"({index} / {inner})"
+        found.append(text if k == 0 else f"({text} % {n})")
+    return found

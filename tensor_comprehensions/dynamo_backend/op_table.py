@@ -1,0 +1,418 @@
+"""What torch's operations mean as formulas: a table from an operation to how its value is made of its arguments'.
+
+An operation that is missing here, or refuses with `Unsupported`, stays with torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from ..core.dtypes import BOOL, FLOAT32, FLOAT64, INT64, DType
+from ..dispatch.arguments import TYPES
+from .def_builder import DefBuilder, cast_text, compute_dtype
+from .index_views import (
+    Value,
+    align_values,
+    broadcast_value,
+    drop_dim,
+    of_shape,
+    permute_value,
+    reshape_value,
+    shift_dim,
+)
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+class Unsupported(Exception):
+    """This operation, with these arguments, stays with torch; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TranslationContext:
+    """Where a node is translated: the def so far, and the shape and type that its result has."""
+
+    body: DefBuilder
+    shape: tuple[int, ...]
+    dtype: DType
+
+
+Operation = Callable[..., Value]
+Parts = Sequence[Callable[[], Value] | None]
+TABLE: dict[Any, Operation] = {}
+VIEWS: set[Any] = set()
+"""Operations that take no work: one whose argument torch computed stays with torch."""
+MULTI_OUTPUT_OPS: dict[Any, Callable[..., Parts]] = {}
+"""Operations with several results: how each of them is made, as far as there is a formula for it."""
+FLOPS: dict[Any, Callable[[torch.fx.Node], int]] = {}
+"""The floating-point operations of what takes more than one for each element: products and the like."""
+
+
+def operation(*targets: Any, view: bool = False) -> Callable[[Operation], Operation]:
+    """Enter a function into the table, under the operations that it makes values of."""
+
+    def register(function: Operation) -> Operation:
+        for target in targets:
+            TABLE[target] = function
+        VIEWS.update(targets if view else ())
+        return function
+
+    return register
+
+
+def size_of(node: torch.fx.Node, argument: int, dimension: int) -> int:
+    """The size of a dimension of an argument of `node`."""
+    return int(node.args[argument].meta["val"].shape[dimension])  # type: ignore[union-attr]
+
+
+def num_elements(node: torch.fx.Node) -> int:
+    """How many elements `node` gives, of several results the first."""
+    value = node.meta["val"]
+    return math.prod((value if isinstance(value, torch.Tensor) else next(x for x in value if x is not None)).shape)
+
+
+# --- one element after another -----------------------------------------------------------------------------------
+
+UNARY = {
+    aten.neg.default: "(-{0})", aten.exp.default: "exp({0})", aten.log.default: "log({0})",
+    aten.abs.default: "abs({0})", aten.sqrt.default: "sqrt({0})", aten.rsqrt.default: "rsqrt({0})",
+    aten.reciprocal.default: "(1.0 / {0})",
+    aten.sigmoid.default: "sigmoid({0})", aten.tanh.default: "tanh({0})", aten.relu.default: "relu({0})",
+    aten.erf.default: "erf({0})", aten.sin.default: "sin({0})", aten.cos.default: "cos({0})",
+    aten.log1p.default: "log1p({0})", aten.expm1.default: "expm1({0})", aten.floor.default: "floor({0})",
+    aten.ceil.default: "ceil({0})", aten.exp2.default: "exp2({0})", aten.log2.default: "log2({0})",
+    aten.logical_not.default: "(!{0})", aten.bitwise_not.default: "(!{0})",
+}  # fmt: skip
+BINARY = {
+    aten.mul.Tensor: "({0} * {1})", aten.mul.Scalar: "({0} * {1})", aten.div.Tensor: "({0} / {1})",
+    prims.div.default: "({0} / {1})", aten.div.Scalar: "({0} / {1})",
+    aten.maximum.default: "max({0}, {1})", aten.minimum.default: "min({0}, {1})",
+    aten.logical_and.default: "({0} && {1})", aten.logical_or.default: "({0} || {1})",
+    aten.bitwise_and.Tensor: "({0} && {1})", aten.bitwise_or.Tensor: "({0} || {1})",
+}  # fmt: skip
+LOGICAL = {aten.logical_not.default, aten.bitwise_not.default, aten.logical_and.default, aten.logical_or.default,
+           aten.bitwise_and.Tensor, aten.bitwise_or.Tensor}  # fmt: skip
+COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def format_literal(value: float | int | bool, dtype: DType) -> str:
+    """`value` as a literal of arithmetic in `dtype`."""
+    kind = compute_dtype(dtype)
+    if kind == BOOL:
+        return f"bool({int(bool(value))})"
+    if not kind.is_float:
+        return f"{kind.name}({int(value)})"
+    number = float(value)
+    if math.isinf(number) or math.isnan(number):
+        text = "nan" if math.isnan(number) else "inf" if number > 0 else "(-inf)"
+    else:
+        text = f"({number!r})" if number < 0 else repr(number)
+        if kind == FLOAT64 and torch.tensor(number).double().item() != number:
+            raise Unsupported(f"the number {number} needs more digits than literals have")
+    return text if kind == FLOAT32 else f"{kind.name}({text})"
+
+
+def scalar_value(value: float | int | bool, dtype: DType) -> Value:
+    text = format_literal(value, dtype)
+    return Value((), lambda i: text, dtype, constant=True)
+
+
+def pointwise(c: TranslationContext, template: str, operands: Sequence[Value], dtype: DType | None = None) -> Value:
+    """`template` filled with the operands' elements, all in the type of the result or in `dtype`."""
+    kind = compute_dtype(dtype or c.dtype)
+    held = [x if x.constant or x.access or x.shape == c.shape else c.body.materialize(x) for x in operands]
+    values = align_values([broadcast_value(x, c.shape) for x in held])
+
+    def at(i: Sequence[str]) -> str:
+        return template.format(*(cast_text(x.at(i), compute_dtype(x.dtype), kind) for x in values))
+
+    return Value(values[0].groups, at, c.dtype, constant=all(x.constant for x in values))
+
+
+def to_values(c: TranslationContext, *arguments: Any, dtype: DType | None = None) -> list[Value]:
+    """Arguments as values; numbers take the type of the operation."""
+    return [x if isinstance(x, Value) else scalar_value(_number(x), dtype or c.dtype) for x in arguments]
+
+
+def _number(x: Any) -> float | int | bool:
+    if not isinstance(x, bool | int | float):
+        raise Unsupported(f"{type(x).__name__} is no number")
+    return x
+
+
+def _register_tables() -> None:
+    for target, template in (*UNARY.items(), *BINARY.items()):
+        TABLE[target] = _templated(template, target in LOGICAL)
+    for name, sign in COMPARISONS.items():
+        packet = getattr(aten, name)
+        TABLE[packet.Tensor] = TABLE[packet.Scalar] = _comparison(sign)
+
+
+def _templated(template: str, logical: bool) -> Operation:
+    def make(c: TranslationContext, *arguments: Any) -> Value:
+        if logical != (c.dtype == BOOL):
+            raise Unsupported(f"not in {c.dtype}")
+        if not (logical or c.dtype.is_float or "*" in template):
+            raise Unsupported(f"not in {c.dtype}")
+        return pointwise(c, template, to_values(c, *arguments))
+
+    return make
+
+
+def _comparison(sign: str) -> Operation:
+    def make(c: TranslationContext, x: Value, y: Any) -> Value:
+        if isinstance(y, Value):
+            kind = TYPES[torch.promote_types(_torch(x.dtype), _torch(y.dtype))]
+        else:
+            kind = FLOAT32 if isinstance(y, float) and not x.dtype.is_float else x.dtype
+        return pointwise(c, f"({{0}} {sign} {{1}})", to_values(c, x, y, dtype=kind), kind)
+
+    return make
+
+
+def _torch(dtype: DType) -> torch.dtype:
+    return next(theirs for theirs, ours in TYPES.items() if ours == dtype)
+
+
+@operation(aten.add.Tensor, aten.add.Scalar)
+def add(c: TranslationContext, x: Any, y: Any, alpha: Any = 1) -> Value:
+    return add_scaled(c, "+", x, y, alpha)
+
+
+@operation(aten.sub.Tensor, aten.sub.Scalar)
+def sub(c: TranslationContext, x: Any, y: Any, alpha: Any = 1) -> Value:
+    return add_scaled(c, "-", x, y, alpha)
+
+
+def add_scaled(c: TranslationContext, sign: str, x: Any, y: Any, alpha: Any) -> Value:
+    if c.dtype == BOOL:
+        raise Unsupported("not in bool")
+    if alpha == 1:
+        return pointwise(c, f"({{0}} {sign} {{1}})", to_values(c, x, y))
+    return pointwise(c, f"({{0}} {sign} {{2}} * {{1}})", to_values(c, x, y, alpha))
+
+
+@operation(aten.pow.Tensor_Scalar)
+def power(c: TranslationContext, x: Value, exponent: Any) -> Value:
+    if not c.dtype.is_float:
+        raise Unsupported(f"not in {c.dtype}")
+    if exponent == 1:
+        return x
+    if exponent == 2:
+        return pointwise(c, "({0} * {0})", [x if x.access else c.body.materialize(x)])
+    if exponent in (0.5, -0.5):
+        return pointwise(c, "sqrt({0})" if exponent > 0 else "rsqrt({0})", [x])
+    return pointwise(c, "pow({0}, {1})", to_values(c, x, exponent))
+
+
+@operation(aten.where.self)
+def where_(c: TranslationContext, condition: Value, x: Any, y: Any) -> Value:
+    both = to_values(c, x, y)
+    mask = pointwise(replace(c, dtype=BOOL), "{0}", [condition])
+    values = [pointwise(c, "{0}", [v]) for v in both]
+    a, b, m = align_values([broadcast_value(v, c.shape) for v in (*values, mask)])
+    return Value(a.groups, lambda i: f"({m.at(i)} ? {a.at(i)} : {b.at(i)})", c.dtype)
+
+
+@operation(aten.clamp.default)
+def clamp(c: TranslationContext, x: Value, low: Any = None, high: Any = None) -> Value:
+    if low is not None:
+        x = pointwise(c, "max({0}, {1})", to_values(c, x, low))
+    return x if high is None else pointwise(c, "min({0}, {1})", to_values(c, x, high))
+
+
+@operation(aten._to_copy.default, prims.convert_element_type.default)
+def to_copy(c: TranslationContext, x: Value, *_: Any, **__: Any) -> Value:
+    return cast_to_result(c, x)
+
+
+def cast_to_result(c: TranslationContext, x: Value) -> Value:
+    """`x` in the type of the result; what has 16 bits is rounded."""
+    if x.dtype == c.dtype:
+        return x
+    source, target = compute_dtype(x.dtype), compute_dtype(c.dtype)
+    rounded = c.dtype != target and x.dtype != c.dtype
+
+    def at(i: Sequence[str]) -> str:
+        text = cast_text(x.at(i), source, c.dtype) if rounded else cast_text(x.at(i), source, target)
+        return cast_text(text, c.dtype, target) if rounded else text
+
+    return Value(x.groups, at, c.dtype, constant=x.constant)
+
+
+@operation(aten.full.default, aten.full_like.default, aten.scalar_tensor.default, view=True)
+def full(c: TranslationContext, first: Any, value: Any = None, **_: Any) -> Value:
+    return broadcast_value(scalar_value(_number(first if value is None else value), c.dtype), c.shape)
+
+
+@operation(aten.arange.start_step, view=True)
+def arange(c: TranslationContext, start: Any, end: Any = None, step: Any = 1, **_: Any) -> Value:
+    if c.dtype != INT64 or not all(isinstance(n, int) for n in (start, step)):
+        raise Unsupported("not of int64")
+    return of_shape(c.shape, lambda i: f"int64({start} + {step} * {i[0] if i else 0})", c.dtype, constant=True)
+
+
+# --- views -------------------------------------------------------------------------------------------------------
+
+
+@operation(aten.alias.default, aten.clone.default, view=True)
+def clone(c: TranslationContext, x: Value, **_: Any) -> Value:
+    return x
+
+
+@operation(aten.view.default, view=True)
+def view(c: TranslationContext, x: Value, _: Any) -> Value:
+    return reshape_value(x, c.shape)
+
+
+@operation(aten.unsqueeze.default, aten.squeeze.dims, view=True)
+def squeeze(c: TranslationContext, x: Value, _: Any = None) -> Value:
+    return reshape_value(x, c.shape)
+
+
+@operation(aten.permute.default, view=True)
+def permute(c: TranslationContext, x: Value, order: Sequence[int]) -> Value:
+    return permute_value(x, [d % len(order) for d in order])
+
+
+@operation(aten.expand.default, view=True)
+def expand(c: TranslationContext, x: Value, _: Any, **__: Any) -> Value:
+    return broadcast_value(x if x.access or x.constant or x.shape == c.shape else c.body.materialize(x), c.shape)
+
+
+@operation(prims.broadcast_in_dim.default, view=True)
+def broadcast_in_dim(c: TranslationContext, x: Value, shape: Sequence[int], dimensions: Sequence[int]) -> Value:
+    inner = dict(zip(dimensions, x.shape, strict=True))
+    return expand(c, reshape_value(x, [inner.get(d, 1) for d in range(len(shape))]), shape)
+
+
+@operation(aten.select.int, view=True)
+def select(c: TranslationContext, x: Value, dimension: int, index: int) -> Value:
+    dimension %= len(x.groups)
+    index %= x.shape[dimension]
+    return drop_dim(shift_dim(x, dimension, 1, lambda _: str(index)), dimension)
+
+
+@operation(aten.slice.Tensor, view=True)
+def slice_(
+    c: TranslationContext, x: Value, dimension: int = 0, start: Any = None, _: Any = None, step: int = 1
+) -> Value:
+    dimension %= len(x.groups)
+    size = x.shape[dimension]
+    first = 0 if start is None else max(0, min(start + size if start < 0 else start, size))
+    if first == 0 and c.shape[dimension] == size:
+        return x
+    return shift_dim(x, dimension, c.shape[dimension], lambda i: f"({first} + {step} * {i})")
+
+
+def split_part(c: TranslationContext, x: Value, sizes: Sequence[int], dimension: int, position: int) -> Value:
+    """The piece at `position` of `split_with_sizes`."""
+    first = sum(sizes[:position])
+    return shift_dim(x, dimension % len(x.groups), sizes[position], lambda i: f"({first} + {i})")
+
+
+@operation(aten.cat.default)
+def cat(c: TranslationContext, parts: Sequence[Value], dimension: int = 0) -> Value:
+    dimension %= len(c.shape)
+    ends = list(accumulate(x.shape[dimension] for x in parts))
+    held = [cast_to_result(replace(c, shape=x.shape), x if x.access else c.body.materialize(x)) for x in parts]
+
+    def shifted(x: Value, start: int) -> Value:
+        return shift_dim(x, dimension, ends[-1], lambda i: f"({i} - {start})")
+
+    whole = align_values([shifted(x, end - x.shape[dimension]) for x, end in zip(held, ends, strict=True)])
+    position = sum(len(g) for g in whole[0].groups[:dimension])
+
+    def at(i: Sequence[str]) -> str:
+        text = whole[-1].at(i)
+        for x, end in zip(whole[-2::-1], ends[-2::-1], strict=True):
+            text = f"({i[position]} < {end} ? {x.at(i)} : {text})"
+        return text
+
+    return c.body.materialize(Value(whole[0].groups, at, c.dtype))
+
+
+# --- reductions --------------------------------------------------------------------------------------------------
+
+
+def reduce_dims(c: TranslationContext, x: Value, dimensions: Any, keep: bool, op: str) -> Value:
+    """`x` combined over `dimensions` (all where none are named), in the result's type."""
+    rank = len(x.groups)
+    over = sorted({d % rank for d in dimensions} if dimensions else range(rank))
+    wide = pointwise(TranslationContext(c.body, x.shape, c.dtype), "{0}", [x])
+    result = c.body.add_reduction(wide, over, op)
+    return result if keep else _without(result, over)
+
+
+def _without(x: Value, dimensions: Sequence[int]) -> Value:
+    for d in reversed(dimensions):
+        x = drop_dim(x, d)
+    return x
+
+
+def _floating(c: TranslationContext) -> None:
+    if not c.dtype.is_float:
+        raise Unsupported(f"not in {c.dtype}")
+
+
+@operation(aten.sum.dim_IntList)
+def sum_dims(c: TranslationContext, x: Value, dimensions: Any = None, keep: bool = False, **_: Any) -> Value:
+    _floating(c)
+    return reduce_dims(c, x, dimensions, keep, "+")
+
+
+@operation(prims.sum.default)
+def sum_all(c: TranslationContext, x: Value, dimensions: Any = None, **_: Any) -> Value:
+    return sum_dims(c, x, dimensions)
+
+
+@operation(aten.mean.default, aten.mean.dim)
+def mean(c: TranslationContext, x: Value, dimensions: Any = None, keep: bool = False, **_: Any) -> Value:
+    _floating(c)
+    total = reduce_dims(c, x, dimensions, keep, "+")
+    return divide_by_count(c, total, math.prod(x.shape) / max(1, math.prod(c.shape)))
+
+
+def divide_by_count(c: TranslationContext, x: Value, count: float) -> Value:
+    number = format_literal(count, c.dtype)
+    return Value(x.groups, lambda i: f"({x.at(i)} / {number})", c.dtype)
+
+
+@operation(aten.amax.default)
+def amax(c: TranslationContext, x: Value, dimensions: Any = (), keep: bool = False) -> Value:
+    _floating(c)
+    return reduce_dims(c, x, dimensions, keep, "max")
+
+
+@operation(aten.amin.default)
+def amin(c: TranslationContext, x: Value, dimensions: Any = (), keep: bool = False) -> Value:
+    _floating(c)
+    return reduce_dims(c, x, dimensions, keep, "min")
+
+
+@operation(prims.var.default, aten.var.correction)
+def variance(
+    c: TranslationContext, x: Value, dimensions: Any = None, correction: Any = 1, keepdim: bool = False, **_: Any
+) -> Value:
+    _floating(c)
+    x = x if x.access else c.body.materialize(x)
+    rank = len(x.groups)
+    over = sorted({d % rank for d in dimensions} if dimensions else range(rank))
+    count = math.prod(x.shape[d] for d in over)
+    inner = TranslationContext(c.body, x.shape, c.dtype)
+    center = c.body.materialize(divide_by_count(inner, reduce_dims(inner, x, over, True, "+"), count))
+    difference = pointwise(inner, "({0} - {1})", [x, center])
+    square = pointwise(inner, "({0} * {0})", [difference])
+    total = divide_by_count(
+        c, reduce_dims(c, square, over, True, "+"), count - (1 if correction is None else correction)
+    )
+    return total if keepdim else _without(total, over)
+
+
+_register_tables()

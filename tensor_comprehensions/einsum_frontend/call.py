@@ -1,0 +1,74 @@
+"""The call: from an equation and operands to the operator that is called with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, strided
+
+from ..api import Op
+from ..core.error_boundary import only_tc_errors, shorten_traceback
+from ..core.errors import ArgumentError, TCError
+from ..core.single_flight import SingleFlightCache
+from ..dispatch.arguments import with_article
+from ..dispatch.kernel_table import may_be_sparse
+from .lookup import LIMIT, check_kinds, kinds_of, operator_for
+from .traced_einsum import traced_einsum
+
+_is_traced = torch.compiler.is_dynamo_compiling
+_by_shapes: SingleFlightCache[tuple[Any, ...], Op] = SingleFlightCache(LIMIT)
+
+
+def einsum(equation: str, *operands: Any, out: Any = None, format: str | None = None) -> Any:
+    """The sum of products that `equation` describes, as `torch.einsum` has it: `einsum("bij,bjk->bik", a, b)`.
+
+    Every subscript is a letter and names a dimension; those missing from the output are summed over. Without `->`, the
+    output has the subscripts that occur once, in alphabetical order. A subscript that is repeated in one operand takes
+    the diagonal. `...` stands for dimensions that are matched from the right; dimensions of size 1 are repeated as
+    needed. Several operands are contracted in pairs, in the order with the fewest multiplications. The result has the
+    type that the operands have or, where they differ, the one that holds both; integers wrap. A sum over a subscript
+    that a single operand has comes first, and is int64 for integers and bools, as `torch.sum` is.
+
+    Args:
+        equation: `"ij,jk->ik"`; spaces mean nothing.
+        operands: torch tensors, NumPy arrays or sparse tensors, as many as the equation has subscripts for.
+        out: a tensor to write to instead of fresh memory.
+        format: how the result is stored, such as "csr"; dense by default, also where operands are sparse.
+
+    Raises:
+        ArgumentError: the equation is malformed or does not fit the operands, or the result has no such format.
+    """
+    if _is_traced():
+        return traced_einsum(equation, operands, out, format)
+    if format is not None:
+        return _of_sparse(equation, operands, out, format)
+    for x in operands:
+        if (type(x) is not Tensor or x.layout is not strided) and may_be_sparse(x):
+            return _of_sparse(equation, operands, out, format)
+    try:
+        try:
+            key = (equation, *[(x.shape, x.dtype) for x in operands])
+            operator = _by_shapes.get(key, lambda: operator_for(equation, *operands))
+        except (
+            AttributeError,
+            RuntimeError,
+            TypeError,
+        ):  # no tensors, or sizes that are symbols without a hash
+            check_kinds(type(equation).__name__, kinds_of(operands))
+            operator = operator_for(equation, *operands)
+        return operator(*operands) if out is None else operator(*operands, out=out)
+    except TCError as error:
+        shorten_traceback(error)
+        raise
+
+
+@only_tc_errors
+def _of_sparse(equation: str, operands: Sequence[Any], out: Any, format: str | None) -> Any:
+    """An equation with sparse operands, or a result that has a format."""
+    if not isinstance(format, str | None):
+        raise ArgumentError(f"einsum: the format is {with_article(type(format).__name__)}", expected='such as "csr"')
+    if out is not None:
+        raise ArgumentError("einsum: 'out' is for dense operands and results", suggestion="leave it out")
+    return operator_for(equation, *operands, format=format)(*operands)

@@ -1,0 +1,158 @@
+"""Which pair of operands to contract first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import prod
+
+Labels = frozenset[str]
+EXACT = 9
+"""Up to so many operands, every order is looked at; the work grows threefold with each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContractionPath:
+    """How to contract some operands, two results at a time.
+
+    Attributes:
+        steps: places of the two factors of each step; operands come first, then the results of the steps.
+        operations: multiplications in all.
+        memory: elements of all intermediate results.
+    """
+
+    steps: tuple[tuple[int, int], ...]
+    operations: int
+    memory: int
+
+
+def best_path(operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]) -> ContractionPath:
+    """The order with the fewest multiplications, then the least memory; beyond `EXACT` operands a greedy guess."""
+    pairs = _exact(operands, output, sizes) if len(operands) <= EXACT else _greedy(operands, output, sizes)
+    return _counted(pairs, operands, output, sizes)
+
+
+Tree = tuple[int, ...]
+"""Which operands a result was made of, in order."""
+
+
+def _exact(operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]) -> list[tuple[Tree, Tree]]:
+    """The best pairs, by dynamic programming over the subsets of the operands."""
+    everything = tuple(range(len(operands)))
+    best: dict[Tree, tuple[int, int, tuple[Tree, Tree] | None]] = {(n,): (0, 0, None) for n in everything}
+    for count in range(2, len(operands) + 1):
+        for subset in combinations(everything, count):
+            memory = _elements(_kept(subset, operands, output), sizes) if count < len(operands) else 0
+            best[subset] = min(
+                (
+                    best[one][0] + best[other][0] + _operations(one, other, operands, output, sizes),
+                    best[one][1] + best[other][1] + memory,
+                    (one, other),
+                )
+                for one, other in _splits(subset)
+            )
+    pairs: list[tuple[Tree, Tree]] = []
+
+    def collect(subset: Tree) -> None:
+        split = best[subset][2]
+        if split is not None:
+            collect(split[0])
+            collect(split[1])
+            pairs.append(split)
+
+    collect(everything)
+    return pairs
+
+
+def _splits(subset: Tree) -> Iterable[tuple[Tree, Tree]]:
+    """The ways to part a set in two, the first part having its first member."""
+    first, *rest = subset
+    for count in range(len(rest)):
+        for others in combinations(rest, count):
+            yield (first, *others), tuple(n for n in rest if n not in others)
+
+
+def _greedy(operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]) -> list[tuple[Tree, Tree]]:
+    """Always the pair whose result adds least to what is in memory."""
+    left: list[Tree] = [(n,) for n in range(len(operands))]
+    pairs: list[tuple[Tree, Tree]] = []
+
+    def growth(pair: tuple[Tree, Tree]) -> tuple[int, int]:
+        one, other = (_elements(_kept(part, operands, output), sizes) for part in pair)
+        both = _elements(_kept(tuple(sorted(pair[0] + pair[1])), operands, output), sizes)
+        return both - one - other, _operations(*pair, operands, output, sizes)
+
+    while len(left) > 1:
+        pair = min(combinations(left, 2), key=growth)
+        pairs.append(pair)
+        left = [t for t in left if t not in pair] + [tuple(sorted(pair[0] + pair[1]))]
+    return pairs
+
+
+def _counted(
+    pairs: Sequence[tuple[Tree, Tree]], operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]
+) -> ContractionPath:
+    place: dict[Tree, int] = {(n,): n for n in range(len(operands))}
+    steps: list[tuple[int, int]] = []
+    operations = memory = 0
+    for one, other in pairs:
+        steps.append((place[one], place[other]))
+        both = tuple(sorted(one + other))
+        place[both] = len(place)
+        operations += _operations(one, other, operands, output, sizes)
+        if len(both) < len(operands):
+            memory += _elements(_kept(both, operands, output), sizes)
+    return ContractionPath(tuple(steps), operations, memory)
+
+
+def _kept(subset: Tree, operands: Sequence[Labels], output: Labels) -> Labels:
+    """The labels of a result that something outside of it needs."""
+    inside = frozenset().union(*(operands[n] for n in subset))
+    outside = output.union(*(labels for n, labels in enumerate(operands) if n not in subset))
+    return inside & outside if len(subset) > 1 else inside
+
+
+def _operations(one: Tree, other: Tree, operands: Sequence[Labels], output: Labels, sizes: Mapping[str, int]) -> int:
+    return _elements(_kept(one, operands, output) | _kept(other, operands, output), sizes)
+
+
+def _elements(labels: Labels, sizes: Mapping[str, int]) -> int:
+    return prod(sizes[label] for label in labels)
+
+
+def fewest_at_once(
+    operands: Sequence[Labels],
+    output: Labels,
+    sizes: Mapping[str, int],
+    densities: Sequence[float],
+    steps: Sequence[tuple[int, int]],
+) -> bool:
+    """Whether one loop over what sparse operands store does less than `steps`, whose results are dense.
+
+    densities: the part of each operand that is stored.
+    """
+    together = _elements(frozenset().union(*operands), sizes)
+    at_once = (len(operands) - 1) * together * prod(densities)
+    return at_once <= _stepwise(operands, output, sizes, densities, steps)
+
+
+def _stepwise(
+    operands: Sequence[Labels],
+    output: Labels,
+    sizes: Mapping[str, int],
+    densities: Sequence[float],
+    steps: Sequence[tuple[int, int]],
+) -> float:
+    """The multiplications of all steps, and the elements of their results."""
+    trees: list[Tree] = [(n,) for n in range(len(operands))]
+    stored = [*densities]
+    total = 0.0
+    for one, other in steps:
+        both = tuple(sorted(trees[one] + trees[other]))
+        total += _operations(trees[one], trees[other], operands, output, sizes) * stored[one] * stored[other]
+        if len(both) < len(operands):
+            total += _elements(_kept(both, operands, output), sizes)
+        trees.append(both)
+        stored.append(1.0)
+    return total

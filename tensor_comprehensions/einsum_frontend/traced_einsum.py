@@ -1,0 +1,87 @@
+"""Equations that torch traces: an operator that becomes the one of the def as soon as torch knows the sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..api import Op
+from ..core.errors import ArgumentError
+from ..core.single_flight import SingleFlightCache
+from ..dispatch.arguments import with_article
+from ..torch_ext.dynamo_calls import arrays_to_tensors, kind_of
+from ..torch_ext.graph_errors import ErrorFields, deferred_error, dynamo_constant, error_fields
+from ..torch_ext.schema import NAMESPACE
+from .lookup import check_kinds, operator_for
+
+_registered: SingleFlightCache[str, Any] = SingleFlightCache(1)
+
+
+def traced_einsum(equation: Any, operands: Sequence[Any], out: Any, format: Any) -> Any:
+    """The result of an equation in the graph that Dynamo makes of this function."""
+    tensors, want_array = arrays_to_tensors(operands)
+    mistake = _mistake(kind_of(equation), tuple([kind_of(x) for x in tensors]), kind_of(out), kind_of(format))
+    if mistake is not None:
+        return deferred_error(mistake, tensors, _UNKNOWN)[0]
+    if out is not None:
+        torch.ops.tc.einsum.out(equation, tensors, out=out)
+        return out
+    result = torch.ops.tc.einsum.default(equation, tensors)
+    return result.numpy() if want_array else result
+
+
+_UNKNOWN = ((0, torch.float32),)
+"""What stands for a result that has no shape."""
+
+
+@dynamo_constant
+def _mistake(equation: str, operands: tuple[str, ...], out: str, format: str) -> ErrorFields | None:
+    """What the kinds of the arguments show to be wrong; the operators are there from now on."""
+    _registered.get("", _register)
+    try:
+        check_kinds(equation, operands)
+    except ArgumentError as error:
+        return error_fields(error)
+    if out not in ("tensor", "NoneType"):
+        return error_fields(ArgumentError(f"einsum: 'out' is {with_article(out)}", suggestion="pass a torch tensor"))
+    if format != "NoneType":
+        return error_fields(ArgumentError("einsum: results with a format are not traced", suggestion="call it outside"))
+    return None
+
+
+def _register() -> Any:
+    new: Callable[..., Any] = torch.library.Library
+    library = new(NAMESPACE, "FRAGMENT")
+    library.define("einsum(str equation, Tensor[] operands) -> Tensor")
+    library.define("einsum.out(str equation, Tensor[] operands, *, Tensor(a!) out) -> ()")
+    for key in ("CompositeImplicitAutograd", "FuncTorchBatchedDecomposition"):
+        library.impl("einsum", _run, key)
+        library.impl("einsum.out", _run_out, key)
+    return library
+
+
+def _run(equation: str, operands: list[Tensor]) -> Any:
+    """The call of the operator; within a graph that is made, mistakes wait until it runs."""
+    found = _found(equation, operands)
+    return found(*operands) if isinstance(found, Op) else deferred_error(found, operands, _UNKNOWN)[0]
+
+
+def _run_out(equation: str, operands: list[Tensor], *, out: Tensor) -> None:
+    found = _found(equation, operands)
+    if isinstance(found, Op):
+        found(*operands, out=out)
+    else:
+        deferred_error(found, operands, ())
+
+
+def _found(equation: str, operands: list[Tensor]) -> Op | ErrorFields:
+    """The operator, or what is wrong with the equation."""
+    try:
+        return operator_for(equation, *operands)
+    except ArgumentError as error:
+        if torch._guards.TracingContext.try_get() is None:
+            raise
+        return error_fields(error)

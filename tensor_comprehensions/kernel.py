@@ -1,0 +1,172 @@
+"""What is called with tensors: the quick ways of a call, and a kernel that was made with certain options.
+
+Always holds: whatever is passed, only a `TCError` (the caller's mistake) or an `InternalError` (our bug) leaves a call,
+and then nothing of the caller's has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.autograd import profiler
+
+from .compiler.compiled_kernel import CompiledCpuKernel
+from .core.diagnostics import ScheduleView
+from .core.error_boundary import only_tc_errors, shorten_traceback, to_public_error
+from .core.errors import ArgumentError, InternalError, TCError
+from .dispatch.inline_cache import MISS, InlineCache
+from .dispatch.kernel_table import CompileConfig, KernelTable
+from .dispatch.signatures import format_signature
+from .runtime.fastpath.call_cache import RECORDED
+from .torch_ext.autograd import Gradients, call_with_autograd, is_recorded, record_call
+from .torch_ext.dynamo_calls import call_in_graph, call_overload, needs_dispatcher
+from .torch_ext.registration import DispatcherOp
+
+if TYPE_CHECKING:
+    from .torch_ext.sparse_op import SparseOp
+
+Value = Any
+"""A tensor, an array or a number."""
+Out = Tensor | tuple[Tensor, ...] | None
+_is_traced, _casts = torch.compiler.is_dynamo_compiling, torch.is_autocast_enabled
+_is_transformed = torch._C._are_functorch_transforms_active
+
+
+class KernelDispatcher:
+    """Something that is called with tensors and runs kernels made for one machine.
+
+    A call first tries the kernel of the call before, then those of other earlier calls, then the long way.
+    """
+
+    def __init__(self, kernels: KernelTable, machine: CompileConfig, gradients: Gradients) -> None:
+        self.function = kernels.function
+        self._kernels, self._machine, self._gradients = kernels, machine, gradients
+        self._lanes = InlineCache(kernels.interface)
+        self._direct: Callable[..., Any] | None = None
+        self._operator: DispatcherOp | None = None
+        self._sparse: SparseOp | None = None
+        self._out_is_inout = any(p.name == "out" for p in kernels.function.inouts)
+
+    def __call__(self, /, *tensors: Value, out: Out = None, **initial: Value) -> Any:
+        operator = self._operator
+        if _is_traced() and operator is not None:
+            if self._out_is_inout and out is not None:
+                out, initial = None, {"out": out, **initial}
+            return call_in_graph(operator, tensors, out, initial)
+        try:
+            plain = special = recording = False
+            try:
+                direct = self._direct
+                watched = profiler._is_profiler_enabled and operator is not None
+                if direct is not None and out is None and not (initial or watched):
+                    result = direct(*tensors)
+                    if result is RECORDED:
+                        plain = self._gradients.possible and not (_is_transformed() or _casts("cpu"))
+                    elif result is not NotImplemented:
+                        return result
+                if not plain:
+                    if self._out_is_inout and out is not None:
+                        out, initial = None, {"out": out, **initial}
+                    result = MISS if watched else self._lanes.call(tensors, out, initial)
+                    values = (*tensors, *initial.values())
+                    sparse = result is MISS and self._kernels.has_sparse(values)
+                    special = result is MISS and not sparse and operator is not None and needs_dispatcher(values)
+                    recording = result is MISS and not (sparse or special) and is_recorded(values)
+                    if result is MISS and not (special or recording):
+                        if sparse:
+                            return self._call_sparse(tensors, out, initial)
+                        if self._kernels.any_cuda(values):
+                            result = self._kernels.gpu.call(tensors, out, initial, None)
+                            self._direct = self._kernels.gpu.direct()
+                            return result
+                        result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
+                    self._direct = self._lanes.direct()
+            except (TCError, InternalError):
+                raise
+            except Exception as error:
+                raise to_public_error(error) from error
+            if plain:  # what torch and those who listen to it say of a call is left as it is
+                return record_call(self, self._gradients, tensors)
+            if recording:
+                return call_with_autograd(self, self._kernels.interface, self._gradients, tensors, out, initial)
+            if special and operator is not None:
+                return call_overload(operator, tensors, out, initial)
+            return result
+        except TCError as error:
+            shorten_traceback(error)
+            raise
+
+    def _call_sparse(self, tensors: tuple[Value, ...], out: Out, initial: dict[str, Value]) -> Any:
+        """A call with sparse operands, or of a def with formats."""
+        if out is not None:
+            raise ArgumentError(
+                f"{self.function.name} has sparse operands, with which a call takes no 'out'",
+                suggestion="copy what the call returns",
+            )
+        if _is_transformed():
+            raise ArgumentError(
+                f"{self.function.name} has sparse operands, which transforms of torch.func do not take",
+                suggestion="use torch.autograd.grad, or a loop instead of vmap",
+            )
+        op = self._sparse_op()
+        result = op(*tensors, **initial)
+        self._direct = op.direct
+        return result
+
+    def _sparse_op(self) -> SparseOp:
+        if self._sparse is None:
+            from .torch_ext.sparse_op import SparseOp
+
+            self._sparse = SparseOp(self._kernels.sparse, self._gradients.make, self._gradients.given)
+        return self._sparse
+
+
+class Kernel(KernelDispatcher):
+    """A kernel of an operator, made with certain options. It is called like the operator, with these options.
+
+    For other sizes than it was made for, it compiles another one.
+
+    Attributes:
+        compiled: the kernel with everything that the compiler knows of it.
+        compile_seconds: what making it took.
+        resources: kernels launched, bytes of temporaries, bytes of machine code.
+    """
+
+    def __init__(
+        self, kernels: KernelTable, machine: CompileConfig, gradients: Gradients, compiled: CompiledCpuKernel
+    ) -> None:
+        super().__init__(kernels, machine, gradients.without_saved)
+        self.compiled = compiled
+
+    def __copy__(self) -> Kernel:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Kernel:
+        """A kernel is a value, which no call changes."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentError("a kernel is code of this process", suggestion="pickle the operator, and compile it there")
+
+    def __repr__(self) -> str:
+        return f"<kernel of {format_signature(self.function)}, compiled in {self.compile_seconds * 1e3:.0f} ms>"
+
+    @property
+    def compile_seconds(self) -> float:
+        return self.compiled.compile_seconds
+
+    @property
+    def resources(self) -> dict[str, int]:
+        return self.compiled.resources
+
+    @only_tc_errors
+    def source(self, kind: str = "llvm") -> str:
+        """The kernel as text of a kind: "tc", "schedule", "loops", "c", "llvm" or "asm"."""
+        return self.compiled.source(kind)
+
+    def show(self) -> ScheduleView:
+        """The schedule tree: text in a terminal, a picture in a notebook."""
+        return ScheduleView(self.source("schedule"))

@@ -1,0 +1,92 @@
+"""Promotion: what a part of the program touches, in a buffer of its own.
+
+A footprint is a box in a space with named axes: the dimensions of a tensor, the coordinates by which data finds its
+elements, or the iterators of an op. Along each axis it begins somewhere and goes on in constant steps, which digits
+count as in a mixed base. A buffer for it has a dimension per digit, in any order: the tiles of a panel before the
+points of one tile, say.
+
+Who promotes decides the rest: how the footprint is found, what is copied at a point of it, in which memory, and in
+which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from ..core.dtypes import DType
+from ..core.memory_layout import contiguous_strides
+from . import build
+from .nodes import Buffer, Expr, Space
+
+A = TypeVar("A", int, str)
+N = TypeVar("N")
+
+
+@dataclass(frozen=True, slots=True)
+class BufferDim(Generic[A]):
+    """A dimension of a buffer: `extent` points along `axis` of a footprint, `stride` apart."""
+
+    axis: A
+    stride: int
+    extent: int
+
+
+def buffer_shape(digits: Sequence[BufferDim[Any]]) -> tuple[int, ...]:
+    """The shape of a buffer with these dimensions."""
+    return tuple(d.extent for d in digits)
+
+
+def footprint_offsets(digits: Sequence[BufferDim[A]], indices: Sequence[Expr]) -> dict[A, Expr]:
+    """How far the point at `indices` of a buffer is from the first one, along each axis that has digits."""
+    found: dict[A, Expr] = {}
+    for digit, index in zip(digits, indices, strict=True):
+        step = build.mul(index, digit.stride)
+        found[digit.axis] = build.add(found[digit.axis], step) if digit.axis in found else step
+    return found
+
+
+def buffer_indices(
+    digits: Sequence[BufferDim[A]], distance: Mapping[A, N], div: Callable[[N, int], N], mod: Callable[[N, int], N]
+) -> tuple[N, ...]:
+    """The indices of the point at that distance from the first one: the inverse of `footprint_offsets`.
+
+    div, mod: of such numbers by a stride, rounding down. Of an axis the digit of the largest stride comes first.
+    """
+    rest, found = dict(distance), []
+    for digit in digits:
+        here = rest[digit.axis]
+        found.append(div(here, digit.stride))
+        rest[digit.axis] = mod(here, digit.stride)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class BufferView(Generic[A]):
+    """The footprint that `buffer` holds. first: where it begins, along the axes that have digits.
+
+    Along an axis without digits there is one point, wherever that is.
+    """
+
+    buffer: Buffer
+    digits: tuple[BufferDim[A], ...]
+    first: Mapping[A, Expr]
+
+    def indices(self, point: Mapping[A, Expr]) -> tuple[Expr, ...]:
+        """Where in the buffer `point` is."""
+        distance = {axis: build.sub(point[axis], first) for axis, first in self.first.items()}
+        return buffer_indices(self.digits, distance, build.div, build.mod)
+
+
+def private_view(
+    name: str, dtype: DType, digits: tuple[BufferDim[A], ...] = (), first: Mapping[A, Expr] | None = None
+) -> BufferView[A]:
+    """A footprint in a buffer of the thread's own: in scratch memory, or a single element in a register."""
+    space = Space.SCRATCH if digits else Space.REGISTER
+    return BufferView(build.buffer(name, dtype, buffer_shape(digits), space), digits, first or {})
+
+
+def with_row_pitch(buffer: Buffer, row: int) -> Buffer:
+    """`buffer` with `row` elements from one row to the next."""
+    return replace(buffer, strides=contiguous_strides((*buffer.shape[:-1], row)))

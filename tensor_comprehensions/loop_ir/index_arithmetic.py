@@ -1,0 +1,184 @@
+"""Index arithmetic: sums of products with constants, and the interval an index lies in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..core.dtypes import INT64
+from . import build
+from .nodes import Binary, Broadcast, Const, Expr, Ramp, Select, Unary, Var
+
+Terms = dict[Expr, int]
+
+
+def linear_terms(e: Expr) -> tuple[Terms, int]:
+    """The scalar integer `e` as (coefficient of each atom in order of appearance, constant)."""
+    terms: Terms = {}
+    constant = _collect(e, 1, terms)
+    return {atom: c for atom, c in terms.items() if c != 0}, constant
+
+
+def _collect(e: Expr, factor: int, terms: Terms) -> int:
+    """Add `factor * e` to `terms`; returns the constant part."""
+    match e:
+        case Const(value):
+            return factor * int(value)
+        case Binary("add", left, right):
+            return _collect(left, factor, terms) + _collect(right, factor, terms)
+        case Binary("sub", left, right):
+            return _collect(left, factor, terms) + _collect(right, -factor, terms)
+        case Unary("neg", operand):
+            return _collect(operand, -factor, terms)
+        case Binary("mul", left, Const(value)):
+            return _collect(left, factor * int(value), terms)
+        case Binary("mul", Const(value), right):
+            return _collect(right, factor * int(value), terms)
+    terms[e] = terms.get(e, 0) + factor
+    return 0
+
+
+def terms_to_expr(terms: Terms, constant: int) -> Expr:
+    """The canonical expression of `sum coefficient * atom + constant`: what is added first, the constant last."""
+    e: Expr | None = None
+    for atom, c in terms.items():
+        if c > 0:
+            e = build.mul(atom, c) if e is None else build.add(e, build.mul(atom, c))
+    if e is None and constant != 0:
+        e, constant = build.const(constant), 0
+    for atom, c in terms.items():
+        if c < 0:
+            e = build.mul(atom, c) if e is None else build.sub(e, build.mul(atom, -c))
+    return build.const(constant) if e is None else build.add(e, constant)
+
+
+def join_divisions(terms: Terms) -> None:
+    """Replace `k*d*(x // d) + k*(x % d)` among `terms` by `k*x`, in place."""
+    for atom in list(terms):
+        match atom:
+            case Binary("mod", x, Const(d) as divisor):
+                whole = Binary("div", x, divisor)
+                k = terms.get(atom, 0)
+                if k and terms.get(whole, 0) == k * int(d):
+                    del terms[atom], terms[whole]
+                    terms[x] = terms.get(x, 0) + k
+
+
+def difference(a: Expr, b: Expr) -> int | None:
+    """`a - b` where it is the same whatever the variables are, else None. Both are scalar integers."""
+    if a is b:
+        return 0
+    terms, constant = linear_terms(a)
+    for atom, c in linear_terms(b)[0].items():
+        terms[atom] = terms.get(atom, 0) - c
+    return None if any(terms.values()) else constant - linear_terms(b)[1]
+
+
+def subtract(a: Expr, b: Expr) -> Expr:
+    """`a - b` with common terms cancelled, inside the minimum or maximum that `a` may be."""
+    if type(a) is Binary and a.op in ("min", "max"):
+        return build.binary(a.op, subtract(a.left, b), subtract(a.right, b))
+    terms, constant = linear_terms(a)
+    others, other = linear_terms(b)
+    for atom, c in others.items():
+        terms[atom] = terms.get(atom, 0) - c
+    return terms_to_expr({atom: c for atom, c in terms.items() if c != 0}, constant - other)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The integers from `low` to `high`, both included; None where there is no bound."""
+
+    low: int | None = None
+    high: int | None = None
+
+    def __add__(self, other: Interval) -> Interval:
+        low = None if self.low is None or other.low is None else self.low + other.low
+        high = None if self.high is None or other.high is None else self.high + other.high
+        return Interval(low, high)
+
+    def scaled(self, factor: int) -> Interval:
+        if factor == 0:
+            return Interval(0, 0)
+        low = None if self.low is None else self.low * factor
+        high = None if self.high is None else self.high * factor
+        return Interval(low, high) if factor > 0 else Interval(high, low)
+
+    def floor_divided(self, divisor: int) -> Interval:
+        """By a positive constant."""
+        return Interval(
+            None if self.low is None else self.low // divisor, None if self.high is None else self.high // divisor
+        )
+
+    def hull(self, other: Interval) -> Interval:
+        low = None if self.low is None or other.low is None else min(self.low, other.low)
+        high = None if self.high is None or other.high is None else max(self.high, other.high)
+        return Interval(low, high)
+
+
+ANYTHING = Interval()
+Ranges = Mapping[str, Interval]
+
+
+def index_interval(e: Expr, ranges: Ranges) -> Interval:
+    """An interval that holds every lane of the integer `e` when each variable lies in its range.
+
+    Arithmetic narrower than 64 bits may wrap around, so it is taken to give anything.
+    """
+    match e:
+        case Const(value):
+            return Interval(int(value), int(value))
+        case Var(name):
+            return ranges.get(name, ANYTHING)
+        case Binary("add" | "sub" | "mul"):
+            return _sum_interval(e, ranges)
+        case Binary("div", left, Const(value)) if int(value) > 0:
+            return index_interval(left, ranges).floor_divided(int(value))
+        case Binary("mod", left, Const(value)) if int(value) > 0:
+            return _remainder(index_interval(left, ranges), int(value))
+        case Binary("min", left, right):
+            return _min(index_interval(left, ranges), index_interval(right, ranges))
+        case Binary("max", left, right):
+            return _min(index_interval(left, ranges).scaled(-1), index_interval(right, ranges).scaled(-1)).scaled(-1)
+        case Ramp(base, stride, lanes):
+            spread = stride * (lanes - 1)
+            return index_interval(base, ranges) + Interval(min(0, spread), max(0, spread))
+        case Broadcast(operand):
+            return index_interval(operand, ranges)
+        case Select(_, then, otherwise):
+            return index_interval(then, ranges).hull(index_interval(otherwise, ranges))
+    return ANYTHING
+
+
+def _sum_interval(e: Binary, ranges: Ranges) -> Interval:
+    t = e.type
+    if t.dtype != INT64:
+        return ANYTHING
+    if t.lanes == 1:
+        terms, constant = linear_terms(e)
+        total = Interval(constant, constant)
+        for atom, c in terms.items():
+            # A product of variables is an atom of its own: do not linearize it again.
+            total = total + (ANYTHING if _is_product(atom) else index_interval(atom, ranges)).scaled(c)
+        return total
+    if e.op == "mul":
+        return ANYTHING
+    other = index_interval(e.right, ranges)
+    return index_interval(e.left, ranges) + (other if e.op == "add" else other.scaled(-1))
+
+
+def _remainder(i: Interval, divisor: int) -> Interval:
+    if i.low is not None and i.high is not None and i.low // divisor == i.high // divisor:
+        return Interval(i.low % divisor, i.high % divisor)
+    return Interval(0, divisor - 1)
+
+
+def _is_product(e: Expr) -> bool:
+    return type(e) is Binary and e.op == "mul"
+
+
+def _min(a: Interval, b: Interval) -> Interval:
+    lows = (a.low, b.low)
+    low = None if None in lows else min(x for x in lows if x is not None)
+    highs = [x for x in (a.high, b.high) if x is not None]
+    return Interval(low, min(highs) if highs else None)

@@ -1,0 +1,211 @@
+"""The interpreter's memory: arrays that know which elements are defined, and loops that know who touched what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import InternalError
+from ..nodes import Buffer
+from .ops import Value, storage_dtype
+
+Array = np.ndarray[Any, Any]
+Place = tuple[Any, ...]
+"""Per dimension of the stored data an array with an entry per lane that takes part, or one number for all."""
+
+_ACTIONS = ("read", "write", "update")
+_CONFLICTS = {"read": (1, 2), "write": (0, 1, 2), "update": (0, 1)}
+"""Which actions of other iterations an action must not meet."""
+
+
+@dataclass(slots=True, eq=False)
+class Race:
+    """Who touched which element in loops whose iterations must be independent: one such loop after another.
+
+    reduces: whether iterations may share an element that all of them update at an index the loop does not change.
+    label: the number of the current iteration; in what a loop's elements remember, labels below `first` are those of
+    earlier loops, and `first` itself says that several iterations were there.
+    """
+
+    var: str = ""
+    reduces: bool = False
+    iteration: int = 0
+    first: int = 1
+    label: int = 1
+
+    def begin(self, var: str, reduces: bool) -> None:
+        """Enter a loop."""
+        self.var, self.reduces = var, reduces
+        self.label += 1
+        self.first = self.label
+
+    def step(self, iteration: int) -> None:
+        """Enter the loop's next iteration."""
+        self.iteration = iteration
+        self.label += 1
+
+    def visit(self, memory: CheckedMemory, where: Place, action: str) -> None:
+        """Note that the current iteration does `action` ("read", "write" or "update") to elements of `memory`."""
+        marks = memory.marks.get(self)
+        if marks is None:
+            marks = memory.marks[self] = tuple(np.zeros(memory.data.shape, np.int64) for _ in _ACTIONS)
+        mine = marks[_ACTIONS.index(action)]
+        who = mine[where]
+        several = isinstance(who, np.ndarray)
+        if not several and who == self.label:
+            return  # looked at when it came here first
+        for other in _CONFLICTS[action]:
+            found = marks[other][where]
+            if np.logical_or.reduce(self.others(found), axis=None) if several else self.others(found):
+                raise InternalError(
+                    f"race in loop {self.var}: iteration {self.iteration} does a {action} of {memory.name_of(where)}"
+                    f" and another iteration a {_ACTIONS[other]}"
+                )
+        mine[where] = np.where(self.others(who), self.first, self.label) if several else self.mark(who)
+
+    def mark(self, who: Any) -> int:
+        """What an element remembers when the current iteration comes after `who`."""
+        return self.first if self.others(who) else self.label
+
+    def others(self, who: Any) -> Any:
+        """Where `who` is an iteration other than the current one."""
+        return (who >= self.first) & (who != self.label)
+
+
+def with_length(b: Buffer, length: int) -> Buffer:
+    """The dynamic buffer `b` with `length` as the extent of its first dimension."""
+    if length < 0:
+        raise InternalError(f"{b.name} is allocated with the length {length}")
+    return replace(b, shape=(length, *b.shape[1:]), dynamic=False)
+
+
+@dataclass(slots=True, eq=False)
+class CheckedMemory:
+    """The elements of a buffer.
+
+    data: shaped (1, *shape), and the lanes last where elements are vectors. written: which of them are defined.
+    depth: how many checked loops were around the allocation. marks: who of each of those loops did what, by action.
+    """
+
+    buffer: Buffer
+    data: Array
+    written: Array
+    depth: int
+    marks: dict[Race, tuple[Array, ...]] = field(default_factory=dict)
+
+    @staticmethod
+    def of_argument(b: Buffer, array: Array) -> CheckedMemory:
+        """An argument of the module: all of it is defined."""
+        return CheckedMemory(b, array[np.newaxis], np.ones((1, *b.shape), bool), 0)
+
+    @staticmethod
+    def undefined(b: Buffer, depth: int) -> CheckedMemory:
+        shape = (1, *b.shape) if b.type.lanes == 1 else (1, *b.shape, b.type.lanes)
+        return CheckedMemory(b, np.zeros(shape, storage_dtype(b.type.dtype)), np.zeros(shape, bool), depth)
+
+    @staticmethod
+    def poisoned(b: Buffer, depth: int) -> CheckedMemory:
+        """Memory that may be read, but is no good: NaN, or an unlikely integer."""
+        memory = CheckedMemory.undefined(b, depth)
+        kind = memory.data.dtype
+        memory.data[...] = np.iinfo(kind).max if kind.kind in "iu" else np.nan if kind.kind == "f" else True
+        memory.written[...] = True
+        return memory
+
+    def read(self, indices: tuple[Value, ...], mask: Value | None, races: Sequence[Race]) -> Value:
+        """The elements at `indices`; 0 where `mask` is false."""
+        where, live = self.reach(indices, mask)
+        self.require_defined(where)
+        self.visit(where, "read", races)
+        values = self.data[where]
+        if live is None:
+            return values if values.base is None else values.copy()
+        lanes = np.zeros(live.shape, self.data.dtype)
+        lanes[live] = values
+        return lanes[()]
+
+    def write(self, indices: tuple[Value, ...], value: Value, mask: Value | None, races: Sequence[Race]) -> None:
+        """Set the elements at `indices` where `mask`."""
+        where, live = self.reach(indices, mask)
+        self.data[where] = value if live is None else np.broadcast_to(value, live.shape)[live]
+        self.written[where] = True
+        self.visit(where, "write", races)
+
+    def update(
+        self,
+        indices: tuple[Value, ...],
+        value: Value,
+        mask: Value | None,
+        combine: Callable[[Value, Value], Value],
+        races: Sequence[Race],
+        reducing: Sequence[bool],
+    ) -> None:
+        """Replace the elements at `indices` by `combine` of them and `value`. reducing: by race, whether this does."""
+        place = None if any(isinstance(i, np.ndarray) for i in indices) else self.place(indices, mask)
+        if place is not None:
+            where, active = place, value
+        else:
+            where, live = self.points(indices, mask)
+            active = np.broadcast_to(value, live.shape)[live]
+            self.require_distinct(where)
+        self.require_defined(where)
+        self.data[where] = combine(self.data[where], active)
+        for race, reduces in zip(races[self.depth :], reducing[self.depth :], strict=True):
+            race.visit(self, where, "update" if race.reduces and reduces else "write")
+
+    def visit(self, where: Place, action: str, races: Sequence[Race]) -> None:
+        if len(races) > self.depth:
+            for race in races[self.depth :]:
+                race.visit(self, where, action)
+
+    def reach(self, indices: tuple[Value, ...], mask: Value | None) -> tuple[Place, Array | None]:
+        """Where in the data the lanes that `mask` lets through point, and the mask; None if it lets all through."""
+        if mask is not None and mask.ndim == 0 and mask:
+            mask = None
+        place = self.place(indices, mask)
+        return self.points(indices, mask) if place is None else (place, mask)
+
+    def place(self, indices: tuple[Value, ...], mask: Value | None) -> Place | None:
+        """As `points`, for what is in bounds and plain: a scalar, or lanes of which one index makes an array."""
+        b, vector = self.buffer, False
+        if len(indices) != len(b.shape):
+            return None
+        where = [0]
+        for i, extent in zip(indices, b.shape, strict=True):
+            if isinstance(i, np.ndarray):
+                vector, i = True, i if mask is None else i[mask]
+                if b.type.lanes > 1 or i.size == 0 or np.minimum.reduce(i) < 0 or np.maximum.reduce(i) >= extent:
+                    return None
+            elif not 0 <= i < extent:
+                return None
+            where.append(i)
+        return tuple(where) if mask is None or vector else None
+
+    def points(self, indices: tuple[Value, ...], mask: Value | None) -> tuple[Place, Array]:
+        """Where in the data the lanes that `mask` lets through point, and the mask at full width (0-d for a scalar)."""
+        b = self.buffer
+        if len(indices) != len(b.shape):
+            raise InternalError(f"{len(indices)} indices on {b.name} of rank {len(b.shape)}")
+        lanes = (np.arange(b.type.lanes),) if b.type.lanes > 1 else ()
+        known = np.asarray(True if mask is None else mask, bool)
+        live, *wide = np.broadcast_arrays(known, 0, *indices, *lanes)
+        where = tuple(w[live] for w in wide)
+        for dimension, (i, extent) in enumerate(zip(where, self.data.shape, strict=True)):
+            if np.any((i < 0) | (i >= extent)):
+                raise InternalError(f"{self.name_of(where)}: dimension {dimension - 1} has extent {extent}")
+        return where, live
+
+    def require_distinct(self, where: Place) -> None:
+        if len(set(zip(*[i.tolist() for i in where], strict=True))) < len(where[0]):
+            raise InternalError(f"lanes update one element of {self.name_of(where)} together")
+
+    def require_defined(self, where: Place) -> None:
+        found = self.written[where]
+        if not (np.logical_and.reduce(found, axis=None) if isinstance(found, np.ndarray) else found):
+            raise InternalError(f"{self.name_of(where)} is read but undefined")
+
+    def name_of(self, where: Place) -> str:
+        return f"{self.buffer.name}[{', '.join(str(np.unique(i).tolist()) for i in where[1:])}]"

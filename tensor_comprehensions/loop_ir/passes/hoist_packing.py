@@ -1,0 +1,108 @@
+"""What all iterations of a parallel loop would do alike: a thread may do it once, for all iterations of its own.
+
+Packed operands are what it is about, such as the weights of fused layers whose tiles are rows of the batch: the
+hoisting of "Composable and modular code generation in MLIR" over a loop that threads share.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import takewhile
+
+from .. import build
+from ..intrinsics import is_hint
+from ..nodes import Allocate, Block, Buffer, Check, If, Invoke, Let, Loop, Space, Stmt, Store, Var, While
+from ..rewrite import allocated_buffers, map_stmt, substatements, used_values, walk_stmts
+
+Filled = tuple[Buffer, Stmt]
+"""Scratch memory and what fills it."""
+
+
+def hoist_packing(loop: Loop) -> tuple[tuple[Filled, ...], Loop]:
+    """Scratch memory that every iteration of `loop` fills alike and then only reads, and the loop without that.
+
+    A thread that does this before its share of the iterations does the same as all of them would one after another.
+    """
+    candidates = list(_allocations(loop.body, frozenset((loop.var,))))
+    if not candidates:
+        return (), loop
+    written = {b.name for b in _written((loop.body,))}
+    fills = [(buffer, _fill(buffer, body, bound, written)) for buffer, body, bound in candidates]
+    shared: dict[str, Filled] = {}
+    for buffer, fill in fills:
+        if fill is not None:
+            shared.setdefault(buffer.name, (buffer, fill))
+    for buffer, fill in fills:  # tiles of two sizes: what they fill in two ways stays
+        if shared.get(buffer.name) != (buffer, fill):
+            shared.pop(buffer.name, None)
+    if not shared:
+        return (), loop
+    made = Counter(b.name for b in allocated_buffers(loop.body))
+    made.subtract(b.name for b, _ in fills)
+    shared = {name: filled for name, filled in shared.items() if not made[name]}  # else loops fill memory of that name
+    return tuple(shared.values()), replace(loop, body=_without(loop.body, shared)) if shared else loop
+
+
+def _allocations(s: Stmt, bound: frozenset[str]) -> Iterator[tuple[Buffer, Stmt, frozenset[str]]]:
+    """The scratch memory of `s` outside of its loops: where it exists, and the names that differ from iteration to
+    iteration there. Panels are allocated one by one; what is allocated together depends on the iteration."""
+    match s:
+        case Loop() | While():
+            return
+        case Let(name):
+            bound |= {name}
+        case Allocate((buffer,), body, None) if buffer.space is Space.SCRATCH:
+            yield buffer, body, bound
+    for c in substatements(s):
+        yield from _allocations(c, bound)
+
+
+def _fill(buffer: Buffer, body: Stmt, bound: frozenset[str], written: set[str]) -> Stmt | None:
+    """The statements at the start of `body` that fill `buffer`, where nothing else does and all iterations do it alike.
+
+    written: the buffers that the loop writes.
+    """
+    parts = body.body if isinstance(body, Block) else ()
+    first = tuple(takewhile(lambda p: _fills(p, buffer, bound, written), parts))
+    rest = parts[len(first) :]
+    if not first or not rest or buffer.name in {b.name for b in _written(rest)}:
+        return None
+    return build.block(*first)
+
+
+def _fills(s: Stmt, buffer: Buffer, bound: frozenset[str], written: set[str]) -> bool:
+    """Whether `s` writes nothing but `buffer`, the same in every iteration."""
+    if any(b.name != buffer.name for b in _written((s,))) or any(
+        isinstance(c, Check | Allocate) for c in walk_stmts(s)
+    ):
+        return False
+    own = {c.var if isinstance(c, Loop) else c.name for c in walk_stmts(s) if isinstance(c, Loop | Let)}
+    others = bound - own
+    return not any(x.name in others if isinstance(x, Var) else x.buffer.name in written for x in used_values(s))
+
+
+def _without(s: Stmt, shared: Mapping[str, Filled]) -> Stmt:
+    """`s`, where all that is `shared` is there and filled."""
+    match s:
+        case Loop() | While():
+            return s
+        case Allocate((buffer,), Block(parts)) if buffer.name in shared:
+            fill = shared[buffer.name][1]
+            count = len(fill.body) if isinstance(fill, Block) else 1
+            return build.block(*(_without(p, shared) for p in parts[count:]))
+        case If() | Let() | Block() | Allocate():
+            return map_stmt(s, lambda e: e, lambda c: _without(c, shared))
+    return s
+
+
+def _written(parts: Iterable[Stmt]) -> list[Buffer]:
+    """Whatever stores or intrinsics reach."""
+    found: list[Buffer] = []
+    for c in (c for part in parts for c in walk_stmts(part)):
+        if isinstance(c, Store):
+            found.append(c.buffer)
+        elif isinstance(c, Invoke) and not is_hint(c):
+            found += [b for b, _ in c.operands]
+    return found

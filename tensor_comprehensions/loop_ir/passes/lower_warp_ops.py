@@ -1,0 +1,107 @@
+"""Kernels for devices without warps, and without copies past the registers: shared memory and barriers instead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from ...core.errors import CannotLower
+from ...core.naming import mint
+from .. import build
+from ..intrinsics import BARRIER, COMMIT_ASYNC, COPY_ASYNC, SHUFFLE_DOWN, SHUFFLE_XOR, WAIT_ASYNC, WARP_BARRIER
+from ..nodes import THREAD, Buffer, Expr, Invoke, Kernel, Launch, Load, Space, Stmt, Store, Type
+from ..rewrite import map_stmt, walk_stmts
+
+_WARP = 32
+
+
+def emulate_shuffles(kernel: Kernel) -> Kernel:
+    """`kernel` with shuffles as exchanges through shared memory, and with plain copies.
+
+    Raises CannotLower for a shuffle with a mask that is no power of two.
+    """
+    if kernel.launch is None:
+        return kernel
+    launch = kernel.launch
+    dtypes = dict.fromkeys(
+        s.operands[0][0].type.dtype for s in walk_stmts(kernel.body) if isinstance(s, Invoke) and s.name in _SHUFFLES
+    )
+    buffers = {t: Buffer(mint("exchange", t.name), Type(t), (prod(launch.block),), (1,), Space.SHARED) for t in dtypes}
+
+    def on_stmt(s: Stmt) -> Stmt:
+        if isinstance(s, Invoke):
+            if s.name in _SHUFFLES:
+                return _exchanged(s, buffers[s.operands[0][0].type.dtype], launch)
+            if s.name == COPY_ASYNC:
+                return _copied(s)
+            if s.name in (COMMIT_ASYNC, WAIT_ASYNC):
+                return build.NOTHING
+            return Invoke(BARRIER, ()) if s.name == WARP_BARRIER else s
+        return map_stmt(s, lambda e: e, on_stmt)
+
+    return replace(kernel, body=build.allocate(list(buffers.values()), on_stmt(kernel.body)))
+
+
+def scalarize_async_copies(kernel: Kernel) -> Kernel:
+    """`kernel` with copies past the registers of one element each, plain ones where that is too little for them.
+
+    Those of several elements need addresses that are multiples of what they move.
+    """
+
+    def on_stmt(s: Stmt) -> Stmt:
+        if not isinstance(s, Invoke) or s.name != COPY_ASYNC:
+            return map_stmt(s, lambda e: e, on_stmt)
+        size = s.operands[0][0].type.dtype.size
+        if s.attributes[0] == size:
+            return s
+        parts = _copied(s)
+        return map_stmt(parts, lambda e: e, lambda c: _begun(c, size)) if size >= _LEAST_BYTES else parts
+
+    return replace(kernel, body=on_stmt(kernel.body))
+
+
+_LEAST_BYTES = 4
+
+
+def _begun(s: Stmt, size: int) -> Stmt:
+    assert isinstance(s, Store)
+    assert isinstance(s.value, Load)
+    return Invoke(COPY_ASYNC, ((s.buffer, s.indices), (s.value.buffer, s.value.indices)), (size,))
+
+
+_SHUFFLES = (SHUFFLE_XOR, SHUFFLE_DOWN)
+
+
+def _exchanged(s: Invoke, exchange: Buffer, launch: Launch) -> Stmt:
+    (target, to), (source, where) = s.operands
+    offset, width = s.attributes
+    step = 1
+    own: Expr = build.const(0)
+    for name, extent in zip(THREAD, launch.block, strict=True):
+        own = build.add(own, build.mul(build.var(name), step)) if extent > 1 else own
+        step *= extent
+    lane = build.mod(own, _WARP)
+    if s.name == SHUFFLE_DOWN:
+        other = build.select(build.lt(build.add(build.mod(lane, width), offset), width), build.add(own, offset), own)
+    elif offset & (offset - 1):
+        raise CannotLower(f"a shuffle by the mask {offset} has no spelling without warps")
+    elif offset >= width:
+        other = own
+    else:
+        even = build.eq(build.mod(build.div(lane, offset), 2), 0)
+        other = build.select(even, build.add(own, offset), build.sub(own, offset))
+    barrier = Invoke(BARRIER, ())
+    return build.block(
+        Store(exchange, (own,), Load(source, where)), barrier, Store(target, to, Load(exchange, (other,))), barrier
+    )
+
+
+def _copied(s: Invoke) -> Stmt:
+    (target, to), (source, where) = s.operands
+    count = s.attributes[0] // target.type.dtype.size
+    return build.block(
+        *[
+            Store(target, (*to[:-1], build.add(to[-1], n)), Load(source, (*where[:-1], build.add(where[-1], n))))
+            for n in range(count)
+        ]
+    )

@@ -1,0 +1,187 @@
+"""Elements that a serial loop only updates are kept in registers over the whole loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ...core.naming import mint
+from .. import build, index_arithmetic
+from ..bounds import BoundsContext, runs_at_least_once
+from ..intrinsics import is_hint
+from ..names import Names
+from ..nodes import Block, Buffer, Expr, If, Invoke, Let, Load, Loop, LoopKind, Ramp, Space, Stmt, Store, Type
+from ..rewrite import allocated_buffers, map_stmt, mentions, stmt_expressions, walk_expr, walk_stmts
+from .reductions import in_accumulator_type, unconditional_stores
+
+
+def hoist_accumulators(s: Stmt) -> Stmt:
+    """`s` with `buffer[indices] op= value` in serial loops made updates of registers, loaded before and stored after.
+
+    For scalars and for vectors, where the indices do not change in the loop and the loop reaches the buffer in no
+    other way. Run it after `vectorize` and `unroll`. float16 and bfloat16 elements accumulate in float32.
+    """
+    if not any(
+        isinstance(c, Store) and c.op is not None and c.buffer.space is not Space.REGISTER for c in walk_stmts(s)
+    ):
+        return s
+    return _hoist(s, Names.of(s), BoundsContext.empty())
+
+
+def _hoist(s: Stmt, names: Names, scope: BoundsContext) -> Stmt:
+    match s:
+        case Store() | Loop(kind=LoopKind.VECTOR):  # its reductions are for `vectorize`
+            return s
+        case Block(body):
+            return _hoist_in_block(s, body, names, scope)
+        case Loop(kind=LoopKind.SERIAL):
+            return _hoist_loop(s, [], names, scope)
+        case Loop():
+            scope = scope.in_loop(s)
+        case Let(name, value):
+            scope = scope.in_let(name, value)
+    return map_stmt(s, lambda e: e, lambda c: _hoist(c, names, scope))
+
+
+def _hoist_in_block(s: Block, body: tuple[Stmt, ...], names: Names, scope: BoundsContext) -> Stmt:
+    done: list[Stmt] = []
+    for c in body:
+        if isinstance(c, Loop) and c.kind is LoopKind.SERIAL:
+            done.append(_hoist_loop(c, done, names, scope))
+        else:
+            done.append(_hoist(c, names, scope))
+    same = len(done) == len(body) and all(a is b for a, b in zip(done, body, strict=True))
+    return s if same else build.block(*done)
+
+
+def _hoist_loop(loop: Loop, before: list[Stmt], names: Names, scope: BoundsContext) -> Stmt:
+    """`loop` with its accumulators; plain stores at the end of `before` that initialize them are taken from there."""
+    inside = scope.in_loop(loop)
+    found = _updates(loop, inside)
+    if not found:
+        body = _hoist(loop.body, names, inside)
+        return loop if body is loop.body else replace(loop, body=body)
+    registers = [u.register(names) for u in found]
+    by_store = {id(s): r for u, r in zip(found, registers, strict=True) for s in u.stores}
+    body = _hoist(_redirect(loop.body, by_store), names, inside)
+    certain = runs_at_least_once(loop, scope)
+    initial = _take_initial_values(found, before) if certain else {}
+    parts: list[Stmt] = []
+    for n, (u, r) in enumerate(zip(found, registers, strict=True)):
+        value = initial.get(n, Load(u.buffer, u.indices, u.mask))
+        parts.append(Store(r, (), in_accumulator_type(value, r.type.dtype)))
+    parts.append(replace(loop, body=body))
+    for u, r in zip(found, registers, strict=True):
+        total = build.cast(Load(r, ()), u.buffer.type.dtype)
+        parts.append(Store(u.buffer, u.indices, total, None, u.mask))
+    whole = build.allocate(registers, build.block(*parts))
+    return whole if certain else If(build.lt(loop.start, loop.stop), whole)
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """All the updates of one element (or vector) in a loop."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    mask: Expr | None
+    op: str
+    stores: tuple[Store, ...]
+
+    def register(self, names: Names) -> Buffer:
+        lanes = max((i.type.lanes for i in self.indices), default=1)
+        name = names.fresh(mint(self.buffer.name, "sum" if self.op == "+" else "acc"))
+        return Buffer(name, Type(self.buffer.type.dtype.accumulator, lanes), (), (), Space.REGISTER)
+
+
+def _updates(loop: Loop, scope: BoundsContext) -> list[_Update]:
+    """What registers can hold over `loop`, in order of appearance."""
+    inside = list(walk_stmts(loop.body))
+    bound = {loop.var} | {s.var for s in inside if isinstance(s, Loop)} | {s.name for s in inside if isinstance(s, Let)}
+    stored = {s.buffer.name for s in inside if isinstance(s, Store)}
+    private = {b.name for b in allocated_buffers(loop.body)}
+    refused = private | set(_touched_otherwise(inside))
+    certain = {id(s) for s in unconditional_stores(loop.body, scope)}
+    groups: dict[str, dict[object, _Update]] = {}
+    for s in inside:
+        if not isinstance(s, Store) or s.buffer.name in refused:
+            continue
+        where = (*s.indices, s.mask) if s.mask is not None else s.indices
+        fixed = not any(mentions(i, bound) or _reads(i, stored | private) for i in where)
+        if s.op is None or not fixed or id(s) not in certain or s.buffer.space is Space.REGISTER:
+            refused.add(s.buffer.name)
+            continue
+        group = groups.setdefault(s.buffer.name, {})
+        known = group.get(key := (s.op, *where))
+        stores = (s,) if known is None else (*known.stores, s)
+        group[key] = _Update(s.buffer, s.indices, s.mask, s.op, stores)
+    kept = (list(g.values()) for name, g in groups.items() if name not in refused)
+    return [u for updates in kept if _disjoint(updates) for u in updates]
+
+
+def _touched_otherwise(inside: list[Stmt]) -> Iterator[str]:
+    """The buffers that are read, or handed to an intrinsic."""
+    for s in inside:
+        if isinstance(s, Invoke) and not is_hint(s):
+            yield from (b.name for b, _ in s.operands)
+        for e in stmt_expressions(s):
+            yield from (x.buffer.name for x in walk_expr(e) if isinstance(x, Load))
+
+
+def _reads(e: Expr, names: set[str]) -> bool:
+    return any(isinstance(x, Load) and x.buffer.name in names for x in walk_expr(e))
+
+
+def _disjoint(updates: list[_Update]) -> bool:
+    """Whether no two of the updates of one buffer can meet in an element."""
+    spans = [[_span(i) for i in u.indices] for u in updates]
+    return all(_apart(a, b) for n, a in enumerate(spans) for b in spans[:n])
+
+
+_Span = tuple[index_arithmetic.Terms, int, int] | None
+
+
+def _span(index: Expr) -> _Span:
+    """(terms, first, last): an index runs over `terms + first .. terms + last`; None when that is not known."""
+    base, reach = index, 0
+    if isinstance(index, Ramp):
+        base, reach = index.base, index.stride * (index.lanes - 1)
+    if base.type.lanes > 1:
+        return None
+    terms, constant = index_arithmetic.linear_terms(base)
+    return terms, constant + min(reach, 0), constant + max(reach, 0)
+
+
+def _apart(a: list[_Span], b: list[_Span]) -> bool:
+    for x, y in zip(a, b, strict=True):
+        if x is not None and y is not None and (x[1] > y[2] or y[1] > x[2]) and x[0] == y[0]:
+            return True
+    return False
+
+
+def _redirect(s: Stmt, by_store: dict[int, Buffer]) -> Stmt:
+    """`s` with the stores of `by_store` made on registers. Lanes that a mask leaves out do no harm there."""
+    if isinstance(s, Store):
+        r = by_store.get(id(s))
+        return s if r is None else Store(r, (), in_accumulator_type(s.value, r.type.dtype), s.op)
+    return map_stmt(s, lambda e: e, lambda c: _redirect(c, by_store))
+
+
+def _take_initial_values(found: list[_Update], before: list[Stmt]) -> dict[int, Expr]:
+    """Remove the stores at the end of `before` that set what `found` accumulates; their values by position."""
+    first = len(before)
+    names = {u.buffer.name for u in found}
+    while first and isinstance(s := before[first - 1], Store) and s.op is None and s.buffer.name in names:
+        first -= 1
+    run = [s for s in before[first:] if isinstance(s, Store)]
+    if any(_reads(e, names) for s in run for e in stmt_expressions(s)):
+        return {}
+    taken: dict[int, Expr] = {}
+    keys = {(u.buffer.name, u.indices, u.mask): n for n, u in enumerate(found)}
+    for s in run:
+        n = keys.get((s.buffer.name, s.indices, s.mask))
+        if n is None or n in taken:
+            return {}
+        taken[n] = s.value
+    del before[first:]
+    return taken

@@ -1,0 +1,319 @@
+"""The rewrite rules of `simplify`: small named functions `(node, ranges) -> replacement or None`, by kind of node.
+
+Rules on floats keep every result to the bit: signed zeros, infinities and NaN included. Rules that reason with
+intervals apply only where those are bounded, so that no sum they rearrange can wrap around.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ...core.dtypes import FLOAT16, FLOAT64, INT64, DType
+from .. import build, index_arithmetic
+from ..index_arithmetic import Interval, Ranges
+from ..nodes import (
+    COMPARISONS,
+    Binary,
+    Broadcast,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Ramp,
+    ReduceLanes,
+    Select,
+    Type,
+    Unary,
+)
+from ..rewrite import refold
+
+Rule = Callable[[Any, Ranges], Expr | None]
+_LIMIT = 1 << 62
+
+
+# --- any operator ------------------------------------------------------------------------------------------------
+
+
+def fold(e: Expr, _: Ranges) -> Expr | None:
+    """What the constructors of `build` fold: constants, ramps, neutral integers."""
+    new = refold(e)
+    return None if new is e or _same_parts(new, e) else new
+
+
+def _same_parts(a: Expr, b: Expr) -> bool:
+    if isinstance(a, Binary) and isinstance(b, Binary):
+        return a.op == b.op and a.left is b.left and a.right is b.right
+    if isinstance(a, Ramp) and isinstance(b, Ramp):
+        return a.base is b.base and a.stride == b.stride
+    if isinstance(a, Select) and isinstance(b, Select):
+        return a.condition is b.condition and a.then is b.then and a.otherwise is b.otherwise
+    if isinstance(a, Broadcast | Cast | Unary) and isinstance(b, Broadcast | Cast | Unary):
+        return type(a) is type(b) and a.operand is b.operand
+    return False
+
+
+def broadcast_late(e: Binary, _: Ranges) -> Expr | None:
+    """An operation on equal lanes is done once: x4(a) + x4(b) is x4(a + b)."""
+    a, b = _lane(e.left), _lane(e.right)
+    if a is None or b is None or (type(a) is Const and type(b) is Const):
+        return None
+    lanes = e.left.type.lanes
+    return build.broadcast(build.binary(e.op, a, b), lanes) if lanes > 1 else None
+
+
+def _lane(e: Expr) -> Expr | None:
+    """The scalar that all lanes of `e` hold, where that is plain to see."""
+    match e:
+        case Broadcast(operand):
+            return operand
+        case Const(value, t) if t.lanes > 1:
+            return Const(value, Type(t.dtype))
+    return None
+
+
+# --- integers ----------------------------------------------------------------------------------------------------
+
+
+def _bounded(e: Expr, ranges: Ranges) -> Interval | None:
+    """The interval of `e` when no arithmetic on it can overflow."""
+    if e.type.dtype != INT64:
+        return None
+    i = index_arithmetic.index_interval(e, ranges)
+    return i if i.low is not None and i.high is not None and i.low > -_LIMIT and i.high < _LIMIT else None
+
+
+def _divided(e: Binary, ranges: Ranges) -> tuple[Expr, Expr, int] | None:
+    """(q, r, d) with `e.left == d*q + r`, r the terms that d does not divide; for a bounded scalar left side."""
+    d = build.integer(e.right)
+    if d is None or d <= 0 or e.type.lanes > 1 or _bounded(e.left, ranges) is None:
+        return None
+    terms, constant = index_arithmetic.linear_terms(e.left)
+    quotient = index_arithmetic.terms_to_expr({a: c // d for a, c in terms.items() if c % d == 0}, constant // d)
+    rest = index_arithmetic.terms_to_expr({a: c for a, c in terms.items() if c % d != 0}, constant % d)
+    return quotient, rest, d
+
+
+def divide_terms(e: Binary, ranges: Ranges) -> Expr | None:
+    """(8*i + j) // 8 is i + j // 8, and j // 8 is a constant where j stays between two multiples of 8."""
+    if (parts := _divided(e, ranges)) is None:
+        return None
+    quotient, rest, d = parts
+    i = index_arithmetic.index_interval(rest, ranges)
+    if i.low is not None and i.high is not None and i.low // d == i.high // d:
+        return build.add(quotient, i.low // d)
+    if build.integer(quotient) == 0:
+        return None
+    return build.add(quotient, build.div(rest, d))
+
+
+def remainder_of_terms(e: Binary, ranges: Ranges) -> Expr | None:
+    """(8*i + j) % 8 is j % 8, and that is j less a constant where j stays between two multiples of 8."""
+    if (parts := _divided(e, ranges)) is None:
+        return None
+    quotient, rest, d = parts
+    i = index_arithmetic.index_interval(rest, ranges)
+    if i.low is not None and i.high is not None and i.low // d == i.high // d:
+        return index_arithmetic.subtract(rest, build.const(i.low // d * d))
+    return None if build.integer(quotient) == 0 else build.mod(rest, d)
+
+
+def decide_minimum(e: Binary, ranges: Ranges) -> Expr | None:
+    """min(a, b) is a where a <= b always."""
+    if e.left is e.right:
+        return e.left
+    i = _difference(e.left, e.right, ranges)
+    if i is None or i.low is None or i.high is None:
+        return None
+    return e.left if i.high <= 0 else e.right if i.low >= 0 else None
+
+
+def decide_maximum(e: Binary, ranges: Ranges) -> Expr | None:
+    """max(a, b) is a where a >= b always."""
+    if e.left is e.right:
+        return e.left
+    i = _difference(e.left, e.right, ranges)
+    if i is None or i.low is None or i.high is None:
+        return None
+    return e.left if i.low >= 0 else e.right if i.high <= 0 else None
+
+
+def decide_comparison(e: Binary, ranges: Ranges) -> Expr | None:
+    """A comparison of integers whose difference has one sign (or is never, or always, 0) is a constant."""
+    i = _difference(e.left, e.right, ranges)
+    if i is None or i.low is None or i.high is None:
+        return None
+    always, never = {
+        "lt": (i.high < 0, i.low >= 0),
+        "le": (i.high <= 0, i.low > 0),
+        "gt": (i.low > 0, i.high <= 0),
+        "ge": (i.low >= 0, i.high < 0),
+        "eq": (i.low == i.high == 0, i.low > 0 or i.high < 0),
+        "ne": (i.low > 0 or i.high < 0, i.low == i.high == 0),
+    }[e.op]
+    return Const(always, e.type) if always or never else None
+
+
+def _difference(a: Expr, b: Expr, ranges: Ranges) -> Interval | None:
+    """The interval of `a - b` over all lanes, for bounded integers."""
+    first, second = _bounded(a, ranges), _bounded(b, ranges)
+    if first is None or second is None:
+        return None
+    apart = first + second.scaled(-1)
+    x, y = _progression(a), _progression(b)
+    if x is None or y is None:
+        return apart
+    spread = (x[1] - y[1]) * (a.type.lanes - 1)
+    close = index_arithmetic.index_interval(index_arithmetic.subtract(x[0], y[0]), ranges) + Interval(
+        min(0, spread), max(0, spread)
+    )
+    return Interval(_larger(apart.low, close.low), _smaller(apart.high, close.high))
+
+
+def _progression(e: Expr) -> tuple[Expr, int] | None:
+    if type(e) is Ramp:
+        return e.base, e.stride
+    if (lane := _lane(e)) is not None:
+        return lane, 0
+    return (e, 0) if e.type.lanes == 1 else None
+
+
+def _larger(a: int | None, b: int | None) -> int | None:
+    return max(a, b) if a is not None and b is not None else a if b is None else b
+
+
+def _smaller(a: int | None, b: int | None) -> int | None:
+    return min(a, b) if a is not None and b is not None else a if b is None else b
+
+
+# --- floats ------------------------------------------------------------------------------------------------------
+
+
+def _is_float(e: Expr, value: float) -> bool:
+    """Whether `e` is the float constant `value`, the sign of zero included."""
+    if type(e) is not Const or not e.type.dtype.is_float:
+        return False
+    return e.value == value and math.copysign(1.0, e.value) == math.copysign(1.0, value)
+
+
+def multiply_by_one(e: Binary, _: Ranges) -> Expr | None:
+    """x * 1 is x."""
+    return e.left if _is_float(e.right, 1.0) else e.right if _is_float(e.left, 1.0) else None
+
+
+def divide_by_one(e: Binary, _: Ranges) -> Expr | None:
+    """x / 1 is x."""
+    return e.left if _is_float(e.right, 1.0) else None
+
+
+def add_negative_zero(e: Binary, _: Ranges) -> Expr | None:
+    """x + -0.0 is x; x + 0.0 is not, for it turns -0.0 into 0.0."""
+    return e.left if _is_float(e.right, -0.0) else e.right if _is_float(e.left, -0.0) else None
+
+
+def subtract_zero(e: Binary, _: Ranges) -> Expr | None:
+    """x - 0.0 is x."""
+    return e.left if _is_float(e.right, 0.0) else None
+
+
+def same_operand(e: Binary, _: Ranges) -> Expr | None:
+    """min(x, x), max(x, x), x and x, x or x are x."""
+    return e.left if e.left is e.right else None
+
+
+# --- the rest ----------------------------------------------------------------------------------------------------
+
+_OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
+
+
+def negate_comparison(e: Unary, _: Ranges) -> Expr | None:
+    """not (a < b) is a >= b for integers; for floats only == and != are opposites, because of NaN."""
+    c = e.operand
+    if type(c) is not Binary or c.op not in COMPARISONS:
+        return None
+    if c.left.type.dtype.is_float and c.op not in ("eq", "ne"):
+        return None
+    return Binary(_OPPOSITE[c.op], c.left, c.right)
+
+
+def select_of_same(e: Select, _: Ranges) -> Expr | None:
+    """A choice between one and the same is no choice."""
+    return e.then if e.then is e.otherwise or (type(e.then) is type(e.otherwise) and e.then == e.otherwise) else None
+
+
+def select_of_booleans(e: Select, _: Ranges) -> Expr | None:
+    """select(c, true, false) is c."""
+    if not (type(e.then) is type(e.otherwise) is Const and e.then.type.dtype.is_bool):
+        return None
+    return e.condition if build.is_true(e.then) else build.unary("not", e.condition)
+
+
+def cast_constant(e: Cast, _: Ranges) -> Expr | None:
+    """An integer constant that a float type holds exactly is that float."""
+    c = e.operand
+    if type(c) is not Const or c.type.dtype.is_float or not e.dtype.is_float:
+        return None
+    return build.const(float(c.value), e.dtype, c.type.lanes) if abs(c.value) <= _exact_integers(e.dtype) else None
+
+
+def _exact_integers(dtype: DType) -> int:
+    """Up to here every integer is a value of `dtype`."""
+    if dtype.bits == 16:
+        return 1 << 11 if dtype == FLOAT16 else 1 << 8
+    return 1 << 53 if dtype == FLOAT64 else 1 << 24
+
+
+def cast_broadcast(e: Cast, _: Ranges) -> Expr | None:
+    """A scalar is converted before it is broadcast."""
+    return Broadcast(Cast(e.operand.operand, e.dtype), e.operand.lanes) if type(e.operand) is Broadcast else None
+
+
+def unary_broadcast(e: Unary, _: Ranges) -> Expr | None:
+    """A scalar is negated before it is broadcast."""
+    return Broadcast(Unary(e.op, e.operand.operand), e.operand.lanes) if type(e.operand) is Broadcast else None
+
+
+def call_on_broadcasts(e: Call, _: Ranges) -> Expr | None:
+    """A function of equal lanes is evaluated once."""
+    lanes = [_lane(a) for a in e.arguments]
+    if any(x is None for x in lanes) or all(type(x) is Const for x in lanes):
+        return None
+    return Broadcast(Call(e.function, tuple(x for x in lanes if x is not None)), e.type.lanes)
+
+
+def masked_load(e: Load, _: Ranges) -> Expr | None:
+    """A mask that is all true goes; a load under a mask that is all false is 0."""
+    if build.is_false(e.mask):
+        return build.const(0, e.buffer.type.dtype, e.type.lanes)
+    return Load(e.buffer, e.indices) if e.mask is not None and build.is_true(e.mask) else None
+
+
+def reduce_broadcast(e: ReduceLanes, _: Ranges) -> Expr | None:
+    """The least, the greatest, the conjunction and the disjunction of equal lanes is any of them."""
+    return _lane(e.operand) if e.op in ("min", "max", "and", "or") else None
+
+
+_COMPARE = (fold, decide_comparison, broadcast_late)
+RULES: dict[str, tuple[Rule, ...]] = {
+    "add": (fold, add_negative_zero, broadcast_late),
+    "sub": (fold, subtract_zero, broadcast_late),
+    "mul": (fold, multiply_by_one, broadcast_late),
+    "div": (fold, divide_by_one, divide_terms, broadcast_late),
+    "mod": (fold, remainder_of_terms, broadcast_late),
+    "min": (fold, decide_minimum, broadcast_late),
+    "max": (fold, decide_maximum, broadcast_late),
+    "and": (fold, same_operand, broadcast_late),
+    "or": (fold, same_operand, broadcast_late),
+    **dict.fromkeys(COMPARISONS, _COMPARE),
+    "neg": (fold, unary_broadcast),
+    "not": (fold, negate_comparison, unary_broadcast),
+    "Select": (fold, select_of_same, select_of_booleans),
+    "Cast": (fold, cast_constant, cast_broadcast),
+    "Ramp": (fold,),
+    "Broadcast": (fold,),
+    "Call": (call_on_broadcasts,),
+    "Load": (masked_load,),
+    "ReduceLanes": (reduce_broadcast,),
+}

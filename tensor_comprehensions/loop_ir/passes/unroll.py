@@ -1,0 +1,41 @@
+"""UNROLLED loops replaced by copies of their bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...core.errors import CannotLower
+from .. import build, index_arithmetic
+from ..nodes import Block, Expr, Loop, LoopKind, Stmt
+from ..rewrite import map_stmt, substitute
+
+
+def unroll_loops(s: Stmt) -> Stmt:
+    """`s` without UNROLLED loops; constant arithmetic on their variables is folded.
+
+    Raises:
+        CannotLower: the trip count of an UNROLLED loop is not constant.
+    """
+    return _unroll(s, {})
+
+
+def _unroll(s: Stmt, values: Mapping[str, Expr]) -> Stmt:
+    if isinstance(s, Loop) and s.kind is LoopKind.UNROLLED:
+        return _copies(s, values)
+
+    def on_expr(e: Expr) -> Expr:
+        return substitute(e, values) if values else e
+
+    new = map_stmt(s, on_expr, lambda c: _unroll(c, values))
+    if isinstance(new, Block) and new is not s:
+        return build.block(*new.body)
+    return new
+
+
+def _copies(loop: Loop, values: Mapping[str, Expr]) -> Stmt:
+    start, stop = substitute(loop.start, values), substitute(loop.stop, values)
+    length = index_arithmetic.difference(stop, start)
+    if length is None:
+        raise CannotLower(f"loop {loop.var} cannot be unrolled: its trip count is not constant")
+    offsets = range(0, length, loop.step)
+    return build.block(*[_unroll(loop.body, {**values, loop.var: build.add(start, o)}) for o in offsets])

@@ -1,0 +1,244 @@
+"""The body of a vector loop over lanes: ramps for its variable, masks for its conditions, vectors for what it binds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from ...core.dtypes import BOOL
+from ...core.errors import CannotLower
+from ...core.naming import mint
+from .. import build
+from ..intrinsics import CACHE_LINE, is_hint
+from ..names import Names
+from ..nodes import (
+    Allocate,
+    Binary,
+    Block,
+    Broadcast,
+    Buffer,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    If,
+    Invoke,
+    Let,
+    Load,
+    Loop,
+    Ramp,
+    ReduceLanes,
+    Select,
+    Shuffle,
+    Space,
+    Stmt,
+    Store,
+    Type,
+    Unary,
+    Var,
+)
+from .reductions import VectorAccumulator, in_accumulator_type
+
+
+@dataclass(frozen=True, slots=True)
+class VectorBody:
+    """How the body reads for one piece: what each name is in each interleaved copy, and which lanes run.
+
+    tail: lanes inside the loop's bounds. branch: per copy, lanes for which the enclosing conditions hold.
+    """
+
+    lanes: int
+    values: tuple[dict[str, Expr], ...]
+    accumulators: dict[int, VectorAccumulator]
+    names: Names
+    tail: Expr | None
+    branch: tuple[Expr | None, ...] = ()
+    private: dict[str, tuple[Buffer, ...]] = field(default_factory=dict)
+
+    @property
+    def copies(self) -> range:
+        return range(len(self.values))
+
+    def condition(self, c: int) -> Expr | None:
+        return self.branch[c] if self.branch else None
+
+    def mask(self, c: int) -> Expr | None:
+        return build.both(self.tail, self.condition(c))
+
+    # Statements: every leaf is repeated for each copy in place, so that the copies interleave.
+
+    def stmt(self, s: Stmt) -> Stmt:
+        match s:
+            case Block(body):
+                return build.block(*[self.stmt(c) for c in body])
+            case Store():
+                if id(s) in self.accumulators:
+                    return build.block(*[self.accumulate(s, c) for c in self.copies])
+                return build.block(*[self.store(s, c) for c in self.copies])
+            case Loop(name, start, stop):
+                bounds = (self.expr(start, 0), self.expr(stop, 0))
+                if any(b.type.lanes > 1 for b in bounds):
+                    raise CannotLower(f"the bounds of loop {name} differ between the lanes of a vector loop")
+                return replace(s, start=bounds[0], stop=bounds[1], body=self.stmt(s.body))
+            case If():
+                return self.conditional(s)
+            case Let():
+                return self.let(s)
+            case Allocate():
+                return self.allocate(s)
+            case Invoke() if is_hint(s):
+                return build.block(*[self.hint(s, c) for c in self.copies])
+        raise CannotLower(f"{type(s).__name__} has no vector form")
+
+    def store(self, s: Store, c: int) -> Stmt:
+        where, value = tuple(self.expr(i, c) for i in s.indices), self.expr(s.value, c)
+        own = self.expr(s.mask, c) if s.mask is not None else None
+        if s.buffer.name in self.private:
+            target, where = self.privatize(s.buffer, where, c)
+            guard = build.both(own, self.condition(c))
+        else:
+            target, guard = s.buffer, build.both(own, self.mask(c))
+            _require_distinct(s, where)
+        return Store(target, where, build.broadcast(value, self.lanes), s.op, self.to_vector(guard), s.nontemporal)
+
+    def hint(self, s: Invoke, c: int) -> Stmt:
+        """`s` once for each cache line that begins in a vector; nothing where the lanes are apart.
+
+        What is the same in all copies is said in the first.
+        """
+        ((buffer, indices),) = s.operands
+        where = tuple(self.expr(i, c) for i in indices)
+        wide = [d for d, i in enumerate(where) if i.type.lanes > 1]
+        if not wide:
+            return Invoke(s.name, ((buffer, where),), s.attributes) if c == 0 else build.NOTHING
+        (d, *others), size = wide, buffer.type.dtype.size
+        along = where[d]
+        if others or not isinstance(along, Ramp) or along.stride * buffer.strides[d] != 1:
+            return build.NOTHING
+        first = -(c * self.lanes * size) % CACHE_LINE
+        lines = range(first, self.lanes * size, CACHE_LINE)
+        places = [(*where[:d], build.add(along.base, byte // size), *where[d + 1 :]) for byte in lines]
+        return build.block(*[Invoke(s.name, ((buffer, place),), s.attributes) for place in places])
+
+    def accumulate(self, s: Store, c: int) -> Stmt:
+        accumulator = self.accumulators[id(s)]
+        reduction = accumulator.reduction
+        value = build.broadcast(self.expr(in_accumulator_type(s.value, reduction.dtype), c), self.lanes)
+        own = self.expr(s.mask, c) if s.mask is not None else None
+        guard = self.to_vector(build.both(own, self.mask(c)))
+        if guard is not None:
+            value = build.select(guard, value, reduction.neutral)
+        return Store(accumulator.buffer, (build.const(c),), value, s.op)
+
+    def conditional(self, s: If) -> Stmt:
+        conditions = [self.expr(s.condition, c) for c in self.copies]
+        if all(e.type.lanes == 1 for e in conditions):
+            otherwise = self.stmt(s.otherwise) if s.otherwise is not None else None
+            return build.when(conditions[0], self.stmt(s.then), otherwise)
+        # The condition gets a name: the branches may overwrite what it reads.
+        bound = [self.names.fresh(mint("mask")) for _ in self.copies]
+        held: list[Expr] = [build.var(n, BOOL, self.lanes) for n in bound]
+        then = self.where(held).stmt(s.then)
+        parts = [then]
+        if s.otherwise is not None:
+            parts.append(self.where([build.logical_not(h) for h in held]).stmt(s.otherwise))
+        inner = build.block(*parts)
+        for name, e in zip(reversed(bound), reversed(conditions), strict=True):
+            inner = Let(name, build.broadcast(e, self.lanes), inner)
+        return inner
+
+    def where(self, conditions: list[Expr]) -> VectorBody:
+        return replace(self, branch=tuple(build.both(self.condition(c), e) for c, e in enumerate(conditions)))
+
+    def let(self, s: Let) -> Stmt:
+        bound = [self.expr(s.value, c) for c in self.copies]
+        if all(e.type.lanes == 1 for e in bound):
+            return Let(s.name, bound[0], self.stmt(s.body))
+        chosen = [s.name if len(bound) == 1 else self.names.fresh(s.name) for _ in bound]
+        types = [Type(e.type.dtype, self.lanes) for e in bound]
+        values = tuple({**self.values[c], s.name: Var(chosen[c], types[c])} for c in self.copies)
+        inner = replace(self, values=values).stmt(s.body)
+        for name, e in zip(reversed(chosen), reversed(bound), strict=True):
+            inner = Let(name, e, inner)
+        return inner
+
+    def allocate(self, s: Allocate) -> Stmt:
+        private = {b.name: tuple(self.widened_buffer(b) for _ in self.copies) for b in s.buffers}
+        inner = replace(self, private=self.private | private).stmt(s.body)
+        return build.allocate(chain.from_iterable(private.values()), inner)
+
+    def widened_buffer(self, b: Buffer) -> Buffer:
+        """What holds `lanes` private instances of `b`: vector registers, or one more dimension in memory."""
+        name = b.name if len(self.values) == 1 else self.names.fresh(b.name)
+        if b.space is Space.REGISTER:
+            return Buffer(name, Type(b.type.dtype, self.lanes), b.shape, b.strides, b.space)
+        strides = (*(x * self.lanes for x in b.strides), 1)
+        return Buffer(name, b.type, (*b.shape, self.lanes), strides, b.space)
+
+    def privatize(self, b: Buffer, where: tuple[Expr, ...], c: int) -> tuple[Buffer, tuple[Expr, ...]]:
+        target = self.private[b.name][c]
+        if b.space is not Space.REGISTER:
+            return target, (*where, build.ramp(0, 1, self.lanes))
+        if any(i.type.lanes > 1 for i in where):
+            raise CannotLower(f"the registers {b.name} are indexed differently by the lanes of a vector loop")
+        return target, where
+
+    def to_vector(self, mask: Expr | None) -> Expr | None:
+        return None if build.is_true(mask) or mask is None else build.broadcast(mask, self.lanes)
+
+    # Expressions: what is the same in all lanes stays scalar until it meets a vector.
+
+    def expr(self, e: Expr, c: int) -> Expr:
+        match e:
+            case Const():
+                return e
+            case Var(name):
+                return self.values[c].get(name, e)
+            case Binary(op, left, right):
+                a, b = self.expr(left, c), self.expr(right, c)
+                if op in ("div", "mod") and a.type.dtype.is_integer and type(b) is not Const:
+                    b = self.safe_divisor(b, c)
+                return build.binary(op, a, b)
+            case Load():
+                return self.load(e, c)
+            case Unary(op, operand):
+                return build.unary(op, self.expr(operand, c))
+            case Select(condition, then, otherwise):
+                return build.select(self.expr(condition, c), self.expr(then, c), self.expr(otherwise, c))
+            case Cast(operand, dtype):
+                return build.cast(self.expr(operand, c), dtype)
+            case Call(function, arguments):
+                return build.call(function, *[self.expr(a, c) for a in arguments])
+            case Ramp() | Broadcast() | Shuffle() | ReduceLanes():
+                raise CannotLower("a vector loop contains explicit vectors")
+
+    def load(self, e: Load, c: int) -> Expr:
+        where = tuple(self.expr(i, c) for i in e.indices)
+        own = self.expr(e.mask, c) if e.mask is not None else None
+        if e.buffer.name in self.private:
+            target, where = self.privatize(e.buffer, where, c)
+            return Load(target, where, self.to_vector(build.both(own, self.condition(c))))
+        if any(i.type.lanes > 1 for i in where):
+            return Load(e.buffer, where, self.to_vector(build.both(own, self.mask(c))))
+        if own is not None and own.type.lanes > 1:
+            own = build.reduce_lanes("or", own)
+        branch = self.condition(c)
+        if branch is not None:  # no lane may run at all, and then the element may not exist
+            own = build.both(own, build.reduce_lanes("or", branch))
+        return Load(e.buffer, where, None if build.is_true(own) else own)
+
+    def safe_divisor(self, divisor: Expr, c: int) -> Expr:
+        """1 in the lanes that do not run, whose masked loads give 0."""
+        mask = self.mask(c)
+        return divisor if mask is None else build.select(mask, divisor, build.const(1, divisor.type.dtype))
+
+
+def _require_distinct(s: Store, where: tuple[Expr, ...]) -> None:
+    """Refuse stores in which lanes would meet in one element."""
+    wide = [i for i in where if i.type.lanes > 1]
+    if not wide:
+        raise CannotLower(f"all lanes of a vector loop store to one element of {s.buffer.name}")
+    if s.buffer.space is Space.REGISTER:
+        raise CannotLower(f"the registers {s.buffer.name} are indexed by the variable of a vector loop")
+    if s.op is not None and not any(isinstance(i, Ramp) for i in wide):
+        raise CannotLower(f"lanes of a vector loop may update one element of {s.buffer.name} together")

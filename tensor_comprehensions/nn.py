@@ -1,0 +1,153 @@
+"""A def as a layer: a `torch.nn.Module` whose parameters are some of the def's inputs, sized by its declarations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .api import Op, define
+from .core.error_boundary import only_tc_errors
+from .core.errors import ArgumentError
+from .dispatch.arguments import TORCH_TYPES
+from .dispatch.signatures import format_signature
+from .tc_lang.ir import Const, Expr, Size, Symbol
+
+Initial = Callable[[Tensor], Any] | Tensor | float
+"""Fills a tensor in place, as `torch.nn.init` does; or is the value."""
+
+
+class Module(nn.Module):
+    """The layer of a def: its parameters are inputs of the def, and calling it takes the others, in order.
+
+        layer = tc.Module(TEXT, parameters=("weight", "bias"), sizes={"I": 256, "O": 512})
+        y = layer(x)
+
+    The module is saved, copied, moved between threads and pickled as any other; its `state_dict` has the parameters.
+
+    Args:
+        source: a TC program, or an operator.
+        parameters: the names of the inputs that are learned, or a mapping from them to their initial values: a function
+            of `torch.nn.init`, a tensor or a number. Otherwise weights of two and more dimensions start uniformly in
+            +-1/sqrt(elements of a row), as those of `torch.nn.Linear`, and all others at 0.
+        sizes: the size names that the parameters' declarations use.
+        buffers: inputs that are kept but not learned, by their names.
+        name: which def of the program it is, where there are several: else the last.
+
+    Raises:
+        ArgumentError: a name is no input of the def, a size is missing, or an initial value does not fit.
+        ParseError, CheckError, RangeError: as `tc.define`.
+    """
+
+    @only_tc_errors
+    def __init__(
+        self,
+        source: str | Op,
+        parameters: Iterable[str] | Mapping[str, Initial] = (),
+        *,
+        sizes: Mapping[str, int] | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.op = source if isinstance(source, Op) else _chosen(source, name)
+        names = (parameters,) if isinstance(parameters, str) else parameters
+        initial = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names)
+        inputs = {p.name: p for p in self.op.function.parameters}
+        for given in (*initial, *(buffers or {})):
+            if given not in inputs:
+                raise ArgumentError(f"{self.op.__name__} has no input '{given}'", expected=", ".join(inputs))
+            if hasattr(self, given):
+                raise ArgumentError(f"a module has something called '{given}' already", suggestion="rename the input")
+        for parameter, value in initial.items():
+            shape = _shape(inputs[parameter], sizes or {}, self.op.__name__)
+            self.register_parameter(parameter, nn.Parameter(_filled(inputs[parameter], shape, value)))
+        for buffer, tensor in (buffers or {}).items():
+            if buffer in initial or not isinstance(tensor, Tensor):
+                found = "a parameter" if buffer in initial else f"a {type(tensor).__name__}"
+                raise ArgumentError(f"'{buffer}' cannot be a buffer", expected="a tensor, no parameter", found=found)
+            self.register_buffer(buffer, tensor)
+        self._held = tuple(p if p in initial or p in (buffers or {}) else None for p in inputs)
+
+    def forward(self, *inputs: Any, **initial: Any) -> Any:
+        """The def's outputs: one tensor, or a tuple. Initial values of in/out outputs go by keyword."""
+        rest = iter(inputs)
+        held = self._held
+        missing = held.count(None)
+        if len(inputs) != missing:
+            names = (p.name for p, h in zip(self.op.function.parameters, held, strict=True) if h is None)
+            raise ArgumentError(
+                f"{self.op.__name__} takes {missing} inputs beside its parameters, not {len(inputs)}",
+                expected=", ".join(names),
+            )
+        return self.op(*(next(rest) if name is None else getattr(self, name) for name in held), **initial)
+
+    def extra_repr(self) -> str:
+        return format_signature(self.op.function)
+
+
+def _chosen(source: str, name: str | None) -> Op:
+    library = define(source)
+    if name is not None:
+        return library[name]
+    if not len(library):
+        raise ArgumentError("the program has no def")
+    return list(library)[-1]
+
+
+def _shape(p: Symbol, sizes: Mapping[str, int], op: str) -> tuple[int, ...]:
+    if not p.dtype.is_float:
+        raise ArgumentError(f"'{p.name}' of {op} is {p.dtype}, which has no gradient", suggestion="make it a buffer")
+
+    def extent(e: Expr) -> int:
+        match e:
+            case Const(int(value)):
+                return value
+            case Size(name) if isinstance(sizes.get(name), int) and sizes[name] >= 0:
+                return sizes[name]
+            case Size(name) if name in sizes:
+                raise ArgumentError(f"the size '{name}' is {sizes[name]!r}", expected="a number of elements")
+            case Size(name):
+                raise ArgumentError(
+                    f"the size '{name}' of the parameter '{p.name}' of {op} is not known",
+                    suggestion=f"pass sizes={{'{name}': ...}}",
+                )
+        raise ArgumentError(f"'{p.name}' of {op} is declared without sizes")
+
+    return tuple(extent(e) for e in p.extents or ())
+
+
+def _filled(p: Symbol, shape: tuple[int, ...], value: Initial | None) -> Tensor:
+    tensor = torch.zeros(shape, dtype=TORCH_TYPES[p.dtype])
+    if isinstance(value, Tensor):
+        if value.shape != tensor.shape:
+            raise ArgumentError(
+                f"the initial value of '{p.name}' has another shape than its declaration says",
+                expected=str(shape),
+                found=str(tuple(value.shape)),
+            )
+        return value.detach().to(tensor.dtype, copy=True)
+    if callable(value):
+        _fill(p, tensor, value)
+    elif isinstance(value, int | float):
+        tensor.fill_(value)
+    elif value is not None:
+        raise ArgumentError(
+            f"the initial value of '{p.name}' is a {type(value).__name__}",
+            expected="a function that fills a tensor, a tensor or a number",
+        )
+    elif len(shape) > 1 and tensor.numel():
+        bound = 1 / math.sqrt(math.prod(shape[1:]))
+        tensor.uniform_(-bound, bound)
+    return tensor
+
+
+def _fill(p: Symbol, tensor: Tensor, value: Callable[[Tensor], Any]) -> None:
+    try:
+        with torch.no_grad():
+            value(tensor)
+    except Exception as error:  # of the caller's function
+        raise ArgumentError(f"the function that fills '{p.name}' failed: {error}") from error

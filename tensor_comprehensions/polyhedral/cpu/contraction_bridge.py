@@ -1,0 +1,64 @@
+"""Contractions inside a group: each as a structured op on the part of its domain inside the tiles, and its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...core.errors import ArgumentError, CannotLower
+from ...loop_ir import build
+from ...loop_ir import nodes as ir
+from ...loop_ir.buffer_view import BufferView
+from ...loop_ir.nodes import Buffer
+from ...options import CpuOptions
+from ...structured.language.resolve import plan_for
+from ...structured.language.schedule_types import schedule_for
+from ...structured.match.bf16_pairs import pack_bf16_pairs
+from ...structured.match.match_contraction import MatchedContraction
+from ...structured.op import StructuredOp
+from ...structured.plan import Plan
+from ...target import CpuTarget
+from ..schedule.fusion import FusionGroup
+from ..scop.scop import ScopStatement
+from .tile_loops import TileRange
+
+
+def cluster_op(
+    node: ScopStatement,
+    cluster: MatchedContraction,
+    buffers: Mapping[str, Buffer | BufferView[int]],
+    tiles: Sequence[TileRange],
+    target: CpuTarget,
+) -> StructuredOp:
+    """A cluster on the part of its domain that lies in `tiles`."""
+    parts: dict[str, tuple[ir.Expr, int]] = {}
+    for tile in tiles:
+        index, shift = tile.row.index_and_shift(node)
+        parts[index] = (build.sub(tile.start, shift), min(tile.size, tile.row.extent))
+    return pack_bf16_pairs(cluster.op(node.name, buffers, parts), target)
+
+
+def cluster_plan(
+    node: ScopStatement,
+    cluster: MatchedContraction,
+    op: StructuredOp,
+    group: FusionGroup,
+    tiles: Sequence[TileRange],
+    options: CpuOptions,
+    target: CpuTarget,
+) -> Plan:
+    """How `op`, inside `tiles`, is lowered. Raises ArgumentError where the schedule asked for does not apply.
+
+    Its loops may be parallel only where nothing is around them: no other nodes, and no loop over tiles.
+    """
+    schedule = schedule_for(options.schedule, node.name, cluster.output.tensor)
+    alone = len(group.nodes) == 1
+    whole = all(t.size >= t.row.extent for t in tiles)
+    try:
+        return plan_for(schedule, op, target, parallel=alone and whole and options.grain_size > 0)
+    except CannotLower as refusal:
+        if schedule is None:
+            raise
+        raise ArgumentError(
+            f"the schedule for '{cluster.output.tensor}' does not apply: {refusal}",
+            suggestion="" if alone else "the contraction is fused with others; CpuOptions(fusion='min') keeps it alone",
+        ) from refusal

@@ -1,0 +1,134 @@
+"""Rows of large tables that data selects: asked for some iterations ahead, for no hardware guesses their addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ...loop_ir import build
+from ...loop_ir import nodes as ir
+from ...loop_ir.intrinsics import PREFETCH
+from ...loop_ir.nodes import Space
+from ...lower_expr import LoweringScope, lower_access
+from ...target import CpuTarget
+from ...tc_lang import ir as tc
+from ...tc_lang.ir import BoundFunction, BoundIndex
+from ..schedule.access_cost import access_stride
+from ..schedule.fusion import FusionGroup
+from ..schedule.loop_nest import NestDim
+from ..scop.isl_affine import to_isl_affine
+from ..scop.scop import ScopStatement
+
+# Of rows between a part of a cache line and a page: the processor itself guesses how a longer row goes on.
+SHORTEST_ROW, LONGEST_ROW = 32, 4096
+# Bytes from what is read to what is asked for, and at most so many rows: the time of a trip to memory at the speed of a
+# sum of rows. Half or twice that is as good on what was measured (Zen 4, tables of 8 and 256 MiB).
+DISTANCE = 4096
+MOST_ROWS = 32
+
+
+def prefetch_hints(
+    function: BoundFunction,
+    group: FusionGroup,
+    node: ScopStatement,
+    lanes: NestDim,
+    loops: Sequence[str],
+    scope: LoweringScope,
+    target: CpuTarget,
+) -> tuple[ir.Invoke, ...]:
+    """Hints for the body of a nest of `group`, vectorized along `lanes`, before the statement of `node`.
+
+    Args:
+        loops: the indices of `node` that the loops around the body walk, innermost first; `scope` gives their values.
+    """
+    found: dict[ir.Invoke, None] = {}
+    for access, writes in _accesses(node):
+        row = lanes.extent * function.tensor(access.tensor).dtype.size
+        if not SHORTEST_ROW <= row <= LONGEST_ROW or not _is_selected_row(function, group, node, access, lanes, target):
+            continue
+        ahead = _advanced(_moving(access, loops), _ranges(node), min(MOST_ROWS, -(-DISTANCE // row)), scope)
+        buffer, indices = lower_access(access.tensor, access.subscripts, ahead)
+        if buffer.space is Space.GLOBAL and ahead is not scope:
+            found[ir.Invoke(PREFETCH, ((buffer, indices),), (int(writes),))] = None
+    return tuple(found)
+
+
+def _accesses(node: ScopStatement) -> Iterator[tuple[tc.Access, bool]]:
+    """What `node` reads, and what it updates."""
+    updated = [w for s, w in zip(node.statements, node.writes, strict=True) if s.reduction is not None]
+    yield from ((a, False) for a in node.reads if a not in updated)
+    yield from ((a, True) for a in updated)
+
+
+def _is_selected_row(
+    function: BoundFunction,
+    group: FusionGroup,
+    node: ScopStatement,
+    access: tc.Access,
+    lanes: NestDim,
+    target: CpuTarget,
+) -> bool:
+    """Does data that nothing here writes select rows along `lanes` of a tensor larger than the second-level cache?"""
+    tensor = function.tensor(access.tensor)
+    if tensor.size * tensor.dtype.size <= target.cache[min(1, len(target.cache) - 1)]:
+        return False
+    reads = [x for e in _selectors(access) for x in tc.walk_expr(e) if isinstance(x, tc.Access)]
+    written = {w.tensor for n in group.nodes for w in n.writes}
+    if not reads or any(x.guarded or x.tensor in written for x in reads):
+        return False
+    return access_stride(function, access, lanes.index(node)) == 1
+
+
+def _selectors(access: tc.Access) -> list[tc.Expr]:
+    return [e for e in access.subscripts if to_isl_affine(e) is None]
+
+
+def _moving(access: tc.Access, loops: Sequence[str]) -> list[str]:
+    """The loops, innermost first, on whose indices it depends which row is selected."""
+    names = {x.name for e in _selectors(access) for x in tc.walk_expr(e) if isinstance(x, tc.Index)}
+    return [name for name in loops if name in names]
+
+
+def _ranges(node: ScopStatement) -> dict[str, BoundIndex]:
+    return {i.name: i for i in (*node.free, *node.reduction_indices)}
+
+
+def _advanced(
+    moving: Sequence[str], ranges: Mapping[str, BoundIndex], distance: int, scope: LoweringScope
+) -> LoweringScope:
+    """`scope` with the innermost of `moving` `distance` iterations on, into the next ones of the loop around it.
+
+    All indices stay in their ranges, so whatever the statement may read there can be read.
+    """
+    if not moving:
+        return scope
+    inner = ranges[moving[0]]
+    here = scope.indices[inner.name]
+    if len(moving) == 1:
+        return _at(scope, {inner.name: build.minimum(build.add(here, distance), inner.upper - 1)})
+    outer = ranges[moving[1]]
+    around, last = scope.indices[outer.name], outer.upper - 1
+    if distance < inner.extent:
+        there = build.add(here, distance)
+        over = build.ge(there, inner.upper)
+        position = build.select(over, build.sub(there, inner.extent), there)
+        return _at(
+            scope,
+            {
+                inner.name: position,
+                outer.name: build.select(over, build.minimum(build.add(around, 1), last), around),
+            },
+        )
+    there = build.add(build.sub(here, inner.lower), distance)
+    trips = build.div(there, inner.extent)
+    return _at(
+        scope,
+        {
+            inner.name: build.add(build.mod(there, inner.extent), inner.lower),
+            outer.name: build.minimum(build.add(around, trips), last),
+        },
+    )
+
+
+def _at(scope: LoweringScope, moved: Mapping[str, ir.Expr]) -> LoweringScope:
+    return replace(scope, indices={**scope.indices, **moved})

@@ -1,0 +1,252 @@
+"""The polyhedral lowering for CPUs: anything affine, and gathers, as fused and vectorized parallel loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import TypeVar
+
+from ...core.errors import CannotLower
+from ...core.knobs import current_knobs
+from ...core.naming import mint
+from ...loop_ir import build
+from ...loop_ir.nodes import Buffer, Kernel, Module, Type
+from ...options import CpuOptions
+from ...structured.language.schedule_types import schedule_for
+from ...structured.match.bf16_pairs import pack_bf16_pairs
+from ...structured.match.match_contraction import MatchedContraction, match_contraction, why_unprofitable
+from ...structured.op import StructuredOp
+from ...target import CpuTarget
+from ...tc_lang import ir as tc
+from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
+from ...tc_lang.restrict import restrict
+from ..schedule.fusion import fuse_statements
+from ..schedule.legality import ScheduledGroup, check_legal
+from ..schedule.loop_nest import build_nests
+from ..schedule.schedule_printer import format_schedule
+from ..schedule.storage import local_temporaries
+from ..schedule.tile_sizes import row_tiles
+from ..scop.collapse import collapse
+from ..scop.isl_affine import to_isl_affine
+from ..scop.reorder_contractions import reorder
+from ..scop.scop import LOCK, Scop, ScopStatement, node_name
+from ..scop.split_k import split_reductions
+from . import memory_bound_bridge
+from .lower_group import contraction_schedule, lower_group
+from .subscript_checks import BoundsCheckLoops, build_check_loops
+
+R = TypeVar("R")
+SCOPS = 2
+"""Scops that are kept: a search lowers one def again and again."""
+
+
+def lower_cpu(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> Module:
+    """The module of `function` (legalized): one kernel per fused group, in order.
+
+    Raises:
+        CannotLower: the function is outside what this lowering can express.
+    """
+    return _with_or_without_clusters(options, lambda o: _lower(function, o, target))
+
+
+def explain_cpu(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> str:
+    """The schedule tree of `function` (legalized) as indented text."""
+    return _with_or_without_clusters(options, lambda o: _explain(function, o, target))
+
+
+def _simplified(function: BoundFunction) -> BoundFunction:
+    """`function` with as few dimensions, and as little of its domains, as it can do with."""
+    return restrict(collapse(function))
+
+
+def _with_or_without_clusters(options: CpuOptions, run: Callable[[CpuOptions], R]) -> R:
+    """`run` with `options`; without `use_microkernels` where it refuses the tile that fusion leaves of a
+    contraction."""
+    with LOCK:
+        try:
+            return run(options)
+        except CannotLower:
+            if not options.use_microkernels or options.schedule is not None:
+                raise
+            return run(replace(options, use_microkernels=False))
+
+
+def _explain(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> str:
+    function = split_reductions(reorder(_simplified(function), options, target), options, target)
+    plan = plan_schedule(_scop(function, scop_nodes(function, options, target)), options, target)
+    buffers = {t.name: _buffer(t) for t in function.tensors}
+    return "\n".join(
+        format_schedule(plan, lambda s, node: contraction_schedule(function, s, node, buffers, options, target))
+    )
+
+
+def _lower(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> Module:
+    function = split_reductions(reorder(_simplified(function), options, target), options, target)
+    scop = _scop(function, scop_nodes(function, options, target))
+    plan = plan_schedule(scop, options, target)
+    if current_knobs().verify:
+        check_legal(scop, plan)
+    buffers = {t.name: _buffer(t) for t in function.tensors}
+    groups = [s.group for s in plan]
+    kernels: list[Kernel] = []
+    checks = BoundsCheckLoops()
+    contracted: set[str] = set()
+    for scheduled in plan:
+        before = checks
+        for s in (s for n in scheduled.group.nodes for s in n.statements):
+            checks += build_check_loops(function, s, buffers, len(checks.sites), options, target)
+        for nest in checks.loops[len(before.loops) :]:  # apart: one may read through what the one before verifies
+            kernels.append(Kernel(mint(function.name, f"check{len(kernels)}"), nest))
+        local = local_temporaries(function, groups, scheduled.group) if options.localize_temporaries else ()
+        contracted |= {t.name for t in local}
+        body = lower_group(function, scheduled, local, buffers, options, target)
+        kernels.append(Kernel(function.name if len(plan) == 1 else mint(function.name, len(kernels)), body))
+    return _module(function, buffers, contracted, kernels, checks)
+
+
+@lru_cache(SCOPS)
+def _scop(function: BoundFunction, nodes: tuple[ScopStatement, ...]) -> Scop:
+    """The scop, with what isl found out about it for other options."""
+    return Scop(function, nodes)
+
+
+def plan_schedule(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple[ScheduledGroup, ...]:
+    """Groups, tile sizes and nests: everything but the emission."""
+    plan = []
+    buffers = {t.name: _buffer(t) for t in scop.function.tensors}
+    for group in fuse_statements(scop, options, target):
+        fuse = options.fusion != "min"
+        wanted = memory_bound_bridge.requested_plan(group, buffers, options, target)
+        if wanted is not None:
+            sizes = memory_bound_bridge.tile_sizes_of(wanted, group)
+        else:
+            everything = build_nests(scop, group, range(len(group.rows)), fuse=fuse)
+            sizes = row_tiles(scop.function, group, everything, options, target)
+        points = [k for k, size in enumerate(sizes) if size > 1]
+        plan.append(ScheduledGroup(group, sizes, build_nests(scop, group, points, fuse=fuse), wanted))
+    return tuple(plan)
+
+
+def _module(
+    function: BoundFunction,
+    buffers: dict[str, Buffer],
+    contracted: set[str],
+    kernels: list[Kernel],
+    checks: BoundsCheckLoops,
+) -> Module:
+    arguments = tuple(buffers[t.name] for t in function.tensors if t.role is not Role.TEMPORARY)
+    temporaries = tuple(
+        buffers[t.name] for t in function.tensors if t.role is Role.TEMPORARY and t.name not in contracted
+    )
+    written = tuple(t.name for t in function.tensors if t.role in (Role.OUTPUT, Role.INOUT))
+    memory = (*temporaries, *checks.temporaries)
+    partial = frozenset(s.target for s in function.statements if s.elements)
+    return Module(function.name, arguments, memory, tuple(kernels), checks.sites, written, partial)
+
+
+def _buffer(tensor: Tensor) -> Buffer:
+    return Buffer(tensor.name, Type(tensor.dtype), tensor.shape, tensor.strides)
+
+
+def scop_nodes(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> tuple[ScopStatement, ...]:
+    """The nodes of the scop: clusters for `use_microkernels`, else the statements that have an instance."""
+    tensors = {t.name: t for t in function.tensors}
+    buffers = {t.name: _buffer(t) for t in function.tensors}
+    found: list[ScopStatement] = []
+    position = 0
+    while position < len(function.statements):
+        cluster = match_contraction(function.statements, position, tensors) if options.use_microkernels else None
+        name = node_name(function.statements[position])
+        reason = _refusal(cluster, name, buffers, options, target)
+        if cluster is not None and reason is None:
+            found.append(ScopStatement(name, cluster.statements, cluster))
+            position += len(cluster.statements)
+            continue
+        for part in split_initialization(function, function.statements[position]):
+            if all(i.extent for i in part.free):
+                found.append(ScopStatement(node_name(part), (part,)))
+        position += 1
+    return tuple(found)
+
+
+def _refusal(
+    cluster: MatchedContraction | None, name: str, buffers: dict[str, Buffer], options: CpuOptions, target: CpuTarget
+) -> str | None:
+    if cluster is None:
+        return "not a contraction"
+    asked = schedule_for(options.schedule, name, cluster.output.tensor) is not None
+    return why_unprofitable(cluster, buffers, target, asked=asked)
+
+
+def find_contractions(
+    function: BoundFunction, options: CpuOptions, target: CpuTarget
+) -> tuple[tuple[str, str, StructuredOp], ...]:
+    """What schedules apply to in `function` (legalized): for each op its name, the tensor it defines, and itself.
+
+    They are what `use_microkernels` lowers, or what the only statement does where that is no contraction.
+    """
+    given = _simplified(function)
+    function = split_reductions(given, options, target, products=False)
+    buffers = {t.name: _buffer(t) for t in function.tensors}
+    found = scop_nodes(function, options, target)
+    ops = tuple(
+        (n.name, n.cluster.output.tensor, pack_bf16_pairs(n.cluster.op(n.name, buffers), target))
+        for n in found
+        if n.cluster is not None
+    )
+    alone = (
+        memory_bound_bridge.memory_bound_op(found[0], buffers)
+        if found and len(given.statements) == 1 and not ops
+        else None
+    )
+    return ops if alone is None else ((alone.name, given.statements[0].target, alone),)
+
+
+def splits_reductions_in(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
+    """Does `function` (legalized), without a schedule, sum products in parts? No pipeline says that."""
+    whole = _simplified(function)
+    untold = replace(options, schedule=None)
+    return split_reductions(reorder(whole, untold, target), untold, target) != split_reductions(
+        whole, untold, target, products=False
+    )
+
+
+def with_split_stages(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
+    """`function` (legalized) with its reductions in as many parts as it is lowered with."""
+    return split_reductions(_simplified(function), options, target)
+
+
+def has_only_contractions(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> bool:
+    """Are there but contractions in `function` (legalized), and what `use_microkernels` does with their results?"""
+    function = split_reductions(_simplified(function), options, target, products=False)
+    return all(n.cluster is not None for n in scop_nodes(function, options, target))
+
+
+def split_initialization(function: BoundFunction, s: BoundStatement) -> tuple[BoundStatement, ...]:
+    """`op!` through subscripts that are not the plain indices fills the whole tensor first."""
+    if not s.initialize or s.reduction is None or _plain(s):
+        return (s,)
+    tensor = function.tensor(s.target)
+    indices = tuple(BoundIndex(mint(f"d{k}"), 0, extent) for k, extent in enumerate(tensor.shape))
+    neutral = build.neutral(s.reduction, s.value.dtype)
+    fill = BoundStatement(
+        name=mint(s.name, "init"),
+        target=s.target,
+        subscripts=tuple(tc.Index(i.name, tc.INDEX_TYPE) for i in indices),
+        reduction=None,
+        initialize=False,
+        value=tc.Const(neutral.value, s.value.dtype),
+        indices=indices,
+        num_free=len(indices),
+    )
+    return (fill, replace(s, initialize=False, checks=s.checks))
+
+
+def _plain(s: BoundStatement) -> bool:
+    """Do the subscripts enumerate the target point by point?"""
+    singles = []
+    for e in s.subscripts:
+        form = to_isl_affine(e)
+        singles.append(form.single if form is not None else None)
+    return None not in singles and len(set(singles)) == len(s.free)

@@ -1,0 +1,116 @@
+"""A scheduled group as a loop program: parallel tile loops around the nests of its leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ...loop_ir import build
+from ...loop_ir import nodes as ir
+from ...loop_ir.nodes import Buffer
+from ...options import CpuOptions
+from ...structured.language.plan_to_schedule import plan_to_schedule
+from ...structured.language.primitives import Schedule
+from ...structured.match.drop_unit_dims import drop_unit_dims
+from ...structured.memory_bound.nest_plan import memory_bound_schedule
+from ...target import CpuTarget
+from ...tc_lang.ir import BoundFunction, Tensor
+from ..schedule.access_cost import is_pointwise, total_op_count, transposed_read_dim, vector_dim
+from ..schedule.legality import ScheduledGroup
+from ..schedule.storage import fits_register, needs_line_staging, nontemporal_outputs, temporary_footprint
+from ..schedule.tile_sizes import tile_order
+from ..scop.scop import ScopStatement
+from .contraction_bridge import cluster_op, cluster_plan
+from .lower_nest import NestLowering
+from .memory_bound_bridge import memory_bound_op, with_prefixed_names
+from .memory_bound_bridge import row_order_of as loops_of
+from .tile_loops import TileRange, localized_buffer, tile_loops, tiles_of, with_remainders
+
+
+def lower_group(
+    function: BoundFunction,
+    scheduled: ScheduledGroup,
+    local: Sequence[Tensor],
+    buffers: Mapping[str, Buffer],
+    options: CpuOptions,
+    target: CpuTarget,
+) -> ir.Stmt:
+    """The loop program of a scheduled group, with `local` temporaries in thread-private buffers."""
+    group = scheduled.group
+    tiles, counts = tiles_of(group, scheduled.sizes)
+
+    def body(tiles: tuple[TileRange, ...]) -> ir.Stmt:
+        return _body(function, scheduled, tiles, local, buffers, options, target)
+
+    movement = scheduled.movement
+    turned = _is_transposition(function, scheduled, target) if movement is None else movement.transposed
+    static = any(n.cluster is not None for n in group.nodes) or turned
+    inside = with_remainders(tiles, body) if static else body(tiles)
+    if movement is None:
+        order = tile_order(function, group, scheduled.leaves, target)
+    else:
+        order = loops_of(movement, group)
+        options = options if movement.shared else replace(options, grain_size=0)
+    walked = [tiles[k] for k in order], [counts[k] for k in order]
+    return tile_loops(*walked, inside, total_op_count(function, scheduled.leaves), options)
+
+
+def contraction_schedule(
+    function: BoundFunction,
+    scheduled: ScheduledGroup,
+    node: ScopStatement,
+    buffers: Mapping[str, Buffer],
+    options: CpuOptions,
+    target: CpuTarget,
+) -> Schedule | None:
+    """How the cluster of `node`, or the only statement of a group, is lowered; None where no pieces say that."""
+    tiles, _ = tiles_of(scheduled.group, scheduled.sizes)
+    if node.cluster is None:
+        op = memory_bound_op(node, buffers) if len(scheduled.group.nodes) == 1 else None
+        streams, through = _streams(function, scheduled, target)
+        emitter = NestLowering(function, scheduled.group, tiles, buffers, options, target, streams, staged=through)
+        found = scheduled.movement or (emitter.default_plan(scheduled) if op is not None else None)
+        return None if op is None or found is None else memory_bound_schedule(with_prefixed_names(found, node), op)
+    op = cluster_op(node, node.cluster, buffers, tiles, target)
+    plan = cluster_plan(node, node.cluster, op, scheduled.group, tiles, options, target)
+    return plan_to_schedule(plan, drop_unit_dims(op))
+
+
+def _body(
+    function: BoundFunction,
+    scheduled: ScheduledGroup,
+    tiles: tuple[TileRange, ...],
+    local: Sequence[Tensor],
+    buffers: Mapping[str, Buffer],
+    options: CpuOptions,
+    target: CpuTarget,
+) -> ir.Stmt:
+    """The nests of a group in order, inside given tiles, with the temporaries that are local to them."""
+    group = scheduled.group
+    views = {t.name: localized_buffer(t, temporary_footprint(t, group, scheduled.sizes), tiles) for t in local}
+    streams, through = _streams(function, scheduled, target)
+    moved = scheduled.movement
+    emitter = NestLowering(
+        function, group, tiles, {**buffers, **views}, options, target, streams - views.keys(), moved, through
+    )
+    nests = [emitter.leaf(leaf) for leaf in scheduled.leaves]
+    registers = {t.name for leaf in scheduled.leaves for t in local if fits_register(t, group, leaf)}
+    return build.allocate([v.buffer for n, v in views.items() if n not in registers], build.block(*nests))
+
+
+def _streams(function: BoundFunction, scheduled: ScheduledGroup, target: CpuTarget) -> tuple[frozenset[str], bool]:
+    """The tensors that a group writes past the caches, and whether what it turns goes through a buffer."""
+    group, movement = scheduled.group, scheduled.movement
+    if movement is not None:
+        return frozenset(w.tensor for n in group.nodes for w in n.writes if movement.nontemporal), movement.staged
+    if _is_transposition(function, scheduled, target) and (through := needs_line_staging(function, group, target)):
+        return through, True
+    return nontemporal_outputs(function, group, target), False
+
+
+def _is_transposition(function: BoundFunction, scheduled: ScheduledGroup, target: CpuTarget) -> bool:
+    """Is the group one pointwise nest with reads to transpose, whose blocks need no masks in tiles of known size?"""
+    if len(scheduled.leaves) > 1 or not is_pointwise(scheduled.leaves[0]):
+        return False
+    lanes = vector_dim(function, scheduled.leaves[0], target)
+    return lanes is not None and transposed_read_dim(function, scheduled.leaves[0], lanes) is not None

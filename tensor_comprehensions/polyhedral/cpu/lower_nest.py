@@ -1,0 +1,384 @@
+"""The loop nests of a group's leaves inside its tiles, in vectors where that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...core.errors import ArgumentError, CannotLower
+from ...core.naming import mint
+from ...loop_ir import build
+from ...loop_ir import nodes as ir
+from ...loop_ir.buffer_view import BufferView, private_view
+from ...loop_ir.intrinsics import PREFETCH_LATER
+from ...loop_ir.nodes import Buffer, LoopKind
+from ...loop_ir.passes.vectorize import vectorize_loops
+from ...lower_expr import LoweringScope, lower_access, lower_expr
+from ...options import CpuOptions
+from ...structured.lower import contraction
+from ...structured.lower.transpose import Axis, transpose_loops
+from ...structured.match.match_contraction import MatchedContraction
+from ...structured.memory_bound.nest_plan import MemoryBoundPlan
+from ...target import CpuTarget
+from ...tc_lang.ir import BoundFunction, BoundStatement, Inequality, Tensor
+from ..schedule.access_cost import (
+    access_stride,
+    is_column_reduction,
+    is_pointwise,
+    loop_order,
+    transposed_read_dim,
+    vector_dim,
+)
+from ..schedule.fusion import FusionGroup, reads_memory
+from ..schedule.legality import ScheduledGroup
+from ..schedule.loop_nest import DimKind, LoopNest, NestDim
+from ..schedule.storage import fits_register
+from ..schedule.tile_sizes import rows_at_once, tile_order
+from ..scop.scop import ScopStatement
+from .contraction_bridge import cluster_op, cluster_plan
+from .gather_prefetch import prefetch_hints
+from .restricted_loops import all_hold, place_inequalities, restrict_bounds
+from .tile_loops import TileRange
+from .transpose_nontemporal import transpose_nontemporal
+from .transpose_staging import (
+    loads_in_pieces,
+    prefetch_distance,
+    transposable_reads,
+    transpose_block_side,
+    transpose_staged,
+)
+
+# Iterations of a vector loop that are in flight at once: enough to hide the latency of an addition in a reduction.
+REDUCTION_VECTORS = 4
+COLUMN_VECTORS, LONG_COLUMN_VECTORS = 4, 16
+# Vectors of a part of a row that is worth walking from end to end.
+LONG_RUN = 64
+POINTWISE_VECTORS = 2
+# Rows that a sum of columns adds before it goes on along them: a stream of memory each.
+ROWS_AT_A_TIME = 8
+
+
+@dataclass(frozen=True, slots=True)
+class NestLowering:
+    """What the nests of one group have in common."""
+
+    function: BoundFunction
+    group: FusionGroup
+    tiles: tuple[TileRange, ...]
+    buffers: Mapping[str, Buffer | BufferView[int]]
+    options: CpuOptions
+    target: CpuTarget
+    streams: frozenset[str] = frozenset()  # tensors that are written past the caches
+    movement: MemoryBoundPlan | None = None  # how the only nest runs, if a schedule says so
+    staged: bool = False  # whether what a pointwise nest turns goes through a buffer
+
+    def leaf(self, leaf: LoopNest) -> ir.Stmt:
+        """The nest of `leaf`, vectorized where that is possible."""
+        if leaf.nodes[0].cluster is not None:
+            return self._contraction(leaf.nodes[0], leaf.nodes[0].cluster)
+        if self.movement is not None:
+            return self._moved(leaf, self.movement)
+        lanes = vector_dim(self.function, leaf, self.target)
+        if lanes is not None:
+            for make in (self._turned_nest, self._nest):
+                nest = make(leaf, lanes)
+                if nest is not None and _has_vector_form(nest):
+                    return nest
+        return self._nest(leaf, None)
+
+    def _moved(self, leaf: LoopNest, movement: MemoryBoundPlan) -> ir.Stmt:
+        """The nest as a schedule wants it. Raises ArgumentError where it has no form in vectors."""
+        lanes = next((d for d in leaf.dims if d.name == movement.vector), None)
+        if lanes is not None and lanes.kind is not DimKind.SERIAL:
+            nest = (self._turned_nest if movement.transposed else self._nest)(leaf, lanes)
+            if nest is not None and _has_vector_form(nest):
+                return nest
+        raise ArgumentError(
+            f"the schedule for '{leaf.nodes[0].writes[0].tensor}' does not apply: no vectors along {movement.vector}",
+            expected="an iterator along which a tile has points, and whose iterations are independent or summed",
+        )
+
+    def default_plan(self, scheduled: ScheduledGroup) -> MemoryBoundPlan | None:
+        """What is done with the only statement of a group where nobody asks; None where pieces cannot say."""
+        (leaf,) = scheduled.leaves
+        lanes = vector_dim(self.function, leaf, self.target)
+        if lanes is None:
+            return None
+        (count, vectors), rows, turned = self._factor(leaf, lanes), 1, False
+        if is_column_reduction(leaf, lanes) and self._walks_rows(leaf, lanes):
+            vectors, rows = COLUMN_VECTORS, ROWS_AT_A_TIME
+        if summed := self._summed_rows(leaf, lanes):
+            rows = self._extent(summed)
+        row = transposed_read_dim(self.function, leaf, lanes)
+        stores = [self._update(leaf, n) for n in leaf.nodes]
+        if row is not None and (reads := transposable_reads(stores, row.name, lanes.name)):
+            if not is_pointwise(leaf):
+                return None
+            turned, vectors = True, vectors if self.staged else 1
+            count = transpose_block_side(stores, reads, [self._extent(d) for d in (row, lanes)], self.target)
+        order = tile_order(self.function, self.group, scheduled.leaves, self.target)
+        cut = [self.tiles[k] for k in order if self.tiles[k].size < self.tiles[k].row.extent]
+        tiles = tuple((t.row.places[0][1][0], t.size) for t in cut)
+        shared = self.options.grain_size > 0 and bool(tiles)
+        return MemoryBoundPlan(tiles, lanes.name, count, vectors, rows, turned, self.staged, shared, bool(self.streams))
+
+    def _contraction(self, node: ScopStatement, cluster: MatchedContraction) -> ir.Stmt:
+        """A cluster on the part of its domain that lies in the tiles."""
+        op = cluster_op(node, cluster, self.buffers, self.tiles, self.target)
+        plan = cluster_plan(node, cluster, op, self.group, self.tiles, self.options, self.target)
+        return contraction.lower_contraction(op, self.target, plan=plan, parallel=False)
+
+    def _nest(self, leaf: LoopNest, lanes: NestDim | None) -> ir.Stmt:
+        order = loop_order(self.function, leaf, lanes)
+        registers = tuple(t for t in self._local(leaf) if fits_register(t, self.group, leaf))
+        emitter = self._with_registers(registers)
+        hints = self._prefetches(leaf, order, lanes) if lanes is not None else ()
+        only = place_inequalities(leaf, order, lanes).chosen
+        body = build.block(*hints, *(emitter._update(leaf, n, only) for n in leaf.nodes))
+        places = [emitter.buffers[t.name] for t in registers]
+        body = build.allocate([p.buffer if isinstance(p, BufferView) else p for p in places], body)
+        if leaf.nodes[0].domain:
+            return emitter._restricted_nest(leaf, order, lanes, body)
+        if lanes is not None and not registers and self._walks_rows(leaf, lanes):
+            return emitter._rows_at_a_time(leaf, order, lanes, body)
+        if lanes is not None and not registers and (rows := self._summed_rows(leaf, lanes)):
+            return emitter._rows_in_step(leaf, [d for d in order if d is not rows], rows, body)
+        outermost_reduction = next((k for k, d in enumerate(order) if d.kind is DimKind.REDUCTION), len(order))
+        for k in reversed(range(len(order))):
+            body = emitter._loop(leaf, order[k], body, order[k] is lanes)
+            if k == outermost_reduction:
+                body = build.block(*emitter._initializations(leaf), body)
+        return body
+
+    def _restricted_nest(
+        self, leaf: LoopNest, order: Sequence[NestDim], lanes: NestDim | None, body: ir.Stmt
+    ) -> ir.Stmt:
+        """The nest of a leaf that has a domain smaller than its box; what is `chosen` is so in `body` already."""
+        first = leaf.nodes[0]
+        indices = self._scope(leaf, first).indices
+        here = place_inequalities(leaf, order, lanes)
+        outermost_reduction = next((k for k, d in enumerate(order) if d.kind is DimKind.REDUCTION), len(order))
+        for k in reversed(range(len(order))):
+            loop = self._loop(leaf, order[k], body, order[k] is lanes)
+            ends = restrict_bounds(here.bounds.get(k, ()), order[k].index(first), loop.start, loop.stop, indices)
+            body = replace(loop, start=ends[0], stop=ends[1])
+            if k == outermost_reduction:
+                sums = build.when(all_hold(here.begun, indices), body)
+                body = build.block(*self._initializations(leaf), sums)
+        return build.when(all_hold(here.around, indices), body)
+
+    def _summed_rows(self, leaf: LoopNest, lanes: NestDim) -> NestDim | None:
+        """The dimension whose rows a sum along them adds up at once; None where it goes row by row."""
+        if lanes.kind is not DimKind.REDUCTION:
+            return None
+        if self.movement is None:
+            together = rows_at_once(self.function, self.group, [leaf], self.target)
+        else:
+            together = self.movement.rows
+        rows = [d for d in leaf.dims if d.kind is DimKind.PARALLEL and 1 < self._extent(d) == together]
+        return rows[0] if rows else None
+
+    def _rows_in_step(self, leaf: LoopNest, order: Sequence[NestDim], rows: NestDim, body: ir.Stmt) -> ir.Stmt:
+        """The nest of a sum along `rows` with all of those of a tile inside its innermost loop."""
+
+        def each(body: ir.Stmt) -> ir.Stmt:
+            return ir.Loop(rows.name, *self._range(leaf, rows), body, LoopKind.UNROLLED)
+
+        nest = each(body)
+        for dim in reversed(order):
+            nest = self._loop(leaf, dim, nest, dim is order[-1])
+        return build.block(each(build.block(*self._initializations(leaf))), nest)
+
+    def _walks_rows(self, leaf: LoopNest, lanes: NestDim) -> bool:
+        """Is the nest a sum of columns that reads more of each row than accumulators cover, from memory?"""
+        if self.movement is not None:
+            return self.movement.rows > 1 and lanes.kind is DimKind.PARALLEL
+        if not is_column_reduction(leaf, lanes) or self.options.interleave:
+            return False
+        (node,) = leaf.nodes
+        steps = [access_stride(self.function, a, d.index(node)) for a in node.reads for d in leaf.dims]
+        far = None not in steps and reads_memory(self.function, node, self.target)
+        extent, vector = self._extent(lanes), self.target.lanes(32)
+        return far and extent > LONG_COLUMN_VECTORS * vector and (extent == lanes.extent or extent >= LONG_RUN * vector)
+
+    def _rows_at_a_time(self, leaf: LoopNest, order: Sequence[NestDim], lanes: NestDim, body: ir.Stmt) -> ir.Stmt:
+        """The nest of a sum of columns in blocks of a few rows, each from end to end, as memory likes to be read.
+
+        The elements of a column are added in the same order as without blocks.
+        """
+        k = order.index(lanes)
+        rows, inner = order[k + 1], order[k + 2 :]
+        for dim in reversed(inner):
+            body = self._loop(leaf, dim, body, False)
+        body = build.block(*self._rows_ahead(leaf, rows, lanes), body)
+        low, high = self._range(leaf, lanes)
+        count, vectors = self._factor(leaf, lanes)
+        factor = (count, COLUMN_VECTORS if self.movement is None else vectors)
+
+        def along(start: ir.Expr, count: int, *before: ir.Stmt) -> ir.Stmt:
+            added = ir.Loop(rows.name, start, build.add(start, count), body, LoopKind.UNROLLED)
+            return ir.Loop(lanes.name, low, high, build.block(*before, added), LoopKind.VECTOR, vector_factors=factor)
+
+        together = self._rows_together
+        first = rows.extent % together or together
+        block = build.var(mint(rows.name, "block"))
+        begun = along(build.const(rows.lower), first, *self._initializations(leaf))
+        others = along(block, together)
+        start, stop = build.const(rows.lower + first), build.const(rows.upper)
+        nest = build.block(begun, ir.Loop(block.name, start, stop, others, step=together))
+        for dim in reversed(order[:k]):
+            nest = self._loop(leaf, dim, nest, False)
+        return nest
+
+    @property
+    def _rows_together(self) -> int:
+        return ROWS_AT_A_TIME if self.movement is None else self.movement.rows
+
+    def _rows_ahead(self, leaf: LoopNest, rows: NestDim, lanes: NestDim) -> Iterator[ir.Stmt]:
+        """Hints for the same part of the rows of the next block."""
+        (node,) = leaf.nodes
+        scope = self._scope(leaf, node)
+        there = build.add(scope.indices[rows.index(node)], self._rows_together)
+        ahead = replace(scope, indices={**scope.indices, rows.index(node): there})
+        for access in node.reads:
+            if access_stride(self.function, access, lanes.index(node)) == 1:
+                yield ir.Invoke(PREFETCH_LATER, (lower_access(access.tensor, access.subscripts, ahead),), (0,))
+
+    def _prefetches(self, leaf: LoopNest, order: Sequence[NestDim], lanes: NestDim) -> Iterator[ir.Stmt]:
+        fixed = [t.row for k, t in enumerate(self.tiles) if all(d.row != k for d in order)]
+        for node in leaf.nodes:
+            loops = [d.index(node) for d in reversed(order)] + [row.index_and_shift(node)[0] for row in reversed(fixed)]
+            scope = self._scope(leaf, node)
+            yield from prefetch_hints(self.function, self.group, node, lanes, loops, scope, self.target)
+
+    def _turned_nest(self, leaf: LoopNest, lanes: NestDim) -> ir.Stmt | None:
+        """The nest with reads that cross `lanes` transposed; None where there are none."""
+        row = transposed_read_dim(self.function, leaf, lanes)
+        if row is None or leaf.nodes[0].domain:
+            return None
+        emitter = self._with_registers(tuple(t for t in self._local(leaf) if fits_register(t, self.group, leaf)))
+        stores = [emitter._update(leaf, n) for n in leaf.nodes]
+        reads = transposable_reads(stores, row.name, lanes.name)
+        if not reads:
+            return None
+        extents = [self._extent(d) for d in (row, lanes)]
+        block = transpose_block_side(stores, reads, extents, self.target, pointwise=is_pointwise(leaf))
+        if self.movement is not None:
+            block = min(self.movement.lanes, max(2, 1 << (min(extents) - 1).bit_length()))
+        down, along = (Axis(d.name, *self._range(leaf, d)) for d in (row, lanes))
+        factor = self._factor(leaf, lanes)
+        if self.staged and any(s.nontemporal for s in stores):
+            before = 0 if lanes.row is None else self.tiles[lanes.row].before
+            body = transpose_nontemporal(
+                stores, reads, down, along, (lanes.lower, lanes.upper), (block, factor[1]), before
+            )
+        elif is_pointwise(leaf) and not self.staged:
+            near = loads_in_pieces(stores, reads, down, along, block, self.target)
+            ahead = prefetch_distance(reads, self.target)
+            body = transpose_loops(stores, reads, down, along, block, ahead=ahead, near=near)
+        else:
+            body = transpose_staged(stores, emitter._initializations(leaf), reads, down, along, block, factor)
+        for dim in reversed(loop_order(self.function, leaf, lanes)):
+            if dim is not row and dim is not lanes:
+                body = self._loop(leaf, dim, body, False)
+        return body
+
+    def _local(self, leaf: LoopNest) -> tuple[Tensor, ...]:
+        names = {t for n in leaf.nodes for t in n.tensors}
+        return tuple(
+            self.function.tensor(name)
+            for name, place in self.buffers.items()
+            if name in names and isinstance(place, BufferView)
+        )
+
+    def _with_registers(self, tensors: Sequence[Tensor]) -> NestLowering:
+        if not tensors:
+            return self
+        views = {t.name: private_view(t.name, t.dtype) for t in tensors}
+        return replace(self, buffers={**self.buffers, **views})
+
+    def _loop(self, leaf: LoopNest, dim: NestDim, body: ir.Stmt, vector: bool) -> ir.Loop:
+        start, stop = self._range(leaf, dim)
+        if not vector:
+            return ir.Loop(dim.name, start, stop, body)
+        return ir.Loop(dim.name, start, stop, body, LoopKind.VECTOR, vector_factors=self._factor(leaf, dim))
+
+    def _range(self, leaf: LoopNest, dim: NestDim) -> tuple[ir.Expr, ir.Expr]:
+        if dim.row is not None:
+            return self.tiles[dim.row].bounds(dim, leaf.nodes[0])
+        return build.const(dim.lower), build.const(dim.upper)
+
+    def _extent(self, dim: NestDim) -> int:
+        return min(dim.extent, self.tiles[dim.row].size) if dim.row is not None else dim.extent
+
+    def _factor(self, leaf: LoopNest, dim: NestDim) -> tuple[int, int]:
+        if self.movement is not None:
+            return self.movement.lanes, self.movement.vectors
+        widest = max((s.value.dtype.bits for n in leaf.nodes for s in n.statements), default=32)
+        extent = self._extent(dim)
+        lanes = min(self.target.lanes(max(32, widest)), max(2, 1 << (extent - 1).bit_length()))
+        vectors = self.options.interleave or self._vectors(leaf, dim) // (2 if self._summed_rows(leaf, dim) else 1)
+        return lanes, max(1, min(vectors, extent // lanes))
+
+    @staticmethod
+    def _vectors(leaf: LoopNest, dim: NestDim) -> int:
+        if dim.kind is DimKind.REDUCTION:
+            return REDUCTION_VECTORS
+        if is_column_reduction(leaf, dim):
+            return LONG_COLUMN_VECTORS
+        if any(d.kind is DimKind.REDUCTION for d in leaf.dims):
+            return COLUMN_VECTORS
+        return POINTWISE_VECTORS
+
+    def _scope(self, leaf: LoopNest, node: ScopStatement) -> LoweringScope:
+        indices: dict[str, ir.Expr] = {}
+        for tile in self.tiles:
+            index, shift = tile.row.index_and_shift(node)
+            indices[index] = build.sub(tile.start, shift)
+        for dim in leaf.dims:
+            indices[dim.index(node)] = build.add(build.var(dim.name), self._shift(dim, leaf.nodes[0], node))
+        return LoweringScope(indices, self.buffers)
+
+    def _shift(self, dim: NestDim, first: ScopStatement, node: ScopStatement) -> int:
+        if dim.row is None:
+            return 0
+        row = self.group.rows[dim.row]
+        return row.index_and_shift(first)[1] - row.index_and_shift(node)[1]
+
+    def _update(self, leaf: LoopNest, node: ScopStatement, only: Sequence[Inequality] = ()) -> ir.Store:
+        """only: of the first node's domain; terms where they do not hold are neutral."""
+        (s,) = node.statements
+        scope = self._scope(leaf, node)
+        buffer, indices = lower_access(s.target, s.subscripts, scope)
+        value = build.cast(lower_expr(s.value, scope), buffer.type.dtype)
+        op = s.reduction
+        if op is not None and s.initialize and not s.reduction_indices:  # one term: combine it with the neutral element
+            value, op = (
+                build.binary(build.combiner(op, buffer.type.dtype), build.neutral(op, buffer.type.dtype), value),
+                None,
+            )
+        if op is not None and only:
+            holds = all_hold(only, self._scope(leaf, leaf.nodes[0]).indices)
+            value = build.select(holds, value, build.neutral(op, buffer.type.dtype))
+        return ir.Store(buffer, indices, value, op, nontemporal=op is None and s.target in self.streams)
+
+    def _initializations(self, leaf: LoopNest) -> list[ir.Stmt]:
+        return [
+            self._initialization(leaf, n, s)
+            for n in leaf.nodes
+            for s in n.statements
+            if s.initialize and s.reduction_indices
+        ]
+
+    def _initialization(self, leaf: LoopNest, node: ScopStatement, s: BoundStatement) -> ir.Stmt:
+        assert s.reduction is not None
+        buffer, indices = lower_access(s.target, s.subscripts, self._scope(leaf, node))
+        return ir.Store(buffer, indices, build.neutral(s.reduction, buffer.type.dtype))
+
+
+def _has_vector_form(nest: ir.Stmt) -> bool:
+    try:
+        vectorize_loops(nest)
+    except CannotLower:
+        return False
+    return True

@@ -1,0 +1,86 @@
+"""Loops over the part of a leaf's box that `restrict` leaves: bounds where that is possible, else conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...loop_ir import build
+from ...loop_ir import nodes as ir
+from ...tc_lang.ir import Inequality
+from ..schedule.loop_nest import DimKind, LoopNest, NestDim
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """Where each inequality of a leaf's domain takes effect.
+
+    Elements that nobody wants may be computed all the same, but terms outside the domain must not be added.
+
+    Attributes:
+        bounds: for the position of a loop, those that bound it.
+        around: conditions on the whole nest.
+        begun: conditions on the sums of an element, which is initialized all the same.
+        chosen: conditions that differ from lane to lane: what is added there is neutral where they do not hold.
+    """
+
+    bounds: Mapping[int, tuple[Inequality, ...]]
+    around: tuple[Inequality, ...] = ()
+    begun: tuple[Inequality, ...] = ()
+    chosen: tuple[Inequality, ...] = ()
+
+
+def place_inequalities(leaf: LoopNest, order: Sequence[NestDim], lanes: NestDim | None) -> Restriction:
+    """What becomes of the domain of `leaf`, whose loops nest in this order, with `lanes` among them."""
+    first = leaf.nodes[0]
+    names = [d.index(first) for d in order]
+    lane = None if lanes is None else lanes.index(first)
+    unwanted = leaf.elements
+    bounds: dict[int, tuple[Inequality, ...]] = {}
+    others: dict[str, list[Inequality]] = {"around": [], "begun": [], "chosen": []}
+    for g in first.domain:
+        used = [name for name, _ in g.terms]
+        last = max((k for k, name in enumerate(names) if name in used), default=None)
+        uneven = lane in used and (last is None or names[last] != lane)
+        if uneven:  # a loop inside the lanes cannot have other bounds for each of them
+            if g not in unwanted:
+                others["chosen"].append(g)
+        elif last is None:
+            others["around" if g in unwanted else "begun"].append(g)
+        elif g in unwanted or order[last].kind is DimKind.REDUCTION:
+            bounds[last] = (*bounds.get(last, ()), g)
+        else:
+            others["chosen" if names[last] == lane else "begun"].append(g)
+    return Restriction(bounds, *(tuple(others[kind]) for kind in ("around", "begun", "chosen")))
+
+
+def value_of(g: Inequality, indices: Mapping[str, ir.Expr], without: str = "") -> ir.Expr:
+    """The form that is at least zero, without the term of one index."""
+    total: ir.Expr = build.const(g.constant)
+    for name, c in g.terms:
+        if name != without:
+            total = build.add(total, build.mul(indices[name], c))
+    return total
+
+
+def all_hold(inequalities: Sequence[Inequality], indices: Mapping[str, ir.Expr]) -> ir.Expr:
+    """Do all of them hold?"""
+    whole: ir.Expr = build.TRUE
+    for g in inequalities:
+        whole = build.logical_and(whole, build.ge(value_of(g, indices), 0))
+    return whole
+
+
+def restrict_bounds(
+    inequalities: Sequence[Inequality], index: str, start: ir.Expr, stop: ir.Expr, indices: Mapping[str, ir.Expr]
+) -> tuple[ir.Expr, ir.Expr]:
+    """The part of `start .. stop` in which all of them hold; an empty one begins where it stops."""
+    first = start
+    for g in inequalities:
+        c = dict(g.terms)[index]
+        rest = value_of(g, indices, index)
+        if c > 0:
+            start = build.maximum(start, build.sub(0, build.div(rest, c)))
+        else:
+            stop = build.minimum(stop, build.add(build.div(rest, -c), 1))
+    return (start if start is first else build.minimum(start, stop)), stop

@@ -1,0 +1,193 @@
+"""Data-dependent subscripts verified before anything reads through them.
+
+A check of many subscripts first asks, in vectors and where it pays in parallel, whether all of them are inside. Only
+where one is not a second, ordered nest looks for the first of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from ...core.dtypes import BOOL
+from ...core.errors import CannotLower
+from ...core.naming import mint
+from ...loop_ir import build
+from ...loop_ir import nodes as ir
+from ...loop_ir.nodes import Buffer, CheckSite, LoopKind, Space, Type
+from ...loop_ir.passes.vectorize import vectorize_loops
+from ...lower_expr import LoweringScope, lower_expr, lower_subscript
+from ...options import CpuOptions
+from ...target import CpuTarget
+from ...tc_lang import ir as tc
+from ...tc_lang.ir import BoundFunction, BoundIndex, BoundsCheck, BoundStatement
+from ..schedule.access_cost import access_stride
+
+# Fewer subscripts than this are looked at one by one.
+FEW = 64
+VECTORS = 4
+# A subscript costs a fraction of a scalar operation; chunks are few enough for their results to be one cache line.
+CHEAPER = 4
+MOST_CHUNKS = 64
+CHUNK = mint("chunk")
+
+
+@dataclass(frozen=True, slots=True)
+class BoundsCheckLoops:
+    """Loops that verify, what a failure of each means, and the memory that they need."""
+
+    loops: tuple[ir.Stmt, ...] = ()
+    sites: tuple[CheckSite, ...] = ()
+    temporaries: tuple[Buffer, ...] = ()
+
+    def __add__(self, other: BoundsCheckLoops) -> BoundsCheckLoops:
+        return BoundsCheckLoops(
+            self.loops + other.loops, self.sites + other.sites, self.temporaries + other.temporaries
+        )
+
+
+def build_check_loops(
+    function: BoundFunction,
+    s: BoundStatement,
+    buffers: Mapping[str, Buffer],
+    first_site: int,
+    options: CpuOptions,
+    target: CpuTarget,
+) -> BoundsCheckLoops:
+    """For each check of `s` what verifies it over all instances of `s`."""
+    found = BoundsCheckLoops()
+    if all(i.extent for i in s.indices):
+        for check in dict.fromkeys(s.checks):
+            site = first_site + len(found.sites)
+            found += _Check(function, s, check, buffers, site, options, target).verified()
+    return found
+
+
+def _roots(check: BoundsCheck) -> list[tc.Expr]:
+    return [e for e in (check.subscript, check.guard) if e is not None]
+
+
+def _accesses(check: BoundsCheck) -> list[tc.Access]:
+    return [x for e in _roots(check) for x in tc.walk_expr(e) if isinstance(x, tc.Access)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """One check of a statement, and what decides how it is done."""
+
+    function: BoundFunction
+    statement: BoundStatement
+    check: BoundsCheck
+    buffers: Mapping[str, Buffer]
+    site: int
+    options: CpuOptions
+    target: CpuTarget
+
+    @property
+    def indices(self) -> tuple[BoundIndex, ...]:
+        """Those on which the check depends, in the order of the statement."""
+        used = {x.name for e in _roots(self.check) for x in tc.walk_expr(e) if isinstance(x, tc.Index)}
+        return tuple(i for i in self.statement.indices if i.name in used)
+
+    @property
+    def points(self) -> int:
+        return prod(i.extent for i in self.indices)
+
+    def verified(self) -> BoundsCheckLoops:
+        c = self.check
+        sites = (CheckSite(c.tensor, c.dimension, c.extent, c.origin),)
+        everywhere, temporaries = self._everywhere(self._one_by_one())
+        return BoundsCheckLoops((everywhere,), sites, temporaries)
+
+    def _one_by_one(self) -> ir.Stmt:
+        """The nest that finds the first subscript that is outside."""
+        value, condition = self._translated()
+        body: ir.Stmt = ir.Check(condition, self.site, value)
+        for i in reversed(self.indices):
+            body = ir.Loop(i.name, build.const(i.lower), build.const(i.upper), body)
+        return body
+
+    def _everywhere(self, search: ir.Stmt) -> tuple[ir.Stmt, tuple[Buffer, ...]]:
+        """`search` only where it would find something; and the memory that this takes."""
+        if self.points < FEW:
+            return search, ()
+        outer = max(self.indices, key=lambda i: i.extent)
+        grain = self.options.grain_size * CHEAPER
+        chunks = min(outer.extent, MOST_CHUNKS, self.points // grain) if grain else 1
+        inside = Buffer(mint("inside", self.site), Type(BOOL), (), (), Space.REGISTER)
+        flags = build.buffer(mint("chunks", self.site), BOOL, (chunks,))
+        try:
+            if chunks > 1:
+                first, nest = self._in_chunks(inside, outer, flags), _conjunction(inside, flags)
+            else:
+                first, nest = build.NOTHING, self._vector_nest(inside, {})
+        except CannotLower:
+            return search, ()
+        found = ir.If(build.logical_not(ir.Load(inside, ())), search)
+        then = build.allocate([inside], build.block(_all(inside, nest), found))
+        return build.block(first, then), (flags,) if chunks > 1 else ()
+
+    def _in_chunks(self, inside: Buffer, outer: BoundIndex, flags: Buffer) -> ir.Stmt:
+        """`codegen_flags`, one for each chunk of `outer`."""
+        (chunks,) = flags.shape
+        size = -(-outer.extent // chunks)
+        chunk = build.var(CHUNK)
+        start = build.add(build.mul(chunk, size), outer.lower)
+        nest = self._vector_nest(inside, {outer.name: (start, build.minimum(build.add(start, size), outer.upper))})
+        store = ir.Store(flags, (chunk,), ir.Load(inside, ()))
+        body = build.allocate([inside], build.block(_all(inside, nest), store))
+        return ir.Loop(CHUNK, build.const(0), build.const(chunks), body, LoopKind.PARALLEL)
+
+    def _vector_nest(self, inside: Buffer, parts: Mapping[str, tuple[ir.Expr, ir.Expr]]) -> ir.Stmt:
+        """The condition of the instances in `parts` taken into `inside`, lanes along the index that suits them best."""
+        value, condition = self._translated()
+        bits = value.operand.type.dtype.bits if isinstance(value, ir.Cast) else value.type.dtype.bits
+        lanes = self.target.lanes(bits)
+        along = min(self.indices, key=lambda i: self._cost(i, lanes))
+        body: ir.Stmt = ir.Store(inside, (), condition, "and")
+        for i in (along, *(i for i in reversed(self.indices) if i is not along)):
+            start, stop = parts.get(i.name, (build.const(i.lower), build.const(i.upper)))
+            if i is along:
+                factor = (lanes, max(1, min(VECTORS, i.extent // lanes)))
+                body = ir.Loop(i.name, start, stop, body, LoopKind.VECTOR, vector_factors=factor)
+            else:
+                body = ir.Loop(i.name, start, stop, body)
+        vectorize_loops(_all(inside, body))  # it refuses what has no vector form
+        return body
+
+    def _cost(self, i: BoundIndex, lanes: int) -> float:
+        """Of the vectors along `i`, per subscript."""
+        steps = [access_stride(self.function, a, i.name) for a in _accesses(self.check)]
+        costs = [1.0 if s in (0, 1) else 4.0 if s is not None and abs(s) <= 4 else 10.0 for s in steps]
+        return sum(costs) * -(-i.extent // lanes) / i.extent
+
+    def _translated(self) -> tuple[ir.Expr, ir.Expr]:
+        """The subscript in int64, and whether it is inside where it is asked for."""
+        guard = self.check.guard
+        scope = LoweringScope({i.name: build.var(i.name) for i in self.statement.indices}, self.buffers)
+        value = lower_subscript(self.check.subscript, scope.under(guard) if guard is not None else scope)
+        condition = is_inside(value, self.check.extent)
+        if guard is not None:
+            condition = build.logical_or(build.logical_not(lower_expr(guard, scope)), condition)
+        return value, condition
+
+
+def is_inside(value: ir.Expr, extent: int) -> ir.Expr:
+    """`0 <= value < extent`, in the type in which the value was found."""
+    narrow = value.operand if isinstance(value, ir.Cast) and value.operand.type.dtype.is_integer else value
+    dtype = narrow.type.dtype
+    above = build.ge(narrow, 0) if dtype.is_signed else build.TRUE
+    largest = (1 << (dtype.bits - dtype.is_signed)) - 1
+    return build.logical_and(above, build.lt(narrow, extent) if extent <= largest else build.TRUE)
+
+
+def _all(inside: Buffer, nest: ir.Stmt) -> ir.Stmt:
+    """`inside` as the conjunction of what `nest` takes into it."""
+    return build.block(ir.Store(inside, (), build.TRUE), nest)
+
+
+def _conjunction(inside: Buffer, flags: Buffer) -> ir.Stmt:
+    """All `codegen_flags` taken into `inside`."""
+    update = ir.Store(inside, (), ir.Load(flags, (build.var(CHUNK),)), "and")
+    return ir.Loop(CHUNK, build.const(0), build.const(flags.shape[0]), update)

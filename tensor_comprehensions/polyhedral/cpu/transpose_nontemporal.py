@@ -1,0 +1,113 @@
+"""Transpositions past the caches: turned into a buffer in the second one, which they leave in whole lines of memory.
+
+A line that is written in parts travels to a far last cache and back between them. Rows of the output begin anywhere in
+a line; a tile therefore stores the lines that begin in it, for which it turns a few lanes of the next one as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ...core.naming import mint
+from ...loop_ir import build
+from ...loop_ir.nodes import Buffer, Expr, Let, Load, Loop, LoopKind, Stmt, Store
+from ...structured.lower.transpose import CACHE_LINE, Axis, begin_lines, with_registers
+from ...structured.lower.vector_expr import substitute_vectorized
+from .transpose_staging import chunk_of, chunk_start, staged_loads, transpose_into, with_loads
+
+# Most rows and lanes that a buffer holds.
+LARGEST_STAGE = 512
+
+
+def transpose_nontemporal(
+    stores: Sequence[Store],
+    reads: Sequence[Load],
+    row: Axis,
+    lane: Axis,
+    whole: tuple[int, int],
+    factor: tuple[int, int],
+    before: int = 0,
+) -> Stmt:
+    """The loops over `row` and `lane` around pointwise `stores` past the caches, which find `reads` in buffers.
+
+    Args:
+        whole: the range of which `lane` is a part. What these loops do not store at its beginning is done by those for
+            the part before, and the other way round at its end.
+        factor: rows and lanes of the square blocks that are turned, and lanes of the vectors that leave the buffers;
+            how many of those at once.
+        before: lanes of each part before this one, if this is the last and shorter.
+    """
+    if parts := _parts(row):
+        return build.block(*(transpose_nontemporal(stores, reads, part, lane, whole, factor, before) for part in parts))
+    if parts := _parts(lane):
+        whole_chunks, rest = parts
+        chunks = transpose_nontemporal(stores, reads, row, whole_chunks, whole, factor, before)
+        return build.block(chunks, transpose_nontemporal(stores, reads, row, rest, whole, factor, LARGEST_STAGE))
+    rows, lanes = (chunk_of(a, min(LARGEST_STAGE, a.length or LARGEST_STAGE)) for a in (row, lane))
+    assert rows.length is not None
+    assert lanes.length is not None
+    store = next(s for s in stores if s.nontemporal)
+    line = CACHE_LINE // store.buffer.type.dtype.size
+
+    def is_apart(length: int) -> bool:
+        return length >= line and not _is_aligned(store.buffer, whole[0], length)
+
+    apart = is_apart(lanes.length)
+    at_once = factor if apart else (factor[0], max(1, min(factor[1], lanes.length // factor[0])))
+    shape = (rows.length, lanes.length + line * apart)
+    found = staged_loads(reads, rows, lanes, lambda read: (shape[0], _pitch(read.buffer, shape[1])))
+    point = with_registers(stores, build.block(*(with_loads(s, found) for s in stores)))
+
+    def along(start: Expr, stop: Expr) -> Stmt:
+        return Loop(lane.name, start, stop, point, LoopKind.VECTOR, vector_factors=at_once)
+
+    copies = [transpose_into(found, rows, lanes, factor[0], along_reads=True)]
+    inner = along(lanes.start, lanes.stop)
+    if apart:
+        first = build.minimum(lanes.stop, whole[1] - line)
+        more = replace(lanes, start=first, stop=build.add(first, line))
+        beyond = transpose_into(found, rows, more, factor[0], along_reads=True)
+        copies.append(build.when(build.lt(lanes.stop, whole[1]), beyond))
+    if apart or is_apart(before):  # then the part before this one has stored what is left of its last line
+        inner = _by_lines(store, line, lanes, whole, along)
+    body = build.block(*copies, Loop(row.name, rows.start, rows.stop, inner))
+    body = build.allocate([place.buffer for place in found.values()], body)
+    body = Loop(chunk_start(lane), lane.start, lane.stop, body, step=lanes.length)
+    return Loop(chunk_start(row), row.start, row.stop, body, step=rows.length)
+
+
+def _parts(axis: Axis) -> tuple[Axis, ...]:
+    """What whole chunks cover of a long axis, and the rest; () where there is but one of both."""
+    length = axis.length
+    return () if length is None or length < LARGEST_STAGE or axis.splits(LARGEST_STAGE) else axis.cut(LARGEST_STAGE)
+
+
+def _is_aligned(buffer: Buffer, first: int, lanes: int) -> bool:
+    """Does every row of a part of `lanes` begin a line if the buffer does?"""
+    size = buffer.type.dtype.size
+    return begin_lines(buffer.strides, size) and first * size % CACHE_LINE == lanes * size % CACHE_LINE == 0
+
+
+def _pitch(buffer: Buffer, lanes: int) -> int:
+    """Rows for so many elements of an odd number of lines, which are spread over all sets of a cache."""
+    line = CACHE_LINE // buffer.type.dtype.size
+    return (-(-lanes // line) | 1) * line
+
+
+def _by_lines(store: Store, line: int, lane: Axis, whole: tuple[int, int], along: Callable[[Expr, Expr], Stmt]) -> Stmt:
+    """`along` the lines of `store` that begin in `lane`, and what there is before the first in all of the range."""
+    lines = build.var(mint(lane.name, "lines"))
+    before = build.when(build.le(lane.start, whole[0]), along(lane.start, lines))
+    stop = build.minimum(_line_at(store, line, lane, lane.stop), whole[1])
+    first = build.minimum(_line_at(store, line, lane, lane.start), lane.stop)
+    return Let(lines.name, first, build.block(before, along(lines, stop)))
+
+
+def _line_at(store: Store, line: int, lane: Axis, at: Expr) -> Expr:
+    """The first lane from `at` on where `store` begins a line, if its buffer does."""
+    indices = [substitute_vectorized(i, {lane.name: at}) for i in store.indices]
+    place: Expr = build.const(0)
+    for index, stride in zip(indices, store.buffer.strides, strict=True):
+        place = build.add(place, build.mul(index, stride))
+    return build.add(at, build.mod(build.sub(line, build.mod(place, line)), line))

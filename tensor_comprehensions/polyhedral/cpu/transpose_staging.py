@@ -1,0 +1,204 @@
+"""Promotion: what a block reads along the wrong dimension is copied to where it lies along the right one.
+
+Where all iterations are independent the copy is in registers (`structured.lower.transpose`); else in a small buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+
+from ...core.naming import mint
+from ...loop_ir import build, index_arithmetic
+from ...loop_ir.buffer_view import BufferDim, private_view
+from ...loop_ir.nodes import Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Store, Var
+from ...loop_ir.rewrite import map_expr, map_stmt, mentions, walk_expr
+from ...structured.cost.plan_cost import INTERLEAVED
+from ...structured.lower.transpose import CACHE_LINE, PIECE, Axis, begin_lines, transpose_loops, with_registers
+from ...target import CpuTarget
+
+# Lanes beyond these need more registers for a square block than there are.
+LARGEST_SIDE = 16
+# Blocks of half the widest vectors take fewer shuffles, and fewer operations where a processor cuts wide ones in two.
+# Whole lines at once are worth more to memory that is written past the caches and, where wide operations are whole, to
+# the second one; and to the first one, from which rows come in pieces.
+BLOCK_BITS = 256
+# Lines that are asked for before they are read, where the second-level cache has not got them.
+AHEAD = 16
+# Rows, and bytes of each, that a buffer holds: together half of a usual first-level cache.
+STAGED_ROWS, STAGED_BYTES = 32, 512
+
+
+def transposable_reads(stores: Sequence[Store], row: str, lane: str) -> tuple[Load, ...]:
+    """The reads of scalar `stores` that are contiguous along `row` but far apart along `lane`; () where none may move.
+
+    They may move to before the stores because those write other buffers. The stores must be contiguous along `lane`,
+    or reduce over it.
+    """
+    if any(s.mask is not None or not _suits(s, lane) for s in stores):
+        return ()
+    written = {s.buffer.name for s in stores}
+    found = (e for s in stores for e in _loads(s) if e.buffer.name not in written and e.mask is None)
+    return tuple(dict.fromkeys(e for e in found if _is_turned(e, row, lane)))
+
+
+def transpose_block_side(
+    stores: Sequence[Store], reads: Sequence[Load], extents: Sequence[int], target: CpuTarget, *, pointwise: bool = True
+) -> int:
+    """Rows and columns of the square blocks in which `reads` are transposed for `stores`."""
+    bits = _bits(stores, reads)
+    lanes = target.lanes(bits)
+    whole = any(s.nontemporal for s in stores) or (pointwise and _is_near(stores, reads, target))
+    if not (whole or _writes_lines(stores, reads, target)):
+        lanes = min(lanes, BLOCK_BITS // bits)
+    return max(2, min(lanes, LARGEST_SIDE, 1 << (min(extents) - 1).bit_length()))
+
+
+def loads_in_pieces(
+    stores: Sequence[Store], reads: Sequence[Load], rows: Axis, lanes: Axis, block: int, target: CpuTarget
+) -> bool:
+    """Whether blocks of so many rows and lanes load rows in pieces: whole lines, from the first cache to it."""
+    is_line = block * _bits(stores, reads) == 8 * CACHE_LINE and _is_near(stores, reads, target)
+    if not is_line or rows.length is None or lanes.length is None:
+        return False
+    return rows.length * min(r.type.dtype.size for r in reads) >= PIECE
+
+
+def _is_near(stores: Sequence[Store], reads: Sequence[Load], target: CpuTarget) -> bool:
+    """Are the widest vectors lines, and all of them in the first cache?"""
+    return _has_lines(target) and _touched(stores, reads) <= target.cache[0]
+
+
+def _bits(stores: Sequence[Store], reads: Sequence[Load]) -> int:
+    return max(8, *(b.type.dtype.bits for b in (*(s.buffer for s in stores), *(r.buffer for r in reads))))
+
+
+def _has_lines(target: CpuTarget) -> bool:
+    """Are the widest vectors as wide as lines, and operations as wide as vectors?"""
+    return target.vector_bits == 8 * CACHE_LINE and target.issue_bits_per_cycle > target.vector_bits
+
+
+def _touched(stores: Sequence[Store], reads: Sequence[Load]) -> int:
+    """Bytes of what is written, and read across."""
+    buffers = {*_written(stores), *(r.buffer for r in reads)}
+    return sum(prod(b.shape) * b.type.dtype.size for b in buffers)
+
+
+def _written(stores: Sequence[Store]) -> list[Buffer]:
+    return [s.buffer for s in stores if s.buffer.space is not Space.REGISTER]
+
+
+def _writes_lines(stores: Sequence[Store], reads: Sequence[Load], target: CpuTarget) -> bool:
+    """Are the widest vectors lines of outputs that are not in the first cache?"""
+    if not _has_lines(target) or any(s.op is not None for s in stores):
+        return False
+    whole = all(begin_lines(b.strides, b.type.dtype.size) for b in _written(stores))
+    return whole and _touched(stores, reads) > target.cache[0]
+
+
+def prefetch_distance(reads: Sequence[Load], target: CpuTarget) -> int:
+    """How far ahead of their use lines of what `reads` read are worth asking for; 0 where the caches have them."""
+    largest = max(prod(r.buffer.shape) * r.buffer.type.dtype.size for r in reads)
+    return AHEAD if largest > target.cache[min(1, len(target.cache) - 1)] // 2 else 0
+
+
+def transpose_staged(
+    stores: Sequence[Store],
+    initial: Sequence[Stmt],
+    reads: Sequence[Load],
+    row: Axis,
+    lane: Axis,
+    side: int,
+    factor: tuple[int, int],
+) -> Stmt:
+    """The loops over `row` and `lane`, in chunks, around `stores`, which find `reads` in buffers; `initial` is per row.
+
+    As `structured.transpose.transposed`, but the iterations over `lane` may reduce; `factor` is for its VECTOR loop.
+    """
+    least = min(r.buffer.type.dtype.size for r in reads)
+    shape = (STAGED_ROWS, STAGED_BYTES // least)
+    rows, lanes = map(chunk_of, (row, lane), shape)
+    found = staged_loads(reads, rows, lanes, lambda _: shape)
+    point = with_registers(stores, build.block(*(with_loads(s, found) for s in stores)))
+    inner = Loop(lane.name, lanes.start, lanes.stop, point, LoopKind.VECTOR, vector_factors=factor)
+    chunk = build.block(transpose_into(found, rows, lanes, side), Loop(row.name, rows.start, rows.stop, inner))
+    chunk = build.allocate([place.buffer for place in found.values()], chunk)
+    body: Stmt = Loop(chunk_start(lane), lane.start, lane.stop, chunk, step=shape[1])
+    if initial:
+        body = build.block(Loop(row.name, rows.start, rows.stop, build.block(*initial)), body)
+    return Loop(chunk_start(row), row.start, row.stop, body, step=STAGED_ROWS)
+
+
+def chunk_start(axis: Axis) -> str:
+    """The name of the variable at which a part begins."""
+    return mint(axis.name, "start")
+
+
+def chunk_of(axis: Axis, size: int) -> Axis:
+    """The part of `axis` from the variable `chunk_start` on."""
+    start = build.var(chunk_start(axis))
+    stop = build.add(start, size)
+    return Axis(axis.name, start, stop if axis.splits(size) else build.minimum(stop, axis.stop))
+
+
+def staged_loads(
+    reads: Sequence[Load], rows: Axis, lanes: Axis, shape: Callable[[Load], tuple[int, int]]
+) -> dict[Load, Load]:
+    """Where each of `reads` is found in a buffer of that shape for what it gives at `rows` and `lanes`."""
+    axes = (rows, lanes)
+    first = {a.name: a.start for a in axes}
+    found = {}
+    for k, read in enumerate(reads):
+        digits = tuple(BufferDim(a.name, 1, extent) for a, extent in zip(axes, shape(read), strict=True))
+        view = private_view(mint(read.buffer.name, k), read.buffer.type.dtype, digits, first)
+        found[read] = Load(view.buffer, view.indices({name: build.var(name) for name in first}))
+    return found
+
+
+def transpose_into(
+    found: Mapping[Load, Load], rows: Axis, lanes: Axis, side: int, *, along_reads: bool = False
+) -> Stmt:
+    """Copies of the reads to their places, turned in registers."""
+    return build.block(
+        *(
+            transpose_loops(
+                [Store(place.buffer, place.indices, read)], [read], rows, lanes, side, along_reads=along_reads
+            )
+            for read, place in found.items()
+        )
+    )
+
+
+def with_loads(s: Stmt, values: Mapping[Load, Load]) -> Stmt:
+    def on_expr(e: Expr) -> Expr:
+        new = values.get(e) if isinstance(e, Load) else None
+        return map_expr(e, on_expr) if new is None else new
+
+    return map_stmt(s, on_expr, lambda c: c)
+
+
+def _suits(s: Store, lane: str) -> bool:
+    step = _step(s.buffer, s.indices, lane)
+    return s.buffer.space is Space.REGISTER or step == 1 or (step == 0 and s.op is not None)
+
+
+def _loads(s: Store) -> Iterator[Load]:
+    for root in (s.value, *s.indices):
+        yield from (e for e in walk_expr(root) if isinstance(e, Load))
+
+
+def _is_turned(e: Load, row: str, lane: str) -> bool:
+    along = _step(e.buffer, e.indices, lane)
+    return along is not None and abs(along) > INTERLEAVED and _step(e.buffer, e.indices, row) == 1
+
+
+def _step(buffer: Buffer, indices: tuple[Expr, ...], name: str) -> int | None:
+    """Elements between `buffer[indices]` at consecutive values of the variable `name`; None where that varies."""
+    total = 0
+    for index, stride in zip(indices, buffer.strides, strict=True):
+        for atom, c in index_arithmetic.linear_terms(index)[0].items():
+            if isinstance(atom, Var) and atom.name == name:
+                total += c * stride
+            elif mentions(atom, {name}):
+                return None
+    return total

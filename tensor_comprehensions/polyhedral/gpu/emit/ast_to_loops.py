@@ -1,0 +1,145 @@
+"""isl's syntax tree as a loop program: the only place where isl's expressions are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import islpy as isl
+
+from ....core.errors import InternalError
+from ....core.naming import mint
+from ....loop_ir import build
+from ....loop_ir import nodes as ir
+from ....loop_ir.index_arithmetic import Interval, index_interval
+from ..plan.mapping import WRITTEN_OUT
+
+Instance = Callable[[str, tuple[ir.Expr, ...]], ir.Stmt]
+"""(name of the statement, values of its indices and of further functions of them) -> what it does there."""
+
+_BINARY = {
+    "add": "add", "sub": "sub", "mul": "mul", "div": "div", "fdiv_q": "div", "pdiv_q": "div", "pdiv_r": "mod",
+    "zdiv_r": "mod", "max": "max", "min": "min", "and": "and", "and_then": "and", "or": "or", "or_else": "or",
+    "eq": "eq", "le": "le", "lt": "lt", "ge": "ge", "gt": "gt",
+}  # fmt: skip
+"""Operations of isl's expressions; what they require of their operands is proved where isl uses them."""
+
+
+def generate_loops(
+    schedule: isl.Schedule,
+    context: isl.Set,
+    identifiers: Mapping[str, ir.Expr],
+    instance: Instance,
+    further: Mapping[str, Sequence[isl.PwAff]],
+    ranges: Mapping[str, Interval],
+) -> ir.Stmt:
+    """The loops of `schedule`, with `instance` for every statement.
+
+    context: what is known of the parameters, which are worth `identifiers` in the loop program. further: by the name
+    of a statement, functions of its indices whose values `instance` wants after those of the indices. ranges: of the
+    variables in `identifiers`. Loops below a mark `WRITTEN_OUT` are unrolled.
+    """
+    walk = _Walk(identifiers, instance, further, {}, dict(ranges), [])
+    built, _alive = isl.AstBuild.from_context(context).set_at_each_domain(walk.visit)
+    return walk.statement(built.node_from_schedule(schedule))
+
+
+def _written_out(name: str, start: tuple[ir.Expr, int], stop: tuple[ir.Expr, int], body: ir.Stmt) -> ir.Stmt:
+    """An unrolled loop from the least to the greatest value that its bounds, each with that, may have."""
+    runs: ir.Expr = build.TRUE
+    if build.integer(start[0]) is None:
+        runs = build.logical_and(runs, build.ge(build.var(name), start[0]))
+    if build.integer(stop[0]) is None:
+        runs = build.logical_and(runs, build.lt(build.var(name), stop[0]))
+    bounds = build.const(start[1]), build.const(stop[1])
+    return ir.Loop(name, *bounds, build.when(runs, body), ir.LoopKind.UNROLLED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    identifiers: Mapping[str, ir.Expr]
+    instance: Instance
+    further: Mapping[str, Sequence[isl.PwAff]]
+    found: dict[str, tuple[str, tuple[ir.Expr, ...]]]
+    ranges: dict[str, Interval]
+    marks: list[str]
+
+    def visit(self, node: isl.AstNode, built: isl.AstBuild) -> isl.AstNode:
+        """Called by isl for every statement of the syntax tree, while the loops around it are known."""
+        times = isl.Map.from_union_map(built.get_schedule())
+        where = isl.PwMultiAff.from_map(times.reverse())
+        name = times.get_tuple_name(isl.dim_type.in_)
+        wanted = [where.get_pw_aff(k) for k in range(where.dim(isl.dim_type.out))]
+        wanted += [f.pullback_pw_multi_aff(where) for f in self.further.get(name, ())]
+        key = f"instance{len(self.found)}"
+        self.found[key] = name, tuple(self.expression(built.expr_from_pw_aff(f)) for f in wanted)
+        return node.set_annotation(isl.Id.read_from_str(node.get_ctx(), key))
+
+    def statement(self, node: isl.AstNode) -> ir.Stmt:
+        match _name(node.get_type()):
+            case "user":
+                return self.instance(*self.found[node.get_annotation().get_name()])
+            case "block":
+                children = node.block_get_children()
+                return build.block(*(self.statement(children.get_at(k)) for k in range(children.n_ast_node())))
+            case "for":
+                return self.loop(node)
+            case "if":
+                then = self.statement(node.if_get_then_node())
+                otherwise = self.statement(node.if_get_else_node()) if node.if_has_else_node() else None
+                return build.when(self.expression(node.if_get_cond()), then, otherwise)
+            case "mark":
+                self.marks.append(node.mark_get_id().get_name())
+                body = self.statement(node.mark_get_node())
+                self.marks.pop()
+                return body
+        raise InternalError(f"an unknown kind of node: {node.to_C_str()}")
+
+    def loop(self, node: isl.AstNode) -> ir.Stmt:
+        name = mint(node.for_get_iterator().get_id().get_name())
+        start = self.expression(node.for_get_init())
+        if node.for_is_degenerate():
+            return ir.Loop(name, start, build.add(start, 1), self.statement(node.for_get_body()))
+        step = build.integer(self.expression(node.for_get_inc()))
+        assert step is not None
+        stop = self.stop(node.for_get_cond(), name)
+        low, high = index_interval(start, self.ranges).low, index_interval(build.sub(stop, 1), self.ranges).high
+        self.ranges[name] = Interval(low, high)
+        body = self.statement(node.for_get_body())
+        if WRITTEN_OUT in self.marks and step == 1 and low is not None and high is not None:
+            return _written_out(name, (start, low), (stop, high + 1), body)
+        return ir.Loop(name, start, stop, body, step=step)
+
+    def stop(self, condition: isl.AstExpr, name: str) -> ir.Expr:
+        """The first value of a loop's variable that does not run."""
+        kind = _name(condition.get_op_type())
+        if kind in ("and", "and_then"):
+            left, right = (self.stop(condition.get_op_arg(k), name) for k in (0, 1))
+            return build.minimum(left, right)
+        bound = self.expression(condition.get_op_arg(1))
+        return build.add(bound, 1) if kind == "le" else bound
+
+    def expression(self, e: isl.AstExpr) -> ir.Expr:
+        match _name(e.get_type()):
+            case "int":
+                return build.const(int(e.get_val().to_python()))
+            case "id":
+                name = e.get_id().get_name()
+                return self.identifiers.get(name) or build.var(mint(name))
+        arguments = [self.expression(e.get_op_arg(k)) for k in range(e.get_op_n_arg())]
+        kind = _name(e.get_op_type())
+        if kind in ("cond", "select"):
+            return build.select(*arguments)
+        if kind == "minus":
+            return build.sub(0, arguments[0])
+        if kind not in _BINARY:
+            raise InternalError(f"an unknown operation: {e.to_C_str()}")
+        result = arguments[0]
+        for a in arguments[1:]:
+            result = build.binary(_BINARY[kind], result, a)
+        return result
+
+
+def _name(kind: object) -> str:
+    """The name of a member of isl's enumerations, some of which have an underscore to keep them from Python's words."""
+    return str(kind).rpartition(".")[2].rstrip("_")

@@ -1,0 +1,157 @@
+"""The threads of a block combine what each of them has in a register, in an order that sizes alone decide.
+
+Along neighboring lanes of a warp values are exchanged by shuffles; warps meet in a shared array. Where the threads of
+a group are no whole warps nor an aligned part of one, all of them meet in a shared array, and one adds them up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ....core.naming import mint
+from ....loop_ir import build
+from ....loop_ir import nodes as ir
+from ....loop_ir.intrinsics import BARRIER, SHUFFLE_XOR
+from ....loop_ir.nodes import THREAD, Buffer, Launch, Loop, LoopKind, Space
+
+WARP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CrossThreadSum:
+    """A register in which each thread has a part, to be combined by `op`, and a name for what that takes."""
+
+    register: Buffer
+    op: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CombineCode:
+    """What combines registers, and the shared arrays that it needs."""
+
+    body: ir.Stmt
+    shared: tuple[Buffer, ...]
+
+
+def block_thread_rank(launch: Launch) -> ir.Expr:
+    """The number of a thread in its block; x runs fastest."""
+    sizes = zip(THREAD, launch.block, strict=True)
+    x, y, z = (build.var(name) if extent > 1 else build.const(0) for name, extent in sizes)
+    return build.add(x, build.mul(build.add(y, build.mul(z, launch.block[1])), launch.block[0]))
+
+
+def combine_across_threads(
+    sums: Sequence[CrossThreadSum], launch: Launch, along: frozenset[int], *, again: bool
+) -> CombineCode:
+    """Combine each of `sums` over the thread identifiers `along`: threads that are 0 there have the result.
+
+    again: it runs several times, so that what the last time read from shared arrays must not be overwritten at once.
+    All threads of the block come here together.
+    """
+    group = _lanes(launch, along)
+    if group is not None and group <= WARP:
+        return CombineCode(_within_warps(sums, group), ())
+    if group is not None and group % WARP == 0:
+        return _across_warps(sums, launch, group // WARP, again=again)
+    return _across_threads(sums, launch, along, again=again)
+
+
+def _lanes(launch: Launch, along: frozenset[int]) -> int | None:
+    """The number of neighboring threads that combine, a power of two or whole warps; None for any other group."""
+    inner = [count for k, count in enumerate(launch.block) if k <= max(along)]
+    if any(k not in along and count > 1 for k, count in enumerate(inner)):
+        return None
+    size = prod(inner)
+    aligned = size % WARP == 0 or (size <= WARP and size & (size - 1) == 0)
+    return size if aligned else None
+
+
+def _within_warps(sums: Sequence[CrossThreadSum], lanes: int) -> ir.Stmt:
+    """A butterfly: all `lanes` neighbors get the result."""
+    steps: list[ir.Stmt] = []
+    others = [Buffer(mint(s.name, "other"), s.register.type, (), (), Space.REGISTER) for s in sums]
+    mask = lanes // 2
+    while mask:
+        steps += [
+            ir.Invoke(SHUFFLE_XOR, ((o, ()), (s.register, ())), (mask, WARP)) for s, o in zip(sums, others, strict=True)
+        ]
+        steps += [ir.Store(s.register, (), ir.Load(o, ()), s.op) for s, o in zip(sums, others, strict=True)]
+        mask //= 2
+    return build.allocate(others, build.block(*steps)) if steps else build.NOTHING
+
+
+def _across_warps(sums: Sequence[CrossThreadSum], launch: Launch, warps: int, *, again: bool) -> CombineCode:
+    """Every warp, then the results of the `warps` warps of each group."""
+    threads = prod(launch.block)
+    shared = [_shared(s, threads // WARP) for s in sums]
+    warp, lane = build.div(block_thread_rank(launch), WARP), build.mod(block_thread_rank(launch), WARP)
+    if warps == 1:
+        return CombineCode(_within_warps(sums, WARP), ())
+    stores = [ir.Store(b, (warp,), ir.Load(s.register, ())) for s, b in zip(sums, shared, strict=True)]
+    first = build.mul(build.div(warp, warps), warps)
+    if warps & (warps - 1) == 0 and warps <= WARP:
+        mine = build.add(first, build.mod(lane, warps))
+        loads = [ir.Store(s.register, (), ir.Load(b, (mine,))) for s, b in zip(sums, shared, strict=True)]
+        rest = build.block(*loads, _within_warps(sums, warps))
+    else:
+        rest = build.block(*(_added(s, b, first, warps, 1) for s, b in zip(sums, shared, strict=True)))
+    body = build.block(
+        *_barrier(again),
+        _within_warps(sums, WARP),
+        build.when(build.eq(lane, 0), build.block(*stores)),
+        *_barrier(True),
+        rest,
+    )
+    return CombineCode(body, tuple(shared))
+
+
+def _across_threads(
+    sums: Sequence[CrossThreadSum], launch: Launch, along: frozenset[int], *, again: bool
+) -> CombineCode:
+    """Every thread leaves its part; the first thread of each group combines those of the group in their order."""
+    shared = [_shared(s, prod(launch.block)) for s in sums]
+    leader: ir.Expr = build.TRUE
+    position: ir.Expr = block_thread_rank(launch)
+    stores = [ir.Store(b, (position,), ir.Load(s.register, ())) for s, b in zip(sums, shared, strict=True)]
+    for k in along:
+        leader = build.logical_and(leader, build.eq(build.var(THREAD[k]), 0))
+    loops = [_gathered(s, b, launch, sorted(along)) for s, b in zip(sums, shared, strict=True)]
+    body = build.block(
+        *_barrier(again),
+        *stores,
+        *_barrier(True),
+        build.when(leader, build.block(*loops)),
+    )
+    return CombineCode(body, tuple(shared))
+
+
+def _gathered(s: CrossThreadSum, shared: Buffer, launch: Launch, along: Sequence[int]) -> ir.Stmt:
+    """The parts of a group, that of its first thread first."""
+    place: ir.Expr = block_thread_rank(launch)
+    steps = {k: prod(launch.block[:k]) for k in along}
+    for k in along:
+        place = build.add(place, build.mul(build.var(mint(s.name, f"part{k}")), steps[k]))
+    neutral = ir.Store(s.register, (), build.neutral(s.op, s.register.type.dtype))
+    body: ir.Stmt = ir.Store(s.register, (), ir.Load(shared, (place,)), s.op)
+    for k in along:
+        body = Loop(mint(s.name, f"part{k}"), build.const(0), build.const(launch.block[k]), body)
+    return build.block(neutral, body)
+
+
+def _added(s: CrossThreadSum, shared: Buffer, first: ir.Expr, count: int, step: int) -> ir.Stmt:
+    part = mint(s.name, "part")
+    place = build.add(first, build.mul(build.var(part), step))
+    neutral = ir.Store(s.register, (), build.neutral(s.op, s.register.type.dtype))
+    body = ir.Store(s.register, (), ir.Load(shared, (place,)), s.op)
+    return build.block(neutral, Loop(part, build.const(0), build.const(count), body, LoopKind.SERIAL))
+
+
+def _shared(s: CrossThreadSum, count: int) -> Buffer:
+    return build.buffer(mint(s.name, "parts"), s.register.type.dtype, (count,), Space.SHARED)
+
+
+def _barrier(needed: bool) -> tuple[ir.Stmt, ...]:
+    return (ir.Invoke(BARRIER, (), ()),) if needed else ()

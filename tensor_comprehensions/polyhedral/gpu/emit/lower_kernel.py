@@ -1,0 +1,158 @@
+"""One kernel: its schedule tree with copies, generated as a loop program."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import islpy as isl
+
+from ....core.knobs import current_knobs
+from ....loop_ir import build
+from ....loop_ir import nodes as ir
+from ....loop_ir.buffer_view import BufferView, private_view
+from ....loop_ir.index_arithmetic import Interval
+from ....loop_ir.intrinsics import BARRIER, WARP_BARRIER
+from ....loop_ir.nodes import Buffer, Kernel, Launch, Space
+from ....target import GpuTarget
+from ....tc_lang.ir import Tensor
+from ...scop.scop import CONTEXT, Scop
+from ..plan.mapping import KernelPlan, kernel_tree
+from ..plan.statement_phases import Phase
+from ..post.double_buffer import double_buffer
+from ..post.loop_partition import split_full_tiles
+from ..post.unrolling import unroll_innermost
+from ..promote.promote_shared import Promotion, shared_bytes_of
+from ..promote.promotion_driver import promote_kernel
+from ..promote.references import with_moved_accesses
+from ..tree.schedule_tree import BLOCK_IDS, THREAD_IDS, Tree, tree_to_isl, without_collectives
+from ..tree.sync import SyncLevel, kernel_barriers
+from ..tree.verify_kernel import check_kernel
+from .ast_to_loops import generate_loops
+from .cross_thread_reduction import CrossThreadSum, combine_across_threads
+from .isl_to_expr import launch_identifiers
+from .statements import StatementLowering, sum_register
+
+FEW_REGISTERS = 128
+"""Of a thread: with more, fewer than a quarter of the threads that a processor can hold find room."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLowering:
+    """What the emission of one kernel needs."""
+
+    scop: Scop
+    plan: KernelPlan
+    buffers: dict[str, Buffer]
+    registers: tuple[Tensor, ...]
+    local: frozenset[str]
+    target: GpuTarget
+
+    def kernel(self, name: str) -> tuple[Kernel, frozenset[str]]:
+        """The kernel, and the tensors that need no memory because it keeps them in shared memory or registers."""
+        views: dict[str, BufferView[int]] = {t.name: private_view(t.name, t.dtype) for t in self.registers}
+        sums = {
+            u.node.name: sum_register(u, self.scop.function.tensor(u.statement.target))
+            for u in self.plan.units
+            if u.phase is Phase.PARTIAL
+        }
+        collectives, shared = self.collectives(sums)
+        launch = self.plan.launch
+        levels = kernel_barriers(self.scop, self.plan)
+        mapped = kernel_tree(self.plan, collective_names(levels))
+        if current_knobs().verify:
+            check_kernel(self.scop, self.plan, mapped, levels)
+        isl_tree, promotion = self.promotion(mapped, views.keys(), shared)
+        emitter = StatementLowering({**self.buffers, **views, **{b.name: b for b in promotion.buffers}}, sums)
+        units = {u.name: with_moved_accesses(u, promotion.ranks) for u in self.plan.units}
+
+        def instance(name: str, values: tuple[ir.Expr, ...]) -> ir.Stmt:
+            if name in units:
+                count = len(units[name].indices)
+                further = dict(zip(promotion.names(name), values[count:], strict=True))
+                return emitter.statement(units[name], values[:count], further)
+            if name in promotion.stagings:
+                return promotion.stagings[name].statement(values, launch)
+            return collectives[name]
+
+        functions = {name: promotion.functions(name) for name in units}
+        ranges = {name: Interval(0, count - 1) for name, count in launch.ranges()}
+        body = generate_loops(isl_tree, _context(launch), launch_identifiers(launch), instance, functions, ranges)
+        body = unroll_innermost(body, self.plan.options.unroll, ranges)
+        body, promoted = self.with_double_buffers(body, promotion, shared)
+        body = split_full_tiles(body, self.plan, ranges)
+        written = {u.statement.target for u in self.plan.units}
+        kept = [*shared, *promoted, *(v.buffer for v in views.values()), *sums.values()]
+        cached = tuple(n for n in self.buffers if n not in written) if self.plan.options.read_only_cache else ()
+        kernel = Kernel(name, build.allocate(kept, body), launch, cached, self.resident(promotion))
+        return kernel, promotion.contracted
+
+    def promotion(
+        self, mapped: Tree, elsewhere: Collection[str], shared: Sequence[Buffer]
+    ) -> tuple[isl.Schedule, Promotion]:
+        """The tree with copies to shared memory and registers, and what they promote."""
+        tensors = {n: b for n, b in self.buffers.items() if n not in elsewhere}
+        units = self.plan.units
+        alone = without_collectives(mapped)
+        whole = tree_to_isl(CONTEXT, units, mapped)
+        plain = whole if alone == mapped else tree_to_isl(CONTEXT, units, alone)
+        where = self.plan, self.scop.function, tensors, self.local, shared
+        return promote_kernel(whole, plain, *where, self.plan.options, self.target)
+
+    def with_double_buffers(
+        self, body: ir.Stmt, promotion: Promotion, shared: Sequence[Buffer]
+    ) -> tuple[ir.Stmt, tuple[Buffer, ...]]:
+        """The body with the next tile copied while the present one is used, where that is wanted and fits."""
+        options = self.plan.options
+        if not (options.double_buffer and self.target.async_copies):
+            return body, promotion.buffers
+        room = (
+            (options.max_shared_memory or self.target.max_shared) - promotion.bytes - sum(map(shared_bytes_of, shared))
+        )
+        return double_buffer(body, promotion.buffers, room)
+
+    def resident(self, promotion: Promotion) -> int:
+        """How many blocks should have registers at once: where a thread needs many, so many that it gets few more.
+
+        Left alone, CUDA's compiler then takes more than two blocks have, to move loads ahead. So it does where the
+        largest blocks need few: two of those keep memory busier than one.
+        """
+        threads = prod(self.plan.launch.block)
+        words = sum(prod(b.shape) * b.type.dtype.size // 4 for b in promotion.buffers if b.space is Space.REGISTER)
+        if not FEW_REGISTERS // 2 < words <= FEW_REGISTERS:
+            return 2 if words <= FEW_REGISTERS // 4 and threads == self.target.max_threads_per_block else 1
+        return max(1, self.target.registers_per_sm // FEW_REGISTERS // threads)
+
+    def collectives(self, sums: Mapping[str, Buffer]) -> tuple[dict[str, ir.Stmt], list[Buffer]]:
+        """What the threads do together in cooperative leaves, by name, and the shared arrays that this takes."""
+        meanings: dict[str, ir.Stmt] = {
+            f"{b}{k}": ir.Invoke(b, (), ()) for b in (BARRIER, WARP_BARRIER) for k in range(len(self.plan.leaves))
+        }
+        shared: list[Buffer] = []
+        for number, leaf in enumerate(self.plan.leaves):
+            terms = leaf.part(Phase.PARTIAL)
+            if not terms:
+                continue
+            found = [CrossThreadSum(sums[u.node.name], u.statement.reduction or "+", u.node.name) for u in terms]
+            again = self.plan.repeats or any(a.tiles * a.trips > 1 for a in leaf.parallel)
+            combined = combine_across_threads(found, self.plan.launch, leaf.reduced_over, again=again)
+            shared += combined.shared
+            meanings[f"combine{number}"] = combined.body
+            meanings[f"clear{number}"] = build.block(
+                *(ir.Store(s.register, (), build.neutral(s.op, s.register.type.dtype)) for s in found)
+            )
+        return meanings, shared
+
+
+def collective_names(levels: Sequence[SyncLevel]) -> tuple[str, ...]:
+    """The collectives before the leaves of a kernel."""
+    kinds = {SyncLevel.NONE: "", SyncLevel.WARP: WARP_BARRIER, SyncLevel.BLOCK: BARRIER}
+    return tuple(f"{kinds[level]}{k}" if level else "" for k, level in enumerate(levels))
+
+
+def _context(launch: Launch) -> isl.Set:
+    ids = (*BLOCK_IDS, *THREAD_IDS)
+    sizes = (*launch.grid, *launch.block)
+    conditions = " and ".join(f"0 <= {p} < {count}" for p, count in zip(ids, sizes, strict=True))
+    return isl.Set(f"[{', '.join(ids)}] -> {{ : {conditions} }}", CONTEXT)

@@ -1,0 +1,171 @@
+"""The lowering for GPUs: any def as kernels of blocks and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ...core.naming import mint
+from ...loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
+from ...options import MappingOptions, check_mapping
+from ...target import GpuTarget
+from ...tc_lang.ir import BoundFunction, Role, Tensor
+from ..cpu.lower import split_initialization
+from ..schedule.fusion import FusionGroup, fuse_consecutive, fuse_independent, partition_statements
+from ..schedule.storage import fits_register, local_temporaries
+from ..scop.collapse import collapse
+from ..scop.isl_affine import readable_isl
+from ..scop.scop import LOCK, Scop, ScopStatement, node_name
+from .emit.lower_kernel import KernelLowering, collective_names
+from .plan.grid_split_k import split_grid_reductions
+from .plan.mapping import KernelPlan, kernel_tree, plan_kernel
+from .plan.mapping_heuristics import choose_mapping, heaviest_group, is_launch_bound, is_profitable_fusion
+from .post.bounds_checks import check_kernels
+from .tree.schedule_tree import format_tree
+from .tree.sync import kernel_barriers
+
+
+def lower_gpu(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> Module:
+    """The module of `function` (legalized): one kernel per fused group, in order.
+
+    options: None chooses them for each kernel.
+
+    Raises:
+        ArgumentError: an option is illegal, or beyond the limits of the target.
+        CannotLower: the function is outside what this lowering can express.
+    """
+    if options is not None:
+        check_mapping(options, target)
+    with LOCK:
+        return _lower(function, options, target)
+
+
+def explain_gpu(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> str:
+    """The mapped schedule trees of `function` (legalized), kernel by kernel, as indented text."""
+    if options is not None:
+        check_mapping(options, target)
+    with LOCK:
+        scop = _scop(function, options, target)
+        lines = []
+        for plan in _plans(scop, options, target):
+            launch = plan.launch
+            lines.append(f"kernel: {_times(launch.grid)} blocks of {_times(launch.block)} threads")
+            if options is None:
+                lines.append(f"  chosen: {plan.options}")
+            lines.append("  domain: " + "; ".join(u.domain for u in plan.units))
+            lines += [
+                "  " + line for line in format_tree(kernel_tree(plan, collective_names(kernel_barriers(scop, plan))))
+            ]
+        return readable_isl("\n".join(lines))
+
+
+def default_options(function: BoundFunction, target: GpuTarget) -> MappingOptions:
+    """The mapping that is chosen for the kernel of `function` (legalized) with most work: where a search starts."""
+    with LOCK:
+        scop = _scop(function, None, target)
+        parts = max((scop.function.tensor(name).shape[0] for name in scop.parts), default=1)
+        return replace(choose_mapping(scop, heaviest_group(scop, _groups(scop, None, target)), target), split_k=parts)
+
+
+def _times(sizes: tuple[int, ...]) -> str:
+    return " x ".join(map(str, sizes))
+
+
+def _scop(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> Scop:
+    if options is None or options.collapse_loops:
+        function = collapse(function)
+    whole, function = function, split_grid_reductions(function, options, target)
+    pieces = [p for s in function.statements for p in split_initialization(function, s)]
+    alive = [p for p in pieces if all(i.extent for i in p.free)]
+    parts = frozenset(t.name for t in function.tensors) - frozenset(t.name for t in whole.tensors)
+    return Scop(function, tuple(ScopStatement(node_name(p), (p,)) for p in alive), parts)
+
+
+def _groups(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tuple[FusionGroup, ...]:
+    def worth(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> bool:
+        return is_profitable_fusion(scop, target, before, alone, joined)
+
+    fusion = options.outer_fusion if options is not None else "preserve3"
+    groups = partition_statements(scop, fusion, worth)
+    if fusion == "min":
+        return groups
+    groups = _chained(scop, groups, worth if fusion == "preserve3" else lambda *_: True)
+    return groups if options is not None else _side_by_side(scop, groups, target)
+
+
+def _side_by_side(scop: Scop, groups: Sequence[FusionGroup], target: GpuTarget) -> tuple[FusionGroup, ...]:
+    """Neighbors that touch nothing in common in one kernel, where they take hardly longer than a launch."""
+    found: list[FusionGroup] = []
+    for group in groups:
+        whole = (
+            fuse_independent(found[-1], group) if found and is_launch_bound(scop, target, found[-1], group) else None
+        )
+        if whole is not None:
+            found[-1] = whole
+        else:
+            found.append(group)
+    return tuple(found)
+
+
+def _chained(
+    scop: Scop, groups: Sequence[FusionGroup], worth: Callable[[FusionGroup, FusionGroup, FusionGroup], bool]
+) -> tuple[FusionGroup, ...]:
+    """Groups that follow one another joined: what starts a later layer need not touch what the earlier one wrote."""
+    found: list[FusionGroup] = []
+    for group in groups:
+        whole = fuse_consecutive(scop, found[-1], group) if found else None
+        if whole is not None and worth(found[-1], group, whole):
+            found[-1] = whole
+        else:
+            found.append(group)
+    return tuple(found)
+
+
+def _plans(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tuple[KernelPlan, ...]:
+    groups = _groups(scop, options, target)
+    return tuple(plan_kernel(scop, g, options or choose_mapping(scop, g, target)) for g in groups)
+
+
+def _lower(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> Module:
+    scop = _scop(function, options, target)
+    function = scop.function
+    plans = _plans(scop, options, target)
+    buffers = {t.name: Buffer(t.name, Type(t.dtype), t.shape, t.strides) for t in function.tensors}
+    kernels: list[Kernel] = []
+    sites: list[CheckSite] = []
+    contracted: set[str] = set()
+    groups = [p.group for p in plans]
+    for plan in plans:
+        statements = [s for n in plan.group.nodes for s in n.statements]
+        verifying, meanings = check_kernels(statements, buffers, function.name, len(sites))
+        kernels += verifying
+        sites += meanings
+        registers = _registers(function, groups, plan)
+        contracted |= {t.name for t in registers}
+        name = function.name if len(plans) == 1 else mint(function.name, len(kernels))
+        local = frozenset(t.name for t in local_temporaries(function, groups, plan.group))
+        kernel, promoted = KernelLowering(scop, plan, buffers, registers, local, target).kernel(name)
+        kernels.append(kernel)
+        contracted |= promoted
+    return _module(function, buffers, contracted, kernels, sites)
+
+
+def _registers(function: BoundFunction, groups: list[FusionGroup], plan: KernelPlan) -> tuple[Tensor, ...]:
+    """The temporaries of which a thread needs one element at a time."""
+    local = local_temporaries(function, groups, plan.group)
+    return tuple(t for t in local if any(fits_register(t, plan.group, p.leaf) for p in plan.leaves))
+
+
+def _module(
+    function: BoundFunction,
+    buffers: dict[str, Buffer],
+    contracted: set[str],
+    kernels: list[Kernel],
+    sites: list[CheckSite],
+) -> Module:
+    arguments = tuple(buffers[t.name] for t in function.tensors if t.role is not Role.TEMPORARY)
+    temporaries = tuple(
+        buffers[t.name] for t in function.tensors if t.role is Role.TEMPORARY and t.name not in contracted
+    )
+    written = tuple(t.name for t in function.tensors if t.role in (Role.OUTPUT, Role.INOUT))
+    return Module(function.name, arguments, temporaries, tuple(kernels), tuple(sites), written)

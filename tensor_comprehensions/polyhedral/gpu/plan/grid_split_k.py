@@ -1,0 +1,105 @@
+"""Long sums with few results, cut into parts for as many blocks; a second kernel adds the parts up in a fixed order.
+
+A block has a tile of the result, so that a product of 32 x 65536 and 65536 x 32 keeps four processors busy. Cut into
+parts, each tile of each part is a block of its own (split-K). That costs a launch, and memory traffic for the parts;
+both grow less than what waits for idle processors, where sums are long. What the mapper expects of the kernels decides,
+for products and for plain sums alike: as they are, and for numbers of parts that go from two up to where every
+processor has two blocks of the least tile. So the parts fill the processors about once or twice, keep enough terms to
+hide the way to memory, and stay small beside what is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from ....options import MappingOptions
+from ....target import GpuTarget
+from ....tc_lang.ir import BoundFunction, BoundStatement
+from ...schedule.fusion import BandMember, FusionGroup
+from ...scop.rfactor import SplitPoint, in_two_stages, is_divisible
+from ...scop.scop import Scop, ScopStatement
+from .mapping_heuristics import SHORT, group_cycles
+
+LAUNCH = 3e-6
+"""Seconds from the last blocks of a kernel, which leave processors idle, to when the next kernel fills them."""
+PAYS = 3 / 4
+"""Of the time that a sum takes whole, what the parts may take at most: estimates are rough, and two kernels are more
+than one."""
+NEAR = 1.01
+"""Of several numbers of parts that take about as long the first, which is the one with most blocks."""
+LONG = 128
+"""Terms that a part has at least: as many as a small tile waits for at once."""
+ALIGNED = 4
+"""Terms that parts start at multiples of, where they can: what is contiguous is read in vectors."""
+BLOCKS = 2
+"""That a processor has in the most parts that are tried: what one waits for, the other hides."""
+
+
+def split_grid_reductions(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> BoundFunction:
+    """`function` with the reductions in two stages for which that pays, or that `options` ask for."""
+    if options is None:
+        return in_two_stages(function, lambda s: _best(function, s, target))
+    return in_two_stages(function, lambda s: _asked(s, options.split_k, target))
+
+
+def _asked(s: BoundStatement, parts: int, target: GpuTarget) -> SplitPoint | None:
+    """The outermost index that is long enough for so many parts, where threads would be idle otherwise."""
+    if parts == 1 or not _few(s, target):
+        return None
+    terms = prod(i.extent for i in s.reduction_indices)
+    index = next((i for i in s.reduction_indices if i.extent >= parts), None)
+    return None if index is None or terms < SHORT * parts else (index, _even(index.extent, parts))
+
+
+def _few(s: BoundStatement, target: GpuTarget) -> bool:
+    """Has `s` fewer results than the target has threads?"""
+    return is_divisible(s) and 0 < prod(i.extent for i in s.free) < target.num_sms * target.threads_per_sm
+
+
+def _best(function: BoundFunction, s: BoundStatement, target: GpuTarget) -> SplitPoint | None:
+    """The cut after which all is done first; None where that is hardly sooner than without."""
+    if not _few(s, target) or prod(i.extent for i in s.reduction_indices) < 2 * LONG:
+        return None
+    launch = LAUNCH * target.clock
+    limit = PAYS * _cycles(function, s, target)
+    if limit <= launch:
+        return None
+    found = [(launch + _staged(function, s, cut, target), cut) for cut in _cuts(s, target)]
+    least = min((cycles for cycles, _ in found), default=limit)
+    return next(cut for cycles, cut in found if cycles <= NEAR * least) if least < limit else None
+
+
+def _cuts(s: BoundStatement, target: GpuTarget) -> Iterator[SplitPoint]:
+    """Numbers of parts from many to few, each about half of the one before."""
+    terms = prod(i.extent for i in s.reduction_indices)
+    for index in s.reduction_indices:
+        most = min(BLOCKS * target.num_sms, index.extent, terms // LONG)
+        tried = dict.fromkeys(_even(index.extent, most >> k) for k in range(most.bit_length() - 1))
+        yield from ((index, parts) for parts in tried)
+
+
+def _even(extent: int, most: int) -> int:
+    """A number of parts, not much smaller than `most`, that leaves few terms over and whose parts start at vectors."""
+
+    def cost(n: int) -> tuple[bool, bool, int, int]:
+        chunk, rest = divmod(extent, n)
+        return rest > 0, chunk % ALIGNED > 0, rest, -n
+
+    return min(range(most, most // 2, -1), key=cost)
+
+
+def _staged(function: BoundFunction, s: BoundStatement, cut: SplitPoint, target: GpuTarget) -> float:
+    """Cycles of `s` in parts, of writing these to memory, and of adding them up."""
+    whole = in_two_stages(replace(function, statements=(s,)), lambda _: cut)
+    part = whole.tensors[-1]
+    written = part.size * part.dtype.size * target.clock / target.bandwidth
+    return written + sum(_cycles(whole, stage, target) for stage in whole.statements)
+
+
+def _cycles(function: BoundFunction, s: BoundStatement, target: GpuTarget) -> float:
+    """What a kernel of `s` alone takes: its free indices are rows, since it writes each element once."""
+    node = ScopStatement("S0", (s,))
+    rows = tuple(BandMember(((node.name, (i.name, 0)),), i.lower, i.upper) for i in s.free)
+    return group_cycles(Scop(function, (node,)), FusionGroup((node,), rows), target)

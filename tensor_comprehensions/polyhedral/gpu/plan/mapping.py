@@ -1,0 +1,498 @@
+"""From a group of nodes to the schedule tree of one kernel: tiles, blocks, threads, what is left to loops.
+
+The rows that the nodes of a group share are tiled; the tile loops go round the blocks of the grid. Inside a tile the
+leaves run one after another, each with its innermost parallel dimensions round the threads of the block. Tile and
+point loops are functions of one row, `floor(row / size)` and `row mod size`, so that every loop starts at 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from ....loop_ir.nodes import Launch
+from ....options import MappingOptions
+from ....tc_lang.ir import BoundFunction
+from ...schedule.access_cost import access_stride, loop_order
+from ...schedule.fusion import FusionGroup
+from ...schedule.loop_nest import DimKind, LoopNest, NestDim, build_nests
+from ...scop.isl_affine import isl_name
+from ...scop.scop import Scop
+from ..tree.schedule_tree import (
+    BLOCK_IDS,
+    THREAD_IDS,
+    Band,
+    Collective,
+    MappedBandMember,
+    Mapping,
+    Mark,
+    SequenceNode,
+    Tree,
+    with_mark,
+)
+from ..tree.schedule_tree import Empty as End
+from .statement_phases import Phase, Unit, units_of
+
+NEIGHBOURS = 4
+"""Terms of a reduction that a thread with elements in registers reads together."""
+MOST_INNER = 256
+"""Elements that one thread may have in flight in registers."""
+
+TILE, ELEMENTS, SHARED, WRITTEN_OUT = "tile", "elements", "shared", "registers"
+"""The marks of a tree. Below the loops over tiles that all leaves share; below those over tiles of elements of a leaf;
+below all loops over tiles of a leaf; above innermost loops that are written out, so that they may index registers."""
+SHARED_DEPTH, PRIVATE_DEPTH = "shared depth", "private depth"
+"""The marks at the depths that options give."""
+
+Child = tuple[tuple[Unit, ...], Tree]
+
+
+@dataclass(frozen=True, slots=True)
+class MappedDim:
+    """A dimension of a leaf inside the tiles of rows: values from 0 to `extent`, walked by tiles of `tile`.
+
+    threads: so many threads walk it together, 1 for a loop; each takes `vector` neighbors at a time.
+    """
+
+    dim: NestDim
+    extent: int
+    tile: int
+    identifier: int | None = None
+    threads: int = 1
+    vector: int = 1
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.extent // self.tile)
+
+    @property
+    def trips(self) -> int:
+        """Iterations of the loop that is left of the points of a tile."""
+        return -(-self.tile // (self.threads * self.vector))
+
+
+@dataclass(frozen=True, slots=True)
+class NestPlan:
+    """A leaf and the order and mapping of its dimensions: parallel ones first, as in the text, then the others."""
+
+    leaf: LoopNest
+    parallel: tuple[MappedDim, ...]
+    inner: tuple[MappedDim, ...]
+    cooperative: bool
+    register_tiled: bool = False
+    """Whether a thread keeps several elements in registers while it walks the reduced dimensions once for all."""
+    unrolled: bool = False
+    """Whether the loops of a thread are written out, so that it finds in registers what a blocked leaf left there."""
+
+    @property
+    def axes(self) -> tuple[MappedDim, ...]:
+        return (*self.parallel, *self.inner)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return tuple(u for n in self.leaf.nodes for u in units_of(n, cooperative=self.cooperative))
+
+    @property
+    def reduced_over(self) -> frozenset[int]:
+        """The thread identifiers along which terms of one element are."""
+        return frozenset(a.identifier for a in self.inner if a.identifier is not None)
+
+    def part(self, *parts: Phase) -> tuple[Unit, ...]:
+        return tuple(u for u in self.units if u.phase in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """One kernel: the group, the tiles of its rows, the blocks that walk them, and its leaves."""
+
+    group: FusionGroup
+    sizes: tuple[int, ...]
+    blocks: tuple[int, ...]
+    leaves: tuple[NestPlan, ...]
+    launch: Launch
+    options: MappingOptions
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return tuple(u for leaf in self.leaves for u in leaf.units)
+
+    @property
+    def tiles(self) -> tuple[int, ...]:
+        return tuple(-(-r.extent // size) for r, size in zip(self.group.rows, self.sizes, strict=True))
+
+    @property
+    def repeats(self) -> bool:
+        """Does a block walk several tiles?"""
+        walked = [*self.blocks, *(1 for _ in self.tiles[len(self.blocks) :])]
+        return any(n > b for n, b in zip(self.tiles, walked, strict=True))
+
+    def row(self, k: int, unit: Unit) -> str:
+        """The value of row `k`, counted from 0."""
+        index, shift = self.group.rows[k].index_and_shift(unit.node)
+        return f"{isl_name(index)} + {shift - self.group.rows[k].lower}"
+
+    def tile(self, k: int, unit: Unit) -> str:
+        """The number of the tile of row `k`."""
+        return f"floor(({self.row(k, unit)})/{self.sizes[k]})" if self.tiles[k] > 1 else "0"
+
+    def value(self, axis: MappedDim, unit: Unit) -> str:
+        """The position along `axis` inside the tiles of rows; 0 for a unit that does not walk it."""
+        if axis.dim.row is not None:
+            k = axis.dim.row
+            value = self.row(k, unit)
+            return value if self.sizes[k] >= self.group.rows[k].extent else f"({value}) mod {self.sizes[k]}"
+        name = axis.dim.index(unit.node)
+        index = next((i for i in unit.indices if i.name == name), None)
+        return f"{isl_name(name)} - {index.lower}" if index is not None else "0"
+
+    def point(self, axis: MappedDim, unit: Unit) -> str:
+        """The position inside the tile of `axis`."""
+        value = self.value(axis, unit)
+        return value if axis.tiles == 1 else f"({value}) mod {axis.tile}"
+
+
+def plan_kernel(scop: Scop, group: FusionGroup, options: MappingOptions) -> KernelPlan:
+    """How `group` is tiled and mapped."""
+    given = (*options.tile, *(0 for _ in group.rows))
+    sizes = tuple(min(size or row.extent, row.extent) for size, row in zip(given, group.rows, strict=False))
+    blocks = tuple(
+        min(limit, -(-row.extent // size)) for limit, row, size in zip(options.blocks, group.rows, sizes, strict=False)
+    )
+    points = [k for k, size in enumerate(sizes) if size > 1]
+    found = build_nests(scop, group, points, fuse=options.intra_tile_fusion != "min")
+    plans = _written_out(tuple(_leaf_plan(scop.function, group, leaf, sizes, options) for leaf in found))
+    block = [1, 1, 1]
+    for axis in (a for p in plans for a in p.axes):
+        if axis.identifier is not None:
+            block[axis.identifier] = max(block[axis.identifier], axis.threads)
+    x, y, z, *_ = (*blocks, 1, 1, 1)
+    return KernelPlan(group, sizes, blocks, plans, Launch((x, y, z), (block[0], block[1], block[2])), options)
+
+
+def _leaf_plan(
+    function: BoundFunction, group: FusionGroup, leaf: LoopNest, sizes: Sequence[int], options: MappingOptions
+) -> NestPlan:
+    axes = _axes(group, leaf, sizes, options)
+    ordered = loop_order(function, leaf, None)
+    parallel = [a for a in axes if a.dim.kind is DimKind.PARALLEL]
+    inner = [a for d in ordered for a in axes if a.dim is d and d.kind is not DimKind.PARALLEL]
+    shared = _cooperative(function, leaf, parallel, inner, options)
+    if shared is not None:
+        chosen = shared
+    else:
+        candidates = [a for a in reversed(parallel) if a.tile > 1]
+        chosen = list(zip(range(3), candidates, strict=False))[: len(options.threads)]
+    mapped = {a.dim.name: _mapped(a, k, options, cooperative=shared is not None) for k, a in chosen}
+    walked = tuple(mapped.get(a.dim.name, a) for a in parallel)
+    blocked = options.private_memory and shared is None and _blockable(leaf, walked, inner)
+    return NestPlan(leaf, walked, tuple(mapped.get(a.dim.name, a) for a in inner), shared is not None, blocked)
+
+
+def _written_out(plans: tuple[NestPlan, ...]) -> tuple[NestPlan, ...]:
+    """`plans` with short pointwise leaves beside a blocked one written out."""
+    if not any(p.register_tiled for p in plans):
+        return plans
+    return tuple(replace(p, unrolled=not p.inner and not p.cooperative and _in_flight(p.parallel)) for p in plans)
+
+
+def _in_flight(parallel: Sequence[MappedDim]) -> bool:
+    """Are the elements of a thread few enough for registers, and all of one tile?"""
+    few = prod(a.trips * a.vector for a in parallel) <= MOST_INNER // 2
+    return few and all(a.tiles == 1 for a in parallel)
+
+
+def _blockable(leaf: LoopNest, parallel: Sequence[MappedDim], inner: Sequence[MappedDim]) -> bool:
+    """Do threads have several elements each of one reduction, or several neighboring terms, and registers for them?"""
+    reduces = all(s.reduction and s.reduction_indices for n in leaf.nodes for s in n.statements)
+    terms = [a for a in inner if a.dim.kind is DimKind.REDUCTION]
+    elements = prod(a.trips * a.vector for a in parallel)
+    if not (reduces and len(terms) == len(inner) > 0 and elements <= MOST_INNER // 2):
+        return False
+    return elements > 1 or terms[-1].tile % NEIGHBOURS == 0
+
+
+def _axes(group: FusionGroup, leaf: LoopNest, sizes: Sequence[int], options: MappingOptions) -> list[MappedDim]:
+    """The dimensions of a leaf, those that are no rows with the rest of the tile sizes."""
+    rest = iter(options.tile[len(group.rows) :])
+    ordered = any(d.kind is DimKind.SERIAL for d in leaf.dims)
+    axes = []
+    for d in leaf.dims:
+        if d.row is not None:
+            extent = min(d.extent, sizes[d.row])
+            axes.append(MappedDim(d, extent, extent))
+        else:
+            size = 0 if ordered else next(rest, 0)
+            axes.append(MappedDim(d, d.extent, min(size or d.extent, d.extent)))
+    return axes
+
+
+def _mapped(axis: MappedDim, identifier: int, options: MappingOptions, *, cooperative: bool) -> MappedDim:
+    """The axis on the threads of an identifier; where they share a reduction only its terms are taken in vectors."""
+    threads = options.threads[identifier]
+    reduced = axis.dim.kind is DimKind.REDUCTION
+    whole = identifier == 0 and axis.tile % (options.vector_width * threads) == 0
+    vector = options.vector_width if whole and reduced == cooperative else 1
+    most = 1 << (axis.tile - 1).bit_length() if reduced else -(-axis.tile // vector)
+    return MappedDim(axis.dim, axis.extent, axis.tile, identifier, min(threads, most), vector)
+
+
+def _cooperative(
+    function: BoundFunction,
+    leaf: LoopNest,
+    parallel: Sequence[MappedDim],
+    inner: Sequence[MappedDim],
+    options: MappingOptions,
+) -> list[tuple[int, MappedDim]] | None:
+    """Which dimensions threads walk where they share the terms of a reduction, or None where they do not.
+
+    They do where the free dimensions alone leave threads idle, or would read what lies far apart. x goes along what
+    memory lies along.
+    """
+    reductions = [a for a in reversed(inner) if a.dim.kind is DimKind.REDUCTION and a.extent > 1]
+    sums = any(s.reduction and s.reduction_indices for n in leaf.nodes for s in n.statements)
+    ordered = any(a.dim.kind is DimKind.SERIAL for a in inner)
+    if not options.cooperative_reductions or not reductions or not sums or ordered:
+        return None
+    free = [a for a in reversed(parallel) if a.tile > 1]
+    along = min((*reductions[:1], *free[:1]), key=lambda a: transactions_per_read(function, leaf, a.dim))
+    if prod(a.tile for a in free) >= prod(options.threads) and along not in reductions:
+        return None
+    others = [a for a in (*free, *reductions) if a is not along]
+    if along in free:
+        others.sort(key=lambda a: a.dim.kind is not DimKind.REDUCTION)
+    chosen = list(zip(range(len(options.threads)), (along, *others), strict=False))
+    walked = [(k, a) for k, a in chosen if options.threads[k] > 1]
+    return walked if any(a.dim.kind is DimKind.REDUCTION for _, a in walked) else None
+
+
+def transactions_per_read(function: BoundFunction, leaf: LoopNest, dim: NestDim) -> float:
+    """How much memory traffic neighbors along `dim` cause, per read: 1 where they read neighbors."""
+    costs = {0: 0.25, 1: 1.0}
+    return sum(
+        8.0 if (step := access_stride(function, a, dim.index(n))) is None else costs.get(step, 8.0)
+        for n in leaf.nodes
+        for a in n.reads
+    )
+
+
+# --- the tree ----------------------------------------------------------------------------------------------------
+
+
+def kernel_tree(plan: KernelPlan, barriers: Sequence[str]) -> Tree:
+    """The schedule tree of a kernel. barriers: the name of the collective before each leaf, empty for none."""
+    units = plan.units
+    rows = range(len(plan.group.rows))
+    members = tuple(
+        MappedBandMember(
+            tuple((u.name, plan.tile(k, u)) for u in units),
+            True,
+            _label(plan, k),
+        )
+        for k in rows
+    )
+    children: list[Child | Collective] = []
+    for number, leaf in enumerate(plan.leaves):
+        if barriers[number]:
+            children.append(Collective(barriers[number]))
+        children += _children(plan, number, leaf)
+    body = Band(members, units, Mark(TILE, SequenceNode(tuple(children), _domain(plan, ()))))
+    blocks = tuple(
+        (BLOCK_IDS[k], count, tuple((u.name, f"({dict(members[k].values)[u.name]}) mod {count}") for u in units))
+        for k, count in enumerate(plan.blocks)
+    )
+    whole: Tree = body
+    if plan.options.shared_depth >= 0:
+        whole = with_mark(whole, SHARED_DEPTH, plan.options.shared_depth, threads=False)
+    if plan.options.private_depth >= 0:
+        whole = with_mark(whole, PRIVATE_DEPTH, plan.options.private_depth, threads=True)
+    return Mapping(blocks, units, Mark("kernel", whole))
+
+
+def _label(plan: KernelPlan, k: int) -> str:
+    row = plan.group.rows[k]
+    index, shift = row.places[0][1]
+    name = index + (f" + {shift}" if shift else "")
+    return f"{name} / {plan.sizes[k]}"
+
+
+def _domain(plan: KernelPlan, inner: Sequence[int]) -> str:
+    """The values of the loops around a place: those over tiles, then inner ones with so many iterations."""
+    counts = (*plan.tiles, *inner)
+    conditions = [f"0 <= c{k} < {n}" for k, n in enumerate(counts)]
+    conditions += [f"c{k} mod {count} = {BLOCK_IDS[k]}" for k, count in enumerate(plan.blocks)]
+    space = f"[{', '.join(f'c{k}' for k in range(len(counts)))}]"
+    return f"{space} : {' and '.join(conditions)}" if conditions else space
+
+
+def _children(plan: KernelPlan, number: int, leaf: NestPlan) -> list[Child | Collective]:
+    if leaf.cooperative:
+        return [(leaf.units, _cooperative_tree(plan, number, leaf))]
+    if leaf.register_tiled:
+        return [(leaf.units, _register_tiled(plan, leaf))]
+    parallel, inner = ([a for a in axes if a.tiles > 1] for axes in (leaf.parallel, leaf.inner))
+    if not inner:
+        points = map_to_threads(plan, leaf.units, leaf, _points(plan, leaf.units, leaf))
+        return [(leaf.units, Band(_tile_members(plan, leaf.units, parallel), leaf.units, Mark(SHARED, points)))]
+    starts, rest = leaf.part(Phase.INIT), leaf.part(Phase.WHOLE, Phase.UPDATE)
+    cleared = map_to_threads(plan, starts, leaf, _points(plan, starts, leaf)) if starts else None
+    points = map_to_threads(plan, rest, leaf, _points(plan, rest, leaf))
+    return [(leaf.units, _terms_by_tiles(plan, leaf, cleared, points))]
+
+
+def _terms_by_tiles(plan: KernelPlan, leaf: NestPlan, cleared: Tree | None, points: Tree) -> Tree:
+    """For each tile of the parallel axes elements are `cleared`, then come the tiles of the others, with `points`."""
+    starts, rest = leaf.part(Phase.INIT), leaf.part(Phase.WHOLE, Phase.UPDATE)
+    parallel, inner = ([a for a in axes if a.tiles > 1] for axes in (leaf.parallel, leaf.inner))
+    children: list[Child | Collective] = [(rest, Band(_tile_members(plan, rest, inner), rest, Mark(SHARED, points)))]
+    if cleared is not None:
+        children.insert(0, (starts, cleared))
+    return Band(
+        _tile_members(plan, leaf.units, parallel), leaf.units, Mark(ELEMENTS, SequenceNode(tuple(children), ""))
+    )
+
+
+def thread_values(plan: KernelPlan, leaf: NestPlan, unit: Unit) -> tuple[str, str, str]:
+    """The identifiers of the thread that runs an instance of `unit`."""
+    by_identifier = {a.identifier: a for a in leaf.axes}
+    x, y, z = (_thread(plan, by_identifier[k], unit) if k in by_identifier else "0" for k in range(3))
+    return x, y, z
+
+
+def map_to_threads(plan: KernelPlan, units: tuple[Unit, ...], leaf: NestPlan, child: Tree) -> Tree:
+    """`child` on the threads that walk the mapped axes; a thread identifier without an axis is 0."""
+    by_identifier = {a.identifier: a for a in leaf.axes}
+    values = []
+    for k, count in enumerate(plan.launch.block):
+        axis = by_identifier.get(k)
+        if axis is not None:
+            values.append((THREAD_IDS[k], axis.threads, tuple((u.name, _thread(plan, axis, u)) for u in units)))
+        elif count > 1:
+            values.append((THREAD_IDS[k], 1, tuple((u.name, "0") for u in units)))
+    return Mapping(tuple(values), units, Mark("thread", child))
+
+
+def _thread(plan: KernelPlan, a: MappedDim, unit: Unit) -> str:
+    point = plan.point(a, unit)
+    if a.vector > 1:
+        point = f"floor(({point})/{a.vector})"
+    return f"({point}) mod {a.threads}" if a.trips > 1 else point
+
+
+def _loops(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[MappedDim]) -> tuple[MappedBandMember, ...]:
+    """What is left to loops of the points of `axes`."""
+    return tuple(m for a in axes for m in (*_steps(plan, units, a), *_lanes(plan, units, a)))
+
+
+def _steps(plan: KernelPlan, units: tuple[Unit, ...], a: MappedDim) -> tuple[MappedBandMember, ...]:
+    """The loop over what all threads take at once, if they have to take more than once."""
+    if a.trips == 1:
+        return ()
+    step = a.threads * a.vector
+    label = f"{a.dim.name} mod {a.tile} / {step}" if step > 1 else f"{a.dim.name} mod {a.tile}"
+    values = tuple((u.name, f"floor(({plan.point(a, u)})/{step})" if step > 1 else plan.point(a, u)) for u in units)
+    return (MappedBandMember(values, a.dim.kind is DimKind.PARALLEL, label),)
+
+
+def _lanes(plan: KernelPlan, units: tuple[Unit, ...], a: MappedDim) -> tuple[MappedBandMember, ...]:
+    """The loop over the neighbors that a thread takes at a time."""
+    if a.vector == 1:
+        return ()
+    values = tuple((u.name, f"({plan.point(a, u)}) mod {a.vector}") for u in units)
+    return (MappedBandMember(values, a.dim.kind is DimKind.PARALLEL, f"{a.dim.name} mod {a.vector}"),)
+
+
+def _points(plan: KernelPlan, units: tuple[Unit, ...], leaf: NestPlan) -> Tree:
+    """The loops of one thread: its points, the start of each element, then what is combined into it."""
+    starts = tuple(u for u in units if u.phase is Phase.INIT)
+    rest = tuple(u for u in units if u.phase is not Phase.INIT)
+    serial = [a for a in leaf.inner if a.dim.kind is DimKind.SERIAL]
+    reduced = [a for a in leaf.inner if a.dim.kind is DimKind.REDUCTION]
+    children: list[Child | Collective] = [(starts, End())] if starts else []
+    if rest:
+        children.append((rest, Band(_loops(plan, rest, reduced), rest, _in_order(rest))))
+    body = SequenceNode(tuple(children), "")
+    if leaf.unrolled:
+        return Mark(WRITTEN_OUT, Band(_loops(plan, units, leaf.parallel), units, body))
+    if not leaf.inner:
+        return _by_lanes(plan, units, leaf.parallel, body)
+    return Band((*_loops(plan, units, leaf.parallel), *_loops(plan, units, serial)), units, body)
+
+
+def _by_lanes(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[MappedDim], body: Tree) -> Tree:
+    """`body` for the points of `axes`: neighbors innermost and written out, to be read and written as vectors."""
+    lanes = tuple(m for a in axes for m in _lanes(plan, units, a))
+    if lanes:
+        body = Mark(WRITTEN_OUT, Band(lanes, units, body))
+    return Band(tuple(m for a in axes for m in _steps(plan, units, a)), units, body)
+
+
+def _register_tiled(plan: KernelPlan, leaf: NestPlan) -> Tree:
+    """A reduction whose elements threads keep in registers, several each: the loops over them are innermost.
+
+    In the loops over terms a few go together, so that what they read is read in vectors.
+    """
+    starts, rest = leaf.part(Phase.INIT), leaf.part(Phase.UPDATE)
+    outer, inner = _terms(plan, rest, leaf.inner)
+    updates = Band((*inner, *_loops(plan, rest, leaf.parallel)), rest, _in_order(rest))
+    points = map_to_threads(plan, rest, leaf, Band(outer, rest, Mark(WRITTEN_OUT, updates)))
+    cleared = None
+    if starts:
+        loops = Band(_loops(plan, starts, leaf.parallel), starts, _in_order(starts))
+        cleared = map_to_threads(plan, starts, leaf, Mark(WRITTEN_OUT, loops))
+    return _terms_by_tiles(plan, leaf, cleared, points)
+
+
+def _terms(
+    plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[MappedDim]
+) -> tuple[tuple[MappedBandMember, ...], tuple[MappedBandMember, ...]]:
+    """The loops over the points of reduced `axes`, and those over a few neighbors along the last of them."""
+    *rest, last = axes
+    if last.tile % NEIGHBOURS:
+        return _loops(plan, units, axes), ()
+    name, tile = last.dim.name, last.tile
+    points = tuple((u.name, plan.point(last, u)) for u in units)
+    steps = tuple((u, f"floor(({p})/{NEIGHBOURS})") for u, p in points)
+    terms = tuple((u, f"({p}) mod {NEIGHBOURS}") for u, p in points)
+    outer = [MappedBandMember(steps, False, f"{name} mod {tile} / {NEIGHBOURS}")] if tile > NEIGHBOURS else []
+    return (*_loops(plan, units, rest), *outer), (MappedBandMember(terms, False, f"{name} mod {NEIGHBOURS}"),)
+
+
+def _tile_members(plan: KernelPlan, units: tuple[Unit, ...], axes: Sequence[MappedDim]) -> tuple[MappedBandMember, ...]:
+    return tuple(
+        MappedBandMember(
+            tuple((u.name, f"floor(({plan.value(a, u)})/{a.tile})") for u in units),
+            a.dim.kind is DimKind.PARALLEL,
+            f"{a.dim.name} / {a.tile}",
+        )
+        for a in axes
+    )
+
+
+def _in_order(units: Sequence[Unit]) -> Tree:
+    return SequenceNode(tuple(((u,), End()) for u in units), "")
+
+
+def _cooperative_tree(plan: KernelPlan, number: int, leaf: NestPlan) -> Tree:
+    """Registers are cleared, every thread combines its terms, all threads combine theirs, one of them stores.
+
+    The loops around this are the same for all threads, so that all of them come to the collectives.
+    """
+    units = leaf.units
+    terms, finish = leaf.part(Phase.PARTIAL, Phase.WHOLE), leaf.part(Phase.FINAL)
+    tiled = [a for a in leaf.parallel if a.tiles > 1]
+    points = _loops(plan, units, leaf.parallel)
+    counts = [a.tiles for a in tiled]
+    for a in leaf.parallel:
+        counts += [a.trips] if a.trips > 1 else []
+        counts += [a.vector] if a.vector > 1 else []
+    inner = [a for a in leaf.inner if a.tiles > 1]
+    each = Band(_tile_members(plan, terms, inner), terms, _by_lanes(plan, terms, leaf.inner, _in_order(terms)))
+    children: tuple[Child | Collective, ...] = (
+        Collective(f"clear{number}"),
+        (terms, map_to_threads(plan, terms, leaf, each)),
+        Collective(f"combine{number}"),
+        (finish, map_to_threads(plan, finish, leaf, _in_order(finish))),
+    )
+    tiles = _tile_members(plan, units, tiled)
+    return Band((*tiles, *points), units, SequenceNode(children, _domain(plan, counts)))

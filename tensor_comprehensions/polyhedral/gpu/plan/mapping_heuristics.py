@@ -1,0 +1,483 @@
+"""The mapping that is chosen where the user gives none, kernel by kernel, from sizes and the target.
+
+Kernels are of three kinds. A contraction reuses what it reads: square tiles in shared memory and registers, as large as
+leaves a tile for every processor. A row reduction has a warp or a block per row, or strips of columns. Everything else
+has a thread per element, along what memory lies along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import gcd, inf, prod
+
+from ....options import MappingOptions
+from ....target import GpuTarget
+from ....tc_lang import ir as tc
+from ....tc_lang.ir import walk_expr
+from ...schedule.access_cost import access_stride, op_count
+from ...schedule.fusion import FusionGroup
+from ...schedule.loop_nest import DimKind, LoopNest, NestDim, build_nests
+from ...scop.isl_affine import to_isl_affine
+from ...scop.scop import Scop, ScopStatement
+from .mapping import transactions_per_read
+from .vector_width import vector_width_along
+
+BLOCK = 256
+"""Threads of a block where nothing speaks for another number."""
+SHORT = 16
+"""Terms that one thread sums alone, however few threads there are."""
+WARP_ROW = 1024
+"""Elements of a row up to which a warp does it alone, if there are rows enough."""
+REREAD = 16 << 20
+"""Bytes that blocks may read again from the second-level cache to save a kernel."""
+LIGHT = 1 << 14
+"""Elements that a block may work through rather than leave them to another kernel with more blocks."""
+UNLIMITED = (1 << 31) - 1
+FEW_TERMS = 4
+"""That a tile of terms has at least."""
+# Side of the tile of a contraction, and terms at a time; threads along a side.
+SQUARES = ((128, 16), (64, 16), (32, 32), (16, 32))
+BLOCK_SIDE = 16
+ARRIVAL = 800
+"""Cycles from asking for what lies in memory until it is there."""
+L2_BYTES = 40
+"""That a processor gets from the second-level cache in a cycle."""
+IN_FLIGHT = 16
+"""Bytes that a thread has asked for at a time, where it does nothing but to sum them."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """What matters of a group.
+
+    rows: extents of the shared rows. leaf: the one with most work. inner: elements that one point of the rows walks in
+    a leaf, at most. reduced: terms of an element in `leaf`.
+    """
+
+    group: FusionGroup
+    rows: tuple[int, ...]
+    leaf: LoopNest
+    inner: int
+    reduced: int
+
+    @property
+    def points(self) -> int:
+        return prod(self.rows)
+
+
+def is_profitable_fusion(
+    scop: Scop, target: GpuTarget, before: FusionGroup, alone: FusionGroup, joined: FusionGroup
+) -> bool:
+    """Is it worth fusing: does the parallelism stay, or is what is left enough and what is read again small?
+
+    Never a sum that is cut into parts for the sake of parallelism with what adds them up.
+    """
+    written = {w.tensor for n in before.nodes for w in n.writes}
+    if any(written & scop.parts & set(n.tensors) for n in alone.nodes):
+        return False
+    apart = min(before.parallelism, alone.parallelism)
+    if joined.parallelism <= 1:
+        return False
+    if joined.parallelism < target.num_sms and joined.parallelism < max(before.parallelism, alone.parallelism):
+        return all(_shape(scop, g).inner * g.parallelism <= LIGHT * joined.parallelism for g in (before, alone))
+    if joined.parallelism >= apart:
+        return True
+    return _reread(scop, joined) <= REREAD
+
+
+def is_launch_bound(scop: Scop, target: GpuTarget, *groups: FusionGroup) -> bool:
+    """Do groups have so little work that a launch matters, and no tiles in shared memory?"""
+    shapes = [_shape(scop, g) for g in groups]
+    work = sum(shape.points * max(1, shape.inner) for shape in shapes)
+    return work <= LIGHT * target.num_sms and not any(_sides(shape) for shape in shapes)
+
+
+def _reread(scop: Scop, group: FusionGroup) -> int:
+    """Bytes that points of the rows read in common, once for each of them."""
+    total = 0
+    for node in group.nodes:
+        places = [row.index_and_shift(node)[0] for row in group.rows]
+        for access in dict.fromkeys(node.reads):
+            names = {x.name for e in access.subscripts for x in walk_expr(e) if isinstance(x, tc.Index)}
+            again = prod(r.extent for r, name in zip(group.rows, places, strict=True) if name not in names)
+            tensor = scop.function.tensor(access.tensor)
+            total += tensor.size * tensor.dtype.size * again if again > 1 else 0
+    return total
+
+
+def next_power_of_two(n: int) -> int:
+    """The least power of two that is not less than `n`."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def choose_mapping(scop: Scop, group: FusionGroup, target: GpuTarget) -> MappingOptions:
+    """The mapping of one group."""
+    return _chosen(scop, _shape(scop, group), target)[0]
+
+
+def group_cycles(scop: Scop, group: FusionGroup, target: GpuTarget) -> float:
+    """Cycles of a group under the mapping that is chosen for it, and no less than it takes to read its tensors."""
+    names = dict.fromkeys(a.tensor for node in group.nodes for a in node.reads)
+    moved = sum(t.size * t.dtype.size for t in map(scop.function.tensor, names))
+    return max(_chosen(scop, _shape(scop, group), target)[1], moved * target.clock / target.bandwidth)
+
+
+def _chosen(scop: Scop, shape: GroupShape, target: GpuTarget) -> tuple[MappingOptions, float]:
+    """The mapping of a group, and its cycles."""
+    sides = _sides(shape) if shape.reduced > SHORT else None
+    if sides is not None:
+        cycles, square = _fastest(scop, shape, sides, target)
+        if cycles <= _by_warps(scop, shape, target):
+            return _contraction(scop, shape, sides, square), cycles
+        options = _rows(scop, shape, target)
+    elif _column_reduction(scop, shape):
+        options = _columns(scop, shape, target)
+    elif shape.inner > SHORT:
+        options = _rows(scop, shape, target)
+    else:
+        options = _elements(scop, shape, target)
+    return options, _streaming(scop, shape, options, target)
+
+
+def _streaming(scop: Scop, shape: GroupShape, options: MappingOptions, target: GpuTarget) -> float:
+    """Cycles where threads read terms as they need them: as fast as those on one processor together ask for them."""
+    blocks = prod(-(-n // size) for n, size in zip(shape.rows, options.tile, strict=False) if size)
+    each, threads = -(-blocks // target.num_sms), prod(options.threads)
+    together = min(each, max(1, target.threads_per_sm // threads), target.blocks_per_sm)
+    rate = min(L2_BYTES, together * threads * IN_FLIGHT / ARRIVAL)
+    return 2 * ARRIVAL + each * _read(scop, shape, shape.inner) / blocks / rate
+
+
+def heaviest_group(scop: Scop, groups: tuple[FusionGroup, ...]) -> FusionGroup:
+    """The group with most work."""
+    return max(groups, key=lambda g: sum(_weight(scop, leaf) for leaf in _leaves(scop, g)))
+
+
+def _leaves(scop: Scop, group: FusionGroup) -> tuple[LoopNest, ...]:
+    return build_nests(scop, group, range(len(group.rows)), fuse=True)
+
+
+def _weight(scop: Scop, leaf: LoopNest) -> int:
+    return prod(d.extent for d in leaf.dims) * op_count(scop.function, leaf)
+
+
+def _shape(scop: Scop, group: FusionGroup) -> GroupShape:
+    found = _leaves(scop, group)
+    heavy = max(found, key=lambda leaf: _weight(scop, leaf))
+    inner = max(prod(d.extent for d in leaf.dims if d.row is None) for leaf in found)
+    reduced = prod(d.extent for d in heavy.dims if d.kind is DimKind.REDUCTION)
+    return GroupShape(group, tuple(r.extent for r in group.rows), heavy, inner, reduced)
+
+
+# --- everything else ---------------------------------------------------------------------------------------------
+
+
+def _elements(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOptions:
+    """A thread per point of the rows, x along the last of them; squares where reads lie along another row."""
+    turned = _turned_row(scop, shape)
+    if turned is not None:
+        sizes = tuple(32 if k in (turned, len(shape.rows) - 1) else 1 for k in range(len(shape.rows)))
+        blocks = (UNLIMITED, 65535, 65535)
+        return MappingOptions(
+            tile=sizes,
+            threads=(32, 8),
+            blocks=blocks,
+            unroll=8,
+            shared_memory=True,
+            unroll_copy_shared=True,
+            collapse_loops=True,
+        )
+    vector = _vector(scop, shape, target)
+    block = BLOCK if shape.points >= BLOCK * vector * target.num_sms else BLOCK // 2
+    tile: list[int] = []
+    threads: list[int] = []
+    left = block * vector
+    for k, extent in reversed(list(enumerate(shape.rows))):
+        size = min(extent, left) if len(threads) < 3 else 1
+        if k > 2:
+            size = min(extent, left)
+            tile.append(0)
+        else:
+            tile.append(size)
+        if size > 1:
+            threads.append(size if threads else size // vector)
+            left = max(1, left // size)
+    return MappingOptions(
+        tile=tuple(reversed(tile)) or (0,),
+        threads=_limited(threads, target),
+        blocks=(UNLIMITED, 65535, 65535),
+        unroll=8,
+        private_memory=vector > 1,
+        vector_width=vector,
+        collapse_loops=True,
+    )
+
+
+def _vector(scop: Scop, shape: GroupShape, target: GpuTarget) -> int:
+    """The elements along the last row that a thread takes, where that leaves threads enough."""
+    last = len(shape.rows) - 1
+    places = [(leaf, d) for leaf in _leaves(scop, shape.group) for d in leaf.dims if d.row == last]
+    found = vector_width_along(scop, places) if shape.inner == 1 else 1
+    return found if shape.points >= found * (BLOCK // 2) * target.num_sms else 1
+
+
+def _turned_row(scop: Scop, shape: GroupShape) -> int | None:
+    """The row along which a read of the heaviest leaf is contiguous that is not along the last one."""
+    if len(shape.rows) < 2 or min(shape.rows[-1], max(shape.rows[:-1])) < 16:
+        return None
+    dims = {d.row: d for d in shape.leaf.dims if d.row is not None}
+    last = dims[len(shape.rows) - 1]
+    for node in shape.leaf.nodes:
+        for access in node.reads:
+            if access_stride(scop.function, access, last.index(node)) in (0, 1, None):
+                continue
+            for k in range(min(3, len(shape.rows) - 1)):
+                if shape.rows[k] >= 16 and access_stride(scop.function, access, dims[k].index(node)) == 1:
+                    return k
+    return None
+
+
+def _limited(threads: Sequence[int], target: GpuTarget) -> tuple[int, ...]:
+    """At most as many threads along each axis as the target has."""
+    return tuple(min(n, most) for n, most in zip(threads, target.block, strict=False)) or (1,)
+
+
+# --- reductions --------------------------------------------------------------------------------------------------
+
+
+def _rows(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOptions:
+    """So many threads per point of the rows as it has work for, and several points in a block where that is little."""
+    inner = shape.inner
+    plenty = shape.points >= 16 * target.num_sms
+    found = [(leaf, [d for d in leaf.dims if d.row is None]) for leaf in _leaves(scop, shape.group)]
+    vector = vector_width_along(scop, [(leaf, dims[-1]) for leaf, dims in found if dims])
+    if inner <= 32 or (inner <= WARP_ROW and plenty):
+        along = min(32, next_power_of_two(inner))
+    else:
+        along = min(1024, max(32, next_power_of_two(inner // (max(8, 4 * vector) if plenty else 4))))
+    beside = prod(d.extent for d in shape.leaf.dims if d.row is None and d.kind is DimKind.PARALLEL)
+    if shape.reduced > 1 and beside > 1:  # many sums at each point of the rows: a warp for each
+        along = min(32, next_power_of_two(shape.reduced))
+        threads = (along, min(next_power_of_two(beside), 2 * BLOCK // along))
+        return _cooperative(shape, 1, threads, vector, target)
+    last = min(shape.rows[-1], max(1, BLOCK // 2 // along)) if shape.rows else 1
+    return _cooperative(shape, last, (along, last) if last > 1 else (along,), vector, target)
+
+
+def _cooperative(
+    shape: GroupShape, last: int, threads: tuple[int, ...], vector: int, target: GpuTarget
+) -> MappingOptions:
+    """One point of the rows for a block, `last` along the last of them; neighbors in vectors."""
+    return MappingOptions(
+        tile=(*(1 for _ in shape.rows[:-1]), last) if shape.rows else (0,),
+        threads=_limited(threads, target),
+        blocks=(UNLIMITED, 65535, 65535),
+        unroll=8 * vector * vector,
+        cooperative_reductions=True,
+        private_memory=vector > 1,
+        vector_width=vector,
+        shared_memory=len(shape.group.nodes) > 1,
+        unroll_copy_shared=len(shape.group.nodes) > 1,
+        collapse_loops=True,
+    )
+
+
+def _column_reduction(scop: Scop, shape: GroupShape) -> bool:
+    """Are neighbors in memory neighbors along the last row, while long sums run across?"""
+    if shape.reduced <= SHORT or not shape.rows or shape.rows[-1] < 8:
+        return False
+    dims = [d for d in shape.leaf.dims if d.row == len(shape.rows) - 1]
+    inner = [d for d in shape.leaf.dims if d.row is None]
+    costs = [transactions_per_read(scop.function, shape.leaf, d) for d in inner]
+    return bool(dims) and transactions_per_read(scop.function, shape.leaf, dims[0]) < min(costs, default=0.0)
+
+
+def _columns(scop: Scop, shape: GroupShape, target: GpuTarget) -> MappingOptions:
+    """Strips of columns; the terms of a column go to more threads, the fewer strips there are."""
+    width = min(32, next_power_of_two(shape.rows[-1]))
+    strips = shape.points // width
+    down = 1 if strips * width >= 4 * BLOCK * target.num_sms else 8 if strips >= 4 * target.num_sms else 32
+    down = max(1, min(down, next_power_of_two(shape.reduced // 4)))
+    if down == 1:
+        return _elements(scop, shape, target)
+    return MappingOptions(
+        tile=(*(1 for _ in shape.rows[:-1]), width),
+        threads=(width, down),
+        blocks=(UNLIMITED, 65535, 65535),
+        unroll=8,
+        cooperative_reductions=True,
+        collapse_loops=True,
+    )
+
+
+# --- contractions ------------------------------------------------------------------------------------------------
+
+
+def _sides(shape: GroupShape) -> tuple[NestDim, NestDim] | None:
+    """Two rows of a contraction, the last and one before it, that each leave other reads of the heaviest leaf alone."""
+    free = [d for d in shape.leaf.dims if d.kind is DimKind.PARALLEL and d.extent > 1]
+    if len(shape.leaf.nodes) != 1 or len(free) < 2 or any(d.row is None for d in free):
+        return None
+    (node,) = shape.leaf.nodes
+    last = free[-1]
+    still = _reads_still(node, last)
+    others = (d for d in reversed(free[:-1]) if _reads_still(node, d) and _reads_still(node, d) != still)
+    other = next(others, None)
+    return None if other is None or not still else (other, last)
+
+
+def _reads_still(node: ScopStatement, dim: NestDim) -> frozenset[str]:
+    """The tensors whose element does not change along `dim`."""
+    name = dim.index(node)
+    target = node.statements[0].target
+    return frozenset(
+        a.tensor
+        for a in node.reads
+        if a.tensor != target
+        and not any(isinstance(x, tc.Index) and x.name == name for e in a.subscripts for x in walk_expr(e))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ContractionTile:
+    """A tile of a contraction. each: elements of a thread along its sides. depth: terms of a reduced dimension
+    that are staged at once, with all of those after it; outer: so many before it are taken a term at a time.
+    """
+
+    tile: tuple[int, int]
+    each: tuple[int, int]
+    depth: int
+    outer: int = 0
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        return self.tile[1] // self.each[1], self.tile[0] // self.each[0]
+
+    def cycles(self, target: GpuTarget) -> float:
+        """What a term of a tile takes: instructions, or words that shared memory gives to a warp."""
+        warps = -(-prod(self.threads) // target.warp)
+        issued = prod(self.each) + sum(self.each) / 4 + 1
+        moved = self.each[0] / 4 + self.each[1] / 2
+        return warps * max(issued * target.warp / target.float32_lanes, moved)
+
+    def resident(self, target: GpuTarget) -> int:
+        """Blocks that a processor has registers for."""
+        return max(1, target.registers_per_sm // (prod(self.threads) * (32 + prod(self.each) * 3 // 2)))
+
+    def duration(self, blocks: int, steps: int, terms: int, target: GpuTarget) -> float:
+        """Cycles of all: blocks on a processor hide each other's waiting for the next `terms`, if they have enough."""
+        each = -(-blocks // target.num_sms)
+        together = min(each, self.resident(target))
+        return ARRIVAL + steps * each * max(ARRIVAL / together, terms * self.cycles(target))
+
+
+def _fastest(
+    scop: Scop, shape: GroupShape, sides: tuple[NestDim, NestDim], target: GpuTarget
+) -> tuple[float, ContractionTile]:
+    """The tiles that are done first, and when; square but for short sides."""
+    extents = [d.extent for d in sides]
+    others = prod(r for k, r in enumerate(shape.rows) if k not in [d.row for d in sides])
+    terms = [d.extent for d in shape.leaf.dims if d.row is None]
+    found: list[tuple[float, ContractionTile]] = []
+    for side, depth in SQUARES:
+        tile = (min(side, next_power_of_two(extents[0])), min(side, next_power_of_two(extents[1])))
+        square = ContractionTile(tile, (max(1, tile[0] // BLOCK_SIDE), max(1, tile[1] // BLOCK_SIDE)), depth)
+        blocks = others * prod(-(-n // size) for n, size in zip(extents, tile, strict=True))
+        square = _deepened(scop, shape, sides, square, blocks, target)
+        steps = prod(terms[: square.outer]) * -(-terms[square.outer] // square.depth)
+        cycles = square.duration(blocks, steps, square.depth * prod(terms[square.outer + 1 :]), target)
+        found.append((cycles, square))
+    return min(reversed(found), key=lambda f: f[0])  # of equals the one with most blocks
+
+
+def _contraction(
+    scop: Scop, shape: GroupShape, sides: tuple[NestDim, NestDim], square: ContractionTile
+) -> MappingOptions:
+    """Tiles in shared memory and registers, the next ones on their way meanwhile."""
+    sizes = {d.row: size for d, size in zip(sides, square.tile, strict=True) if d.row is not None}
+    return MappingOptions(
+        tile=(*(sizes.get(k, 1) for k in range(len(shape.rows))), *(1 for _ in range(square.outer)), square.depth),
+        threads=square.threads,
+        blocks=(UNLIMITED, 65535, 65535),
+        unroll=8,
+        shared_memory=True,
+        unroll_copy_shared=True,
+        private_memory=True,
+        vector_width=gcd(4, square.each[1]) if _reads_along(scop, shape.leaf, sides[1]) else 1,
+        double_buffer=True,
+    )
+
+
+def _deepened(
+    scop: Scop,
+    shape: GroupShape,
+    sides: tuple[NestDim, NestDim],
+    square: ContractionTile,
+    blocks: int,
+    target: GpuTarget,
+) -> ContractionTile:
+    """With as many terms staged at once as there is room for, or more where few blocks would wait for the next."""
+    sizes = {d.row: size for d, size in zip(sides, square.tile, strict=True) if d.row is not None}
+    terms = [d.extent for d in shape.leaf.dims if d.row is None]
+
+    def fits(depth: int) -> bool:
+        return 2 * _staged_bytes(scop, shape, sizes, [*(1 for _ in range(outer)), depth]) <= target.max_shared
+
+    outer = 0
+    while outer + 1 < len(terms) and not fits(min(FEW_TERMS, terms[outer])):
+        outer += 1
+    depth = min(square.depth, terms[outer])
+    while depth > FEW_TERMS and not fits(depth):
+        depth //= 2
+    together = min(-(-blocks // target.num_sms), square.resident(target))
+    each = square.cycles(target) * prod(terms[outer + 1 :]) * together
+    while depth * each < ARRIVAL and 2 * depth <= terms[outer] and fits(2 * depth):
+        depth *= 2
+    return replace(square, depth=depth, outer=outer)
+
+
+def _by_warps(scop: Scop, shape: GroupShape, target: GpuTarget) -> float:
+    """Cycles where a warp sums the terms of an element alone: those of reading them from the second-level cache."""
+    inner = [d for d in shape.leaf.dims if d.row is None]
+    if vector_width_along(scop, [(shape.leaf, inner[-1])]) == 1:
+        return inf
+    return 2 * ARRIVAL + _read(scop, shape, shape.reduced) / (L2_BYTES * target.num_sms)
+
+
+def _read(scop: Scop, shape: GroupShape, terms: int) -> float:
+    """Bytes that threads read where each sums `terms` of elements of its own, the other factor from close by."""
+    sizes = (scop.function.tensor(a.tensor).dtype.size for n in shape.leaf.nodes for a in n.reads)
+    return shape.points * max(1, terms) * max(sizes, default=0) * 5 / 4
+
+
+def _staged_bytes(scop: Scop, shape: GroupShape, sizes: Mapping[int, int], depths: Sequence[int]) -> int:
+    """Of what the heaviest leaf reads in a tile of the rows and of the first reduced dimensions, with all of the rest.
+
+    Two of those must fit into shared memory, for the next one to be on its way.
+    """
+    inner = [d for d in shape.leaf.dims if d.row is None]
+    extents = {d.name: min(d.extent, sizes.get(d.row, 1)) for d in shape.leaf.dims if d.row is not None}
+    extents |= {d.name: d.extent for d in inner}
+    extents |= {d.name: min(d.extent, depth) for d, depth in zip(inner, depths, strict=False)}
+    total = 0
+    for node in shape.leaf.nodes:
+        values = {d.index(node): extents[d.name] for d in shape.leaf.dims}
+        for access in (a for a in dict.fromkeys(node.reads) if a.tensor != node.statements[0].target):
+            tensor = scop.function.tensor(access.tensor)
+            total += prod(_spread(e, values) for e in access.subscripts) * tensor.dtype.size
+    return total
+
+
+def _spread(subscript: tc.Expr, extents: Mapping[str, int]) -> int:
+    """How many values a subscript takes, gaps counted; where data decides, one for each point."""
+    form = to_isl_affine(subscript)
+    if form is not None:
+        return 1 + sum(abs(c) * (extents.get(name, 1) - 1) for name, c in form.terms)
+    names = {x.name for x in walk_expr(subscript) if isinstance(x, tc.Index)}
+    return prod(extents.get(name, 1) for name in names)
+
+
+def _reads_along(scop: Scop, leaf: LoopNest, dim: NestDim) -> bool:
+    """Is what is next to each other along `dim` next to each other in memory for some read?"""
+    return any(access_stride(scop.function, a, dim.index(n)) == 1 for n in leaf.nodes for a in n.reads)

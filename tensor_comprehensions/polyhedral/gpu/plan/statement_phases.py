@@ -1,0 +1,76 @@
+"""Units: the statements of a kernel as the schedule tree sees them.
+
+A node of the scop becomes one unit, or several where its elements are started, updated and finished apart. The domain
+of a unit that updates has the reduced indices, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from ....tc_lang.ir import BoundIndex, BoundStatement
+from ...scop.isl_affine import isl_name
+from ...scop.scop import ScopStatement
+
+
+class Phase(Enum):
+    """What a unit does for its node. The value is what its name ends in."""
+
+    WHOLE = ""  # everything, at every point: an assignment, or an update of what is there
+    INIT = "_start"  # each element becomes the neutral element
+    UPDATE = "_update"  # each term is combined into its element
+    PARTIAL = "_term"  # each term is combined into a register of its thread
+    FINAL = "_finish"  # what the threads have combined goes to the element
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One tuple of the domain: all instances of a part of `node`."""
+
+    node: ScopStatement
+    phase: Phase
+
+    @property
+    def name(self) -> str:
+        return self.node.name + self.phase.value
+
+    @property
+    def statement(self) -> BoundStatement:
+        (s,) = self.node.statements
+        return s
+
+    @property
+    def indices(self) -> tuple[BoundIndex, ...]:
+        return self.statement.free if self.phase in (Phase.INIT, Phase.FINAL) else self.statement.indices
+
+    @property
+    def instance(self) -> str:
+        """The tuple that names an instance in isl's notation."""
+        return f"{self.name}[{', '.join(isl_name(i.name) for i in self.indices)}]"
+
+    @property
+    def domain(self) -> str:
+        bounds = " and ".join(f"{i.lower} <= {isl_name(i.name)} < {i.upper}" for i in self.indices)
+        return f"{self.instance} : {bounds}" if bounds else self.instance
+
+
+def units_of(node: ScopStatement, *, cooperative: bool = False) -> tuple[Unit, ...]:
+    """The units of a node in their order; `cooperative`: threads combine its terms before anything is stored."""
+    (s,) = node.statements
+    if s.reduction is None or not s.reduction_indices:
+        return (Unit(node, Phase.WHOLE),)
+    if cooperative:
+        return Unit(node, Phase.PARTIAL), Unit(node, Phase.FINAL)
+    update = Unit(node, Phase.UPDATE)
+    return (Unit(node, Phase.INIT), update) if s.initialize else (update,)
+
+
+def filter_of(units: Sequence[Unit], condition: dict[str, str] | None = None) -> str:
+    """The set of the instances of `units`, each under its condition by name."""
+    parts = []
+    for u in units:
+        text = (condition or {}).get(u.name, "")
+        parts.append(f"{u.instance} : {text}" if text else u.instance)
+    return "{ " + "; ".join(parts) + " }"

@@ -1,0 +1,51 @@
+"""How many neighbors a thread takes at a time, so that memory moves in vectors of up to 16 bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ....tc_lang import ir as tc
+from ....tc_lang.ir import BoundFunction
+from ...schedule.access_cost import access_stride
+from ...schedule.loop_nest import LoopNest, NestDim
+from ...scop.isl_affine import to_isl_affine
+from ...scop.scop import Scop
+
+BYTES = 16
+LANES = (4, 2)
+
+
+def vector_width_along(scop: Scop, places: Iterable[tuple[LoopNest, NestDim]]) -> int:
+    """The neighbors along each dimension that all accesses of its leaf that go along it can move at once, or 1."""
+    found = [_lanes(scop.function, leaf, dim) for leaf, dim in places]
+    return min(found, default=1)
+
+
+def _lanes(function: BoundFunction, leaf: LoopNest, dim: NestDim) -> int:
+    moving = []
+    for node in leaf.nodes:
+        index = dim.index(node)
+        for access in (*node.reads, *node.writes):
+            step = access_stride(function, access, index)
+            if step not in (0, 1):
+                return 1
+            if step == 1:
+                moving.append((access, index))
+    widest = max((function.tensor(a.tensor).dtype.size for a, _ in moving), default=BYTES)
+    return next((n for n in LANES if _fits(function, dim, moving, n, n * widest)), 1)
+
+
+def _fits(function: BoundFunction, dim: NestDim, moving: list[tuple[tc.Access, str]], lanes: int, size: int) -> bool:
+    """Does the dimension consist of so many whole vectors, none longer than one move, which start where they may?"""
+    whole = dim.extent % lanes == 0 and dim.lower == 0 and size <= BYTES
+    return whole and all(_aligned(function, access, index, lanes) for access, index in moving)
+
+
+def _aligned(function: BoundFunction, access: tc.Access, index: str, lanes: int) -> bool:
+    """Are the elements at multiples of `lanes` along `index` at multiples of it in memory, whatever the others are?"""
+    for e, step in zip(access.subscripts, function.tensor(access.tensor).strides, strict=True):
+        form = to_isl_affine(e)
+        others = (1,) if form is None else (form.constant, *(c for name, c in form.terms if name != index))
+        if any(c * step % lanes for c in others):
+            return False
+    return True

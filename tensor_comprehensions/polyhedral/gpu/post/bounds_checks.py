@@ -1,0 +1,87 @@
+"""Data-dependent subscripts verified before a kernel reads through them: a thread per subscript."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from math import prod
+
+from ....core.naming import mint
+from ....loop_ir import build
+from ....loop_ir import nodes as ir
+from ....loop_ir.nodes import BLOCK, THREAD, Buffer, CheckSite, Kernel, Launch
+from ....lower_expr import LoweringScope, lower_expr, lower_subscript
+from ....tc_lang import ir as tc
+from ....tc_lang.ir import BoundIndex, BoundsCheck, BoundStatement
+from ...cpu.subscript_checks import is_inside
+
+THREADS = 256
+MOST_BLOCKS = 4096
+
+
+def check_kernels(
+    statements: Sequence[BoundStatement], buffers: Mapping[str, Buffer], name: str, first_site: int
+) -> tuple[list[Kernel], list[CheckSite]]:
+    """Kernels that verify the checks of `statements`, and what the failure of each means, numbered from there.
+
+    One kernel for checks that need no other to have passed: a launch takes longer than looking at a few subscripts.
+    """
+    found = [(s, c) for s in statements if all(i.extent for i in s.indices) for c in dict.fromkeys(s.checks)]
+    numbered = [(site, s, c) for site, (s, c) in enumerate(found, first_site)]
+    kernels = []
+    for _, run in groupby(numbered, key=lambda n: -1 if _direct(n[2]) else n[0]):
+        together = list(run)
+        points = [_points(s, check) for _, s, check in together]
+        blocks = min(MOST_BLOCKS, -(-max(points) // THREADS))
+        bodies = [_everywhere(s, check, buffers, site, blocks) for site, s, check in together]
+        launch = Launch((blocks, 1, 1), (THREADS, 1, 1))
+        kernels.append(Kernel(mint(name, f"check{together[0][0]}"), build.block(*bodies), launch))
+    return kernels, [CheckSite(c.tensor, c.dimension, c.extent, c.origin) for _, c in found]
+
+
+def _direct(check: BoundsCheck) -> bool:
+    """Does it read nothing at a place that data decide?"""
+    roots = [e for e in (check.subscript, check.guard) if e is not None]
+    reads = [x for e in roots for x in tc.walk_expr(e) if isinstance(x, tc.Access)]
+    return not any(isinstance(x, tc.Access) for r in reads for e in r.subscripts for x in tc.walk_expr(e))
+
+
+def _indices(s: BoundStatement, check: BoundsCheck) -> tuple[BoundIndex, ...]:
+    """The indices that a check depends on."""
+    roots = [e for e in (check.subscript, check.guard) if e is not None]
+    used = {x.name for e in roots for x in tc.walk_expr(e) if isinstance(x, tc.Index)}
+    return tuple(i for i in s.indices if i.name in used)
+
+
+def _points(s: BoundStatement, check: BoundsCheck) -> int:
+    return prod(i.extent for i in _indices(s, check))
+
+
+def _everywhere(
+    s: BoundStatement, check: BoundsCheck, buffers: Mapping[str, Buffer], site: int, blocks: int
+) -> ir.Stmt:
+    """`check` at all points of the indices that it depends on."""
+    first = build.add(build.mul(build.var(BLOCK[0]), THREADS), build.var(THREAD[0]))
+    point = mint(f"point{site}")
+    body = _check(check, _place(build.var(point), _indices(s, check)), buffers, site)
+    return ir.Loop(point, first, build.const(_points(s, check)), body, step=blocks * THREADS)
+
+
+def _place(point: ir.Expr, indices: Sequence[BoundIndex]) -> dict[str, ir.Expr]:
+    """The values of `indices`, the last of which runs fastest, at the point with a number."""
+    values: dict[str, ir.Expr] = {}
+    for i in reversed(indices[1:]):
+        values[i.name] = build.add(build.mod(point, i.extent), i.lower)
+        point = build.div(point, i.extent)
+    for i in indices[:1]:
+        values[i.name] = build.add(point, i.lower)
+    return values
+
+
+def _check(check: BoundsCheck, place: Mapping[str, ir.Expr], buffers: Mapping[str, Buffer], site: int) -> ir.Stmt:
+    scope, guard = LoweringScope(place, buffers), check.guard
+    value = lower_subscript(check.subscript, scope.under(guard) if guard is not None else scope)
+    condition = is_inside(value, check.extent)
+    if guard is not None:
+        condition = build.logical_or(build.logical_not(lower_expr(guard, scope)), condition)
+    return ir.Check(condition, site, value)

@@ -1,0 +1,149 @@
+"""Double buffering: the next tile is on its way to shared memory while threads compute with the present one.
+
+A loop over tiles that copies, waits and computes becomes one that starts the copies of the next iteration into the
+other half of each buffer. One barrier an iteration is left: it says that this tile has come and that nobody needs the
+one before any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ....loop_ir import build, index_arithmetic
+from ....loop_ir.intrinsics import BARRIER, COMMIT_ASYNC, COPY_ASYNC, WAIT_ASYNC
+from ....loop_ir.nodes import Block, Buffer, Expr, If, Invoke, Load, Loop, LoopKind, Ramp, Space, Stmt, Store
+from ....loop_ir.rewrite import map_expr, map_stmt, substitute_stmt, walk_stmts
+from ..promote.copies import ASYNC_BYTES
+from ..promote.promote_shared import shared_bytes_of
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStage:
+    """The parts of a loop body: what fills `buffers`, and what is done with them."""
+
+    fill: tuple[Stmt, ...]
+    use: tuple[Stmt, ...]
+    buffers: tuple[Buffer, ...]
+
+
+def double_buffer(body: Stmt, buffers: Sequence[Buffer], room: int) -> tuple[Stmt, tuple[Buffer, ...]]:
+    """`body` with its loops over staged tiles pipelined, and `buffers` with two halves where that takes them.
+
+    room: bytes of shared memory that are left. Nothing changes where one buffer is filled by several loops.
+    """
+    doubled: dict[str, Buffer] = {}
+    again = False
+
+    def on_stmt(s: Stmt) -> Stmt:
+        nonlocal again, room
+        stage = _stage(s) if isinstance(s, Loop) else None
+        if not isinstance(s, Loop) or stage is None:
+            return map_stmt(s, lambda e: e, on_stmt)
+        again |= any(b.name in doubled for b in stage.buffers)
+        more = sum(shared_bytes_of(_doubled(b)) - shared_bytes_of(b) for b in stage.buffers)
+        if again or more > room:
+            return s
+        room -= more
+        doubled.update({b.name: _doubled(b) for b in stage.buffers})
+        return _pipelined(s, stage, doubled)
+
+    new = on_stmt(body)
+    if again or not doubled:
+        return body, tuple(buffers)
+    return new, tuple(doubled.get(b.name, b) for b in buffers)
+
+
+def _stage(loop: Loop) -> LoopStage | None:
+    """The parts of the body of `loop`: a barrier, copies from global to shared memory, a barrier, the rest."""
+    trips = index_arithmetic.difference(loop.stop, loop.start)
+    if (
+        loop.kind is not LoopKind.SERIAL
+        or not isinstance(loop.body, Block)
+        or (trips is not None and trips <= loop.step)
+    ):
+        return None
+    parts = loop.body.body
+    barriers = [k for k, s in enumerate(parts) if isinstance(s, Invoke) and s.name == BARRIER]
+    if len(barriers) < 2 or barriers[0] != 0:
+        return None
+    fill, use = parts[1 : barriers[1]], parts[barriers[1] + 1 :]
+    stores = [s for f in fill for s in walk_stmts(f) if isinstance(s, Store)]
+    written = {s.buffer.name for s in stores}
+    sound = all(_is_copy(s) for s in stores) and not any(isinstance(s, Invoke) for f in fill for s in walk_stmts(f))
+    if not stores or not sound or any(_touches(s, written) for u in use for s in walk_stmts(u)):
+        return None
+    sources = {s.value.buffer.name for s in stores if isinstance(s.value, Load)}
+    if any(isinstance(s, Store) and s.buffer.name in sources for u in use for s in walk_stmts(u)):
+        return None
+    return LoopStage(fill, use, tuple({s.buffer.name: s.buffer for s in stores}.values()))
+
+
+def _is_copy(s: Store) -> bool:
+    plain = s.op is None and s.mask is None and isinstance(s.value, Load) and s.value.mask is None
+    return plain and s.buffer.space is Space.SHARED and s.value.buffer.space is Space.GLOBAL  # type: ignore[union-attr]
+
+
+def _touches(s: Stmt, names: Iterable[str]) -> bool:
+    """Does `s` itself write one of the buffers?"""
+    return isinstance(s, Store) and s.buffer.name in names
+
+
+def _doubled(b: Buffer) -> Buffer:
+    half = b.shape[0] * b.strides[0] if b.shape else 1
+    half += -half % (16 // b.type.dtype.size)  # vectors stay aligned
+    return replace(b, shape=(2, *b.shape), strides=(half, *b.strides))
+
+
+def _pipelined(loop: Loop, stage: LoopStage, doubled: dict[str, Buffer]) -> Stmt:
+    here = build.var(loop.var)
+    after = build.add(here, loop.step)
+    turn = build.div(build.sub(here, loop.start), loop.step)
+
+    def filled(position: Expr, half: Expr) -> list[Stmt]:
+        copies = [substitute_stmt(f, {loop.var: position}) for f in stage.fill]
+        return [*(_started(_in_half(c, doubled, half)) for c in copies), Invoke(COMMIT_ASYNC, ())]
+
+    ahead = build.when(build.lt(after, loop.stop), build.block(*filled(after, build.mod(build.add(turn, 1), 2))))
+    uses = [_in_half(u, doubled, build.mod(turn, 2)) for u in stage.use]
+    body = build.block(Invoke(WAIT_ASYNC, (), (0,)), Invoke(BARRIER, ()), ahead, *uses)
+    first = build.block(Invoke(BARRIER, ()), *filled(loop.start, build.const(0)))
+    return build.block(first, replace(loop, body=body))
+
+
+def _in_half(s: Stmt, doubled: dict[str, Buffer], half: Expr) -> Stmt:
+    """`s` with every access of the doubled buffers made in one half."""
+
+    def on_expr(e: Expr) -> Expr:
+        e = map_expr(e, on_expr)
+        new = doubled.get(e.buffer.name) if isinstance(e, Load) else None
+        return e if new is None or not isinstance(e, Load) else Load(new, (half, *e.indices), e.mask)
+
+    def on_stmt(c: Stmt) -> Stmt:
+        c = map_stmt(c, on_expr, on_stmt)
+        if isinstance(c, Store) and c.buffer.name in doubled:
+            return replace(c, buffer=doubled[c.buffer.name], indices=(half, *c.indices))
+        return c
+
+    return on_stmt(s)
+
+
+def _started(s: Stmt) -> Stmt:
+    """A copy that is begun only, where the device can: of 4, 8 or 16 bytes at once."""
+    match s:
+        case Store(buffer, indices, Load(source, places)):
+            last = indices[-1]
+            lanes = last.lanes if isinstance(last, Ramp) else 1
+            size = lanes * buffer.type.dtype.size
+            if size not in ASYNC_BYTES:
+                return s
+            views = ((buffer, _first(indices)), (source, _first(places)))
+            return Invoke(COPY_ASYNC, views, (size,))
+        case Loop() | If() | Block():
+            return map_stmt(s, lambda e: e, _started)
+    return s
+
+
+def _first(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    last = indices[-1]
+    return (*indices[:-1], last.base) if isinstance(last, Ramp) else indices

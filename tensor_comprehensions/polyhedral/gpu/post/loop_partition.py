@@ -1,0 +1,90 @@
+"""Full tiles apart from partial ones: blocks whose tiles lie wholly inside have no guards in their loops.
+
+A kernel gets two bodies, of which a block takes one. In the body of full tiles a loop over tiles of terms whose last
+one is partial ends before it, and that one follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ....loop_ir import build, index_arithmetic
+from ....loop_ir.index_arithmetic import Interval
+from ....loop_ir.nodes import BLOCK, Expr, If, Loop, LoopKind, Stmt
+from ....loop_ir.passes.simplify import simplify
+from ....loop_ir.rewrite import map_stmt, substitute_stmt, walk_stmts
+from ..plan.mapping import KernelPlan
+
+MOST_STATEMENTS = 400
+"""Of a body that is worth having twice."""
+
+
+def split_full_tiles(body: Stmt, plan: KernelPlan, ranges: Mapping[str, Interval]) -> Stmt:
+    """`body` with a copy for full tiles where that takes guards out of loops. ranges: of the launch's variables."""
+    if sum(1 for _ in walk_stmts(body)) > MOST_STATEMENTS:
+        return body
+    plain = simplify(body, ranges)
+    if not (there := count_guards(plain)):
+        return body
+    partial = tuple(_partial(plan))
+    inside = {**ranges, **{name: Interval(0, last - 1) for name, last in partial}}
+    full = _peeled(simplify(body, inside) if partial else plain, inside)
+    if count_guards(full) >= there:
+        return body
+    condition: Expr = build.TRUE
+    for name, last in partial:
+        condition = build.logical_and(condition, build.lt(build.var(name), last))
+    return build.when(condition, full, body) if partial else full
+
+
+def _partial(plan: KernelPlan) -> Iterator[tuple[str, int]]:
+    """The variables of blocks along which the last tile is partial, each with its last value."""
+    rows = zip(BLOCK, plan.group.rows, plan.sizes, plan.tiles, plan.blocks, strict=False)
+    for name, row, size, tiles, blocks in rows:
+        if tiles == blocks > 1 and row.extent % size:
+            yield name, tiles - 1
+
+
+def count_guards(s: Stmt) -> int:
+    """How many conditions there are in loops: of statements, and of loops whose length varies."""
+    return _guards(s, inside=False)
+
+
+def _guards(s: Stmt, *, inside: bool) -> int:
+    own, below = 0, inside
+    if isinstance(s, Loop):
+        below = True
+        own = int(inside and index_arithmetic.difference(s.stop, s.start) is None)
+    elif isinstance(s, If):
+        own = int(inside)
+    return own + sum(_guards(c, inside=below) for c in _children(s))
+
+
+def _children(s: Stmt) -> Sequence[Stmt]:
+    found: list[Stmt] = []
+
+    def visit(c: Stmt) -> Stmt:
+        found.append(c)
+        return c
+
+    map_stmt(s, lambda e: e, visit)
+    return found
+
+
+def _peeled(s: Stmt, ranges: Mapping[str, Interval]) -> Stmt:
+    """`s` with outermost loops cut before their last iteration, where all others then have fewer guards."""
+    if not isinstance(s, Loop):
+        return map_stmt(s, lambda e: e, lambda c: _peeled(c, ranges))
+    start, stop = build.integer(s.start), build.integer(s.stop)
+    if s.kind is not LoopKind.SERIAL or s.step != 1 or start is None or stop is None or stop - start < 2:
+        return s
+    others = simplify(Loop(s.var, s.start, build.const(stop - 1), s.body), ranges)
+    if count_guards(others) >= count_guards(s) - _once(s):
+        return s
+    last = simplify(substitute_stmt(s.body, {s.var: build.const(stop - 1)}), ranges)
+    return build.block(others, last)
+
+
+def _once(s: Loop) -> int:
+    """Guards that go whatever the last iteration does: those of what it must not do, such as copying the next tile."""
+    return sum(1 for c in _children(s.body) if isinstance(c, If))

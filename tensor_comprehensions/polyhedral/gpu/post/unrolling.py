@@ -1,0 +1,54 @@
+"""Loops written out: those of few iterations, as far as a limit on statement instances goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ....loop_ir import build, index_arithmetic
+from ....loop_ir.index_arithmetic import Interval, Ranges, index_interval
+from ....loop_ir.nodes import Allocate, Block, Check, If, Invoke, Let, Loop, LoopKind, Stmt, Store
+from ....loop_ir.rewrite import map_stmt
+
+
+def unroll_innermost(s: Stmt, limit: int, ranges: Ranges) -> Stmt:
+    """`s` with its innermost loops UNROLLED, and those around them, while at most `limit` instances stand in a row.
+
+    A loop may stop early in some threads: then it is written out up to the most iterations it can have, each guarded.
+    ranges: of the variables of the launch.
+    """
+    return s if limit <= 1 else _written_out(s, limit, ranges)[0]
+
+
+def _written_out(s: Stmt, limit: int, ranges: Ranges) -> tuple[Stmt, int]:
+    """`s` with loops written out, and its instances; more than `limit` where a loop is left in it."""
+    match s:
+        case Store() | Invoke() | Check():
+            return s, 1
+        case Loop():
+            return _loop(s, limit, ranges)
+    counts: list[int] = []
+
+    def visit(c: Stmt) -> Stmt:
+        new, count = _written_out(c, limit, ranges)
+        counts.append(count)
+        return new
+
+    new = map_stmt(s, lambda e: e, visit)
+    match s:
+        case Block() | If() | Let() | Allocate():
+            return new, sum(counts)
+    return new, limit + 1
+
+
+def _loop(s: Loop, limit: int, ranges: Ranges) -> tuple[Stmt, int]:
+    first, last = index_interval(s.start, ranges), index_interval(s.stop, ranges)
+    values = Interval(first.low, None if last.high is None else last.high - 1)
+    body, count = _written_out(s.body, limit, {**ranges, s.var: values})
+    s = s if body is s.body else replace(s, body=body)
+    length = index_interval(index_arithmetic.subtract(s.stop, s.start), ranges).high
+    if s.kind is not LoopKind.SERIAL or length is None or count * -(-length // s.step) > limit:
+        return s, limit + 1
+    if index_arithmetic.difference(s.stop, s.start) is None:
+        guarded = build.when(build.lt(build.var(s.var), s.stop), body)
+        s = replace(s, stop=build.add(s.start, max(0, length)), body=guarded)
+    return replace(s, kind=LoopKind.UNROLLED), count * max(0, -(-length // s.step))

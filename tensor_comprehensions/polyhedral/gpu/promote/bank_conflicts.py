@@ -1,0 +1,63 @@
+"""Padding of shared buffers: rows of a length at which the threads of a warp find their elements in different banks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import product
+from operator import floordiv, mod
+
+from ....loop_ir.buffer_view import buffer_indices, with_row_pitch
+from ....loop_ir.nodes import Buffer, Launch
+from .coalescing import ThreadStrides
+from .footprint import Box
+
+BANKS, BANK_BYTES, WARP = 32, 4, 32
+
+
+def pad_rows(
+    buffer: Buffer, box: Box, steps: Sequence[ThreadStrides], launch: Launch, lanes: int, *, wide: bool
+) -> Buffer:
+    """`buffer` with rows of the length, at least its own, at which its accesses conflict least.
+
+    steps: how references step through the tensor. lanes: elements that could be copied at once were rows a multiple of
+    them; rows of odd length, which are copied one by one, are for when nothing else helps. wide: whether threads read
+    as many at once, too, where they are aligned.
+    """
+    if len(buffer.shape) < 2:
+        return buffer
+    width = buffer.shape[-1]
+    lengths = [width + pad for pad in (0, lanes, 2 * lanes, 1 - width % 2)]
+    return min(
+        (with_row_pitch(buffer, n) for n in lengths),
+        key=lambda b: sum(
+            bank_conflicts(b, box, s, launch, lanes if wide and b.strides[-2] % lanes == 0 else 1) for s in steps
+        ),
+    )
+
+
+def bank_conflicts(buffer: Buffer, box: Box, steps: ThreadStrides, launch: Launch, lanes: int) -> int:
+    """Further turns that threads wait when they access `buffer` once: 0 where no two need the same bank.
+
+    lanes: elements that a thread takes at once. Of 16 bytes each, a quarter of a warp is served at a time.
+    """
+    digits = box.digits
+    words: dict[int, set[int]] = defaultdict(set)
+    span = max(1, lanes * buffer.type.dtype.size // BANK_BYTES)
+    for lane in first_warp(launch)[: WARP // span]:
+        address = 0
+        for count, move in zip(lane, steps.moves, strict=True):
+            if move is None:
+                continue
+            place = buffer_indices(digits, {d: count * m for d, m in enumerate(move)}, floordiv, mod)
+            address += sum(p * s for p, s in zip(place, buffer.strides, strict=True))
+        word = address * buffer.type.dtype.size // BANK_BYTES
+        for part in range(word, word + span):
+            words[part % BANKS].add(part)
+    return max(map(len, words.values())) - 1
+
+
+def first_warp(launch: Launch) -> list[tuple[int, int, int]]:
+    """The threads of the first warp of a block, as (x, y, z)."""
+    x, y, z = (range(n) for n in launch.block)
+    return [(i, j, k) for k, j, i in product(z, y, x)][:WARP]

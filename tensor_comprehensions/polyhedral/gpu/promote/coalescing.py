@@ -1,0 +1,142 @@
+"""How the threads of a warp walk through memory at a reference: what decides coalescing and bank conflicts.
+
+Only profit depends on these, so they look at one sample: the instance that thread 0 runs, and those that its
+neighbors along x, y, z run at the same place of their own loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import islpy as isl
+
+from ....loop_ir.nodes import Launch
+from ..tree.schedule_tree import THREAD_IDS
+from .footprint import IN, OUT, PARAM, SET, Reference
+
+# Instances between those of neighboring threads: next to each other, or as far apart as a vector is long.
+STRIDES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStrides:
+    """Per dimension of a tensor, how far an access moves from a thread to the next along x, y and z.
+
+    None for a direction along which no other thread has work here.
+    """
+
+    moves: tuple[tuple[int, ...] | None, ...]
+
+    @property
+    def is_coalesced(self) -> bool:
+        """Do neighbors touch neighbors in memory, or all the same element?"""
+        along = self.moves[0]
+        if along is None or not any(along):
+            return True
+        *rest, last = along
+        return not any(rest) and abs(last) in STRIDES
+
+
+def instances_of(schedule: isl.Schedule) -> isl.UnionSet:
+    """`S[i]` for the block and the thread that the parameters of the tree's filters say."""
+    parts: list[isl.UnionSet] = []
+
+    def visit(node: isl.ScheduleNode) -> bool:
+        if not node.has_children():
+            parts.append(node.get_domain())
+        return True
+
+    schedule.foreach_schedule_node_top_down(visit)
+    return reduce(lambda a, b: a.union(b), parts)
+
+
+def threads_of(instances: isl.UnionSet, launch: Launch) -> isl.UnionMap:
+    """`S[i] -> [t0, t1, t2]`: the thread that runs each instance."""
+    parts: list[isl.UnionMap] = []
+    instances.foreach_set(lambda s: parts.append(isl.UnionMap.from_map(_thread(s, launch))))
+    return reduce(lambda a, b: a.union(b), parts)
+
+
+def _thread(instances: isl.Set, launch: Launch) -> isl.Map:
+    result = isl.Map.from_domain(instances)
+    for name, count in zip(THREAD_IDS, launch.block, strict=True):
+        position, k = result.find_dim_by_name(PARAM, name), result.dim(OUT)
+        result = result.add_dims(OUT, 1) if position < 0 else result.move_dims(OUT, k, PARAM, position, 1)
+        least, most = (isl.Val(v, result.get_ctx()) for v in (0, count - 1))
+        result = result.lower_bound_val(OUT, k, least).upper_bound_val(OUT, k, most)
+    return result
+
+
+def fix_dim(relation: isl.Map, kind: isl.dim_type, k: int, value: int) -> isl.Map:
+    return relation.fix_val(kind, k, isl.Val(value, relation.get_ctx()))
+
+
+@dataclass(frozen=True, slots=True)
+class NeighborInstances:
+    """An instance that thread 0 runs, and for each of x, y, z the one that its neighbor runs, if it has one."""
+
+    at: tuple[int, ...]
+    there: tuple[tuple[int, ...] | None, ...]
+
+
+def thread_strides(
+    reference: Reference, threads: isl.UnionMap, walks: dict[isl.Set, NeighborInstances | None]
+) -> ThreadStrides | None:
+    """How `reference` steps through its tensor from thread to thread; None where that is not to be seen.
+
+    walks: those that are known, to which what is found is added.
+    """
+    if not reference.affine:
+        return None
+    instances = reference.relation.domain()
+    if instances not in walks:
+        walks[instances] = _walk(instances, threads)
+    walk = walks[instances]
+    if walk is None:
+        return None
+    first = _image(reference.relation, walk.at)
+    return ThreadStrides(tuple(_move(first, None if t is None else _image(reference.relation, t)) for t in walk.there))
+
+
+def _move(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    return None if a is None or b is None else tuple(y - x for x, y in zip(a, b, strict=True))
+
+
+def _walk(instances: isl.Set, threads: isl.UnionMap) -> NeighborInstances | None:
+    mine = threads.intersect_domain(isl.UnionSet.from_set(instances))
+    if mine.is_empty():
+        return None
+    who = isl.Map.from_union_map(mine)
+    who = who.project_out(PARAM, 0, who.dim(PARAM))
+    first = who
+    for k in range(len(THREAD_IDS)):
+        first = fix_dim(first, OUT, k, 0)
+    start = first.domain().coalesce()
+    if start.is_empty():
+        return None
+    at = _coordinates(start.lexmin())
+    found: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for d in range(len(at)):
+        for stride in STRIDES:
+            there = tuple(x + stride * (k == d) for k, x in enumerate(at))
+            if (thread := _image(who, there)) is not None:
+                found.setdefault(thread, there)
+    directions = (tuple(int(k == n) for k in range(len(THREAD_IDS))) for n in range(len(THREAD_IDS)))
+    return NeighborInstances(at, tuple(found.get(n) for n in directions))
+
+
+def _coordinates(point: isl.Set) -> tuple[int, ...]:
+    return tuple(point.dim_min_val(k).to_python() for k in range(point.dim(SET)))
+
+
+def _image(relation: isl.Map, at: Sequence[int]) -> tuple[int, ...] | None:
+    """The image of a point, where there is just one."""
+    for k, x in enumerate(at):
+        relation = fix_dim(relation, IN, k, x)
+    image = relation.range()
+    if image.is_empty():
+        return None
+    least = image.lexmin()
+    return _coordinates(least) if image.is_subset(least) else None

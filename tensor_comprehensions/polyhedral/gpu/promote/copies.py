@@ -1,0 +1,195 @@
+"""Copies between a tensor and the buffer that holds a box of it, by all threads of a block together.
+
+The elements of a box, in the order of the buffer, go round the threads: neighbors in memory to neighbors in a warp.
+Several go at once, as one vector of up to 16 bytes, where every vector of the box is aligned and lies wholly inside or
+wholly outside of the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import islpy as isl
+
+from ....core.naming import mint
+from ....loop_ir import build
+from ....loop_ir.buffer_view import BufferView, footprint_offsets
+from ....loop_ir.nodes import THREAD, Buffer, Expr, Launch, Load, Loop, LoopKind, Ramp, Stmt, Store
+from ....lower_expr import LoweringScope, lower_subscript
+from ....tc_lang import ir as tc
+from ..emit.isl_to_expr import IslExprBuilder, launch_identifiers
+from .footprint import OUT, Box, IndirectAccess, ReferenceGroup
+from .references import coordinate_name, coordinates_by_name
+
+VECTOR_BYTES = 16
+ASYNC_BYTES = (4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndirectSource:
+    """Subscripts by data. buffers: by the name of a tensor where it is read: a box of it, or itself (None)."""
+
+    lookup: IndirectAccess
+    buffers: Mapping[str, tuple[Buffer, Box | None]]
+
+    def element(self, coordinates: Sequence[Expr], values: IslExprBuilder) -> tuple[Expr, ...]:
+        """The subscripts at `coordinates`. values: what the dimensions of the scope are worth."""
+        views: dict[str, Buffer | BufferView[int]] = {}
+        for tensor, (buffer, around) in self.buffers.items():
+            views[tensor] = buffer
+            if around is not None:
+                first = {d: values.of(side.first) for d, side in enumerate(around.sides)}
+                views[tensor] = BufferView(buffer, around.digits, first)
+        scope = LoweringScope(coordinates_by_name(coordinates), views)
+        return tuple(lower_subscript(s, scope) for s in self.lookup.subscripts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockCopy:
+    """One direction of one group: between `tensor` and `buffer`, whose elements are those of `box`.
+
+    points: `[c]`, where the scope has instances.
+    only: `[c] -> T[x]`, the elements to copy where not all of the box that lies in the tensor; None for those.
+    found: how an element of the tensor is found, where the box is one of coordinates.
+    """
+
+    tensor: Buffer
+    buffer: Buffer
+    box: Box
+    points: isl.Set
+    only: isl.Map | None
+    lanes: int
+    found: IndirectSource | None = None
+
+    def is_after(self, filled: Collection[str]) -> bool:
+        """Does it read buffers with these names, which other copies fill?"""
+        return self.found is not None and any(b.name in filled for b, _ in self.found.buffers.values())
+
+    def statement(self, outer: Sequence[Expr], launch: Launch, *, into: bool, unrolled: int) -> Stmt:
+        """The copy into the buffer, or back out of it, where the scope's dimensions are worth `outer`.
+
+        unrolled: trips of the loop up to which it is written out.
+        """
+        shape = vector_shape(self.box.shape, self.lanes)
+        total, threads = prod(shape), prod(launch.block)
+        trips = -(-total // threads)
+        trip = mint(self.buffer.name, "in" if into else "out")
+        position = build.add(build.mul(build.var(trip), threads), thread_rank(launch))
+        place = _digits(thread_rank(launch), threads, build.var(trip), shape)
+        body = self._element(outer, place, launch, into=into)
+        if total % threads:
+            body = build.when(build.lt(position, total), body)
+        kind = LoopKind.UNROLLED if trips <= unrolled else LoopKind.SERIAL
+        return Loop(trip, build.const(0), build.const(trips), body, kind)
+
+    def private(self, outer: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
+        """The copy by each thread of a box of its own, every element written out."""
+        shape = vector_shape(self.box.shape, self.lanes)
+        name = mint(self.buffer.name, "in" if into else "out")
+        place = [build.var(mint(name, d)) if extent > 1 else build.const(0) for d, extent in enumerate(shape)]
+        extents = [(mint(name, d), extent) for d, extent in enumerate(shape) if extent > 1]
+        return build.loops(extents, self._element(outer, place, launch, into=into), LoopKind.UNROLLED)
+
+    def _element(self, outer: Sequence[Expr], position: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
+        inside = [*position[:-1], build.mul(position[-1], self.lanes)] if self.box.digits else []
+        values = IslExprBuilder(tuple(outer), launch_identifiers(launch))
+        element = [values.of(side.first) for side in self.box.sides]
+        for d, distance in footprint_offsets(self.box.digits, inside).items():
+            element[d] = build.add(element[d], distance)
+        place = tuple(element) if self.found is None else self.found.element(element, values)
+        here, there = ((self.buffer, tuple(inside)), (self.tensor, place))
+        target, source = (here, there) if into else (there, here)
+        moved = Store(target[0], self._wide(target[1]), Load(source[0], self._wide(source[1])))
+        return build.when(self._condition(outer, element, launch), moved)
+
+    def _wide(self, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return (*indices[:-1], Ramp(indices[-1], 1, self.lanes)) if self.lanes > 1 else indices
+
+    def _condition(self, outer: Sequence[Expr], element: Sequence[Expr], launch: Launch) -> Expr:
+        around = self.box.relation
+        wanted = in_bounds_map(around.get_space(), self.tensor.shape) if self.only is None else self.only
+        missing = wanted.gist(around.intersect_domain(self.points))
+        return IslExprBuilder((*outer, *element), launch_identifiers(launch)).holds(missing.wrap().flatten())
+
+
+def in_bounds_map(space: isl.Space, shape: Sequence[int]) -> isl.Map:
+    """The pairs of `space`, `[c] -> T[x]`, whose element is one of a tensor of that shape."""
+    result = isl.Map.universe(space)
+    for d, extent in enumerate(shape):
+        least, most = (isl.Val(v, space.get_ctx()) for v in (0, extent - 1))
+        result = result.lower_bound_val(isl.dim_type.out, d, least).upper_bound_val(isl.dim_type.out, d, most)
+    return result
+
+
+def copy_lanes(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map | None) -> int:
+    """How many elements at once: 1 where vectors would be misaligned or straddle what is not to be copied."""
+    size = tensor.type.dtype.size
+    if not box.sides or tensor.strides[-1] != 1 or size >= VECTOR_BYTES:
+        return 1
+    if only is not None and not _whole_rows(tensor, box, points, only):
+        return 1
+    lanes, side = VECTOR_BYTES // size, box.sides[-1]
+    spacing, run = side.digits[-1]
+    while lanes > 1:
+        lengths = (*tensor.strides[:-1], tensor.shape[-1], *(stride for stride, _ in side.digits[:-1]), run)
+        if spacing == 1 and all(n % lanes == 0 for n in lengths) and _divides(lanes, side.first, points):
+            return lanes
+        lanes //= 2
+    return 1
+
+
+def indirect_copy_lanes(tensor: Buffer, group: ReferenceGroup, points: isl.Set) -> int:
+    """The same for a box of coordinates: vectors lie along the last, where that is nothing but the last subscript."""
+    lookup = group.lookup
+    assert lookup is not None
+    *others, last = lookup.subscripts
+    own = tc.Index(coordinate_name(len(group.box.sides) - 1), last.dtype)
+    mixed = last != own or any(isinstance(x, tc.Index) and x.name == own.name for s in others for x in tc.walk_expr(s))
+    return 1 if mixed else copy_lanes(tensor, group.box, points, group.footprint)
+
+
+def _whole_rows(tensor: Buffer, box: Box, points: isl.Set, only: isl.Map) -> bool:
+    """Does `only` have, of the box, all elements of the last dimension or none, whatever the others are?"""
+    d = len(box.sides) - 1
+    rows = only.project_out(OUT, d, 1).insert_dims(OUT, d, 1).set_tuple_id(OUT, only.get_tuple_id(OUT))
+    least, most = (isl.Val(v, only.get_ctx()) for v in (0, tensor.shape[-1] - 1))
+    rows = rows.lower_bound_val(OUT, d, least).upper_bound_val(OUT, d, most)
+    return bool(box.relation.intersect_domain(points).intersect(rows).is_subset(only))
+
+
+def _divides(number: int, aff: isl.Aff, points: isl.Set) -> bool:
+    rest = aff.mod_val(isl.Val(number, aff.get_ctx()))
+    return bool(points.max_val(rest).is_zero())
+
+
+def vector_shape(shape: Sequence[int], lanes: int) -> tuple[int, ...]:
+    """The shape of a box counted in vectors."""
+    return (*shape[:-1], shape[-1] // lanes) if shape else (1,)
+
+
+def thread_rank(launch: Launch) -> Expr:
+    """The number of a thread in its block; x runs fastest."""
+    x, y, z = (
+        build.var(name) if extent > 1 else build.const(0) for name, extent in zip(THREAD, launch.block, strict=True)
+    )
+    return build.add(x, build.mul(build.add(y, build.mul(z, launch.block[1])), launch.block[0]))
+
+
+def _digits(base: Expr, step: int, trip: Expr, shape: Sequence[int]) -> list[Expr]:
+    """The number `base + step * trip` in the mixed base of `shape`, most significant first.
+
+    While `step` is a multiple of an extent that digit is the same in all trips.
+    """
+    found: list[Expr] = []
+    for extent in reversed(shape[1:]):
+        if step and step % extent == 0:
+            found.append(build.mod(base, extent))
+            base, step = build.div(base, extent), step // extent
+        else:
+            whole = build.add(base, build.mul(trip, step))
+            found.append(build.mod(whole, extent))
+            base, step = build.div(whole, extent), 0
+    found.append(build.add(base, build.mul(trip, step)) if step else base)
+    return found[::-1]

@@ -1,0 +1,431 @@
+"""What the instances of a scope touch of a tensor: references, the boxes around them, and groups that share a box.
+
+A scope is a relation `S[i] -> [c]`: the instances below a node of the schedule tree, each with the values of the
+schedule's dimensions above that node. Identifiers of blocks and threads may be parameters of it. What one `c` touches
+is a set of elements, and its box is where a copy of them fits: per dimension evenly spaced elements, the first of which
+is affine in `c` and the parameters, while their distance and number are constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TypeVar
+
+import islpy as isl
+
+from ....loop_ir.buffer_view import BufferDim, buffer_shape
+from ....tc_lang import ir as tc
+
+IN, OUT, PARAM, SET, DIV = isl.dim_type.in_, isl.dim_type.out, isl.dim_type.param, isl.dim_type.set, isl.dim_type.div
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndirectAccess:
+    """How data decides which element is meant: by subscripts that are functions of affine coordinates `y0, y1...`.
+
+    subscripts: of the tensor, over those indices. coordinates: `S[i] -> [y]`. reads: (tensor, tag) of the
+    references by which the subscripts are looked up.
+    """
+
+    tensor: str
+    subscripts: tuple[tc.Expr, ...]
+    coordinates: isl.MultiAff
+    reads: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """One occurrence of a tensor in a statement.
+
+    tag: names the occurrence in the whole program. relation: `S[i] -> T[x]`, the elements it may touch.
+    affine: whether the subscripts are known; where they are not, data decides.
+    subscripts: `S[i] -> [x]` where they are known, also at instances that a condition keeps from touching memory.
+    starter: the tag of the reference by which each element gets its first value before this one.
+    lookup: how the element is found where data decides. Once `references.with_coordinates` has named what is looked up
+        so a tensor of its own, `relation` and `subscripts` are those of the coordinates.
+    """
+
+    tag: str
+    tensor: str
+    relation: isl.Map
+    reads: bool
+    writes: bool
+    affine: bool = True
+    subscripts: isl.MultiAff | None = None
+    init_ref: str = ""
+    lookup: IndirectAccess | None = None
+
+    def element(self) -> isl.MultiPwAff:
+        """`S[i] -> [x]`. Only for an affine reference."""
+        if self.subscripts is not None:
+            return self.subscripts.to_multi_pw_aff()
+        return isl.PwMultiAff.from_map(self.relation).to_multi_pw_aff()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoxDim:
+    """One dimension of a box: the elements `first + sum stride * p`, for each of `digits` a `p` from 0 to its extent.
+
+    digits: (stride, extent), the largest stride first; just one where the elements are evenly spaced.
+    """
+
+    first: isl.Aff
+    digits: tuple[tuple[int, int], ...]
+
+    def offsets(self) -> isl.Set:
+        """`[o]`: the distances of elements from the first."""
+        names = [f"p{k}" for k in range(len(self.digits))]
+        total = " + ".join(f"{stride}*{p}" for p, (stride, _) in zip(names, self.digits, strict=True))
+        bounds = " and ".join(f"0 <= {p} < {extent}" for p, (_, extent) in zip(names, self.digits, strict=True))
+        return isl.Set(f"{{ [o] : exists {', '.join(names)} : o = {total} and {bounds} }}", self.first.get_ctx())
+
+
+@dataclass(frozen=True, eq=False)
+class Box:
+    """For each point `[c]` of a scope, a box of elements of a tensor of that rank."""
+
+    sides: tuple[BoxDim, ...]
+    space: isl.Space
+
+    @property
+    def digits(self) -> tuple[BufferDim[int], ...]:
+        """The dimensions of a buffer for the box; the axes are those of the tensor."""
+        return tuple(BufferDim(d, *digit) for d, side in enumerate(self.sides) for digit in side.digits)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return buffer_shape(self.digits)
+
+    @property
+    def size(self) -> int:
+        """Elements in the box."""
+        return prod(self.shape)
+
+    @cached_property
+    def relation(self) -> isl.Map:
+        """`[c] -> T[x]`: the elements of the box."""
+        result = isl.Map.universe(self.space)
+        local = isl.LocalSpace.from_space(self.space.range())
+        for d, side in enumerate(self.sides):
+            offset = _difference(isl.Aff.var_on_domain(local, SET, d), side.first, self.space)
+            inside = side.offsets().preimage_multi_aff(isl.MultiAff.from_aff(offset))
+            result = result.intersect(inside.unwrap())
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReferenceGroup:
+    """References to one tensor that see one copy of it. footprint: `[c] -> T[x]`, all that they may touch."""
+
+    references: tuple[Reference, ...]
+    footprint: isl.Map
+    box: Box
+
+    @property
+    def tensor(self) -> str:
+        return self.references[0].tensor
+
+    @property
+    def lookup(self) -> IndirectAccess | None:
+        """How the elements are found where the dimensions are coordinates; the same for all references."""
+        return self.references[0].lookup
+
+    @property
+    def reads(self) -> bool:
+        return any(r.reads for r in self.references)
+
+    @property
+    def writes(self) -> bool:
+        return any(r.writes for r in self.references)
+
+
+def reference_groups(
+    references: Sequence[Reference], scope: isl.UnionMap, around: Callable[[isl.Map], Box | None]
+) -> Mapping[str, tuple[ReferenceGroup, ...]]:
+    """Per tensor the groups of the references below `scope`, in order of appearance; () where it may not be copied.
+
+    Two references share a group where their boxes overlap and one of them writes, or where one box for both is no
+    larger than two. A reference that is not affine may mean any element: with a write beside it no copy of the tensor
+    is safe; among reads only, it goes on reading the tensor itself.
+    """
+    touched = _remembered(lambda relation: _below(relation, scope))
+    boxed = _remembered(around)
+    live = [(r, f) for r in references if (f := touched(r.relation)) is not None]
+    found: dict[str, tuple[ReferenceGroup, ...]] = {}
+    for tensor in dict.fromkeys(r.tensor for r, _ in live):
+        mine = [(r, f) for r, f in live if r.tensor == tensor]
+        exact = [(r, f) for r, f in mine if r.affine]
+        unsafe = len(exact) < len(mine) and any(r.writes for r, _ in mine)
+        found[tensor] = () if unsafe else _joined(exact, boxed)
+    return found
+
+
+def _remembered(f: Callable[[isl.Map], T]) -> Callable[[isl.Map], T]:
+    """`f` that is asked once for each map: several references often touch the same."""
+    known: dict[isl.Map, T] = {}
+
+    def asked(x: isl.Map) -> T:
+        if x not in known:
+            known[x] = f(x)
+        return known[x]
+
+    return asked
+
+
+def reference_footprint(reference: Reference, scope: isl.UnionMap) -> isl.Map | None:
+    """`[c] -> T[x]` of what `reference` touches below `scope`; None where it has no instance there."""
+    return _below(reference.relation, scope)
+
+
+def _below(relation: isl.Map, scope: isl.UnionMap) -> isl.Map | None:
+    mine = scope.intersect_domain(isl.UnionSet.from_set(relation.domain()))
+    if mine.is_empty():
+        return None
+    touched = mine.reverse().apply_range(isl.UnionMap.from_map(relation))
+    return isl.Map.from_union_map(touched).coalesce()
+
+
+def _joined(
+    items: Sequence[tuple[Reference, isl.Map]], around: Callable[[isl.Map], Box | None]
+) -> tuple[ReferenceGroup, ...]:
+    """The groups of the references to one tensor, to a fixpoint; () where a write has no box."""
+    found: list[ReferenceGroup] = []
+    for reference, footprint in items:
+        mine = around(footprint)
+        if mine is None:
+            if any(r.writes for r, _ in items):
+                return ()
+            continue
+        found.append(ReferenceGroup((reference,), footprint, mine))
+    while (pair := _first_pair(found, around)) is not None:
+        i, j, joined = pair
+        if joined is None:
+            return ()
+        found[i] = joined
+        del found[j]
+    return tuple(found)
+
+
+def _first_pair(
+    found: Sequence[ReferenceGroup], boxed: Callable[[isl.Map], Box | None]
+) -> tuple[int, int, ReferenceGroup | None] | None:
+    """The first two groups that belong together, and their union (None where that has no box)."""
+    for i, a in enumerate(found):
+        for j in range(i + 1, len(found)):
+            b = found[j]
+            if a.box is not b.box and a.box.relation.is_disjoint(b.box.relation):
+                continue
+            footprint = a.footprint.union(b.footprint).coalesce()
+            around = boxed(footprint)
+            must = a.writes or b.writes
+            if must or (around is not None and around.size <= a.box.size + b.box.size):
+                both = (*a.references, *b.references)
+                return i, j, None if around is None else ReferenceGroup(both, footprint, around)
+    return None
+
+
+# --- boxes -------------------------------------------------------------------------------------------------------
+
+
+def bounding_box(footprint: isl.Map) -> Box | None:
+    """The box around `[c] -> T[x]`; None where no constant extent bounds some dimension."""
+    sides: list[BoxDim] = []
+    for d in range(footprint.dim(OUT)):
+        side = _side(footprint, d)
+        if side is None:
+            return None
+        sides.append(side)
+    return Box(tuple(sides), footprint.get_space())
+
+
+def _side(footprint: isl.Map, d: int) -> BoxDim | None:
+    info = footprint.get_range_stride_info(d)
+    stride = info.get_stride().to_python()
+    outside = footprint.dim(IN)
+    points = _line(footprint, d).set_tuple_name(OUT, "x").wrap().flatten()
+    element = isl.Aff.var_on_domain(isl.LocalSpace.from_space(points.get_space()), SET, outside)
+    if stride > 1:
+        offset = _on_points(info.get_offset(), points)
+        points, element = _quotient(points, element, offset, stride)
+    else:
+        offset = None
+    narrowest = _narrowest(points, outside)
+    if narrowest is None:
+        return None
+    low, extent = narrowest
+    if offset is not None:
+        low = low.scale_val(isl.Val(stride, low.get_ctx())).add(_drop_last(offset))
+    digit = (stride if extent > 1 else 1, extent)
+    return BoxDim(simplify_floors(low, points.project_out(SET, outside, 1)), (digit,))
+
+
+def _quotient(points: isl.Set, element: isl.Aff, offset: isl.Aff, stride: int) -> tuple[isl.Set, isl.Aff]:
+    """`points [c, x]` as `[c, y]` with `x = stride * y + offset`."""
+    quotient = element.sub(offset).scale_down_val(isl.Val(stride, points.get_ctx())).floor()
+    outside = points.dim(SET) - 1
+    local = isl.LocalSpace.from_space(points.get_space())
+    kept = [isl.Aff.var_on_domain(local, SET, k) for k in range(outside)]
+    change = isl.Map.from_multi_aff(_multi([*kept, quotient]))
+    moved = points.apply(change)
+    return moved, isl.Aff.var_on_domain(isl.LocalSpace.from_space(moved.get_space()), SET, outside)
+
+
+def _multi(parts: Sequence[isl.Aff]) -> isl.MultiAff:
+    space = parts[0].get_domain_space()
+    items = isl.AffList.alloc(space.get_ctx(), len(parts))
+    for p in parts:
+        items = items.add(p)
+    return isl.MultiAff.from_aff_list(
+        space.map_from_set().drop_dims(OUT, 0, space.dim(SET)).add_dims(OUT, len(parts)), items
+    )
+
+
+def _narrowest(points: isl.Set, outside: int) -> tuple[isl.Aff, int] | None:
+    """Of the lower bounds of the last dimension of `points [c, x]` the nearest, and the extent from there on."""
+    best: tuple[tuple[int, ...], isl.Aff, int] | None = None
+    for low in _lower_bounds(points, outside):
+        here = isl.Aff.var_on_domain(isl.LocalSpace.from_space(points.get_space()), SET, outside)
+        most = points.max_val(here.sub(low))
+        if not most.is_int():
+            continue
+        bound = simplify_floors(_drop_last(low), points.project_out(SET, outside, 1))
+        rank = (most.to_python(), *_complexity(bound))
+        if best is None or rank < best[0]:
+            best = rank, bound, most.to_python() + 1
+    return None if best is None else best[1:]
+
+
+def _lower_bounds(points: isl.Set, outside: int) -> Iterator[isl.Aff]:
+    """Integer lower bounds of the last dimension, each over the space of `points` but free of that dimension."""
+    for constraint in points.remove_unknown_divs().simple_hull().get_constraints():
+        if any(not constraint.get_coefficient_val(DIV, k).is_zero() for k in range(constraint.dim(DIV))):
+            continue
+        equality = constraint.is_equality() and constraint.involves_dims(SET, outside, 1)
+        if equality or constraint.is_lower_bound(SET, outside):
+            yield constraint.get_bound(SET, outside).ceil()
+
+
+def simplify_floors(aff: isl.Aff, domain: isl.Set) -> isl.Aff:
+    """`aff` with those of its floors that are one number all over `domain` replaced by it."""
+    for k in reversed(range(aff.dim(DIV))):
+        weight = aff.get_coefficient_val(DIV, k)
+        if weight.is_zero():
+            continue
+        whole = aff.get_div(k).floor()
+        low, high = domain.min_val(whole), domain.max_val(whole)
+        if low.is_int() and low.eq(high):
+            aff = aff.set_coefficient_val(DIV, k, isl.Val(0, aff.get_ctx())).add_constant_val(weight.mul(low))
+    return aff
+
+
+def _complexity(aff: isl.Aff) -> tuple[int, ...]:
+    """Fewer floors, then fewer terms."""
+    terms = (
+        sum(not aff.get_coefficient_val(kind, k).is_zero() for k in range(aff.dim(kind))) for kind in (DIV, IN, PARAM)
+    )
+    return tuple(terms)
+
+
+# --- boxes with gaps ---------------------------------------------------------------------------------------------
+
+MOST_OFFSETS = 512
+"""Elements along one dimension, at most, for which gaps are looked for."""
+
+
+def strided_bounding_box(footprint: isl.Map) -> Box | None:
+    """The box around `[c] -> T[x]` in which a side may have two gaps, as of vectors that go round the threads.
+
+    The gaps are those at the first point; a box in which they differ elsewhere is not taken, but one without.
+    """
+    plain = bounding_box(footprint)
+    sides: dict[int, BoxDim] = {}
+    single = [plain is not None and plain.sides[d].digits == _SINGLE for d in range(footprint.dim(OUT))]
+    for d in sorted(range(len(single)), key=lambda d: single[d]):
+        if single[d] and plain is not None and plain.size <= prod(e for s in sides.values() for _, e in s.digits):
+            return plain
+        side = _spaced_side(_line(footprint, d), single=single[d])
+        if side is None:
+            return plain
+        sides[d] = side
+    found = Box(tuple(sides[d] for d in range(len(single))), footprint.get_space())
+    if plain is not None and plain.size <= found.size:
+        return plain
+    return found if footprint.is_subset(found.relation) else plain
+
+
+_SINGLE = ((1, 1),)
+
+
+def _line(footprint: isl.Map, d: int) -> isl.Map:
+    """`[c] -> [x_d]`: what the elements have along one dimension."""
+    return footprint.project_out(OUT, d + 1, footprint.dim(OUT) - d - 1).project_out(OUT, 0, d)
+
+
+def _spaced_side(line: isl.Map, *, single: bool) -> BoxDim | None:
+    """The side around `line`, of which it may be known that it is of one element."""
+    firsts = _firsts(line)
+    if not firsts or any(not f.plain_is_equal(firsts[0]) for f in firsts[1:]):
+        return None
+    digits = _SINGLE if single else _digits(_sample(line))
+    return None if digits is None else BoxDim(firsts[0], digits)
+
+
+def _firsts(line: isl.Map) -> list[isl.Aff]:
+    found: list[isl.Aff] = []
+    domain = line.domain()
+    line.lexmin_pw_multi_aff().get_at(0).coalesce().foreach_piece(lambda _, f: found.append(simplify_floors(f, domain)))
+    return found
+
+
+def _sample(line: isl.Map) -> list[int] | None:
+    """The distances from the first of the elements at one point."""
+    flat = line.wrap().flatten().move_dims(SET, 0, PARAM, 0, line.dim(PARAM))
+    outside = flat.dim(SET) - 1
+    point = flat.sample_point().get_multi_val()
+    for k in range(outside):
+        flat = flat.fix_val(SET, k, point.get_at(k))
+    here = flat.project_out(SET, 0, outside)
+    low, high = here.dim_min_val(0), here.dim_max_val(0)
+    if not (low.is_int() and high.is_int()) or high.sub(low).to_python() > 8 * MOST_OFFSETS:
+        return None
+    found: list[int] = []
+    here.foreach_point(lambda p: found.append(p.get_coordinate_val(SET, 0).to_python()))
+    return [x - min(found) for x in sorted(found)] if len(found) <= MOST_OFFSETS else None
+
+
+def _digits(offsets: Sequence[int] | None) -> tuple[tuple[int, int], ...] | None:
+    """The sums of which digits `offsets`, sorted from 0, are all; None where no more than two digits make them."""
+    if offsets is None or len(offsets) == 1:
+        return None if offsets is None else _SINGLE
+    stride = offsets[1]
+    run = next((k for k, o in enumerate(offsets) if o != k * stride), len(offsets))
+    if run == len(offsets):
+        return ((stride, run),)
+    period, count = offsets[run], len(offsets) // run
+    if list(offsets) != [k * period + j * stride for k in range(count) for j in range(run)]:
+        return None
+    return (period, count), (stride, run)
+
+
+# --- spaces ------------------------------------------------------------------------------------------------------
+
+
+def _on_points(aff: isl.Aff, points: isl.Set) -> isl.Aff:
+    """An affine function of `[c]` as one of `[c, x]`."""
+    return aff.insert_dims(IN, aff.dim(IN), 1).align_params(points.get_space().params())
+
+
+def _drop_last(aff: isl.Aff) -> isl.Aff:
+    """An affine function of `[c, x]` that does not depend on x as one of `[c]`."""
+    return aff.drop_dims(IN, aff.dim(IN) - 1, 1)
+
+
+def _difference(element: isl.Aff, first: isl.Aff, space: isl.Space) -> isl.Aff:
+    """`x_d - first(c)` on the wrapped `[c] -> T[x]`."""
+    where = element.pullback_multi_aff(isl.MultiAff.range_map(space))
+    return where.sub(first.pullback_multi_aff(isl.MultiAff.domain_map(space)))

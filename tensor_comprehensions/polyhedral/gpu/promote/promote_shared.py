@@ -1,0 +1,492 @@
+"""Promotion to shared memory: boxes that a block's threads reuse, or read in the wrong order, are copied there first.
+
+A scope is a node of the schedule tree above every mapping to threads. What its instances touch is put into groups
+(`reference_footprint`); the groups that gain are kept in shared buffers, as many as the budget allows. A statement
+that copies in stands before what is below the scope, one that copies out after it: both are extensions of the tree,
+without dimensions of their own, that all threads of the block execute together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import count
+from math import gcd, prod
+
+import islpy as isl
+
+from ....core.errors import CannotLower
+from ....core.naming import mint
+from ....loop_ir import build
+from ....loop_ir.buffer_view import buffer_indices
+from ....loop_ir.intrinsics import BARRIER
+from ....loop_ir.nodes import Buffer, Expr, Invoke, Launch, Space, Stmt
+from ...scop.scop import with_op_limit
+from .bank_conflicts import pad_rows
+from .coalescing import NeighborInstances, ThreadStrides, thread_strides
+from .copies import BlockCopy, IndirectSource, copy_lanes, in_bounds_map, indirect_copy_lanes
+from .footprint import OUT, Box, Reference, ReferenceGroup, bounding_box, reference_footprint, reference_groups
+from .references import subscript_name
+
+FLOW_OPERATIONS = 100_000
+"""Of isl's, for the values that a group has at first: three times what the largest scopes of usual kernels take."""
+
+BARRIER_STATEMENT = Invoke(BARRIER, ())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Promoted:
+    """Where one reference goes: to the place in `buffer` of its element `S[i] -> T[x]` in the box of `prefix(S[i])`."""
+
+    buffer: Buffer
+    element: isl.MultiPwAff
+    prefix: isl.MultiPwAff
+    box: Box
+
+    @property
+    def is_dense(self) -> bool:
+        """Is the box in shared memory, and is it all of the elements between its corners?"""
+        return all(d.stride == 1 for d in self.box.digits) and self.buffer.space is Space.SHARED
+
+    def subscripts(self) -> tuple[isl.PwAff, ...]:
+        """The indices in the buffer as functions of `S[i]`, right wherever the reference touches memory.
+
+        A dimension of one element needs no function: an instance that touches memory touches that element.
+        """
+        distance: dict[int, isl.PwAff] = {}
+        for d, side in enumerate(self.box.sides):
+            first = isl.PwAff.from_aff(side.first).pullback_multi_pw_aff(self.prefix)
+            distance[d] = self.element.get_at(d).sub(first)
+        found = buffer_indices(self.box.digits, distance, _quotient, _remainder)
+        return tuple(
+            f.scale_val(isl.Val(0, f.get_ctx())) if d.extent == 1 else f
+            for f, d in zip(found, self.box.digits, strict=True)
+        )
+
+    def relation(self) -> isl.Map:
+        """`S[i] -> buffer[p]`."""
+        result = isl.Map.from_domain(self.element.domain())
+        for part in self.subscripts():
+            result = result.flat_range_product(isl.Map.from_pw_aff(part))
+        return result.set_tuple_name(OUT, self.buffer.name)
+
+
+def _quotient(f: isl.PwAff, divisor: int) -> isl.PwAff:
+    return f.scale_down_val(isl.Val(divisor, f.get_ctx())).floor()
+
+
+def _remainder(f: isl.PwAff, divisor: int) -> isl.PwAff:
+    return f.mod_val(isl.Val(divisor, f.get_ctx()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopyStatement:
+    """What an extension statement means: copies by all threads, and barriers where others may be reading or writing.
+
+    private: each thread copies for itself. unrolled: trips of a copy's loop up to which it is written out.
+    """
+
+    copies: tuple[BlockCopy, ...]
+    into: bool
+    before: bool
+    after: bool
+    private: bool = False
+    unrolled: int = 1
+
+    def statement(self, outer: Sequence[Expr], launch: Launch) -> Stmt:
+        """The loop program of the statement whose dimensions are worth `outer`."""
+        if self.private:
+            return build.block(*(c.private(outer, launch, into=self.into) for c in self.copies))
+        filled = {c.buffer.name for c in self.copies}
+        first, second = (
+            [
+                c.statement(outer, launch, into=self.into, unrolled=self.unrolled)
+                for c in self.copies
+                if c.is_after(filled) is late
+            ]
+            for late in (False, True)
+        )
+        before, between, after = (
+            [BARRIER_STATEMENT] * needed for needed in (self.before, bool(first and second), self.after)
+        )
+        return build.block(*before, *first, *between, *second, *after)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Promotion:
+    """Buffers, where references go (by tag), and what extension statements mean (by name)."""
+
+    buffers: tuple[Buffer, ...] = ()
+    accesses: Mapping[str, Promoted] = field(default_factory=dict)
+    stagings: Mapping[str, CopyStatement] = field(default_factory=dict)
+
+    contracted: frozenset[str] = frozenset()
+
+    @property
+    def bytes(self) -> int:
+        """Shared memory that the buffers take."""
+        return sum(shared_bytes_of(b) for b in self.buffers if b.space is Space.SHARED)
+
+    @property
+    def ranks(self) -> Mapping[str, tuple[str, int]]:
+        """Per tag the name and the rank of the buffer."""
+        return {tag: (p.buffer.name, len(p.buffer.shape)) for tag, p in self.accesses.items()}
+
+    def functions(self, statement: str) -> list[isl.PwAff]:
+        """The subscripts of the promoted references of a statement, as functions of its instances."""
+        return [f for tag, p in self.accesses.items() if _is_of(tag, statement) for f in p.subscripts()]
+
+    def names(self, statement: str) -> list[str]:
+        """What `references.with_moved_accesses` calls the values of `functions`."""
+        mine = [(tag, p) for tag, p in self.accesses.items() if _is_of(tag, statement)]
+        return [subscript_name(tag, d) for tag, p in mine for d in range(len(p.buffer.shape))]
+
+    def merge(self, other: Promotion) -> Promotion:
+        return Promotion(
+            (*self.buffers, *other.buffers),
+            {**self.accesses, **other.accesses},
+            {**self.stagings, **other.stagings},
+            self.contracted | other.contracted,
+        )
+
+
+def _is_of(tag: str, statement: str) -> bool:
+    return tag.rpartition(".")[0] == statement
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromotionContext:
+    """What promotion at any scope must know of the kernel.
+
+    tensors: the buffers of the tensors; local: those that nothing reads after the kernel.
+    order: `S[i] -> [time]`, the schedule before any copy. threads: `S[i] -> [x, y, z]`, who runs an instance.
+    instances: `S[i]` on the block and the thread that are parameters. budget: bytes of shared memory.
+    written_out: `S[i] -> [q]`, the loops that are written out.
+    blocked: the statements that find what they read in registers, which are filled by vectors.
+    unrolled: trips of a copy to shared memory up to which its loop is written out.
+    walks: where neighboring threads are in sets of instances, as far as that was asked.
+    """
+
+    references: tuple[Reference, ...]
+    tensors: Mapping[str, Buffer]
+    local: frozenset[str]
+    order: isl.UnionMap
+    threads: isl.UnionMap
+    instances: isl.UnionSet
+    unrolled_loops: isl.UnionMap
+    launch: Launch
+    budget: int
+    register_tiled: frozenset[str] = frozenset()
+    unrolled: int = 1
+    walks: dict[isl.Set, NeighborInstances | None] = field(default_factory=dict)
+
+    def memory(self, group: ReferenceGroup) -> Buffer:
+        """What the elements of a group come from."""
+        return self.tensors[group.lookup.tensor if group.lookup is not None else group.tensor]
+
+    @property
+    def written_tensors(self) -> frozenset[str]:
+        return frozenset(r.tensor for r in self.references if r.writes)
+
+    def used_outside(self, scope: isl.UnionMap, promoted: Mapping[str, Promoted]) -> frozenset[str]:
+        """The tensors that instances outside of `scope`, or references not promoted, touch."""
+        inside = scope.domain().project_out_all_params()
+        found = set()
+        for r in self.references:
+            everywhere = isl.UnionSet.from_set(r.relation.domain())
+            if r.tag not in promoted or not everywhere.is_subset(inside):
+                found.add(r.tensor)
+        return frozenset(found)
+
+
+def promote_shared(
+    node: isl.ScheduleNode,
+    around: PromotionContext,
+    done: Promotion,
+    *,
+    only: frozenset[str] | None = None,
+    inner: Sequence[isl.UnionMap] = (),
+) -> tuple[isl.ScheduleNode, Promotion]:
+    """`node` with copies around what is below it, and `done` with what they promote; both as they are if none gains.
+
+    Args:
+        only: the tensors that may be promoted; None for all.
+        inner: scopes below, in all of which a group must be the same.
+    """
+    free = [r for r in around.references if r.tag not in done.accesses and (only is None or r.tensor in only)]
+    if not free:
+        return node, done
+    scope, prefix = node.get_prefix_schedule_relation(), node.get_prefix_schedule_multi_union_pw_aff()
+    chosen: list[tuple[ReferenceGroup, Buffer]] = []
+    room = around.budget - done.bytes
+    for group, steps in _candidates(free, scope, around, inner):
+        tensor = around.memory(group)
+        name = fresh_buffer_name(mint(tensor.name, "shared"), done, chosen)
+        buffer = build.buffer(name, tensor.type.dtype, group.box.shape, Space.SHARED)
+        points = isl.Set.from_union_set(scope.range())
+        lanes = (
+            indirect_copy_lanes(tensor, group, points) if group.lookup else copy_lanes(tensor, group.box, points, None)
+        )
+        wide = all(r.tag.rpartition(".")[0] in around.register_tiled for r in group.references)
+        buffer = pad_rows(buffer, group.box, steps, around.launch, lanes, wide=wide)
+        if shared_bytes_of(buffer) <= room:
+            chosen.append((group, buffer))
+            room -= shared_bytes_of(buffer)
+    if not chosen:
+        return node, done
+    number = len(done.stagings)
+    accesses = {
+        r.tag: Promoted(buffer, r.element(), band_prefix(prefix, r), group.box)
+        for group, buffer in chosen
+        for r in group.references
+    }
+    known = {**done.accesses, **accesses}
+    node, stagings, dead = _staged(node, scope, around, chosen, known, number)
+    return node, done.merge(Promotion(tuple(b for _, b in chosen), accesses, stagings, dead))
+
+
+def fresh_buffer_name(stem: str, done: Promotion, chosen: Sequence[tuple[ReferenceGroup, Buffer]]) -> str:
+    """`stem`, or that with a number where it is taken."""
+    taken = {b.name for b in (*done.buffers, *(b for _, b in chosen))}
+    names = (f"{stem}{n or ''}" for n in count())
+    return next(name for name in names if name not in taken)
+
+
+def shared_bytes_of(buffer: Buffer) -> int:
+    """Bytes of shared memory that a buffer takes, aligned to 16."""
+    return -(-buffer.bytes // 16) * 16
+
+
+def band_prefix(prefix: isl.MultiUnionPwAff, reference: Reference) -> isl.MultiPwAff:
+    """`S[i] -> [c]` for the statement of `reference`, at every point: where it has no instance nobody asks."""
+    space = reference.relation.domain().get_space()
+    found = prefix.extract_multi_pw_aff(space)
+    parts = isl.PwAffList.alloc(space.get_ctx(), found.dim(OUT))
+    for k in range(found.dim(OUT)):
+        parts = parts.add(_everywhere(found.get_at(k)))
+    return isl.MultiPwAff.from_pw_aff_list(found.get_space(), parts)
+
+
+def _everywhere(f: isl.PwAff) -> isl.PwAff:
+    """A function of one piece without its domain."""
+    pieces: list[isl.Aff] = []
+    f.foreach_piece(lambda _, aff: pieces.append(aff))
+    return isl.PwAff.from_aff(pieces[0]) if len(pieces) == 1 else f
+
+
+# --- what gains --------------------------------------------------------------------------------------------------
+
+
+def _candidates(
+    references: Sequence[Reference], scope: isl.UnionMap, around: PromotionContext, inner: Sequence[isl.UnionMap]
+) -> list[tuple[ReferenceGroup, list[ThreadStrides]]]:
+    """The groups that gain, those with most accesses saved per byte first; each with how its references step."""
+    found = []
+    for mine in reference_groups(references, scope, bounding_box).values():
+        for group in mine:
+            if not group.box.sides or not _copyable(group, scope, around) or not is_quasi_affine(group.footprint):
+                continue
+            if not all(_is_steady(group, i) for i in inner):
+                continue
+            steps = [s for r in group.references if (s := thread_strides(r, around.threads, around.walks)) is not None]
+            uses = sum(_instances(r, scope) for r in group.references)
+            reused = uses > group.box.size and not _injective(group, scope)
+            if reused or not all(s.is_coalesced for s in steps):
+                saved = (uses - group.box.size) / (group.box.size * around.memory(group).type.dtype.size)
+                found.append((saved, group, steps))
+    ranked = sorted(found, key=lambda f: (-f[0], f[1].tensor, f[1].references[0].tag))
+    return [(group, steps) for _, group, steps in ranked]
+
+
+def _copyable(group: ReferenceGroup, scope: isl.UnionMap, around: PromotionContext) -> bool:
+    """Not where another reference to the tensor below the scope, left out of every group, could see an old value."""
+    if not group.writes:
+        return True
+    live = [r for r in around.references if r.tensor == group.tensor]
+    inside = scope.domain()
+    here = [r for r in live if not inside.intersect(isl.UnionSet.from_set(r.relation.domain())).is_empty()]
+    return all(r.affine for r in here)
+
+
+def _is_steady(group: ReferenceGroup, inner: isl.UnionMap) -> bool:
+    """Is what the group touches at each point of the scope `inner` the same for all that share the outer dimensions?"""
+    touched = [f for r in group.references if (f := reference_footprint(r, inner)) is not None]
+    if not touched:
+        return True
+    here = reduce(lambda a, b: a.union(b), touched)
+    outside = group.footprint.dim(isl.dim_type.in_)
+    points = isl.Set.from_union_set(inner.range())
+    shared = points.identity().project_out(OUT, outside, points.dim(isl.dim_type.set) - outside)
+    return bool(shared.apply_range(group.footprint).is_subset(here))
+
+
+def is_quasi_affine(wanted: isl.Map) -> bool:
+    """Do formulas without a search say which elements those are?"""
+    parts = wanted.wrap().compute_divs().get_basic_sets()
+    affs = [c.get_aff() for part in parts for c in part.get_constraints()]
+    return not any(a.get_div(k).is_nan() for a in affs for k in range(a.dim(isl.dim_type.div)))
+
+
+def _injective(group: ReferenceGroup, scope: isl.UnionMap) -> bool:
+    """Is no element of the box used twice?"""
+    uses = isl.UnionMap.empty(scope.get_space())
+    for r in group.references:
+        mine = scope.range_product(isl.UnionMap.from_map(r.relation))
+        if not uses.range().is_disjoint(mine.range()):
+            return False
+        uses = uses.union(mine)
+    return bool(uses.is_injective())
+
+
+def _instances(reference: Reference, scope: isl.UnionMap) -> int:
+    """How many instances of the statement of `reference`, at most, a point of the scope has."""
+    mine = scope.intersect_domain(isl.UnionSet.from_set(reference.relation.domain()))
+    below = isl.Map.from_union_map(mine).reverse()
+    return prod(_spread(below, d) for d in range(below.dim(OUT)))
+
+
+def _spread(below: isl.Map, d: int) -> int:
+    """How many values dimension `d` takes for one input, gaps counted; 1 where that is not bounded."""
+    line = below.project_out(OUT, d + 1, below.dim(OUT) - d - 1).project_out(OUT, 0, d)
+    most = line.range_product(line).range().unwrap().deltas().dim_max_val(0)
+    return most.to_python() + 1 if most.is_int() else 1
+
+
+# --- copies ------------------------------------------------------------------------------------------------------
+
+
+def _staged(
+    node: isl.ScheduleNode,
+    scope: isl.UnionMap,
+    around: PromotionContext,
+    chosen: Sequence[tuple[ReferenceGroup, Buffer]],
+    accesses: Mapping[str, Promoted],
+    number: int,
+) -> tuple[isl.ScheduleNode, Mapping[str, CopyStatement], frozenset[str]]:
+    """`node` with the extension statements that copy in and out, what these mean, and the tensors they never touch."""
+    points = isl.Set.from_union_set(scope.range())
+    repeats = not isl.Map.from_range(points).is_single_valued()
+    elsewhere = around.used_outside(scope, accesses)
+    reading = tuple(
+        copy_statement(g, b, around.memory(g), points, only, indirect_source(g, around, accesses))
+        for g, b in chosen
+        for only in _wanted(g, scope, around)
+    )
+    dead = around.local - elsewhere - {c.tensor.name for c in reading}
+    writing = tuple(
+        copy_statement(g, b, around.memory(g), points, written_elements(g, scope))
+        for g, b in chosen
+        if g.writes and g.tensor not in dead
+    )
+    found: dict[str, CopyStatement] = {}
+    produced = any(c.tensor.name in around.written_tensors for c in reading)
+    if reading or repeats:
+        name = f"copy_in_{number}"
+        found[name] = CopyStatement(
+            reading, True, before=repeats or produced, after=bool(reading), unrolled=around.unrolled
+        )
+        node = graft(node, name, points, after=False)
+    if writing:
+        name = f"copy_out_{number}"
+        shared = any(g.tensor in elsewhere for g, _ in chosen if g.writes)
+        found[name] = CopyStatement(writing, False, before=True, after=shared, unrolled=around.unrolled)
+        node = graft(node, name, points, after=True)
+    return node, found, frozenset(g.tensor for g, _ in chosen if g.tensor in dead)
+
+
+def graft(node: isl.ScheduleNode, name: str, points: isl.Set, *, after: bool) -> isl.ScheduleNode:
+    """`node` with an extension statement `name[c]` before or after what is below it."""
+    identity = points.identity().set_tuple_name(OUT, name)
+    extension = isl.ScheduleNode.from_extension(isl.UnionMap.from_map(identity))
+    return node.graft_after(extension) if after else node.graft_before(extension)
+
+
+def _wanted(group: ReferenceGroup, scope: isl.UnionMap, around: PromotionContext) -> list[isl.Map | None]:
+    """What to copy in: what is read before it is written; None for all of the box, where nothing writes the tensor."""
+    if not group.reads:
+        return []
+    if group.tensor not in around.written_tensors:
+        return [None]
+    missing = live_in_elements(group, scope, around.order)
+    return [] if missing is None else [missing]
+
+
+def indirect_source(
+    group: ReferenceGroup, around: PromotionContext, promoted: Mapping[str, Promoted]
+) -> IndirectSource | None:
+    """How a copy finds the elements of a group: by what is in shared memory already, as far as that goes."""
+    if group.lookup is None:
+        return None
+    plain = {r.tag for r in around.references if r.lookup is None}
+    buffers: dict[str, tuple[Buffer, Box | None]] = {}
+    for tensor, _ in group.lookup.reads:
+        tags = [tag for r in group.references if r.lookup for name, tag in r.lookup.reads if name == tensor]
+        places = [promoted[tag] for tag in tags if tag in promoted and tag in plain]
+        buffers[tensor] = (around.tensors[tensor], None)
+        if len(places) == len(tags) and all(p.buffer is places[0].buffer and p.is_dense for p in places):
+            buffers[tensor] = (places[0].buffer, places[0].box)
+    return IndirectSource(group.lookup, buffers)
+
+
+def copy_statement(
+    group: ReferenceGroup,
+    buffer: Buffer,
+    tensor: Buffer,
+    points: isl.Set,
+    only: isl.Map | None,
+    found: IndirectSource | None = None,
+) -> BlockCopy:
+    """The copy of `only`, or of all that lies in the tensor; of all of a group that is looked up."""
+    if found is not None:
+        lanes = gcd(indirect_copy_lanes(tensor, group, points), *buffer.strides[:-1])
+        return BlockCopy(tensor, buffer, group.box, points, group.footprint, lanes, found)
+    if only is not None:
+        inside = group.box.relation.intersect_domain(points)
+        only = None if inside.intersect(in_bounds_map(inside.get_space(), tensor.shape)).is_subset(only) else only
+    lanes = gcd(copy_lanes(tensor, group.box, points, only), *buffer.strides[:-1])
+    return BlockCopy(tensor, buffer, group.box, points, only, lanes)
+
+
+def written_elements(group: ReferenceGroup, scope: isl.UnionMap) -> isl.Map:
+    """`[c] -> T[x]`: the elements that the group writes."""
+    parts = [f for r in group.references if r.writes and (f := reference_footprint(r, scope)) is not None]
+    return reduce(lambda a, b: a.union(b), parts).coalesce()
+
+
+def live_in_elements(group: ReferenceGroup, scope: isl.UnionMap, order: isl.UnionMap) -> isl.Map | None:
+    """`[c] -> T[x]`: the elements of the group that are read below the scope before anything there writes them.
+
+    Raises:
+        CannotLower: that would take isl too long.
+    """
+    reading = [r for r in group.references if r.reads and not _started(r, group, scope)]
+    if not reading:
+        return None
+    reads, writes = (
+        _union([scope.range_product(isl.UnionMap.from_map(r.relation)) for r in references], scope)
+        for references in (reading, [r for r in group.references if r.writes])
+    )
+    info = isl.UnionAccessInfo.from_sink(reads).set_must_source(writes).set_schedule_map(order)
+    flow = with_op_limit(FLOW_OPERATIONS, info.compute_flow)
+    if flow is None:
+        raise CannotLower(f"what {group.tensor} holds before it is read takes too long to find")
+    missing = flow.get_must_no_source().range()
+    if missing.is_empty():
+        return None
+    return isl.Set.from_union_set(missing).unwrap().coalesce()
+
+
+def _started(reference: Reference, group: ReferenceGroup, scope: isl.UnionMap) -> bool:
+    """Does every element of `reference` get its first value below the scope?"""
+    starter = next((r for r in group.references if r.tag == reference.init_ref), None)
+    first = None if starter is None else reference_footprint(starter, scope)
+    touched = reference_footprint(reference, scope)
+    return first is not None and touched is not None and bool(touched.is_subset(first))
+
+
+def _union(parts: Sequence[isl.UnionMap], scope: isl.UnionMap) -> isl.UnionMap:
+    total = isl.UnionMap.empty(scope.get_space())
+    for p in parts:
+        total = total.union(p)
+    return total

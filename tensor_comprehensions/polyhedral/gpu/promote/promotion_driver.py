@@ -1,0 +1,204 @@
+"""Promotion in the schedule tree of a kernel: which scopes there are, and in what order they are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import islpy as isl
+
+from ....core.errors import CannotLower
+from ....loop_ir.nodes import Buffer, Space
+from ....options import MappingOptions
+from ....target import GpuTarget
+from ....tc_lang.ir import BoundFunction
+from ...scop.scop import CONTEXT
+from ..plan.mapping import ELEMENTS, PRIVATE_DEPTH, SHARED, SHARED_DEPTH, TILE, WRITTEN_OUT, KernelPlan
+from .coalescing import instances_of, threads_of
+from .promote_registers import promote_registers
+from .promote_shared import Promotion, PromotionContext, promote_shared, shared_bytes_of
+from .references import references_of, with_coordinates
+
+UNROLLED_TRIPS = 16
+"""Trips of a copy's loop that are written out where that is wanted, so that as many loads are in flight."""
+
+
+def promote_kernel(
+    schedule: isl.Schedule,
+    plain: isl.Schedule,
+    plan: KernelPlan,
+    function: BoundFunction,
+    tensors: Mapping[str, Buffer],
+    local: frozenset[str],
+    shared: Sequence[Buffer],
+    options: MappingOptions,
+    target: GpuTarget,
+) -> tuple[isl.Schedule, Promotion]:
+    """The schedule of a kernel with copies, and what they promote.
+
+    Scopes are the marks of the tree. At "tile" goes what one leaf writes for another, to registers where each thread
+    reads what it wrote. At "elements" go accumulators, and what all tiles of terms share; at "shared" the rest that
+    threads share, at "registers" the rest that a thread reuses. Where options say at which depth, there is one mark.
+
+    Args:
+        plain: the schedule without what threads do together: isl cannot say when the statements of a tree with
+            extensions run.
+        tensors: the buffers of those that may be promoted. local: those that nothing reads after the kernel.
+        shared: buffers in shared memory that the kernel has already.
+    """
+    if not (options.shared_memory or options.private_memory):
+        return schedule, Promotion()
+    every = with_coordinates(references_of(plan.units, function, CONTEXT))
+    instances = instances_of(plain)
+    threads = threads_of(instances, plan.launch)
+    around = PromotionContext(
+        references=tuple(r for r in every if (r.lookup.tensor if r.lookup else r.tensor) in tensors),
+        tensors=tensors,
+        local=local,
+        order=plain.get_map().project_out_all_params(),
+        threads=threads,
+        instances=instances,
+        unrolled_loops=_unrolled(plain, threads.get_space()),
+        launch=plan.launch,
+        unrolled=UNROLLED_TRIPS if options.unroll_copy_shared else 1,
+        register_tiled=frozenset(u.name for leaf in plan.leaves if leaf.register_tiled for u in leaf.units),
+        budget=(options.max_shared_memory or target.max_shared) - sum(shared_bytes_of(b) for b in shared),
+    )
+    crossing = around.written_tensors & _crossing(plan)
+    done = Promotion()
+    for mark, number in _marks(schedule):
+        for step in _steps(options):
+            if step.mark == mark and (crossing or not step.crossing):
+                only = crossing if step.crossing else None
+                promoted = _shared if step.space is Space.SHARED else _registers
+                with suppress(CannotLower):  # the tensors stay where they are
+                    schedule, done = promoted(schedule, step, number, around, done, only)
+    return schedule, done
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Promotion to `space` at the marks of a name.
+
+    crossing: only of tensors that several leaves touch. steady: only of boxes that are the same at the marks of that
+    name below.
+    """
+
+    mark: str
+    space: Space
+    crossing: bool = False
+    steady: str = ""
+
+
+_SHARED = (
+    _Step(TILE, Space.SHARED, crossing=True),
+    _Step(ELEMENTS, Space.SHARED, steady=SHARED),
+    _Step(SHARED, Space.SHARED),
+)
+_PRIVATE = (
+    _Step(TILE, Space.REGISTER, crossing=True),
+    _Step(ELEMENTS, Space.REGISTER),
+    _Step(WRITTEN_OUT, Space.REGISTER),
+)
+
+
+def _steps(options: MappingOptions) -> tuple[_Step, ...]:
+    """What is done at the marks; registers first at each."""
+    shared = _SHARED if options.shared_depth < 0 else (_Step(SHARED_DEPTH, Space.SHARED),)
+    private = _PRIVATE if options.private_depth < 0 else (_Step(PRIVATE_DEPTH, Space.REGISTER),)
+    return (*(private if options.private_memory else ()), *(shared if options.shared_memory else ()))
+
+
+def _marks(schedule: isl.Schedule) -> list[tuple[str, int]]:
+    """The marks, outer ones first, each with the number of those of its name before it.
+
+    Copies at inner ones then start from what is there already.
+    """
+    found: list[tuple[int, str, int]] = []
+
+    def visit(node: isl.ScheduleNode) -> bool:
+        kind: object = node.get_type()
+        if kind == isl.schedule_node_type.mark:
+            name = node.mark_get_id().get_name()
+            found.append((node.get_schedule_depth(), name, sum(n == name for _, n, _ in found)))
+        return True
+
+    schedule.foreach_schedule_node_top_down(visit)
+    return [(name, number) for _, name, number in sorted(found, key=lambda f: f[0])]
+
+
+def _crossing(plan: KernelPlan) -> frozenset[str]:
+    """The tensors that several leaves touch."""
+    touched = [{t for n in leaf.leaf.nodes for t in n.tensors} for leaf in plan.leaves]
+    return frozenset(t for k, mine in enumerate(touched) for t in mine if any(t in other for other in touched[:k]))
+
+
+def _shared(
+    schedule: isl.Schedule,
+    step: _Step,
+    number: int,
+    around: PromotionContext,
+    done: Promotion,
+    only: frozenset[str] | None,
+) -> tuple[isl.Schedule, Promotion]:
+    node = _marked(schedule, step.mark, number)
+    inner = _scopes_below(node, step.steady) if step.steady else ()
+    node, done = promote_shared(node, around, done, only=only, inner=inner)
+    return node.get_schedule(), done
+
+
+def _scopes_below(node: isl.ScheduleNode, mark: str) -> tuple[isl.UnionMap, ...]:
+    """The scopes of the marks of a name below `node`."""
+    found: list[isl.UnionMap] = []
+
+    def visit(below: isl.ScheduleNode) -> bool:
+        if is_mark(below, mark):
+            found.append(below.get_prefix_schedule_relation())
+        return True
+
+    node.foreach_descendant_top_down(visit)
+    return tuple(found)
+
+
+def _registers(
+    schedule: isl.Schedule,
+    step: _Step,
+    number: int,
+    around: PromotionContext,
+    done: Promotion,
+    only: frozenset[str] | None,
+) -> tuple[isl.Schedule, Promotion]:
+    node = _marked(schedule, step.mark, number)
+    node, done = promote_registers(node, around, done, only=only)
+    return node.get_schedule(), done
+
+
+def _unrolled(schedule: isl.Schedule, space: isl.Space) -> isl.UnionMap:
+    """`S[i] -> [q]`: the loops below the marks "registers"."""
+    total = isl.UnionMap.empty(space)
+    for mark in _all_marked(schedule, WRITTEN_OUT):
+        total = total.union(mark.get_subtree_schedule_union_map())
+    return total
+
+
+def is_mark(node: isl.ScheduleNode, name: str) -> bool:
+    kind: object = node.get_type()
+    return kind == isl.schedule_node_type.mark and node.mark_get_id().get_name() == name
+
+
+def _marked(schedule: isl.Schedule, name: str, number: int) -> isl.ScheduleNode:
+    """The mark of that name with so many of the same name before it."""
+    return _all_marked(schedule, name)[number]
+
+
+def _all_marked(schedule: isl.Schedule, name: str) -> list[isl.ScheduleNode]:
+    found: list[isl.ScheduleNode] = []
+
+    def visit(node: isl.ScheduleNode) -> bool:
+        if is_mark(node, name):
+            found.append(node.copy())
+        return True
+
+    schedule.foreach_schedule_node_top_down(visit)
+    return found

@@ -1,0 +1,223 @@
+"""Schedule trees as values: built in Python, read by isl.
+
+isl reads a tree from text, so that building one is printing one. Blocks and threads are the parameters `b0 b1 b2` and
+`t0 t1 t2` of its sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import islpy as isl
+from typing_extensions import assert_never
+
+from ..plan.statement_phases import Unit, filter_of
+
+BLOCK_IDS = ("b0", "b1", "b2")
+THREAD_IDS = ("t0", "t1", "t2")
+PARAMETERS = f"[{', '.join((*BLOCK_IDS, *THREAD_IDS))}] -> "
+
+
+@dataclass(frozen=True, slots=True)
+class MappedBandMember:
+    """A loop: its value for each unit, by name, as text in isl's notation over the unit's indices."""
+
+    values: tuple[tuple[str, str], ...]
+    coincident: bool
+    label: str
+    """What people read: the index, and what part of it the loop walks."""
+
+    def value(self, unit: Unit) -> str:
+        return dict(self.values)[unit.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Loops around `child`, outermost first."""
+
+    members: tuple[MappedBandMember, ...]
+    units: tuple[Unit, ...]
+    child: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """The instances that run in the block, or on the thread, that this is: `identifier = value` for every unit.
+
+    values: (identifier, number of values it takes, value of each unit by name).
+    """
+
+    values: tuple[tuple[str, int, tuple[tuple[str, str], ...]], ...]
+    units: tuple[Unit, ...]
+    child: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """What all threads of a block do together, once per iteration of the loops above: a barrier, say."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceNode:
+    """Children one after another. domain: isl's text of the values that the loops above take, for the collectives."""
+
+    children: tuple[tuple[tuple[Unit, ...], Tree] | Collective, ...]
+    domain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in the tree that a later step looks for."""
+
+    name: str
+    child: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """Nothing below."""
+
+
+Tree = Band | Mapping | SequenceNode | Mark | Empty
+
+
+def tree_to_isl(context: isl.Context, units: Sequence[Unit], tree: Tree) -> isl.Schedule:
+    """The tree in isl's own form, below its domain."""
+    domain = "{ " + "; ".join(u.domain for u in units) + " }"
+    return isl.Schedule.read_from_str(context, f'{{ domain: "{domain}"{_child(tree)} }}')
+
+
+def _child(tree: Tree) -> str:
+    text = _text(tree)
+    return f", child: {{ {text} }}" if text else ""
+
+
+def _text(tree: Tree) -> str:
+    match tree:
+        case Empty():
+            return ""
+        case Mark(name, child):
+            below = _child(child)
+            return f'mark: "{name}"{below}' if below else ""
+        case Band(members, units, child):
+            if not members:
+                return _text(child)
+            rows = ", ".join(
+                "{ " + "; ".join(f"{u.instance} -> [({m.value(u)})]" for u in units) + " }" for m in members
+            )
+            coincident = ", ".join(str(int(m.coincident)) for m in members)
+            return f'schedule: "[{rows}]", permutable: 1, coincident: [{coincident}]{_child(child)}'
+        case Mapping(values, units, child):
+            conditions = {
+                u.name: " and ".join(f"({dict(of)[u.name]}) = {name}" for name, _, of in values) for u in units
+            }
+            return f'filter: "{PARAMETERS}{filter_of(units, conditions)}"{_child(child)}' if values else _text(child)
+        case SequenceNode():
+            return _sequence(tree)
+        case _:
+            assert_never(tree)
+
+
+def _sequence(tree: SequenceNode) -> str:
+    if len(tree.children) == 1 and not isinstance(tree.children[0], Collective):
+        return _text(tree.children[0][1])
+    texts = []
+    for child in tree.children:
+        if isinstance(child, Collective):
+            texts.append(f'{{ filter: "{{ {child.name}[] }}" }}')
+        else:
+            units, below = child
+            texts.append(f'{{ filter: "{filter_of(units)}"{_child(below)} }}')
+    text = f"sequence: [ {', '.join(texts)} ]"
+    extra = [c.name for c in tree.children if isinstance(c, Collective)]
+    if not extra:
+        return text
+    space, _, condition = tree.domain.partition(" : ")
+    tail = f" : {condition}" if condition else ""
+    maps = "; ".join(f"{space} -> {name}[]{tail}" for name in extra)
+    return f'extension: "{PARAMETERS}{{ {maps} }}", child: {{ {text} }}'
+
+
+def with_mark(tree: Tree, name: str, depth: int, *, threads: bool) -> Tree:
+    """`tree` with a mark of that name on every way down where `depth` loops are around; bands are split there.
+
+    threads: the mark is for one thread, as far down as that depth goes; else for all of a block, as far up, and where
+    threads are mapped above that depth there is none.
+    """
+    match tree:
+        case Mark() if depth or threads:
+            return replace(tree, child=with_mark(tree.child, name, depth, threads=threads))
+        case Mapping(values=values) if depth or threads:
+            here = any(identifier in THREAD_IDS for identifier, _, _ in values)
+            return (
+                replace(tree, child=with_mark(tree.child, name, depth, threads=threads))
+                if threads or not here
+                else tree
+            )
+        case SequenceNode(children) if depth:
+            parts = (
+                c if isinstance(c, Collective) else (c[0], with_mark(c[1], name, depth, threads=threads))
+                for c in children
+            )
+            return replace(tree, children=tuple(parts))
+        case Band(members, units, child) if not members or len(members) <= depth:
+            return Band(members, units, with_mark(child, name, depth - len(members), threads=threads))
+        case Band(members, units, child) if depth:
+            return Band(members[:depth], units, Mark(name, Band(members[depth:], units, child)))
+        case Empty() if depth:
+            return tree
+    return Mark(name, tree)
+
+
+def without_collectives(tree: Tree) -> Tree:
+    """The same order of the same instances, alone."""
+    match tree:
+        case Empty():
+            return tree
+        case SequenceNode(children, domain):
+            kept = tuple((c[0], without_collectives(c[1])) for c in children if not isinstance(c, Collective))
+            return SequenceNode(kept, domain)
+        case Band() | Mapping() | Mark():
+            return replace(tree, child=without_collectives(tree.child))
+        case _:
+            assert_never(tree)
+
+
+def format_tree(tree: Tree) -> Iterator[str]:
+    """The lines of a tree, for people."""
+    match tree:
+        case Empty():
+            pass
+        case Mark(name, child):
+            yield f"mark: {name}"
+            yield from format_tree(child)
+        case Band(members, _, child):
+            if members:
+                loops = ", ".join(m.label + ("" if m.coincident else " (ordered)") for m in members)
+                yield f"band: {loops}"
+            yield from _indented(child, bool(members))
+        case Mapping(values, units, child):
+            ids = ", ".join(f"{name} = {dict(of)[units[0].name]} of {count}" for name, count, of in values)
+            if values:
+                yield f"mapping: {ids}"
+            yield from _indented(child, bool(values))
+        case SequenceNode(children):
+            if len(children) == 1 and not isinstance(children[0], Collective):
+                yield from format_tree(children[0][1])
+                return
+            yield "sequence:"
+            for part in children:
+                if isinstance(part, Collective):
+                    yield f"  {part.name}"
+                else:
+                    yield f"  filter: {', '.join(u.name for u in part[0])}"
+                    yield from ("    " + line for line in format_tree(part[1]))
+        case _:
+            assert_never(tree)
+
+
+def _indented(tree: Tree, deeper: bool) -> Iterator[str]:
+    yield from ("  " + line if deeper else line for line in format_tree(tree))

@@ -1,0 +1,132 @@
+"""Where barriers stand: between leaves of which one touches what another thread touched in the other.
+
+Rows of a kernel are coincident, so that no dependence leaves a tile: what has to be in order is the sequence of leaves
+inside one. Every pair of leaves with a conflict across threads wants a barrier somewhere between them, of the warp
+where its threads are in one warp; the fewest barriers of the block, then of warps, that do so are found by dynamic
+programming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from math import prod
+
+import islpy as isl
+
+from ...scop.scop import CONTEXT, Scop
+from ..plan.mapping import KernelPlan, NestPlan, thread_values
+from ..plan.statement_phases import Unit
+from ..promote.footprint import Reference
+from ..promote.references import references_of
+
+WARP = 32
+
+
+class SyncLevel(IntEnum):
+    """How far apart threads are that must wait for each other."""
+
+    NONE = 0
+    WARP = 1
+    BLOCK = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Leaf `after` must wait, at that level, for threads of leaf `before`."""
+
+    before: int
+    after: int
+    level: SyncLevel
+
+
+def kernel_barriers(scop: Scop, plan: KernelPlan) -> tuple[SyncLevel, ...]:
+    """For each leaf what stands before it."""
+    return place_barriers(len(plan.leaves), required_barriers(scop, plan))
+
+
+def required_barriers(scop: Scop, plan: KernelPlan) -> tuple[Wait, ...]:
+    """The pairs of leaves that conflict across threads."""
+    if prod(plan.launch.block) == 1 or len(plan.leaves) == 1:
+        return ()
+    relations = [_Relations.of(scop, plan, leaf) for leaf in plan.leaves]
+    found = []
+    for after in range(1, len(plan.leaves)):
+        for before in reversed(range(after)):
+            level = _level(relations[before], relations[after], plan)
+            if level is not SyncLevel.NONE:
+                found.append(Wait(before, after, level))
+    return tuple(found)
+
+
+def place_barriers(count: int, wanted: Sequence[Wait]) -> tuple[SyncLevel, ...]:
+    """For each of `count` statements in a row what stands before it, so that every wait has a barrier inside.
+
+    The fewest barriers of the block, and among those choices the fewest of warps, as early as possible.
+    """
+
+    @cache
+    def best(k: int, block: int, either: int) -> tuple[tuple[int, int], tuple[SyncLevel, ...]]:
+        """For statements from `k` on, with the last barriers before `block` (any before `either`); -1 for none."""
+        if k == count:
+            return (0, 0), ()
+        options = []
+        for level in SyncLevel:
+            last = k if level is SyncLevel.BLOCK else block
+            any_ = k if level is not SyncLevel.NONE else either
+            if all((last if w.level is SyncLevel.BLOCK else any_) > w.before for w in wanted if w.after == k):
+                (blocks, warps), rest = best(k + 1, last, any_)
+                cost = blocks + (level is SyncLevel.BLOCK), warps + (level is SyncLevel.WARP)
+                options.append((cost, (level, *rest)))
+        return min(options, key=lambda o: (o[0], tuple(-x for x in o[1])))
+
+    return best(0, -1, -1)[1] if count else ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Relations:
+    """What one leaf touches, and where each instance runs: `S[i] -> [tile]` and `S[i] -> [t0, t1, t2]`, by unit."""
+
+    references: tuple[Reference, ...]
+    tiles: dict[str, isl.Map]
+    threads: dict[str, isl.Map]
+
+    @staticmethod
+    def of(scop: Scop, plan: KernelPlan, leaf: NestPlan) -> _Relations:
+        references = references_of(leaf.units, scop.function, CONTEXT)
+        tiles = {u.name: _map(u, [plan.tile(k, u) for k in range(len(plan.sizes))]) for u in leaf.units}
+        threads = {u.name: _map(u, thread_values(plan, leaf, u)) for u in leaf.units}
+        return _Relations(references, tiles, threads)
+
+
+def _map(unit: Unit, values: Sequence[str]) -> isl.Map:
+    return isl.Map(f"{{ {unit.instance} -> [{', '.join(f'({v})' for v in values)}] }}", CONTEXT)
+
+
+def _level(first: _Relations, second: _Relations, plan: KernelPlan) -> SyncLevel:
+    """How far the conflicts between two leaves reach."""
+    level = SyncLevel.NONE
+    for a in first.references:
+        for b in second.references:
+            if a.tensor == b.tensor and (a.writes or b.writes) and level is not SyncLevel.BLOCK:
+                level = max(level, _reach(a, b, first, second, plan))
+    return level
+
+
+def _reach(a: Reference, b: Reference, first: _Relations, second: _Relations, plan: KernelPlan) -> SyncLevel:
+    one, other = a.tag.rpartition(".")[0], b.tag.rpartition(".")[0]
+    together = first.tiles[one].apply_range(second.tiles[other].reverse())
+    conflicts = a.relation.apply_range(b.relation.reverse()).intersect(together)
+    moved = conflicts.apply_domain(first.threads[one]).apply_range(second.threads[other])
+    if _stays(moved):
+        return SyncLevel.NONE
+    x, y, _ = plan.launch.block
+    warp = isl.Map(f"{{ [t0, t1, t2] -> [floor((t0 + {x} * (t1 + {y} * t2))/{WARP})] }}", CONTEXT)
+    return SyncLevel.WARP if _stays(moved.apply_domain(warp).apply_range(warp)) else SyncLevel.BLOCK
+
+
+def _stays(moved: isl.Map) -> bool:
+    """Does every pair have equal ends?"""
+    return bool(moved.is_subset(isl.Map.identity(moved.get_space())))

@@ -1,0 +1,158 @@
+"""Which dimension of a leaf the vector lanes run along, and in which order its loops nest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from ...structured.cost.plan_cost import INTERLEAVED
+from ...target import CpuTarget
+from ...tc_lang import ir as tc
+from ...tc_lang.ir import BoundFunction
+from ..scop.isl_affine import to_isl_affine
+from ..scop.scop import ScopStatement
+from .loop_nest import DimKind, LoopNest, NestDim
+
+# Relative costs of one vector access, by how the address moves from lane to lane; a read that is contiguous along
+# another dimension is transposed in registers, or by way of a buffer.
+BROADCAST, CONTIGUOUS, TRANSPOSED, STAGED, STRIDED, SCATTERED = 0.25, 1.0, 2.0, 4.0, 10.0, 14.0
+# Terms of a long column, and operations on each that are nothing beside reading it.
+LONG_COLUMN, SIMPLE = 32, 3
+
+
+def access_stride(function: BoundFunction, access: tc.Access, index: str) -> int | None:
+    """Elements between the addresses of `access` at consecutive values of `index`; None where data decides."""
+    tensor = function.tensor(access.tensor)
+    total = 0
+    for e, step in zip(access.subscripts, tensor.strides, strict=True):
+        form = to_isl_affine(e)
+        if form is not None:
+            total += form.coefficient(index) * step
+        elif any(isinstance(x, tc.Index) and x.name == index for x in tc.walk_expr(e)):
+            return None
+    return total
+
+
+def vector_dim(function: BoundFunction, leaf: LoopNest, target: CpuTarget) -> NestDim | None:
+    """The dimension whose lanes cost least per element, or None where no dimension may run in lanes."""
+    candidates = [d for d in leaf.dims if d.kind is not DimKind.SERIAL and d.extent > 1]
+    return min(candidates, key=lambda d: _cost(function, leaf, d, target), default=None)
+
+
+def _cost(function: BoundFunction, leaf: LoopNest, dim: NestDim, target: CpuTarget) -> tuple[float, int]:
+    lanes = target.lanes(32)
+    total = 0.0
+    rows, turning = _turning_rows(leaf, dim), TRANSPOSED if is_pointwise(leaf) else STAGED
+    for node in leaf.nodes:
+        index = dim.index(node)
+        for access in node.reads:
+            turned = any(_turns(function, leaf, node, access, dim, row) for row in rows)
+            total += turning if turned else _access_cost(access_stride(function, access, index))
+        for access in node.writes:
+            step = access_stride(function, access, index)
+            total += 1.5 * _access_cost(step) if step != 0 else 0.0
+    trips = -(-dim.extent // lanes)
+    utilization = dim.extent / (trips * lanes)
+    # Lanes of a reduction end in a horizontal sum for each element of the result.
+    horizontal = 4.0 / trips if dim.kind is DimKind.REDUCTION else 0.0
+    return (total + horizontal) / utilization, -dim.extent
+
+
+def _access_cost(step: int | None) -> float:
+    if step is None:
+        return SCATTERED
+    return {0: BROADCAST, 1: CONTIGUOUS}.get(step, STRIDED)
+
+
+def transposed_read_dim(function: BoundFunction, leaf: LoopNest, lanes: NestDim) -> NestDim | None:
+    """The dimension along which reads are contiguous that are strided along `lanes`; the one with most of them.
+
+    Such reads are worth transposing ahead of the iterations that need them.
+    """
+    rows = _turning_rows(leaf, lanes)
+    turned = {
+        row.name: sum(_turns(function, leaf, n, a, lanes, row) for n in leaf.nodes for a in n.reads) for row in rows
+    }
+    best = max(rows, key=lambda d: turned[d.name], default=None)
+    return best if best is not None and turned[best.name] else None
+
+
+def is_pointwise(leaf: LoopNest) -> bool:
+    """Are the iterations of all dimensions independent?"""
+    return all(d.kind is DimKind.PARALLEL for d in leaf.dims)
+
+
+def _turning_rows(leaf: LoopNest, lanes: NestDim) -> list[NestDim]:
+    """The dimensions that blocks may be cut along besides `lanes`: iterations of all others are independent."""
+    others = [d for d in leaf.dims if d is not lanes]
+    if lanes.kind is DimKind.SERIAL or any(d.kind is not DimKind.PARALLEL for d in others):
+        return []
+    return [d for d in others if d.extent > 1]
+
+
+def _turns(
+    function: BoundFunction, leaf: LoopNest, node: ScopStatement, access: tc.Access, lanes: NestDim, row: NestDim
+) -> bool:
+    """Can registers transpose this read: strided along `lanes`, contiguous along `row`, of what the leaf only reads?"""
+    along = access_stride(function, access, lanes.index(node))
+    if along is None or abs(along) <= INTERLEAVED or access.guarded:
+        return False
+    written = any(w.tensor == access.tensor for n in leaf.nodes for w in n.writes)
+    return not written and access_stride(function, access, row.index(node)) == 1
+
+
+def is_column_reduction(leaf: LoopNest, lanes: NestDim | None) -> bool:
+    """Is the nest one long and simple reduction of each lane, which memory bounds?
+
+    Rows of memory are then worth reading in longer pieces than a few accumulators cover.
+    """
+    if lanes is None or lanes.kind is not DimKind.PARALLEL or len(leaf.nodes) > 1:
+        return False
+    (s,) = leaf.nodes[0].statements
+    terms = prod(d.extent for d in leaf.dims if d.kind is DimKind.REDUCTION)
+    return terms >= LONG_COLUMN and expr_op_count(s.value) <= SIMPLE
+
+
+def loop_order(function: BoundFunction, leaf: LoopNest, vector: NestDim | None) -> tuple[NestDim, ...]:
+    """The dimensions outermost first: lanes along `vector`, reductions inside, unit strides inside.
+
+    Lanes of a parallel dimension enclose the reductions, so that accumulators stay in vector registers; lanes of a
+    reduction are innermost.
+    """
+    serial = [d for d in leaf.dims if d.kind is DimKind.SERIAL]
+    parallel = [d for d in leaf.dims if d.kind is DimKind.PARALLEL and d is not vector]
+    reduction = [d for d in leaf.dims if d.kind is DimKind.REDUCTION and d is not vector]
+    weights = {d.name: _weight(function, leaf, d) for d in leaf.dims}
+    parallel.sort(key=lambda d: -weights[d.name])
+    reduction.sort(key=lambda d: -weights[d.name])
+    if vector is None:
+        return (*parallel, *serial, *reduction)
+    if vector.kind is DimKind.REDUCTION:
+        return (*parallel, *serial, *reduction, vector)
+    return (*parallel, *serial, vector, *reduction)
+
+
+def _weight(function: BoundFunction, leaf: LoopNest, dim: NestDim) -> int:
+    """How far apart consecutive iterations of `dim` touch memory, over all accesses."""
+    return sum(_distance(function, node, a, dim) for node in leaf.nodes for a in (*node.reads, *node.writes))
+
+
+def _distance(function: BoundFunction, node: ScopStatement, access: tc.Access, dim: NestDim) -> int:
+    step = access_stride(function, access, dim.index(node))
+    return min(abs(step), 1 << 20) if step is not None else 1 << 20
+
+
+def op_count(function: BoundFunction, leaf: LoopNest) -> int:
+    """Scalar operations of one iteration of the innermost loop, transcendental functions counted by their cost."""
+    return sum(expr_op_count(s.value) + 1 for n in leaf.nodes for s in n.statements)
+
+
+def total_op_count(function: BoundFunction, leaves: Sequence[LoopNest]) -> int:
+    """Scalar operations of all of `leaves`, were each one's rows all inside it."""
+    domains = ((leaf, (*leaf.nodes[0].free, *leaf.nodes[0].reduction_indices)) for leaf in leaves)
+    return sum(op_count(function, leaf) * prod(i.extent for i in indices) for leaf, indices in domains)
+
+
+def expr_op_count(e: tc.Expr) -> int:
+    own: Mapping[type, int] = {tc.Binary: 1, tc.Unary: 1, tc.Select: 1, tc.Call: 12, tc.Access: 1, tc.Cast: 1}
+    return sum(own.get(type(x), 0) for x in tc.walk_expr(e))

@@ -1,0 +1,303 @@
+"""Which nodes run in one kernel, and the parallel loops they share there.
+
+isl finds the outermost rows on which every dependence of a set of nodes has distance zero (`outer_coincidence` over
+the whole component). Those rows are the loops that fused nodes share; below them the nodes run one after another.
+Fusion is greedy in program order: a node joins the kernel before it while enough parallelism survives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import islpy as isl
+
+from ...options import CpuOptions
+from ...target import CpuTarget
+from ...tc_lang import ir as tc
+from ...tc_lang.ir import BoundFunction, walk_expr
+from ..scop.isl_affine import isl_name
+from ..scop.scop import CONTEXT, Scop, ScopStatement, check_reads, endpoints, instance_tuple, union_map, with_op_limit
+
+# A kernel with fewer independent iterations than this does not feed the threads of a usual machine.
+ENOUGH_PARALLELISM = 32
+# What is read comes from memory, rather than the last cache, from this part of its size on: others use it too.
+FAR_SHARE = 4
+# Rows that a register-tiled contraction inside a fused group handles at a time.
+CONTRACTION_ROWS = 64
+# Multiply-adds of a contraction alone that several threads share.
+SHARED_WORK = 1 << 19
+# A result is little beside what is read if it is smaller by this factor.
+LITTLE = 16
+
+# Most schedules take isl a third of this. A few, for the sake of reads that remainders and quotients share, would take
+# it hours; they are not worth fusing.
+OPERATIONS_PER_NODE = 6000
+
+
+@dataclass(frozen=True, slots=True)
+class BandMember:
+    """A loop that nodes share: in each iteration node `n` runs at `index + shift`, (index, shift) its place."""
+
+    places: tuple[tuple[str, tuple[str, int]], ...]
+    lower: int
+    upper: int
+
+    @property
+    def extent(self) -> int:
+        return self.upper - self.lower
+
+    def index_and_shift(self, node: ScopStatement) -> tuple[str, int]:
+        return dict(self.places)[node.name]
+
+
+@dataclass(frozen=True, slots=True)
+class FusionGroup:
+    """Nodes of one kernel in program order, and the coincident rows they share, outermost first."""
+
+    nodes: tuple[ScopStatement, ...]
+    rows: tuple[BandMember, ...]
+
+    @property
+    def parallelism(self) -> int:
+        return prod(r.extent for r in self.rows)
+
+
+def fuse_statements(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple[FusionGroup, ...]:
+    """Partition the nodes into groups; every dependence goes forward in the order of groups and within them."""
+
+    def worth(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> bool:
+        return _worth(scop.function, before, alone, joined, target)
+
+    return partition_statements(scop, options.fusion, worth)
+
+
+def partition_statements(
+    scop: Scop, fusion: str, is_profitable: Callable[[FusionGroup, FusionGroup, FusionGroup], bool]
+) -> tuple[FusionGroup, ...]:
+    """Groups of nodes as a fusion strategy wants them.
+
+    worth: whether "preserve3" fuses: the group so far, the node alone, both together.
+    """
+    groups: list[FusionGroup] = []
+    for node in scop.nodes:
+        alone = _alone(scop, node)
+        joined = None
+        if groups and fusion != "min":
+            joined = _fused(scop, groups[-1], node)
+        if joined is not None and (fusion == "max" or is_profitable(groups[-1], alone, joined)):
+            groups[-1] = joined
+        else:
+            groups.append(alone)
+    return tuple(groups)
+
+
+def _worth(
+    function: BoundFunction, before: FusionGroup, alone: FusionGroup, joined: FusionGroup, target: CpuTarget
+) -> bool:
+    """Does fusion keep enough of the parallelism that its parts have apart?"""
+    apart = min(before.parallelism, alone.parallelism)
+    contracts = any(n.cluster is not None for n in joined.nodes)
+    if contracts and (_loses_threads(joined) or not _operands_stay_close(function, joined, target)):
+        return False
+    if joined.parallelism < min(apart, ENOUGH_PARALLELISM) or joined.parallelism < 2:
+        return False
+    return not _loses_row_order(function, before, joined, target)
+
+
+def _loses_threads(joined: FusionGroup) -> bool:
+    """Would a contraction that threads share alone run in one tile of the first row of a group?"""
+    contractions = (n for n in joined.nodes if n.cluster is not None)
+    work = max(prod(i.extent for i in (*n.free, *n.reduction_indices)) for n in contractions)
+    return joined.rows[0].extent <= CONTRACTION_ROWS and work >= SHARED_WORK
+
+
+def _loses_row_order(function: BoundFunction, before: FusionGroup, joined: FusionGroup, target: CpuTarget) -> bool:
+    """Would a reduction of much memory to little, alone so far, no longer walk the rows it reads one after another?"""
+    (node, *others) = before.nodes
+    first = before.rows[0].index_and_shift(node)
+    if (
+        others
+        or not node.reduction_indices
+        or node.cluster is not None
+        or any(r.index_and_shift(node) == first for r in joined.rows)
+    ):
+        return False
+    little = _bytes(function, node.writes) * LITTLE < _bytes(function, node.reads)
+    return little and reads_memory(function, node, target)
+
+
+def reads_memory(function: BoundFunction, node: ScopStatement, target: CpuTarget) -> bool:
+    """Does `node` read more than the caches are likely to hold?"""
+    return _bytes(function, node.reads) > min(target.cache[-1] // FAR_SHARE, target.writeback_limit_bytes)
+
+
+def _bytes(function: BoundFunction, accesses: Sequence[tc.Access]) -> int:
+    """Of all tensors that `accesses` reach."""
+    tensors = map(function.tensor, dict.fromkeys(a.tensor for a in accesses))
+    return sum(t.size * t.dtype.size for t in tensors)
+
+
+def _operands_stay_close(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> bool:
+    """Does what every iteration of the first row reads again fit into half of the second-level cache?"""
+    again: dict[str, int] = {}
+    for node in group.nodes:
+        first, _ = group.rows[0].index_and_shift(node)
+        for access in node.reads:
+            moves = any(isinstance(x, tc.Index) and x.name == first for e in access.subscripts for x in walk_expr(e))
+            if not moves:
+                tensor = function.tensor(access.tensor)
+                again[tensor.name] = tensor.size * tensor.dtype.size
+    return sum(again.values()) <= target.cache[1] // 2
+
+
+def _alone(scop: Scop, node: ScopStatement) -> FusionGroup:
+    """One node with all its coincident indices as rows, in the order of the text."""
+    dependences = scop.dependences_among((node,))
+    rows = tuple(
+        BandMember(((node.name, (i.name, 0)),), i.lower, i.upper)
+        for position, i in enumerate(node.free)
+        if is_parallel_dim(dependences, node, position)
+    )
+    return FusionGroup((node,), rows)
+
+
+def is_parallel_dim(dependences: isl.UnionMap, node: ScopStatement, position: int) -> bool:
+    if dependences.is_empty():
+        return True
+    row = union_map(f"{{ {instance_tuple(node)} -> [{isl_name(node.free[position].name)}] }}")
+    same = row.apply_range(row.reverse())
+    return bool(dependences.is_subset(same))
+
+
+def fuse_consecutive(scop: Scop, first: FusionGroup, second: FusionGroup) -> FusionGroup | None:
+    """The nodes of two groups that follow one another as one group, or None where they share no coincident row."""
+    written = {w.tensor for n in first.nodes for w in n.writes}
+    if any(check_reads(s) & written for n in second.nodes for s in n.statements):
+        return None  # its subscripts are verified in between
+    if not {t for n in second.nodes for t in n.tensors} & {t for n in first.nodes for t in n.tensors}:
+        return None
+    return _scheduled(scop, (*first.nodes, *second.nodes))
+
+
+def fuse_independent(first: FusionGroup, second: FusionGroup) -> FusionGroup | None:
+    """Two groups that touch nothing in common as one, or None where their rows differ."""
+    ours, theirs = ({t for n in g.nodes for t in n.tensors} for g in (first, second))
+    checked = {t for n in second.nodes for s in n.statements for t in check_reads(s)}
+    if (theirs | checked) & ours or [(r.lower, r.upper) for r in first.rows] != [
+        (r.lower, r.upper) for r in second.rows
+    ]:
+        return None
+    rows = (BandMember((*a.places, *b.places), a.lower, a.upper) for a, b in zip(first.rows, second.rows, strict=True))
+    return FusionGroup((*first.nodes, *second.nodes), tuple(rows))
+
+
+def _fused(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
+    """`group` with `node`, or None where they share no coincident row of the simple form that we lower."""
+    if not _connected(group.nodes, node):
+        return None
+    extended = _extended(scop, group, node)
+    return extended if extended is not None else _scheduled(scop, (*group.nodes, node))
+
+
+def _extended(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
+    """`group` with `node` at an index of its own in every row of the group; None where a row would carry a dependence.
+
+    No schedule of them all has more rows than the group has, so that there is nothing to ask isl's scheduler for, which
+    takes the longer the more nodes there are.
+    """
+    between = scop.dependences_between(group.nodes, node)
+    if all(endpoints(r)[0] == node.name for r in between):
+        return None  # no dependence tells which index belongs to which row
+    rows: list[BandMember] = []
+    for row in group.rows:
+        taken = {r.index_and_shift(node)[0] for r in rows}
+        places = ((i.name, row.lower - i.lower) for i in node.free if i.name not in taken and i.extent == row.extent)
+        candidates = (BandMember((*row.places, (node.name, place)), row.lower, row.upper) for place in places)
+        fitting = next((c for c in candidates if _is_coincident(between, c, (*group.nodes, node))), None)
+        if fitting is None:
+            return None
+        rows.append(fitting)
+    return FusionGroup((*group.nodes, node), tuple(rows)) if rows else None
+
+
+def _is_coincident(dependences: Sequence[isl.Map], row: BandMember, nodes: Sequence[ScopStatement]) -> bool:
+    """Do all `dependences` stay within one iteration of `row`?"""
+    by_name = {n.name: n for n in nodes}
+
+    def place(name: str) -> isl.Map:
+        index, shift = row.index_and_shift(by_name[name])
+        return isl.Map(f"{{ {instance_tuple(by_name[name])} -> [{isl_name(index)} + {shift}] }}", CONTEXT)
+
+    same = isl.Map("{ [x] -> [x] }", CONTEXT)
+    for relation in dependences:
+        source, sink = endpoints(relation)
+        if not relation.apply_domain(place(source)).apply_range(place(sink)).is_subset(same):
+            return False
+    return True
+
+
+def _scheduled(scop: Scop, nodes: Sequence[ScopStatement]) -> FusionGroup | None:
+    """The group of all `nodes` with the rows that isl finds."""
+    rows: list[BandMember] = []
+    for pieces in _outer_band(scop, nodes):
+        row = _row(nodes, pieces)
+        if row is None or any(row.index_and_shift(n)[0] == r.index_and_shift(n)[0] for r in rows for n in nodes):
+            break  # a node that two rows place by one index would run where they agree only
+        rows.append(row)
+    return FusionGroup(tuple(nodes), tuple(rows)) if rows else None
+
+
+def _connected(before: Sequence[ScopStatement], last: ScopStatement) -> bool:
+    written = {w.tensor for n in before for w in n.writes}
+    if any(check_reads(s) & written for s in last.statements):
+        return False  # its subscripts are verified in between
+    return any(set(last.tensors) & set(n.tensors) for n in before)
+
+
+def _outer_band(scop: Scop, nodes: Sequence[ScopStatement]) -> Iterator[dict[str, isl.Aff]]:
+    """The leading coincident rows of isl's schedule of `nodes`, each as one affine function per node."""
+    found = with_op_limit(OPERATIONS_PER_NODE * len(nodes), scop.constraints_among(nodes).compute_schedule)
+    if found is None:
+        return
+    band = found.get_root().child(0)
+    if str(band.get_type()) != str(isl.schedule_node_type.band):
+        return
+    partial = band.band_get_partial_schedule()
+    for k in range(band.band_n_member()):
+        if not band.band_member_get_coincident(k):
+            return
+        pieces: dict[str, isl.Aff] = {}
+        for piece in _pw_affs(partial.get_at(k)):
+            if piece.n_piece() != 1:
+                return
+            pieces[piece.domain().get_tuple_name()] = piece.as_aff()
+        yield pieces
+
+
+def _pw_affs(row: isl.UnionPwAff) -> list[isl.PwAff]:
+    found: list[isl.PwAff] = []
+    row.foreach_pw_aff(found.append)
+    return found
+
+
+def _row(nodes: Sequence[ScopStatement], pieces: dict[str, isl.Aff]) -> BandMember | None:
+    """The row where every node runs at `index + shift`, all over one range; None for any other.
+
+    Skewed, reversed and constant rows, and nodes that would idle in some iterations, are left unfused: their guards
+    cost more than the fusion brings on a CPU.
+    """
+    places, ranges = [], set()
+    for node in nodes:
+        f = pieces[node.name]
+        coefficients = [f.get_coefficient_val(isl.dim_type.in_, d).to_python() for d in range(len(node.free))]
+        if sorted(coefficients) != [0] * (len(coefficients) - 1) + [1]:
+            return None
+        index = node.free[coefficients.index(1)]
+        shift = int(f.get_constant_val().to_python())
+        places.append((node.name, (index.name, shift)))
+        ranges.add((index.lower + shift, index.upper + shift))
+    if len(ranges) != 1:
+        return None
+    return BandMember(tuple(places), *ranges.pop())

@@ -1,0 +1,133 @@
+"""The proof that a schedule respects the program: every dependence goes forward, in isl.
+
+Instances of the statements, reduced indices included, are mapped to the times at which the emitted loops run them.
+Dependences must increase lexicographically in time, and must not move along parallel coordinates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import islpy as isl
+
+from ...core.errors import InternalError
+from ...structured.memory_bound.nest_plan import MemoryBoundPlan
+from ..scop.isl_affine import isl_name
+from ..scop.scop import CONTEXT, Scop, ScopStatement, domain_of, instance_tuple, union_map
+from .fusion import FusionGroup
+from .loop_nest import DimKind, LoopNest
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledGroup:
+    """A group with the sizes of its tiles and its nests in order.
+
+    movement: how its only nest runs, if a schedule says so.
+    """
+
+    group: FusionGroup
+    sizes: tuple[int, ...]
+    leaves: tuple[LoopNest, ...]
+    movement: MemoryBoundPlan | None = None
+
+
+def check_legal(scop: Scop, schedule: Sequence[ScheduledGroup]) -> None:
+    """Raise InternalError, with a violated dependence, unless `schedule` is legal."""
+    nodes = tuple(_whole(n) for n in scop.nodes)
+    expanded = Scop(scop.function, nodes)
+    dependences = ordered = expanded.dependences
+    for node in nodes:  # the terms of a reduction commute, one after another
+        if node.cluster is None and node.statements[0].reduction is not None:
+            own = domain_of((node,))
+            ordered = ordered.subtract(ordered.intersect_domain(own).intersect_range(own))
+    times = _times(nodes, schedule)
+    distance = ordered.apply_domain(times).apply_range(times)
+    _require(distance, _forward(_depth(schedule)), "runs backwards in time")
+    for parallel in _parallel_maps(nodes, schedule):
+        moved = dependences.apply_domain(parallel).apply_range(parallel)
+        _require(moved, _equal(moved), "crosses parallel iterations")
+
+
+def _whole(node: ScopStatement) -> ScopStatement:
+    """The node with its reduced indices in the domain; a cluster keeps them inside."""
+    if node.cluster is not None:
+        return node
+    (s,) = node.statements
+    return replace(node, statements=(replace(s, num_free=len(s.indices)),))
+
+
+def _require(actual: isl.UnionMap, allowed: isl.UnionMap, problem: str) -> None:
+    if not actual.is_subset(allowed):
+        raise InternalError(f"a dependence {problem}: {actual.subtract(allowed)}")
+
+
+def _depth(schedule: Sequence[ScheduledGroup]) -> int:
+    return 3 + max((len(s.sizes) + len(leaf.dims) for s in schedule for leaf in s.leaves), default=0)
+
+
+def _times(nodes: Sequence[ScopStatement], schedule: Sequence[ScheduledGroup]) -> isl.UnionMap:
+    depth = _depth(schedule)
+    pieces = []
+    for g, scheduled in enumerate(schedule):
+        for position, leaf in enumerate(scheduled.leaves):
+            for k, node in enumerate(_of(nodes, leaf)):
+                time = [str(g), *_tiles(scheduled, node), str(position), *_point(scheduled, leaf, node), str(k)]
+                pieces.append(_piece(node, time + ["0"] * (depth - len(time))))
+    return union_map("{ " + "; ".join(pieces) + " }")
+
+
+def _parallel_maps(nodes: Sequence[ScopStatement], schedule: Sequence[ScheduledGroup]) -> list[isl.UnionMap]:
+    """For each parallel loop nest the map to its parallel coordinates, over the nodes inside it."""
+    maps = []
+    for g in schedule:
+        inside = [(leaf, node) for leaf in g.leaves for node in _of(nodes, leaf)]
+        maps.append("; ".join(_piece(node, _tiles(g, node)) for _, node in inside))
+        for leaf in g.leaves:
+            parallel = [k for k, d in enumerate(leaf.dims) if d.kind is DimKind.PARALLEL]
+            pieces = []
+            for node in _of(nodes, leaf):
+                point = _point(g, leaf, node)
+                pieces.append(_piece(node, [*_tiles(g, node), *(point[k] for k in parallel)]))
+            maps.append("; ".join(pieces))
+    return [union_map("{ " + text + " }") for text in maps]
+
+
+def _of(nodes: Sequence[ScopStatement], leaf: LoopNest) -> list[ScopStatement]:
+    by_name = {n.name: n for n in nodes}
+    return [by_name[n.name] for n in leaf.nodes]
+
+
+def _tiles(scheduled: ScheduledGroup, node: ScopStatement) -> list[str]:
+    texts = []
+    for row, size in zip(scheduled.group.rows, scheduled.sizes, strict=True):
+        index, shift = row.index_and_shift(node)
+        texts.append(f"floor(({isl_name(index)} + {shift - row.lower})/{size})")
+    return texts
+
+
+def _point(scheduled: ScheduledGroup, leaf: LoopNest, node: ScopStatement) -> list[str]:
+    """The values of the leaf's loop variables, which count as the first node's indices do."""
+    inside = {i.name for i in node.free}
+    texts = []
+    for dim in leaf.dims:
+        shift = 0
+        if dim.row is not None:
+            row = scheduled.group.rows[dim.row]
+            shift = row.index_and_shift(node)[1] - row.index_and_shift(leaf.nodes[0])[1]
+        index = dim.index(node)
+        texts.append(f"{isl_name(index)} + {shift}" if index in inside else "0")
+    return texts
+
+
+def _piece(node: ScopStatement, time: Sequence[str]) -> str:
+    return f"{instance_tuple(node)} -> [{', '.join(time)}]"
+
+
+def _forward(depth: int) -> isl.UnionMap:
+    space = isl.Set(f"{{ [{', '.join(f't{k}' for k in range(depth))}] }}", CONTEXT).get_space()
+    return isl.UnionMap.from_map(isl.Map.lex_lt(space))
+
+
+def _equal(moved: isl.UnionMap) -> isl.UnionMap:
+    return moved.domain().union(moved.range()).identity()

@@ -1,0 +1,74 @@
+"""A schedule as an indented tree in the field's notation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ...tc_lang.ir import Inequality
+from ..scop.scop import ScopStatement, node_name
+from .fusion import BandMember
+from .legality import ScheduledGroup
+from .loop_nest import LoopNest, NestDim
+
+
+def format_schedule(
+    plan: Sequence[ScheduledGroup], pipeline: Callable[[ScheduledGroup, ScopStatement], object]
+) -> Iterator[str]:
+    """The lines of a schedule tree: domain, sequence of bands, their tiles, their leaves.
+
+    pipeline: how a contraction, or the only statement of a group, is lowered; None where no pieces say that.
+    """
+    nodes = [n for s in plan for n in s.group.nodes]
+    yield "domain: " + "; ".join(
+        f"{n.name}[{', '.join(f'{i.lower} <= {i.name} < {i.upper}' for i in (*n.free, *n.reduction_indices))}]"
+        for n in nodes
+    )
+    indent = "  "
+    if len(plan) > 1:
+        yield "sequence:"
+    for scheduled in plan:
+        if len(plan) > 1:
+            yield f"  filter: {', '.join(n.name for n in scheduled.group.nodes)}"
+            indent = "    "
+        yield from (indent + line for line in _group(scheduled, pipeline))
+
+
+def _group(scheduled: ScheduledGroup, pipeline: Callable[[ScheduledGroup, ScopStatement], object]) -> Iterator[str]:
+    rows = [_row(r, size) for r, size in zip(scheduled.group.rows, scheduled.sizes, strict=True)]
+    yield f"band: {', '.join(rows) or 'none'} (coincident)"
+    if len(scheduled.leaves) > 1:
+        yield "  sequence:"
+    for leaf in scheduled.leaves:
+        yield from ("    " + line for line in _leaf(leaf))
+        for node in leaf.nodes:
+            how = pipeline(scheduled, node)
+            if how is not None:
+                yield f"      {node.name}: {how}"
+
+
+def _row(row: BandMember, size: int) -> str:
+    places = ", ".join(f"{node}.{index}" + (f" + {shift}" if shift else "") for node, (index, shift) in row.places)
+    return f"[{places}] in {row.lower}:{row.upper}" + (f" tile {size}" if size < row.extent else " whole")
+
+
+def _leaf(leaf: LoopNest) -> Iterator[str]:
+    yield f"band: {', '.join(_dim(d) for d in leaf.dims) or 'none'}"
+    for node in leaf.nodes:
+        for s in node.statements:
+            update = f" {s.reduction}=" + ("!" if s.initialize else "") if s.reduction else " ="
+            where = f" where {' and '.join(map(_inequality, s.domain))}" if s.domain else ""
+            yield f"  {node_name(s)}: {s.target}{update}{where}"
+
+
+def _inequality(g: Inequality) -> str:
+    """`j <= i + 3`: what is subtracted stands on the left."""
+
+    def side(sign: int, constant: int) -> str:
+        parts = [name if abs(c) == 1 else f"{abs(c)}*{name}" for name, c in g.terms if c * sign > 0]
+        return " + ".join([*parts, *([str(constant)] if constant > 0 or not parts else [])])
+
+    return f"{side(-1, max(0, -g.constant))} <= {side(1, max(0, g.constant))}"
+
+
+def _dim(dim: NestDim) -> str:
+    return f"{dim.name} in {dim.lower}:{dim.upper} {dim.kind.value}"

@@ -1,0 +1,129 @@
+"""Storage contraction: temporaries that fusion makes local shrink to what one iteration of the shared loops needs.
+
+A temporary all of whose accesses are in one group keeps, in each dimension that follows a shared row, only the tile
+of that row; the others stay whole. One that a single leaf writes and reads at the same point is a register.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ...structured.lower.transpose import begin_lines
+from ...target import CpuTarget
+from ...tc_lang import ir as tc
+from ...tc_lang.ir import BoundFunction, Role, Tensor
+from ..scop.isl_affine import to_isl_affine
+from ..scop.scop import ScopStatement
+from .fusion import FusionGroup
+from .loop_nest import DimKind, LoopNest
+
+
+@dataclass(frozen=True, slots=True)
+class BufferExtent:
+    """What one dimension of a contracted temporary holds: `size` elements from `offset` past the tile of `row`.
+
+    row None: the whole dimension. size 1 and row None never occur together, unless the dimension has one element.
+    """
+
+    row: int | None
+    offset: int
+    size: int
+
+
+def local_temporaries(function: BoundFunction, groups: Sequence[FusionGroup], group: FusionGroup) -> tuple[Tensor, ...]:
+    """The temporaries that only `group` touches."""
+    inside = {t for n in group.nodes for t in n.tensors}
+    outside = {t for g in groups if g is not group for n in g.nodes for t in n.tensors}
+    return tuple(t for t in function.tensors if t.role is Role.TEMPORARY and t.name in inside - outside)
+
+
+def temporary_footprint(tensor: Tensor, group: FusionGroup, tiles: Sequence[int]) -> tuple[BufferExtent, ...]:
+    """What an iteration of the tile loops touches of `tensor`, dimension by dimension."""
+    accesses = [(n, a) for n in group.nodes for a in (*n.writes, *n.reads) if a.tensor == tensor.name]
+    return tuple(_extent(d, tensor, accesses, group, tiles) for d in range(len(tensor.shape)))
+
+
+def _extent(
+    d: int,
+    tensor: Tensor,
+    accesses: Sequence[tuple[ScopStatement, tc.Access]],
+    group: FusionGroup,
+    tiles: Sequence[int],
+) -> BufferExtent:
+    whole = BufferExtent(None, 0, tensor.shape[d])
+    positions = [_position(node, access.subscripts[d], group) for node, access in accesses]
+    found = [p for p in positions if p is not None]
+    if len(found) < len(positions) or len({row for row, _ in found}) != 1:
+        return whole
+    row = found[0][0]
+    offsets = [offset for _, offset in found]
+    size = tiles[row] + max(offsets) - min(offsets)
+    return whole if size >= tensor.shape[d] else BufferExtent(row, min(offsets), size)
+
+
+def _position(node: ScopStatement, subscript: tc.Expr, group: FusionGroup) -> tuple[int, int] | None:
+    """(row, offset) where `subscript` is the value of a shared row plus a constant."""
+    form = to_isl_affine(subscript)
+    if form is None or form.single is None:
+        return None
+    for position, row in enumerate(group.rows):
+        index, shift = row.index_and_shift(node)
+        if index == form.single:
+            return position, form.constant - shift
+    return None
+
+
+def fits_register(tensor: Tensor, group: FusionGroup, leaf: LoopNest) -> bool:
+    """Is `tensor` written and read at one point of every iteration of `leaf`, and nowhere else?"""
+    touching = [n for n in leaf.nodes if tensor.name in n.tensors]
+    if not touching or any(tensor.name in n.tensors and n not in leaf.nodes for n in group.nodes):
+        return False
+    if any(d.kind is DimKind.SERIAL for d in leaf.dims):
+        return False
+    writers = [n for n in touching if any(w.tensor == tensor.name for w in n.writes)]
+    return all(not n.reduction_indices and n.statements[0].reduction is None for n in writers)
+
+
+def nontemporal_outputs(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> frozenset[str]:
+    """The tensors that `group` had better write past the caches, by whole lines.
+
+    It does not read them, and so little of all that it touches would stay in the last cache that no reader gains.
+    """
+    if bytes_touched(function, group) < target.reuse_limit_bytes:
+        return frozenset()
+    tensors = (function.tensor(name) for name in _only_written(group))
+    return frozenset(t.name for t in tensors if begin_lines(t.strides, t.dtype.size))
+
+
+def needs_line_staging(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> frozenset[str]:
+    """The tensors that a transposition had better write past the caches by way of a buffer in the second one.
+
+    A line of memory that is written in parts goes to the last cache and back between them. Where that is far, whole
+    lines are worth putting together however the rows of the output lie in memory.
+    """
+    return _only_written(group) if bytes_touched(function, group) > target.writeback_limit_bytes else frozenset()
+
+
+def _only_written(group: FusionGroup) -> frozenset[str]:
+    """Those without subscripts of several indices, along which rows begin anywhere in a line."""
+    read = {r.tensor for n in group.nodes for r in n.reads}
+    joined = {w.tensor for n in group.nodes for w in n.writes if any(_indices(e) > 1 for e in w.subscripts)}
+    return frozenset(t for n in group.nodes for t in n.tensors) - read - joined
+
+
+def _indices(e: tc.Expr) -> int:
+    return len({x.name for x in tc.walk_expr(e) if isinstance(x, tc.Index)})
+
+
+def bytes_touched(function: BoundFunction, group: FusionGroup) -> int:
+    """Of all tensors, at most: of a large table only the rows that data selects."""
+    points = Counter[str]()
+    for node in group.nodes:
+        extents = {i.name: i.extent for i in (*node.free, *node.reduction_indices)}
+        for access in (*node.writes, *node.reads):
+            names = {x.name for e in access.subscripts for x in tc.walk_expr(e) if isinstance(x, tc.Index)}
+            points[access.tensor] += prod(extents[name] for name in names if name in extents)
+    return sum(min(t.size, points[t.name]) * t.dtype.size for t in function.tensors)

@@ -1,0 +1,261 @@
+"""How a group's shared rows are cut: what one iteration of its parallel loop covers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+
+from ...options import CpuOptions
+from ...target import CpuTarget
+from ...tc_lang import ir as tc
+from ...tc_lang.ir import BoundFunction
+from ..scop.scop import ScopStatement
+from .access_cost import (
+    access_stride,
+    is_column_reduction,
+    is_pointwise,
+    op_count,
+    total_op_count,
+    transposed_read_dim,
+    vector_dim,
+)
+from .fusion import CONTRACTION_ROWS, ENOUGH_PARALLELISM, FusionGroup, reads_memory
+from .loop_nest import DimKind, LoopNest, NestDim
+from .storage import bytes_touched, needs_line_staging
+
+# Elements of a row that one iteration takes when the lanes run along it: long enough to amortize the loop around it,
+# short enough that the temporaries of fused nodes stay in the first-level cache.
+LONGEST_CHUNK = 4096
+# Vectors that one iteration of a sum of columns takes where there are enough columns for a few iterations.
+LONG_COLUMN_CHUNK, FEW_CHUNKS = 16, 8
+# Columns, at least, of one iteration where rows come from a far cache: it gives long pieces of them fastest.
+FAR_COLUMNS = 320
+# A leaf with less than this fraction of a group's work has no say in its tiles.
+HEAVY_SHARE = 16
+# Tiles (along the unit strides, along the lanes) where those are different rows: few runs to write at a time, but long
+# ones; shorter runs where too few tiles would be left to share. Square ones where several nests use what they hold.
+LONG_TRANSPOSED_TILES = ((32, 512), (16, 512), (16, 256), (16, 128))
+TRANSPOSED_TILE = (64, 64)
+# Where a tile goes through a buffer in the second cache on its way past the last one: long runs to read at a time. More
+# lanes where those are short, and all of them in rows of the output that are: a line that is cut goes to memory twice.
+STAGED_TILES = ((512, 128), (128, 512), (256, 128), (128, 128))
+WHOLE_ROWS = ((512, 128), (256, 256), (128, 512), (64, 512), (32, 512))
+# Elements below which nothing is shared, and all of them stay in the first caches.
+SMALL_TRANSPOSITION = 16384
+# Rows beyond the lanes that the tile of a permutation covers, and elements that it may have.
+# Rows that are summed at once where they come from memory: a processor follows several runs there faster than one, each
+# in pages of its own.
+SUMMED_ROWS, PAGE = (4, 2), 4096
+NEIGHBOUR_ROWS = 16
+NEIGHBOUR_AREA = 16384
+
+
+def row_tiles(
+    function: BoundFunction, group: FusionGroup, leaves: Sequence[LoopNest], options: CpuOptions, target: CpuTarget
+) -> tuple[int, ...]:
+    """The tile size of each row. `leaves` are those of the group with every row a point loop."""
+    if options.tile:
+        return tuple(
+            min(row.extent, size or row.extent)
+            for row, size in zip(group.rows, (*options.tile, *(0,) * len(group.rows)), strict=False)
+        )
+    if any(n.cluster is not None for n in group.nodes):
+        return _contraction_tiles(group)
+    shared = 0 < options.grain_size < total_op_count(function, leaves)
+    sizes = _lane_tiles(function, group, leaves, target, shared=shared)
+    if len(leaves) == 1 and is_pointwise(leaves[0]):
+        return _with_neighbors(function, group, leaves[0], sizes)
+    return sizes
+
+
+def _lane_tiles(
+    function: BoundFunction, group: FusionGroup, leaves: Sequence[LoopNest], target: CpuTarget, *, shared: bool
+) -> tuple[int, ...]:
+    """`shared`: there is enough work for threads to share the tiles; else fewer are better."""
+    lanes = target.lanes(32)
+    nests = len(leaves)
+    leaves = _heavy(function, leaves)
+    wanted = _vector_rows(function, leaves, target)
+    transposed = _transposed_rows(function, leaves, target)
+    if transposed:
+        through = is_pointwise(leaves[0]) and bool(needs_line_staging(function, group, target))
+        return _transposed_tiles(group, wanted, transposed, long=nests == 1, through=through)
+    others = prod(r.extent for k, r in enumerate(group.rows) if k not in wanted)
+    together = rows_at_once(function, group, leaves, target)
+    if together > 1:
+        return (together,)
+    least = 4 * lanes
+    if all(is_column_reduction(leaf, vector_dim(function, leaf, target)) for leaf in leaves):
+        far = any(reads_memory(function, n, target) for leaf in leaves for n in leaf.nodes)
+        few = prod(r.extent for r in group.rows) // FEW_CHUNKS // lanes
+        least = max(least, min(LONG_COLUMN_CHUNK, few) * lanes)
+        if far and target.private_caches != target.cache:
+            least = _even(prod(group.rows[k].extent for k in wanted), lanes)
+        if others >= FEW_CHUNKS // 2 and far:
+            least = LONGEST_CHUNK
+    return tuple(
+        _tile(row.extent, k in wanted, others if shared else ENOUGH_PARALLELISM, least)
+        for k, row in enumerate(group.rows)
+    )
+
+
+def rows_at_once(function: BoundFunction, group: FusionGroup, leaves: Sequence[LoopNest], target: CpuTarget) -> int:
+    """How many rows a sum along rows adds up at once."""
+    if len(group.rows) != 1 or len(group.nodes) != 1:
+        return 1
+    (row,), (node,), (leaf,) = group.rows, group.nodes, leaves
+    lanes = vector_dim(function, leaf, target)
+    if (
+        lanes is None
+        or lanes.kind is not DimKind.REDUCTION
+        or bytes_touched(function, group) < target.reuse_limit_bytes
+    ):
+        return 1
+    apart = [
+        (access_stride(function, a, row.index_and_shift(node)[0]) or 0) * function.tensor(a.tensor).dtype.size
+        for a in node.reads
+    ]
+    if not all(abs(step) >= PAGE for step in apart):
+        return 1
+    return next((n for n in SUMMED_ROWS if row.extent % n == 0 and row.extent >= n * ENOUGH_PARALLELISM), 1)
+
+
+def _even(extent: int, lanes: int) -> int:
+    """A tile of whole vectors that cuts `extent` into about equal parts of no fewer than FAR_COLUMNS."""
+    parts = max(1, extent // FAR_COLUMNS)
+    return -(-extent // (parts * lanes)) * lanes
+
+
+def _contraction_tiles(group: FusionGroup) -> tuple[int, ...]:
+    """A contraction alone tiles itself; in a fused group the first row is cut, into equal parts if it divides."""
+    extents = tuple(r.extent for r in group.rows)
+    if len(group.nodes) == 1 or not extents:
+        return extents
+    sizes = range(CONTRACTION_ROWS, 2 * CONTRACTION_ROWS + 1)
+    size = next((s for s in sizes if extents[0] % s == 0), CONTRACTION_ROWS)
+    return (min(extents[0], size), *extents[1:])
+
+
+def _transposed_tiles(
+    group: FusionGroup, wanted: frozenset[int], transposed: frozenset[int], *, long: bool, through: bool
+) -> tuple[int, ...]:
+    """`long`: nothing that other nests of the group keep per tile has to fit into the first-level cache.
+
+    through: tiles go through buffers.
+    """
+
+    def sizes(tile: tuple[int, int]) -> tuple[int, ...]:
+        sides = (tile[k in wanted] if k in transposed or k in wanted else 1 for k in range(len(group.rows)))
+        return tuple(min(row.extent, side) for row, side in zip(group.rows, sides, strict=True))
+
+    if not long:
+        return sizes(TRANSPOSED_TILE)
+    extents = tuple(row.extent for row in group.rows)
+    if prod(extents) <= SMALL_TRANSPOSITION:
+        return extents
+    for tile in _staged_tiles(sizes, wanted, extents) if through else LONG_TRANSPOSED_TILES:
+        found = sizes(tile)
+        if prod(-(-row.extent // size) for row, size in zip(group.rows, found, strict=True)) >= ENOUGH_PARALLELISM:
+            return found
+    return sizes(TRANSPOSED_TILE)
+
+
+def _staged_tiles(
+    sizes: Callable[[tuple[int, int]], tuple[int, ...]], wanted: frozenset[int], extents: tuple[int, ...]
+) -> Sequence[tuple[int, int]]:
+    """Tiles of whole rows of the output where those are short, else those with most points first."""
+    whole = [tile for tile in WHOLE_ROWS if all(sizes(tile)[k] == extents[k] for k in wanted)]
+    return whole or sorted(STAGED_TILES, key=lambda t: -prod(sizes(t)))
+
+
+def _with_neighbors(
+    function: BoundFunction, group: FusionGroup, leaf: LoopNest, sizes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """`sizes`, and some of the rows in which memory goes on where the accesses of a permutation disagree about those.
+
+    A tile then covers runs of memory for each of them, rather than short pieces with gaps in all but one.
+    """
+    accesses = [(n, a) for n in leaf.nodes for a in (*n.reads, *n.writes)]
+    found = [k for node, access in accesses for k in _neighbor(function, group, node, access, sizes)]
+    if len(set(found)) < 2:
+        return sizes
+    grown = list(sizes)
+    for row in dict.fromkeys(k for k in found if k is not None):
+        room = NEIGHBOUR_AREA // prod(grown)
+        grown[row] = max(1, min(group.rows[row].extent, NEIGHBOUR_ROWS, room))
+    tiles = prod(-(-row.extent // size) for row, size in zip(group.rows, grown, strict=True))
+    return tuple(grown) if tiles >= ENOUGH_PARALLELISM else sizes
+
+
+def _neighbor(
+    function: BoundFunction, group: FusionGroup, node: ScopStatement, access: tc.Access, sizes: Sequence[int]
+) -> Iterator[int | None]:
+    """The row of tile size 1 in which `access` goes on after what a tile covers; None where part of a row comes first.
+
+    Nothing where the tile covers all that the access touches.
+    """
+    steps = ((access_stride(function, access, row.index_and_shift(node)[0]), k) for k, row in enumerate(group.rows))
+    for _, k in sorted((abs(step), k) for step, k in steps if step):
+        if sizes[k] < group.rows[k].extent:
+            yield k if sizes[k] == 1 else None
+            return
+
+
+def _tile(extent: int, wanted: bool, others: int, least: int) -> int:
+    if not wanted:
+        return 1
+    if others >= ENOUGH_PARALLELISM:
+        return min(extent, LONGEST_CHUNK)
+    chunk = max(least, extent * others // ENOUGH_PARALLELISM // least * least)
+    return min(extent, chunk, LONGEST_CHUNK)
+
+
+def _heavy(function: BoundFunction, leaves: Sequence[LoopNest]) -> list[LoopNest]:
+    """The leaves that matter: the light ones follow what suits these."""
+    loads = [op_count(function, leaf) * prod(d.extent for d in leaf.dims) for leaf in leaves]
+    return [leaf for leaf, load in zip(leaves, loads, strict=True) if load * HEAVY_SHARE >= sum(loads)]
+
+
+def _vector_rows(function: BoundFunction, leaves: Sequence[LoopNest], target: CpuTarget) -> frozenset[int]:
+    chosen = (vector_dim(function, leaf, target) for leaf in leaves)
+    return frozenset(d.row for d in chosen if d is not None and d.row is not None)
+
+
+def _transposed_rows(function: BoundFunction, leaves: Sequence[LoopNest], target: CpuTarget) -> frozenset[int]:
+    """Rows of leaves in which some access is strided along the lanes and contiguous along another row."""
+    found: set[int] = set()
+    for leaf in leaves:
+        lanes = vector_dim(function, leaf, target)
+        if lanes is None:
+            continue
+        row = transposed_read_dim(function, leaf, lanes)
+        if row is not None:
+            found |= {d.row for d in (lanes, row) if d.row is not None}
+        if lanes.row is None:
+            continue
+        for dim in leaf.dims:
+            if dim.row is not None and dim is not lanes and _crossed(function, leaf, lanes, dim):
+                found |= {lanes.row, dim.row}
+    return frozenset(found)
+
+
+def _crossed(function: BoundFunction, leaf: LoopNest, lanes: NestDim, dim: NestDim) -> bool:
+    for node in leaf.nodes:
+        for access in (*node.reads, *node.writes):
+            along = access_stride(function, access, lanes.index(node))
+            if along not in (0, 1) and access_stride(function, access, dim.index(node)) == 1:
+                return True
+    return False
+
+
+def tile_order(
+    function: BoundFunction, group: FusionGroup, leaves: Sequence[LoopNest], target: CpuTarget
+) -> tuple[int, ...]:
+    """The rows as the loop over tiles walks them, outermost first: along what transposed reads are contiguous in."""
+    last = None
+    for leaf in leaves:
+        lanes = vector_dim(function, leaf, target)
+        row = transposed_read_dim(function, leaf, lanes) if lanes is not None else None
+        last = row.row if row is not None else last
+    rows = [k for k in range(len(group.rows)) if k != last]
+    return tuple(rows if last is None else [*rows, last])

@@ -1,0 +1,197 @@
+"""Adjacent dimensions that are always walked together become one: longer vector loops, fewer loops.
+
+Dimensions q and q+1 of tensors merge when they are contiguous in memory and every statement subscripts them by a pair
+of plain indices over their whole extents that occurs nowhere else (GETT, superindex fusion; for whole programs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ...core.naming import mint
+from ...tc_lang import ir as tc
+from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Tensor, map_operands, walk_expr
+
+Candidate = tuple[str, int]  # (tensor, q)
+Pair = tuple[str, str]  # (index of dimension q, index of dimension q + 1)
+
+
+def collapse(function: BoundFunction) -> BoundFunction:
+    """The same program on the same memory with as few dimensions as possible."""
+    function = replace(function, statements=tuple(map(_without_single_terms, function.statements)))
+    while candidates := _candidates(function):
+        function = _merge(function, candidates)
+    return function
+
+
+def _without_single_terms(s: BoundStatement) -> BoundStatement:
+    """`s` with the value of every sum's index that has but one in its place: windows of 1 x 1 are no windows."""
+    single = {i.name: i.lower for i in s.reduction_indices if i.extent == 1}
+    if not single:
+        return s
+
+    def put(e: tc.Expr) -> tc.Expr:
+        match e:
+            case tc.Index(name, dtype) if name in single:
+                return tc.Const(single[name], dtype)
+            case tc.Binary("+", left, right, dtype) if dtype == tc.INDEX_TYPE:
+                a, b, zero = put(left), put(right), tc.Const(0, dtype)
+                return b if a == zero else a if b == zero else tc.Binary("+", a, b, dtype)
+            case _:
+                return map_operands(e, put)
+
+    checks = (replace(c, subscript=put(c.subscript), guard=None if c.guard is None else put(c.guard)) for c in s.checks)
+    return replace(s, value=put(s.value), checks=tuple(checks))
+
+
+def _candidates(function: BoundFunction) -> frozenset[Candidate]:
+    """One mergeable pair per tensor at most, consistent over the whole program."""
+    candidates = {
+        (t.name, q)
+        for t in function.tensors
+        for q in range(len(t.shape) - 1)
+        if t.strides[q] == t.strides[q + 1] * t.shape[q + 1] and t.shape[q] and t.shape[q + 1]
+    }
+    while True:
+        refused = {c for s in function.statements for c in _refused(function, s, candidates)}
+        if not refused:
+            break
+        candidates -= refused
+    return _one_component(candidates, function)
+
+
+def _one_component(candidates: set[Candidate], function: BoundFunction) -> frozenset[Candidate]:
+    """Candidates that must merge together, one per tensor; tensors that would merge twice at once are left alone."""
+    places = {t.name: place for place, t in enumerate(function.tensors)}
+    for start in sorted(candidates, key=lambda c: (places[c[0]], c[1])):
+        component = _connected(start, candidates, function)
+        if len({tensor for tensor, _ in component}) == len(component):
+            return frozenset(component)
+    return frozenset()
+
+
+def _connected(start: Candidate, candidates: set[Candidate], function: BoundFunction) -> set[Candidate]:
+    """The candidates that must merge together with `start` because statements share their index pairs."""
+    found = {start}
+    grown = True
+    while grown:
+        grown = False
+        for s in function.statements:
+            pairs = {p for c, p in _pairs(s, candidates) if c in found}
+            more = {c for c, p in _pairs(s, candidates) if p in pairs} - found
+            found |= more
+            grown = grown or bool(more)
+    return found
+
+
+def _refused(function: BoundFunction, s: BoundStatement, candidates: set[Candidate]) -> Iterator[Candidate]:
+    """The candidates that `s` does not allow."""
+    ranges = {i.name: i for i in s.indices}
+    free = {i.name for i in s.free}
+    uses = _uses(s)
+    for access in _accesses(s):
+        tensor = function.tensor(access.tensor)
+        for q in range(len(access.subscripts) - 1):
+            if (tensor.name, q) not in candidates:
+                continue
+            pair = _pair(access, q)
+            if pair is None or (pair[0] in free) != (pair[1] in free) or not _whole(tensor, q, pair, ranges):
+                yield tensor.name, q
+                continue
+            together = sum(1 for c, p in _pairs(s, candidates) if p == pair)
+            if uses.get(pair[0], 0) != together or uses.get(pair[1], 0) != together:
+                yield tensor.name, q
+
+
+def _whole(tensor: Tensor, q: int, pair: Pair, ranges: Mapping[str, BoundIndex]) -> bool:
+    return all((ranges[name].lower, ranges[name].upper) == (0, tensor.shape[q + k]) for k, name in enumerate(pair))
+
+
+def _pair(access: tc.Access, q: int) -> Pair | None:
+    match access.subscripts[q], access.subscripts[q + 1]:
+        case tc.Index(i), tc.Index(j) if i != j:
+            return i, j
+    return None
+
+
+def _pairs(s: BoundStatement, candidates: set[Candidate]) -> Iterator[tuple[Candidate, Pair]]:
+    for access in _accesses(s):
+        for q in range(len(access.subscripts) - 1):
+            pair = _pair(access, q)
+            if pair is not None and (access.tensor, q) in candidates:
+                yield (access.tensor, q), pair
+
+
+def _roots(s: BoundStatement) -> Iterator[tc.Expr]:
+    yield s.value
+    for c in s.checks:
+        yield c.subscript
+        if c.guard is not None:
+            yield c.guard
+
+
+def _accesses(s: BoundStatement) -> Iterator[tc.Access]:
+    for root in (tc.Access(s.target, s.subscripts, s.value.dtype), *_roots(s)):  # what is written may be found by data
+        yield from (e for e in walk_expr(root) if isinstance(e, tc.Access))
+
+
+def _uses(s: BoundStatement) -> dict[str, int]:
+    """How often each index occurs."""
+    counts: dict[str, int] = {}
+    for root in (*s.subscripts, *_roots(s)):
+        for e in walk_expr(root):
+            if isinstance(e, tc.Index):
+                counts[e.name] = counts.get(e.name, 0) + 1
+    return counts
+
+
+def _merge(function: BoundFunction, candidates: frozenset[Candidate]) -> BoundFunction:
+    where = dict(candidates)
+    tensors = tuple(_merged_tensor(t, where[t.name]) if t.name in where else t for t in function.tensors)
+    statements = tuple(_merged_statement(s, set(candidates)) for s in function.statements)
+    return replace(function, tensors=tensors, statements=statements)
+
+
+def _merged_tensor(t: Tensor, q: int) -> Tensor:
+    shape = (*t.shape[:q], t.shape[q] * t.shape[q + 1], *t.shape[q + 2 :])
+    return replace(t, shape=shape, strides=(*t.strides[:q], *t.strides[q + 1 :]))
+
+
+def _merged_statement(s: BoundStatement, candidates: set[Candidate]) -> BoundStatement:
+    pairs = tuple(dict.fromkeys(p for _, p in _pairs(s, candidates)))
+    seconds = {j: i for i, j in pairs}
+    names = {i: mint(i, j) for i, j in pairs}
+    where = dict(candidates)
+
+    def merged(tensor: str, subscripts: tuple[tc.Expr, ...]) -> tuple[tc.Expr, ...]:
+        if tensor not in where:
+            return subscripts
+        q = where[tensor]
+        first = subscripts[q]
+        assert isinstance(first, tc.Index)
+        return (*subscripts[:q], replace(first, name=names[first.name]), *subscripts[q + 2 :])
+
+    def rewrite(e: tc.Expr) -> tc.Expr:
+        e = map_operands(e, rewrite)
+        return replace(e, subscripts=merged(e.tensor, e.subscripts)) if isinstance(e, tc.Access) else e
+
+    extents = {i.name: i.extent for i in s.indices}
+    second_of = dict(pairs)
+    indices = tuple(
+        BoundIndex(names[i.name], 0, i.extent * extents[second_of[i.name]]) if i.name in names else i
+        for i in s.indices
+        if i.name not in seconds
+    )
+    checks = tuple(
+        replace(c, subscript=rewrite(c.subscript), guard=rewrite(c.guard) if c.guard is not None else None)
+        for c in s.checks
+    )
+    return replace(
+        s,
+        subscripts=merged(s.target, tuple(rewrite(e) for e in s.subscripts)),
+        value=rewrite(s.value),
+        indices=indices,
+        num_free=sum(1 for i in s.free if i.name not in seconds),
+        checks=checks,
+    )

@@ -1,0 +1,114 @@
+"""Integer expressions of the language as affine forms over index variables, where they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...core.naming import SEPARATOR
+from ...lower_expr import widens
+from ...tc_lang import ir as tc
+
+
+@dataclass(frozen=True, slots=True)
+class IslAffine:
+    """`constant + sum(coefficient * index)`; terms are sorted by name and have no zero coefficient."""
+
+    terms: tuple[tuple[str, int], ...]
+    constant: int
+
+    def coefficient(self, index: str) -> int:
+        return dict(self.terms).get(index, 0)
+
+    @property
+    def single(self) -> str | None:
+        """The index `i` of a form `i + constant`, else None."""
+        return self.terms[0][0] if len(self.terms) == 1 and self.terms[0][1] == 1 else None
+
+    def isl(self) -> str:
+        """The form in isl's notation (`isl_name` keeps index names apart from isl's keywords)."""
+        parts = [f"{c}*{isl_name(name)}" for name, c in self.terms]
+        return " + ".join([*parts, str(self.constant)])
+
+
+def isl_name(index: str) -> str:
+    """An index in isl's notation."""
+    return f"i_{isl_spelling(index)}"
+
+
+def isl_tensor(tensor: str) -> str:
+    """The tuple of the elements of a tensor in isl's notation."""
+    return f"T_{isl_spelling(tensor)}"
+
+
+def isl_spelling(name: str) -> str:
+    """`name`, which may have been minted, with the characters that isl reads, and like no other."""
+    return name.replace("_", "__").replace(SEPARATOR, "_d")
+
+
+def readable_isl(text: str) -> str:
+    """isl's notation with the indices as people know them."""
+    names = {"__": "_", "_d": "_"}
+    return re.sub(r"\bi_(?:__|_d|[^\W_])+", lambda n: "i_" + re.sub("__|_d", lambda x: names[x[0]], n[0][2:]), text)
+
+
+def to_isl_affine(e: tc.Expr) -> IslAffine | None:
+    """`e` as an affine form, or None where it is not one (floor division, products, casts that may wrap, data)."""
+    match e:
+        case tc.Const(value):
+            return IslAffine((), int(value))
+        case tc.Index(name):
+            return IslAffine(((name, 1),), 0)
+        case tc.Cast(operand, dtype) if widens(operand.dtype, dtype):
+            return to_isl_affine(operand)
+        case tc.Unary("-", operand):
+            return _scaled(to_isl_affine(operand), -1)
+        case tc.Binary("+", left, right):
+            return _sum(to_isl_affine(left), to_isl_affine(right))
+        case tc.Binary("-", left, right):
+            return _sum(to_isl_affine(left), _scaled(to_isl_affine(right), -1))
+        case tc.Binary("*", left, right):
+            a, b = to_isl_affine(left), to_isl_affine(right)
+            if a is not None and not a.terms:
+                return _scaled(b, a.constant)
+            return _scaled(a, b.constant) if b is not None and not b.terms else None
+        case _:
+            return None
+
+
+def quasi_affine(e: tc.Expr) -> str | None:
+    """`e` in isl's notation, floor division and remainder by positive constants included, or None."""
+    form = to_isl_affine(e)
+    if form is not None:
+        return form.isl()
+    match e:
+        case tc.Cast(operand, dtype) if widens(operand.dtype, dtype):
+            return quasi_affine(operand)
+        case tc.Binary("/" | "%" as op, left, tc.Const(value)) if int(value) > 0:
+            inner = quasi_affine(left)
+            if inner is None:
+                return None
+            return f"floor(({inner})/{int(value)})" if op == "/" else f"(({inner}) mod {int(value)})"
+        case tc.Binary("+" | "-" as op, left, right):
+            a, b = quasi_affine(left), quasi_affine(right)
+            return None if a is None or b is None else f"({a}) {op} ({b})"
+        case _:
+            return None
+
+
+def _sum(a: IslAffine | None, b: IslAffine | None) -> IslAffine | None:
+    if a is None or b is None:
+        return None
+    terms: dict[str, int] = dict(a.terms)
+    for name, c in b.terms:
+        terms[name] = terms.get(name, 0) + c
+    return _form(terms, a.constant + b.constant)
+
+
+def _scaled(a: IslAffine | None, factor: int) -> IslAffine | None:
+    return None if a is None else _form({n: c * factor for n, c in a.terms}, a.constant * factor)
+
+
+def _form(terms: Mapping[str, int], constant: int) -> IslAffine:
+    return IslAffine(tuple(sorted((n, c) for n, c in terms.items() if c)), constant)

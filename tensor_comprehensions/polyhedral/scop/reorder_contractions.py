@@ -1,0 +1,347 @@
+"""Contractions of which some tensors are copied into the order of a matrix product, where that pays (TTGT).
+
+`c(a,b,i) +=! x(b,k,a) * y(k,i)` becomes `copy_tensor(k,b,a) = x(b,k,a)` and a product in which `k` and the neighbors
+`b` and `a` that go together are one index each. Short indices in odd orders waste the lanes of vectors and have
+nothing to walk along; one copy costs as much as a few dozen multiply-adds of each element. The product may go to a
+temporary as well, from which its elements are copied to where they belong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import product
+from math import inf, prod
+
+from ...core.errors import CannotLower
+from ...core.memory_layout import contiguous_strides
+from ...core.naming import mint
+from ...loop_ir.nodes import Buffer, Type
+from ...options import CpuOptions
+from ...structured.cost.plan_cost import plan_cycles
+from ...structured.cost.tile_cost import is_beyond_private_caches
+from ...structured.lower.tile import num_tiles
+from ...structured.match.drop_unit_dims import drop_unit_dims
+from ...structured.match.match_contraction import match_contraction
+from ...structured.match.product_matching import split_product
+from ...structured.op import StructuredOp
+from ...structured.planners.select import select_plan, why_not_microkernel
+from ...target import CpuTarget
+from ...tc_lang import ir as tc
+from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
+from .collapse import collapse
+
+STRAIGHT, ACROSS, SHORT_ACROSS = 1.0, 1.3, 2.0
+"""Cycles to copy an element of 4 bytes: in runs, turned across, and turned where runs are shorter than a few lanes.
+
+Those of the machine are 0.6 of these. So are those of multiply-adds, with which they are compared.
+"""
+SHORT_RUN = 8
+"""Elements of a run from which on squares of elements are full."""
+FAR_COPY = 2.0
+"""Times as many where what is copied does not stay in the second cache."""
+MOST, MOST_COPIED = 16, 4
+"""Times the second cache, what a contraction touches in all, and what is copied of a tensor: plans that pack block
+larger ones better, whose copies go to memory and back."""
+COPY_OVERHEAD = 1000.0
+"""Cycles to begin a copy."""
+CLEARLY = 0.9
+"""Part of the cycles of the contraction as it is written that a reordered one may take by the model."""
+TRIED = 2
+"""Ways that are planned; the others are not expected to be better."""
+LONG_SUM = 64
+"""Neighboring terms of a sum that fill vectors, where register tiles have too few rows."""
+LEAST_SIDE = 2
+"""Rows, columns and terms of what is worth a thought."""
+
+Order = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Contraction:
+    """`c(..) +=! x(..) * y(..)`, where every index is in two of the three tensors and subscripts are indices.
+
+    orders: the indices of both factors and of the output.
+    """
+
+    function: BoundFunction
+    statement: BoundStatement
+    accesses: tuple[tc.Access, tc.Access, tc.Access]
+
+    @property
+    def orders(self) -> tuple[Order, Order, Order]:
+        x, y, c = (tuple(e.name for e in a.subscripts if isinstance(e, tc.Index)) for a in self.accesses)
+        return x, y, c
+
+    @property
+    def extents(self) -> Mapping[str, int]:
+        return {i.name: i.extent for i in self.statement.indices}
+
+    @property
+    def bits(self) -> int:
+        """Of the type in which terms are summed."""
+        return self.statement.value.dtype.bits
+
+    @property
+    def bytes(self) -> int:
+        """Of all three tensors."""
+        return sum(map(self.size, self.orders)) * self.bits // 8
+
+    @property
+    def summed_run(self) -> int:
+        """Neighboring terms in both factors: lanes along these need no other order."""
+        x, y, _ = self.orders
+        return self.size(_run(x, y)) if x[-1] == y[-1] else 1
+
+    def size(self, names: Sequence[str]) -> int:
+        return prod(self.extents[n] for n in names)
+
+
+Orders = tuple[Order | None, Order | None, Order | None]
+"""Into which order the left factor, the right factor and the output are copied; None: not at all."""
+
+
+def reorder(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
+    """`function` with copies around its only statement, where that is a contraction that gains by them.
+
+    Not with a schedule of the user.
+    """
+    found = _contraction(function) if options.use_microkernels and options.schedule is None else None
+    if found is None or found.bytes > MOST * target.cache[1]:
+        return function
+    parallel = options.grain_size > 0
+    least = CLEARLY * _cycles(_op(function), target, parallel=parallel)
+    if least == inf and found.summed_run >= LONG_SUM:
+        return function
+    possible = enumerate(orders for orders in _ways(found) if _is_near(found, orders, target))
+    ways = sorted((_bound(found, orders, target), n, orders) for n, orders in possible)
+    best = function
+    for bound, _, orders in ways[:TRIED]:
+        if bound >= least:
+            break
+        candidate, multiply = _reordered(found, orders)
+        name = f"S{sum(order is not None for order in orders[:2])}"
+        cycles = _copies(found, orders, target) + _cycles(_op(multiply, name), target, parallel=parallel)
+        if cycles < least:
+            best, least = candidate, cycles
+    return best
+
+
+def _contraction(function: BoundFunction) -> _Contraction | None:
+    """The only statement of `function`, where it is a contraction of two tensors without a batch."""
+    if len(function.statements) != 1:
+        return None
+    (s,) = function.statements
+    terms = split_product(s)
+    if (
+        s.reduction != "+"
+        or not s.initialize
+        or s.checks
+        or s.reads_own_target
+        or terms is None
+        or terms.scale is not None
+    ):
+        return None
+    accesses = (terms.left, terms.right, tc.Access(s.target, s.subscripts, s.value.dtype))
+    if not all(isinstance(a, tc.Access) and not a.guarded for a in accesses):
+        return None
+    found = _Contraction(function, s, accesses)  # type: ignore[arg-type]
+    whole = all(_is_whole(function, a, {i.name: i for i in s.indices}) for a in found.accesses)
+    if not whole or len({a.tensor for a in found.accesses}) < 3:
+        return None
+    x, y, c = map(set, found.orders)
+    sides = (x & c, y & c, x & y)
+    if x & y & c or any(len(t) != len(o) for t, o in zip((x, y, c), found.orders, strict=True)):
+        return None
+    if x | y | c != set().union(*sides) or min(found.size([*side]) for side in sides) < LEAST_SIDE:
+        return None
+    return found
+
+
+def _is_whole(function: BoundFunction, access: tc.Access, ranges: Mapping[str, BoundIndex]) -> bool:
+    """Whether `access` goes through all of a contiguous tensor by indices alone."""
+    tensor = function.tensor(access.tensor)
+    if tensor.strides != contiguous_strides(tensor.shape):
+        return False
+    names = [e.name for e in access.subscripts if isinstance(e, tc.Index)]
+    bounds = [(ranges[n].lower, ranges[n].upper) for n in names]
+    return bounds == [(0, extent) for extent in tensor.shape]
+
+
+# --- ways --------------------------------------------------------------------------------------------------------
+
+
+def _ways(found: _Contraction) -> Iterator[Orders]:
+    """Which tensors are copied and into which order: others decide the order of the indices they share with them."""
+    x, y, c = found.orders
+    for copies in product((False, True), repeat=3):
+        if not any(copies):
+            continue
+        kept = [o for o, copied in zip((x, y, c), copies, strict=True) if not copied]
+        kept.sort(key=found.size, reverse=True)
+        ranked = [*kept, *sorted((o for o in (x, y, c) if o not in kept), key=found.size, reverse=True)]
+        rows, columns, sums = (
+            next(tuple(n for n in o if n in side) for o in ranked if side <= set(o))
+            for side in ({*x} & {*c}, {*y} & {*c}, {*x} & {*y})
+        )
+        lanes = [rows, columns] if copies[2] else [rows if c[-1] in rows else columns]
+        for inner in lanes:
+            outer = columns if inner is rows else rows
+            factors = [(*sums, *inner), (*outer, *sums) if outer else ()]
+            left, right = factors if inner is rows else factors[::-1]
+            orders = (left, right, (*outer, *inner))
+            if all(not copied or o != old for o, old, copied in zip(orders, (x, y, c), copies, strict=True)):
+                yield tuple(o if copied else None for o, copied in zip(orders, copies, strict=True))  # type: ignore[misc]
+
+
+def _bound(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
+    """Cycles that a way takes at least: multiply-adds in lanes along the output's runs, and copies of what is moved."""
+    x, y, c = (new or old for new, old in zip(orders, found.orders, strict=True))
+    moving = x if c[-1] in x else y
+    run = [n for n in _run(c, moving) if n in moving]
+    lanes = target.lanes(found.bits)
+    wasted = num_tiles(found.size(run), lanes) * lanes / found.size(run)
+    multiply_adds = prod(found.extents.values()) * found.bits / target.issue_bits_per_cycle
+    turned = 0.0 if moving[-1] == c[-1] else ACROSS * found.size(moving)
+    return multiply_adds * min(wasted, 2.0) + turned + _copies(found, orders, target)
+
+
+def _is_near(found: _Contraction, orders: Orders, target: CpuTarget) -> bool:
+    """Whether what is copied stays near enough to be read again."""
+    copied = (found.size(order) * found.bits // 8 for order in orders if order is not None)
+    return all(size <= MOST_COPIED * target.cache[1] for size in copied)
+
+
+def _copies(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
+    """Cycles for the copies."""
+    total = 0.0
+    for old, new in zip(found.orders, orders, strict=True):
+        if new is not None:
+            size = found.size(old) * found.bits // 8
+            far = FAR_COPY if is_beyond_private_caches(2 * size, target) else 1.0
+            total += COPY_OVERHEAD + far * size / 4 * _element_cycles(found, old, new)
+    return total
+
+
+def _element_cycles(found: _Contraction, old: Order, new: Order) -> float:
+    """Cycles to copy an element of 4 bytes: straight where both orders end alike."""
+    common = next((n for n, (a, b) in enumerate(zip(old[::-1], new[::-1], strict=True)) if a != b), len(old))
+    if common:
+        return STRAIGHT * max(1.0, SHORT_RUN / found.size(old[len(old) - common :]))
+    return ACROSS if min(found.size(_run(a, b)) for a, b in ((old, new), (new, old))) >= SHORT_RUN else SHORT_ACROSS
+
+
+def _run(order: Order, other: Order) -> Order:
+    """The last indices of `order` that stand together in `other`, too."""
+    count = 1
+    while count < len(order) and any(order[-count - 1 :] == other[k : k + count + 1] for k in range(len(other))):
+        count += 1
+    return order[len(order) - count :]
+
+
+# --- cycles ------------------------------------------------------------------------------------------------------
+
+
+def _op(function: BoundFunction, name: str = "S0") -> StructuredOp | None:
+    """The only statement as an op, with the name that lowering gives it: what is planned here is not planned again."""
+    tensors = {t.name: t for t in function.tensors}
+    cluster = match_contraction(function.statements, 0, tensors)
+    if cluster is None:
+        return None
+    buffers = {t.name: Buffer(t.name, Type(t.dtype), t.shape, t.strides) for t in function.tensors}
+    return cluster.op(name, buffers)
+
+
+def _cycles(op: StructuredOp | None, target: CpuTarget, *, parallel: bool) -> float:
+    """What the model expects of an op around register tiles; infinite where it has none that do well."""
+    if op is None:
+        return inf
+    op = drop_unit_dims(op)
+    if why_not_microkernel(op, target) is not None:
+        return inf
+    try:
+        return plan_cycles(op, select_plan(op, target, parallel=parallel), target)
+    except CannotLower:
+        return inf
+
+
+# --- statements --------------------------------------------------------------------------------------------------
+
+
+def _reordered(found: _Contraction, orders: Orders) -> tuple[BoundFunction, BoundFunction]:
+    """The function with its copies, and one that is the product alone."""
+    function, s = found.function, found.statement
+    names = {t.name for t in function.tensors}
+    tensors: list[Tensor] = []
+    accesses: list[tc.Access] = []
+    for access, order in zip(found.accesses, orders, strict=True):
+        tensor = function.tensor(access.tensor)
+        if order is not None:
+            name = _fresh(mint(tensor.name, "ordered"), names)
+            names.add(name)
+            shape = tuple(found.extents[n] for n in order)
+            tensor = Tensor(name, tensor.dtype, shape, contiguous_strides(shape), Role.TEMPORARY)
+            access = tc.Access(name, tuple(tc.Index(n, tc.INDEX_TYPE) for n in order), tensor.dtype)
+        tensors.append(tensor)
+        accesses.append(access)
+    left, right, out = accesses
+    written = [e.name for e in out.subscripts if isinstance(e, tc.Index)]
+    ranges = {i.name: i for i in s.indices}
+    multiply = replace(
+        s,
+        target=out.tensor,
+        subscripts=out.subscripts,
+        value=tc.Binary("*", left, right, s.value.dtype),
+        indices=(*(ranges[n] for n in written), *s.reduction_indices),
+    )
+    alone = collapse(replace(function, tensors=tuple(tensors), statements=(multiply,)))
+    merged = {t.name: t for t in alone.tensors}
+    before: list[BoundStatement] = []
+    after: list[BoundStatement] = []
+    for what, given, access, order in zip(("left", "right", "out"), found.accesses, accesses, orders, strict=True):
+        if order is None:
+            continue
+        place = replace(access, subscripts=_flat(order, found.extents, merged[access.tensor].shape))
+        if what == "out":
+            after.append(_copy(f"{s.name}_{what}", given, place, ranges))
+        else:
+            before.append(_copy(f"{s.name}_{what}", place, given, ranges))
+    old = {t.name for t in function.tensors}
+    kept = tuple(merged.get(t.name, t) for t in function.tensors)
+    temporaries = tuple(t for t in alone.tensors if t.name not in old)
+    return replace(function, tensors=(*kept, *temporaries), statements=(*before, *alone.statements, *after)), alone
+
+
+def _copy(name: str, to: tc.Access, value: tc.Access, ranges: Mapping[str, BoundIndex]) -> BoundStatement:
+    """`to = value`, for all values of the indices of `to` in its order."""
+    order = dict.fromkeys(e.name for sub in to.subscripts for e in tc.walk_expr(sub) if isinstance(e, tc.Index))
+    indices = tuple(ranges[n] for n in order)
+    return BoundStatement(name, to.tensor, to.subscripts, None, False, value, indices, len(indices))
+
+
+def _flat(order: Order, extents: Mapping[str, int], shape: tuple[int, ...]) -> tuple[tc.Expr, ...]:
+    """Subscripts of a tensor of `shape`, whose dimensions are products of the extents of consecutive indices."""
+    rest = list(order)
+    found: list[tc.Expr] = []
+    for extent in shape:
+        taken = [rest.pop(0)]
+        while prod(extents[n] for n in taken) < extent:
+            taken.append(rest.pop(0))
+        found.append(reduce(lambda e, n: _joined(e, n, extents[n]), taken[1:], _index(taken[0])))
+    return tuple(found)
+
+
+def _index(name: str) -> tc.Expr:
+    return tc.Index(name, tc.INDEX_TYPE)
+
+
+def _joined(e: tc.Expr, name: str, extent: int) -> tc.Expr:
+    times = tc.Binary("*", e, tc.Const(extent, tc.INDEX_TYPE), tc.INDEX_TYPE)
+    return tc.Binary("+", times, _index(name), tc.INDEX_TYPE)
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name

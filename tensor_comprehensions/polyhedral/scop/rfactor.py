@@ -1,0 +1,196 @@
+"""Long reductions into few elements, cut into parts that run in parallel and are combined in a fixed order.
+
+`s += f(k)` becomes `part(p) +=! f(p * chunk + k)` for a fixed number of parts, `s += part(p)`, and the few terms that
+are left over. The result depends on the sizes, never on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import prod
+
+from ...core.memory_layout import contiguous_strides
+from ...core.naming import mint
+from ...target import CpuTarget
+from ...tc_lang import ir as tc
+from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, map_operands
+from ..schedule.access_cost import access_stride
+from .isl_affine import to_isl_affine
+
+# Fewer results than this leave threads idle; fewer terms in all than this are summed before another thread wakes.
+FEW_RESULTS = 16
+MANY_TERMS = 1 << 17
+PARTS = 64
+# A sum of the columns of a matrix that no cache holds reads memory in its order where each thread has rows of its own.
+# Where the last cache is far, that is worth its while from a few times what the others hold.
+LARGE_MATRIX, FAR_MATRIX, ELEMENT = 1 << 21, 2, 4
+ROW_PARTS, LEAST_ROWS = 8, 16
+
+SHORT = 16
+"""Terms that a part has at least where somebody asks for parts."""
+
+SplitPoint = tuple[BoundIndex, int]
+"""The reduced index to cut, and into how many parts."""
+
+
+def rfactor(function: BoundFunction, matrix: int = LARGE_MATRIX) -> BoundFunction:
+    """`function` with its long reductions into few elements in two stages.
+
+    So is a def that does nothing but to sum the columns of a matrix of at least `matrix` elements.
+    """
+    alone = len(function.statements) == 1
+
+    def cut(s: BoundStatement) -> SplitPoint | None:
+        by_rows = _rows(function, s, matrix) if alone else None
+        index = by_rows or _index(s)
+        return None if index is None else (index, _parts(index.extent, ROW_PARTS if by_rows else PARTS))
+
+    return in_two_stages(function, cut)
+
+
+def in_two_stages(function: BoundFunction, cut: Callable[[BoundStatement], SplitPoint | None]) -> BoundFunction:
+    """`function` with each statement that `cut` has an answer for in two stages."""
+    tensors, statements = list(function.tensors), []
+    for s in function.statements:
+        found = None if s.domain else cut(s)
+        if found is None:
+            statements.append(s)
+            continue
+        index, parts = found
+        part = _part(s, _fresh(mint(s.target, "part"), {t.name for t in tensors}), parts)
+        tensors.append(part)
+        first, *others = _stages(s, index, part)
+        statements.insert(_place(statements, s), first)
+        statements += others
+    return replace(function, tensors=tuple(tensors), statements=tuple(statements))
+
+
+def requested_split(s: BoundStatement, parts: int) -> SplitPoint | None:
+    """The outermost index that is long enough for so many parts, where these are small beside what they sum."""
+    terms, results = prod(i.extent for i in s.reduction_indices), prod(i.extent for i in s.free)
+    if not is_divisible(s) or s.reads_own_target or not 0 < results <= terms or terms < SHORT * parts:
+        return None
+    index = next((i for i in s.reduction_indices if i.extent >= parts), None)
+    return None if index is None else (index, _parts(index.extent, parts))
+
+
+def _place(before: Sequence[BoundStatement], s: BoundStatement) -> int:
+    """Where the parts of `s` go: ahead of what begins its target, such as a bias, and is fused with adding them up."""
+    place = len(before)
+    while place and before[place - 1].target == s.target:
+        place -= 1
+    return (
+        len(before) if any(isinstance(e, tc.Access) and e.tensor == s.target for e in tc.walk_expr(s.value)) else place
+    )
+
+
+def large_matrix(target: CpuTarget) -> int:
+    """Elements of a matrix that is large to `target`."""
+    return int(min(LARGE_MATRIX, FAR_MATRIX * target.writeback_limit_bytes / ELEMENT))
+
+
+def is_divisible(s: BoundStatement) -> bool:
+    """Is `s` a reduction that may be had in parts?"""
+    return s.reduction is not None and bool(s.reduction_indices) and not s.checks and _plain(s)
+
+
+def _index(s: BoundStatement) -> BoundIndex | None:
+    """The reduced index to cut: the outermost long enough one of a reduction that needs it."""
+    if not is_divisible(s) or prod(i.extent for i in s.free) >= FEW_RESULTS:
+        return None
+    if prod(i.extent for i in s.indices) < MANY_TERMS:
+        return None
+    return next((i for i in s.reduction_indices if i.extent >= FEW_RESULTS), None)
+
+
+def _rows(function: BoundFunction, s: BoundStatement, least: int) -> BoundIndex | None:
+    """The index of rows of a matrix of which `s` sums the columns, where there are enough of both."""
+    if not is_divisible(s) or len(s.reduction_indices) != 1 or len(s.free) != 1:
+        return None
+    (column,), (row,) = s.free, s.reduction_indices
+    reads = [x for x in tc.walk_expr(s.value) if isinstance(x, tc.Access)]
+    along = all(access_stride(function, x, column.name) in (0, 1) for x in reads)
+    large = column.extent * row.extent >= least and column.extent >= LEAST_ROWS * ROW_PARTS
+    return row if along and large and row.extent >= LEAST_ROWS * ROW_PARTS else None
+
+
+def _parts(extent: int, most: int) -> int:
+    """How many parts: a number that leaves no terms over, if there is one that is not much smaller."""
+    whole = (n for n in range(most, most // 2, -1) if extent % n == 0)
+    return min(next(whole, most), extent)
+
+
+def _plain(s: BoundStatement) -> bool:
+    forms = [to_isl_affine(e) for e in s.subscripts]
+    names = [f.single for f in forms if f is not None]
+    return len(names) == len(forms) == len(set(names)) and None not in names
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _part(s: BoundStatement, name: str, parts: int) -> Tensor:
+    shape = (parts, *(i.extent for i in s.free))
+    return Tensor(name, s.value.dtype, shape, contiguous_strides(shape), Role.TEMPORARY)
+
+
+def _stages(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[BoundStatement]:
+    """The parts, their combination, and the terms that do not fill a chunk."""
+    parts = part.shape[0]
+    chunk = index.extent // parts
+    outer = BoundIndex(_fresh(mint("p"), {i.name for i in s.indices}), 0, parts)
+    inner = BoundIndex(index.name, 0, chunk)
+    position = _sum(_sum(_times(outer.name, chunk), tc.Index(index.name, tc.INDEX_TYPE)), index.lower)
+    where = (tc.Index(outer.name, tc.INDEX_TYPE), *(_offset(i) for i in s.free))
+    yield replace(
+        s,
+        name=mint(s.name, "parts"),
+        target=part.name,
+        subscripts=where,
+        initialize=True,
+        value=_substituted(s.value, index.name, position),
+        indices=(outer, *s.free, inner, *(i for i in s.reduction_indices if i != index)),
+        num_free=1 + s.num_free,
+    )
+    yield replace(
+        s,
+        name=mint(s.name, "combined"),
+        value=tc.Access(part.name, where, part.dtype),
+        indices=(*s.free, outer),
+        num_free=s.num_free,
+    )
+    rest = replace(index, lower=index.lower + parts * chunk)
+    if rest.extent:
+        yield replace(
+            s,
+            name=mint(s.name, "rest"),
+            initialize=False,
+            indices=tuple(rest if i == index else i for i in s.indices),
+        )
+
+
+def _offset(i: BoundIndex) -> tc.Expr:
+    return _sum(tc.Index(i.name, tc.INDEX_TYPE), -i.lower)
+
+
+def _times(name: str, factor: int) -> tc.Expr:
+    index = tc.Index(name, tc.INDEX_TYPE)
+    return index if factor == 1 else tc.Binary("*", index, tc.Const(factor, tc.INDEX_TYPE), tc.INDEX_TYPE)
+
+
+def _sum(e: tc.Expr, term: tc.Expr | int) -> tc.Expr:
+    if isinstance(term, int):
+        if term == 0:
+            return e
+        term = tc.Const(term, tc.INDEX_TYPE)
+    return tc.Binary("+", e, term, tc.INDEX_TYPE)
+
+
+def _substituted(e: tc.Expr, name: str, value: tc.Expr) -> tc.Expr:
+    if isinstance(e, tc.Index) and e.name == name:
+        return value if e.dtype == tc.INDEX_TYPE else tc.Cast(value, e.dtype)
+    return map_operands(e, lambda x: _substituted(x, name, value))

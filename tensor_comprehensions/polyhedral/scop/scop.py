@@ -1,0 +1,277 @@
+"""The program as isl sees it: nodes with their domains, accesses and dependences.
+
+A node is what one innermost loop nest computes: a statement of the language, or a cluster that `use_microkernels`
+lowers as one. Its domain in the schedule is the box of its free indices; the reduced ones stay inside the node.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import islpy as isl
+
+from ...core.naming import SEPARATOR
+from ...structured.match.match_contraction import MatchedContraction
+from ...tc_lang import ir as tc
+from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Inequality, walk_expr
+from .isl_affine import isl_name, isl_tensor, quasi_affine
+
+
+def _context() -> isl.Context:
+    """A context of our own: scheduler settings are per context, and users of islpy keep theirs."""
+    context = isl.Context()
+    context.set_schedule_whole_component(1)
+    context.set_schedule_outer_coincidence(1)
+    context.set_schedule_maximize_coincidence(0)
+    context.set_schedule_maximize_band_depth(0)
+    return context
+
+
+CONTEXT = _context()
+
+# isl is not thread-safe: whoever lowers holds this.
+LOCK = threading.RLock()
+
+R = TypeVar("R")
+
+
+def with_op_limit(operations: int, run: Callable[[], R]) -> R | None:
+    """What `run` gives, or None where that takes more than so many of isl's operations, the same everywhere."""
+    CONTEXT.reset_operations()
+    CONTEXT.set_max_operations(operations)
+    try:
+        return run()
+    except isl.Error as error:
+        if "number of operations" not in str(error):
+            raise
+        return None
+    finally:
+        CONTEXT.set_max_operations(0)
+
+
+@dataclass(frozen=True)
+class ScopStatement:
+    """What one loop nest computes: a statement, or the statements of a cluster that `use_microkernels` lowers as one.
+
+    It is called as its first statement is: listings, logs and schedules say S2 of the same statement of a def.
+    Indices of the members are named alike: the free ones are those of the domain.
+    """
+
+    name: str
+    statements: tuple[BoundStatement, ...]
+    cluster: MatchedContraction | None = None
+
+    @property
+    def free(self) -> tuple[BoundIndex, ...]:
+        return self.statements[0].free
+
+    @cached_property
+    def reduction_indices(self) -> tuple[BoundIndex, ...]:
+        return tuple(dict.fromkeys(i for s in self.statements for i in s.reduction_indices))
+
+    @property
+    def elements(self) -> tuple[Inequality, ...]:
+        """What holds for all elements that anybody wants; members of a cluster agree."""
+        return self.statements[0].elements
+
+    @cached_property
+    def domain(self) -> tuple[Inequality, ...]:
+        """What holds wherever something is computed. The node's instances are those of the box all the same."""
+        return tuple(dict.fromkeys(g for s in self.statements for g in s.domain))
+
+    @cached_property
+    def writes(self) -> tuple[tc.Access, ...]:
+        return tuple(tc.Access(s.target, s.subscripts, s.value.dtype) for s in self.statements)
+
+    @cached_property
+    def reads(self) -> tuple[tc.Access, ...]:
+        """Every read, that of the target by an update or in/out reduction included."""
+        found: list[tc.Access] = []
+        for s in self.statements:
+            found += (e for e in _expressions(s) if isinstance(e, tc.Access))
+            if s.reduction and not s.initialize:
+                found.append(tc.Access(s.target, s.subscripts, s.value.dtype))
+        return tuple(dict.fromkeys(found))
+
+    @cached_property
+    def tensors(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(a.tensor for a in (*self.writes, *self.reads)))
+
+
+def check_reads(s: BoundStatement) -> frozenset[str]:
+    """The tensors that the checks of `s` read."""
+    roots = [e for c in s.checks for e in (c.subscript, c.guard) if e is not None]
+    return frozenset(x.tensor for e in roots for x in walk_expr(e) if isinstance(x, tc.Access))
+
+
+def _expressions(s: BoundStatement) -> Iterator[tc.Expr]:
+    for root in (s.value, *s.subscripts, *(c.subscript for c in s.checks), *(c.guard for c in s.checks if c.guard)):
+        yield from walk_expr(root)
+
+
+@dataclass(frozen=True)
+class Scop:
+    """Nodes in program order, with what isl knows of them. Nothing here changes after construction.
+
+    parts: the temporaries with sums that are cut into parts.
+    """
+
+    function: BoundFunction
+    nodes: tuple[ScopStatement, ...]
+    parts: frozenset[str] = frozenset()
+
+    @cached_property
+    def domain(self) -> isl.UnionSet:
+        return domain_of(self.nodes)
+
+    @cached_property
+    def dependences(self) -> isl.UnionMap:
+        """Memory-based dependences between instances of nodes: flow, anti and output, by program order.
+
+        Members of a reduction commute, so they are one instance and have no dependence among themselves. A write that
+        is certain hides those before it: what depends on them depends on it, and it on them.
+        """
+        certain, possible = self._writes()
+        reads = self._accesses(writes=False)
+        order = self._program_order()
+        result = union_map("{ }")
+        for source, sink in ((possible, reads), (reads.union(possible), certain.union(possible))):
+            info = isl.UnionAccessInfo.from_sink(sink).set_must_source(certain).set_may_source(source)
+            flow = info.set_schedule_map(order).compute_flow()
+            result = result.union(flow.get_may_dependence()).union(flow.get_must_dependence())
+        return result.coalesce()
+
+    @cached_property
+    def shared_reads(self) -> isl.UnionMap:
+        """Pairs of instances of different nodes that read one element: reuse that fusion turns into a cache hit."""
+        reads = self._accesses(writes=False)
+        info = isl.UnionAccessInfo.from_sink(reads).set_may_source(reads).set_schedule_map(self._program_order())
+        return info.compute_flow().get_may_dependence()
+
+    def _accesses(self, *, writes: bool) -> isl.UnionMap:
+        pieces = [
+            self._access(node, access) for node in self.nodes for access in (node.writes if writes else node.reads)
+        ]
+        return union_map("{ " + "; ".join(pieces) + " }")
+
+    def _writes(self) -> tuple[isl.UnionMap, isl.UnionMap]:
+        """The elements that instances write for certain, and those that they may write, as data decides."""
+        pieces: tuple[list[str], list[str]] = ([], [])
+        for node in self.nodes:
+            for access in node.writes:
+                exact = all(quasi_affine(e) is not None for e in access.subscripts)
+                pieces[0 if exact else 1].append(self._access(node, access))
+        certain, possible = (union_map("{ " + "; ".join(p) + " }") for p in pieces)
+        return certain, possible
+
+    def _access(self, node: ScopStatement, access: tc.Access) -> str:
+        tensor = self.function.tensor(access.tensor)
+        conditions = _bounds((*node.free, *node.reduction_indices))
+        for d, e in enumerate(access.subscripts):
+            text = quasi_affine(e)
+            if text is None or access.guarded:  # data or a condition decides: any element may be meant
+                conditions.append(f"0 <= x{d} < {tensor.shape[d]}")
+            else:
+                conditions.append(f"x{d} = {text}")
+        inner = ", ".join(isl_name(i.name) for i in node.reduction_indices)
+        formula = (f"exists {inner} : " if inner else "") + (" and ".join(conditions) or "0 = 0")
+        element = ", ".join(f"x{d}" for d in range(len(access.subscripts)))
+        return f"{instance_tuple(node)} -> {isl_tensor(tensor.name)}[{element}] : {formula}"
+
+    def _program_order(self) -> isl.UnionMap:
+        depth = max((len(n.free) for n in self.nodes), default=0)
+        pieces = []
+        for position, node in enumerate(self.nodes):
+            time = [str(position), *(isl_name(i.name) for i in node.free), *("0",) * (depth - len(node.free))]
+            pieces.append(f"{instance_tuple(node)} -> [{', '.join(time)}]")
+        return union_map("{ " + "; ".join(pieces) + " }").intersect_domain(self.domain)
+
+    @cached_property
+    def _dependences_by_sink(self) -> dict[str, list[tuple[str, isl.Map]]]:
+        found: dict[str, list[tuple[str, isl.Map]]] = {}
+        for relation in _maps(self.dependences):
+            source, sink = endpoints(relation)
+            found.setdefault(sink, []).append((source, relation))
+        return found
+
+    def dependences_between(self, before: Sequence[ScopStatement], after: ScopStatement) -> tuple[isl.Map, ...]:
+        """The dependences of instances of `after` on those of the nodes `before` it and on one another."""
+        sources = {after.name, *(n.name for n in before)}
+        return tuple(r for source, r in self._dependences_by_sink.get(after.name, ()) if source in sources)
+
+    def dependences_among(self, nodes: Sequence[ScopStatement]) -> isl.UnionMap:
+        """The dependences whose both ends are in `nodes`."""
+        domain = domain_of(nodes)
+        return self.dependences.intersect_domain(domain).intersect_range(domain)
+
+    def constraints_among(self, nodes: Sequence[ScopStatement]) -> isl.ScheduleConstraints:
+        """What isl's scheduler must respect for `nodes`.
+
+        Proximity joins only those that no dependence connects: dependences are coincident in the rows that we take,
+        and minimizing their distance in the rest costs isl a thousand times the time.
+        """
+        domain = domain_of(nodes)
+        dependences = self.dependences_among(nodes)
+        constraints = isl.ScheduleConstraints.on_domain(domain)
+        constraints = constraints.set_validity(dependences).set_coincidence(dependences)
+        part = {n.name: n.name for n in nodes}
+        for relation in _maps(dependences):
+            _join(part, *endpoints(relation))
+        reuse = union_map("{ }")
+        for relation in _maps(self.shared_reads.intersect_domain(domain).intersect_range(domain)):
+            source, sink = endpoints(relation)
+            if part[source] != part[sink]:
+                _join(part, source, sink)
+                reuse = reuse.union(isl.UnionMap.from_map(relation))
+        return constraints.set_proximity(reuse)
+
+
+def _maps(relation: isl.UnionMap) -> list[isl.Map]:
+    found: list[isl.Map] = []
+    relation.foreach_map(found.append)
+    return sorted(found, key=endpoints)
+
+
+def endpoints(relation: isl.Map) -> tuple[str, str]:
+    """The names of the nodes that a relation leads from and to."""
+    return relation.get_tuple_name(isl.dim_type.in_), relation.get_tuple_name(isl.dim_type.out)
+
+
+def _join(part: dict[str, str], a: str, b: str) -> None:
+    """Make the nodes connected to `a` and those connected to `b` one part."""
+    old, new = part[b], part[a]
+    for name, p in part.items():
+        if p == old:
+            part[name] = new
+
+
+def union_map(text: str) -> isl.UnionMap:
+    return isl.UnionMap(text, CONTEXT)
+
+
+def domain_of(nodes: Sequence[ScopStatement]) -> isl.UnionSet:
+    """The instances of `nodes`."""
+    return isl.UnionSet("{ " + "; ".join(map(_domain, nodes)) + " }", CONTEXT)
+
+
+def node_name(first: BoundStatement) -> str:
+    """The name of the nest whose first statement is `first`, which isl reads as it stands."""
+    return first.name.replace(SEPARATOR, "_")
+
+
+def instance_tuple(node: ScopStatement) -> str:
+    """The tuple that names an instance of `node` in isl's notation."""
+    return f"{node.name}[{', '.join(isl_name(i.name) for i in node.free)}]"
+
+
+def _bounds(indices: Sequence[BoundIndex]) -> list[str]:
+    return [f"{i.lower} <= {isl_name(i.name)} < {i.upper}" for i in indices]
+
+
+def _domain(node: ScopStatement) -> str:
+    bounds = " and ".join(_bounds(node.free))
+    return instance_tuple(node) + (f" : {bounds}" if bounds else "")

@@ -1,0 +1,94 @@
+"""Long sums of products into few elements, cut into parts that threads share, each with its own piece of both factors.
+
+Otherwise threads share rows or columns, and each of them copies all of the other factor. As in `rfactor`, the parts
+are combined in a fixed order, so that the result depends on the sizes and never on the number of threads.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from ...options import CpuOptions
+from ...structured.match.product_matching import Product, split_product
+from ...target import CpuTarget
+from ...tc_lang import ir as tc
+from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, walk_expr
+from ..schedule.access_cost import access_stride
+from .rfactor import FEW_RESULTS, SplitPoint, in_two_stages, large_matrix, requested_split, rfactor
+
+LEAST_STEPS = 2048
+"""Products that an element of a part sums at least: storing it and adding it up cost as much as a few dozen."""
+LEAST_PARTS, MOST_PARTS = 4, 16
+LEAST_SIDE = 4
+"""Rows and columns that a matrix product has at least."""
+
+
+def split_reductions(
+    function: BoundFunction, options: CpuOptions, target: CpuTarget, *, products: bool = True
+) -> BoundFunction:
+    """`function` with reductions in two stages: as `options` ask for, or else where that is expected to pay.
+
+    products: also matrix products, unless the user gave a schedule.
+    """
+    match options.split_k:
+        case 0:
+            function = split_products(function, options, target) if products else function
+            return rfactor(function, matrix=large_matrix(target))
+        case 1:
+            return function
+        case parts:
+            return in_two_stages(function, lambda s: requested_split(s, parts))
+
+
+def split_products(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
+    """`function` with products of matrices that have more terms than results in two stages.
+
+    Not with a schedule of the user, nor for one thread only.
+    """
+    if not (options.use_microkernels and options.grain_size) or options.schedule is not None:
+        return function
+    return in_two_stages(function, lambda s: _cut(function, s, target))
+
+
+def _cut(function: BoundFunction, s: BoundStatement, target: CpuTarget) -> SplitPoint | None:
+    """The reduced index to cut and into how many equal parts; None where that does not pay."""
+    if s.reduction != "+" or not s.reduction_indices or s.checks or s.reads_own_target:
+        return None
+    steps, results = prod(i.extent for i in s.reduction_indices), prod(i.extent for i in s.free)
+    most = min(MOST_PARTS, steps // LEAST_STEPS)
+    if most < LEAST_PARTS or not FEW_RESULTS <= results <= steps:
+        return None
+    product = split_product(s)
+    if product is None or not _matrices(s, product):
+        return None
+    parts = (
+        (i, next((n for n in range(most, LEAST_PARTS - 1, -1) if i.extent % n == 0), 0)) for i in s.reduction_indices
+    )
+    equal = [(i, n) for i, n in parts if n]
+    read = _rows(function, s, product) if target.has_mesh_llc else s.value
+    return max(equal, key=lambda cut: _distance(function, read, cut[0]), default=None)
+
+
+def _rows(function: BoundFunction, s: BoundStatement, product: Product) -> tc.Expr:
+    """The factor that lacks the index along which the results are contiguous: where the last cache is far, it decides.
+
+    The other one is copied, once, but this one is read where it is, again for each panel.
+    """
+    written = tc.Access(s.target, s.subscripts, s.value.dtype)
+    unit = {i.name for i in s.free if access_stride(function, written, i.name) == 1}
+    factors = (product.left, product.right)
+    rows = [f for f in factors if not any(isinstance(e, tc.Index) and e.name in unit for e in walk_expr(f))]
+    return rows[0] if len(rows) == 1 else s.value
+
+
+def _matrices(s: BoundStatement, product: Product) -> bool:
+    """Whether each factor has a free index of its own that is long enough, and none that both have is."""
+    left, right = ({e.name for e in walk_expr(f) if isinstance(e, tc.Index)} for f in (product.left, product.right))
+    rows = prod(i.extent for i in s.free if i.name in left - right)
+    columns = prod(i.extent for i in s.free if i.name in right - left)
+    return min(rows, columns) >= LEAST_SIDE and rows * columns * LEAST_PARTS > prod(i.extent for i in s.free)
+
+
+def _distance(function: BoundFunction, read: tc.Expr, index: BoundIndex) -> int:
+    """Elements between neighbors along an index, in all that is read: parts of the farthest are whole stretches."""
+    return sum(access_stride(function, e, index.name) or 0 for e in walk_expr(read) if isinstance(e, tc.Access))

@@ -1,0 +1,127 @@
+"""The machine this process runs on, as a target."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import sys
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+from ...core import knobs
+from ...core.errors import ArgumentError
+from ...core.processors import BASELINE, FEATURES
+from ...target import CpuTarget
+
+_AVX512 = ("avx512f", "avx512vl", "avx512bw", "avx512dq")
+_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18
+_TYPICAL_CACHE = (32768, 1048576, 16777216)
+_DISGUISES = ("rocketlake", "icelake-client", "icelake-server", "cascadelake", "skylake-avx512")
+"""Processors that virtual machines pass newer ones off as."""
+_NEWER = (("amx-fp16", "graniterapids"), ("amx-tile", "sapphirerapids"))
+"""What only newer processors have: the first that is there tells which one it is."""
+
+
+def host() -> CpuTarget:
+    """The processor, its vectors and its caches; with `TC_TARGET`, what it shares with that processor."""
+    return _host(knobs.current_knobs().target)
+
+
+@functools.cache
+def _host(named: str) -> CpuTarget:
+    """The processor, with no other features than `named` has, unless that is ""."""
+    features = _found_features()
+    if named:
+        if not is_x86():
+            raise ArgumentError(f"TC_TARGET is {named!r}", expected="nothing", found="a processor that is no x86-64")
+        for name in features:
+            features[name] = features[name] and name in FEATURES[named]
+    available = {name for name in features if features[name]}
+    name = named or _name(llvm.get_host_cpu_name(), available)
+    bits, registers = _vectors(available)
+    return CpuTarget("cpu", name, features.flatten(), bits, registers, _caches())
+
+
+def _found_features() -> llvm.FeatureMap:
+    """What the processor can do and the system allows, by the names of all features that LLVM knows for its kind."""
+    features = llvm.get_host_cpu_features()
+    if features.get("amx-tile") and not _may_use_tiles():
+        for name in features:
+            features[name] = features[name] and not name.startswith("amx-")
+    return features
+
+
+def missing_features(target: CpuTarget) -> tuple[str, ...]:
+    """The features that code for `target` may use and that this processor lacks.
+
+    Where there is no table of features by name, the name itself is one that only the same processor has.
+    """
+    here = host()
+    if here is target:
+        return ()
+    missing = target.code_features - here.code_features
+    if not is_x86() and target.name not in (here.name, "generic"):
+        missing |= {target.name}
+    return tuple(sorted(missing))
+
+
+def unused_features(target: CpuTarget) -> str:
+    """What LLVM must be told that `target` lacks: it goes by the name, which may stand for more than the table says.
+
+    It comes before `target.features`, so that what these need is there again.
+    """
+    if not is_x86():
+        return ""
+    known = sorted(llvm.get_host_cpu_features())
+    return "".join(f"-{name}," for name in known if name not in target.code_features | BASELINE)
+
+
+@functools.cache
+def is_x86() -> bool:
+    """Is this a processor that `num_sms` has a table for?"""
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def _may_use_tiles() -> bool:
+    """Ask Linux to let this process, with all its threads, use the tile registers of AMX: it saves them on demand."""
+    if sys.platform != "linux" or not is_x86():
+        return False
+    refused: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA)
+    return refused == 0
+
+
+def _name(told: str, features: set[str]) -> str:
+    """The processor: as LLVM names it, unless that one is too old for what it can do."""
+    if told not in _DISGUISES:
+        return told
+    return next((name for feature, name in _NEWER if feature in features), told)
+
+
+def _vectors(features: set[str]) -> tuple[int, int]:
+    """Bits of a vector register and how many there are."""
+    if features.issuperset(_AVX512):
+        return 512, 32
+    if features.issuperset(("avx2", "fma", "f16c")):
+        return 256, 16
+    return 128, 32 if platform.machine().lower() in ("aarch64", "arm64") else 16
+
+
+def _caches(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int, ...]:
+    """Bytes of the data caches from the innermost out; typical ones where the system tells of none or one."""
+    sizes: dict[int, int] = {}
+    try:
+        for index in sorted(os.listdir(folder)):
+            entry = Path(folder, index)
+            if index.startswith("index") and (entry / "type").read_text().strip() != "Instruction":
+                sizes[int((entry / "level").read_text())] = _bytes((entry / "size").read_text().strip())
+    except (OSError, ValueError):
+        return _TYPICAL_CACHE
+    return tuple(size for _, size in sorted(sizes.items())) if len(sizes) > 1 else _TYPICAL_CACHE
+
+
+def _bytes(text: str) -> int:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    return int(text[:-1]) * units[text[-1]] if text[-1:] in units else int(text)

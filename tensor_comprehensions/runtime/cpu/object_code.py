@@ -1,0 +1,119 @@
+"""LLVM assembly to object code, and object code to functions of this process."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+
+from ...core.errors import InternalError
+from ...target import CpuTarget
+from . import host_symbols
+from .host import unused_features
+
+_ENTRY = "tc_entry"
+_Entry = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectCode:
+    """A module as machine code that is not yet in its place: the bytes, and the vector mathematics that they call."""
+
+    data: bytes
+    symbols: tuple[str, ...]
+
+
+class Executable:
+    """A loaded module: callable on raw addresses from any thread; its code is freed with the last reference.
+
+    Attributes:
+        address: of `i64 tc_entry(ptr arguments)`, see `codegen.llvm.llvm_printer`.
+        function: that entry as a ctypes function; releases the GIL while it runs.
+    """
+
+    def __init__(self, engine: llvm.ExecutionEngine) -> None:
+        self._engine = engine
+        self.address: int = engine.get_function_address(_ENTRY)
+        self.function = _Entry(self.address)
+
+    def __call__(self, addresses: Sequence[int]) -> tuple[int, int]:
+        """Run on the addresses of arguments and temporaries; (0, 0), or the failed site + 1 and its value."""
+        status = (ctypes.c_int64 * 2)()
+        slots = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, ctypes.addressof(status))
+        code = self.function(ctypes.addressof(slots))
+        return (code, status[1]) if code else (0, 0)
+
+
+def codegen_flags() -> dict[str, str]:
+    """What machine code depends on beside its text and its target."""
+    return {"llvm": ".".join(map(str, llvm.llvm_version_info)), "system": llvm.get_default_triple()}
+
+
+def assemble(text: str, target: CpuTarget) -> ObjectCode:
+    """Compile LLVM assembly, as `codegen.llvm.emit` prints it for `target`."""
+    host_symbols.link_host_symbols()
+    module = _optimized(text, target)
+    known = set(host_symbols.vector_functions().values())
+    symbols = tuple(sorted(f.name for f in module.functions if f.is_declaration and f.name in known))
+    return ObjectCode(_machine(target).emit_object(module), symbols)
+
+
+def load_object(code: ObjectCode) -> Executable:
+    """Put object code in its place in this process. It is trusted: damaged bytes would end the process.
+
+    Raises CannotLower where this process lacks a function that the code calls.
+    """
+    host_symbols.link_host_symbols()
+    host_symbols.provide_symbols(code.symbols)
+    return Executable(host_symbols.load_code(code.data))
+
+
+def assemble_and_load(text: str, target: CpuTarget) -> Executable:
+    """`assemble` and `load_object` in one."""
+    return load_object(assemble(text, target))
+
+
+def host_assembly(text: str, target: CpuTarget) -> str:
+    """The machine code of LLVM assembly as text."""
+    host_symbols.link_host_symbols()
+    return str(_machine(target).emit_assembly(_optimized(text, target)))
+
+
+def _machine(target: CpuTarget) -> llvm.TargetMachine:
+    native = llvm.Target.from_default_triple()
+    # Of a processor that LLVM does not know it would else believe that it has 32 bits, and end the process.
+    wide = "+64bit," if native.name == "x86-64" else ""
+    features = wide + unused_features(target) + target.features
+    return native.create_target_machine(
+        cpu=target.name, features=features, opt=2, reloc="static", codemodel="jitdefault", jit=True
+    )
+
+
+def _optimized(text: str, target: CpuTarget) -> llvm.ModuleRef:
+    """Parse, verify and run the passes."""
+    try:
+        module = llvm.parse_assembly(text)
+        module.verify()
+    except RuntimeError as error:
+        raise InternalError(f"LLVM refuses what we emitted: {error}") from error
+    passes, builder = _pipeline(target)
+    for function in module.functions:
+        if not function.is_declaration:
+            passes.run(function, builder)
+    return module
+
+
+@functools.cache
+def _pipeline(target: CpuTarget) -> tuple[llvm.FunctionPassManager, llvm.PassBuilder]:
+    """The passes that pay: emitted code has no common or loop-invariant values left, and code generation does the rest.
+
+    Kept, because llvmlite never frees a pass manager.
+    """
+    passes = llvm.create_new_function_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_simplify_cfg_pass()
+    options = llvm.create_pipeline_tuning_options(speed_level=1)
+    return passes, llvm.create_pass_builder(_machine(target), options)

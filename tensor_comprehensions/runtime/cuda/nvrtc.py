@@ -1,0 +1,219 @@
+"""CUDA C++ to machine code for a named architecture, by NVIDIA's run-time compiler: no GPU and no driver is needed.
+
+The compiler is found in the wheels `nvidia-cuda-nvrtc` and `nvidia-cuda-runtime` (extra `[cuda]`), or where CUDA is
+installed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ...core.errors import ArgumentError, InternalError
+
+_HOW = "pip install 'tensor-comprehensions[cuda]'"
+_ROOTS = ("/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a thread of a kernel takes, as the assembler reports.
+
+    Attributes:
+        registers: of 32 bits. shared: bytes per block that the text declares. local: bytes of the stack frame.
+        spill_stores, spill_loads: bytes moved because there were not enough registers.
+    """
+
+    registers: int
+    shared: int
+    local: int
+    spill_stores: int
+    spill_loads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cubin:
+    """Machine code for one architecture, with the resources of each kernel by name."""
+
+    architecture: str
+    binary: bytes
+    resources: dict[str, Resources]
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """Where the compiler's library is, and the folders of the headers that it reads."""
+
+    path: Path
+    headers: tuple[Path, ...]
+    version: tuple[int, int]
+
+    @property
+    def library(self) -> ctypes.CDLL:
+        return _loaded(self.path)
+
+    def check(self, code: int) -> None:
+        if code:
+            self.library.nvrtcGetErrorString.restype = ctypes.c_char_p
+            raise InternalError(f"NVRTC: {self.library.nvrtcGetErrorString(code).decode()}")
+
+    def options(self, architecture: str) -> list[str]:
+        includes = [f"--include-path={folder}" for folder in self.headers]
+        return [f"--gpu-architecture={architecture}", "--std=c++17", "--ptxas-options=-v", "-default-device", *includes]
+
+
+def compile_text(source: str, architecture: str, *, name: str = "kernel.cu", more: Sequence[str] = ()) -> Cubin:
+    """Compile CUDA C++ for an architecture such as "sm_90". more: options beside those that kernels have.
+
+    Raises:
+        ArgumentError: NVRTC is not installed, or does not know the architecture.
+        InternalError: it refuses the text, which is quoted.
+    """
+    tools = find_toolchain()
+    known = architectures(tools)
+    number = int(re.sub(r"\D", "", architecture) or 0)
+    if number not in known:
+        raise ArgumentError(
+            f"this NVRTC ({tools.version[0]}.{tools.version[1]}) does not compile for {architecture}",
+            expected=", ".join(f"sm_{n}" for n in known),
+        )
+    program = ctypes.c_void_p()
+    lib = tools.library
+    tools.check(lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None))
+    try:
+        options = [o.encode() for o in (*tools.options(architecture), *more)]
+        code = lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+        log = _text(tools, program, "ProgramLog")
+        if code:
+            raise InternalError(f"NVRTC refuses what we emitted:\n{log}\n{_numbered(source)}")
+        return Cubin(architecture, _bytes(tools, program, "CUBIN"), dict(_resources(log)))
+    finally:
+        lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def is_nvrtc_available() -> bool:
+    """Whether the compiler is found."""
+    try:
+        find_toolchain()
+    except ArgumentError:
+        return False
+    return True
+
+
+@functools.cache
+def find_toolchain() -> Toolchain:
+    """The compiler. Raises ArgumentError, which says how to install it."""
+    found = [
+        path
+        for folder in _folders("lib")
+        for path in sorted(folder.glob("libnvrtc.so.*"), key=lambda p: (len(p.name), p.name))
+    ]
+    if not found:
+        raise ArgumentError("NVRTC, which compiles CUDA, is not installed", suggestion=_HOW)
+    path = preferred_library(found, torch.version.cuda)
+    version = _version_beside(path) or _version_of(_loaded(path))
+    headers = [f for f in _folders("include") if (f / "cuda_fp16.h").exists()]
+    return Toolchain(path, tuple(sorted(headers, key=lambda f: cuda_release(f) != version[0])[:1]), version)
+
+
+@functools.cache
+def _loaded(path: Path) -> ctypes.CDLL:
+    """The library: 100 megabytes, which are only loaded to compile."""
+    for builtins in sorted(path.parent.glob("libnvrtc-builtins.so.*")):
+        ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)  # else the compiler does not find it
+    return ctypes.CDLL(str(path))
+
+
+def _version_beside(path: Path) -> tuple[int, int] | None:
+    """The version of a library as the name of what it brings with it tells, which it looks for by that name."""
+    names = [p.name for p in path.parent.glob("libnvrtc-builtins.so.*")]
+    told = {(int(m[1]), int(m[2])) for n in names if (m := re.fullmatch(r".*\.so\.(\d+)\.(\d+)(\.\d+)*", n))}
+    mine = {v for v in told if path.name.partition(".so.")[2].partition(".")[0] == str(v[0])}
+    return mine.pop() if len(mine) == 1 else None
+
+
+def _version_of(library: ctypes.CDLL) -> tuple[int, int]:
+    version = (ctypes.c_int(), ctypes.c_int())
+    library.nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
+    return version[0].value, version[1].value
+
+
+def preferred_library(paths: Sequence[Path], cuda: str | None) -> Path:
+    """Of several libraries the one for torch's release of CUDA, which the driver can load code of; else the first.
+
+    cuda: that release, "12.8"; None where torch is for CPUs.
+    """
+    wanted = None if cuda is None else f".so.{cuda.partition('.')[0]}"
+    return next((p for p in paths if wanted is not None and wanted in p.name), paths[0])
+
+
+def cuda_release(headers: Path) -> int:
+    """The major release of CUDA that a folder of headers is of; 0 where it does not tell."""
+    told = headers / "cuda.h"
+    found = re.search(r"#define CUDA_VERSION (\d+)", told.read_text(errors="replace")) if told.exists() else None
+    return int(found[1]) // 1000 if found else 0
+
+
+def architectures(tools: Toolchain) -> tuple[int, ...]:
+    """The numbers of the architectures that NVRTC compiles for."""
+    count = ctypes.c_int()
+    tools.check(tools.library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+    numbers = (ctypes.c_int * count.value)()
+    tools.check(tools.library.nvrtcGetSupportedArchs(numbers))
+    return tuple(numbers)
+
+
+def _folders(kind: str) -> Iterator[Path]:
+    """Where libraries ("lib") or headers ("include") may be: wheels first, then installed CUDA."""
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+        yield from (p for p in sorted(Path(root).glob(f"*/{kind}"), reverse=True) if p.is_dir())
+    for place in _ROOTS:
+        for name in (kind, f"{kind}64", f"targets/x86_64-linux/{kind}"):
+            if (folder := Path(place, name)).is_dir():
+                yield folder
+
+
+def _bytes(tools: Toolchain, program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    tools.check(getattr(tools.library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    buffer = ctypes.create_string_buffer(size.value)
+    tools.check(getattr(tools.library, f"nvrtcGet{what}")(program, buffer))
+    return buffer.raw
+
+
+def _text(tools: Toolchain, program: ctypes.c_void_p, what: str) -> str:
+    return _bytes(tools, program, what).rstrip(b"\0").decode(errors="replace")
+
+
+def _resources(log: str) -> Iterator[tuple[str, Resources]]:
+    """The report of the assembler, kernel by kernel."""
+    for part in re.split(r"Compiling entry function '", log)[1:]:
+        name = part.partition("'")[0]
+        yield (
+            name,
+            Resources(
+                registers=_number(r"Used (\d+) registers", part),
+                shared=_number(r"(\d+) bytes smem", part),
+                local=_number(r"(\d+) bytes stack frame", part),
+                spill_stores=_number(r"(\d+) bytes spill stores", part),
+                spill_loads=_number(r"(\d+) bytes spill loads", part),
+            ),
+        )
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else 0
+
+
+def _numbered(source: str) -> str:
+    lines: Sequence[str] = source.splitlines()
+    return "\n".join(f"{n:4}  {line}" for n, line in enumerate(lines, 1))

@@ -1,0 +1,238 @@
+"""CUDA kernels on the CPU: the text that would go to NVRTC, compiled by the host's C++ compiler.
+
+Threads are fibers. Every access to memory is checked: races, reads of what nothing wrote, accesses outside of tensors
+and arrays, barriers that not all threads reach. `cuda_on_cpu/machine.cpp` is the machine, `device.h` what CUDA adds
+to C++.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...codegen.gpu.gpu_printer import GpuCode, GpuKernelSource
+from ...core.errors import ArgumentError, InternalError
+from ...loop_ir import nodes as ir
+from .faults import EmulatorFailure, describe_failure
+
+SOURCES = Path(__file__).parent / "cuda_on_cpu"
+_COMPILERS = ("g++", "c++", "clang++")
+_FLAGS = (
+    "-std=c++17",
+    "-O1",
+    "-g1",
+    "-gdwarf-4",
+    "-fPIC",
+    "-fno-strict-aliasing",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fwrapv",
+)
+_CHECKS = ("-fsanitize=thread,bounds", "-Wno-unknown-pragmas", "-Wno-psabi")
+_STACK = 64 << 10
+_lock = threading.Lock()
+
+
+class _Region(ctypes.Structure):
+    _fields_ = (
+        ("begin", ctypes.c_void_p), ("bytes", ctypes.c_int64), ("grain", ctypes.c_int64),
+        ("defined", ctypes.c_int64), ("free", ctypes.c_int64),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedTensor:
+    """A tensor in the memory of this process. defined: whether its contents are, before the first kernel."""
+
+    address: int
+    buffer: ir.Buffer
+    defined: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the threads of a run did: accesses to tensors and to shared memory, of any width, and waits at barriers."""
+
+    tensors: int
+    shared: int
+    waits: int
+
+
+class Emulated:
+    """The compiled text of a module, which runs on addresses.
+
+    Attributes:
+        path: the library that it is in.
+        counts: of the last run that did nothing wrong.
+    """
+
+    counts = Counts(0, 0, 0)
+
+    def __init__(self, code: GpuCode, library: Path, prefix: str) -> None:
+        self.code = code
+        self.path = library
+        self._library = ctypes.CDLL(str(library))
+        self._prefix = prefix
+
+    def __call__(self, memories: Sequence[EmulatedTensor]) -> tuple[int, int]:
+        """Run all kernels on the module's arguments and temporaries, in order.
+
+        Returns (0, 0), or the number of a failed check and the value that it found.
+
+        Raises:
+            InternalError: a kernel does what would be wrong on a device; the message names tensor, thread and line.
+        """
+        status = (ctypes.c_int64 * 2)()
+        regions = [_region(m) for m in memories]
+        regions.append(_Region(ctypes.addressof(status), 16, 8, 1, 1))
+        table = (_Region * len(regions))(*regions)
+        with _lock:
+            machine = _machine()
+            machine.machine_load(table, len(regions))
+            for kernel in self.code.kernels:
+                taken = [memories[n].address for n in kernel.buffers]
+                if kernel.status:
+                    taken.append(ctypes.addressof(status))
+                if self._run(machine, kernel, taken):
+                    failure = EmulatorFailure.in_dll(machine, "machine_failure")
+                    raise InternalError(
+                        describe_failure(failure, kernel, self.code, [m.buffer for m in memories], self.path)
+                    )
+            self.counts = Counts(*(ctypes.c_int64 * 3).in_dll(machine, "machine_counts"))
+        return status[0], status[1]
+
+    def _run(self, machine: ctypes.CDLL, kernel: GpuKernelSource, addresses: Sequence[int]) -> int:
+        function = getattr(self._library, f"machine_enter_{self._prefix}{kernel.name}")
+        getattr(self._library, f"machine_anchor_{self._prefix or '_'}")()  # makes the thread's copy of shared arrays
+        grid, block = ((ctypes.c_uint * 3)(*d) for d in (kernel.launch.grid, kernel.launch.block))
+        slots = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
+        grain = min((b.type.dtype.size for b in kernel.arrays), default=1)
+        entry = ctypes.cast(function, ctypes.c_void_p)
+        run = machine.machine_run
+        code = run(
+            entry, slots, len(addresses), grid, block, ctypes.c_int64(grain), ctypes.c_int64(_STACK + 2 * kernel.local)
+        )
+        if code < 0:
+            raise ArgumentError("there is no memory for the stacks of the emulated threads")
+        return int(code)
+
+
+def _region(m: EmulatedTensor) -> _Region:
+    b = m.buffer
+    return _Region(m.address, b.bytes, b.type.dtype.size, m.defined, 0)
+
+
+def build_emulated(codes: Sequence[GpuCode]) -> list[Emulated]:
+    """Compile the texts of modules, together: that takes less time than one by one.
+
+    Raises:
+        ArgumentError: there is no C++ compiler.
+        InternalError: it refuses a text.
+    """
+    prepare_machine()
+    folder = Path(tempfile.mkdtemp(dir=_folder()))
+    prefixes = [f"m{n}_" if len(codes) > 1 else "" for n in range(len(codes))]
+    for prefix, code in zip(prefixes, codes, strict=True):
+        (folder / f"{prefix}kernel.cu").write_text(code.source)
+    (folder / "unit.cpp").write_text("".join(_part(p, c) for p, c in zip(prefixes, codes, strict=True)))
+    flags = [*_FLAGS, *_CHECKS, f"-I{SOURCES}", "-include", str(SOURCES / "device.h")]
+    _compile([*flags, "-c", "unit.cpp", "-o", "unit.o"], folder)
+    _compile(["-shared", "unit.o", str(_folder() / "machine.so"), f"-Wl,-rpath,{_folder()}", "-o", "unit.so"], folder)
+    return [Emulated(code, folder / "unit.so", prefix) for prefix, code in zip(prefixes, codes, strict=True)]
+
+
+def prepare_machine() -> None:
+    """Compile the machine now, so that processes forked from this one find it."""
+    with _lock:
+        _machine()
+
+
+def is_emulator_available() -> bool:
+    """Whether there is a C++ compiler."""
+    return any(map(shutil.which, _COMPILERS))
+
+
+def run_emulated_code(code: GpuCode, module: ir.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[int, int]:
+    """Compile and run the text of `module` on contiguous arrays, one per argument by name; temporaries are made here.
+
+    Half-precision numbers are held in arrays of their own type or of their bits. Outputs that are not among `arrays`
+    but must be are errors of the caller. Returns and raises as `Emulated` and `build_emulated` do.
+    """
+    return run_emulated_module(build_emulated([code])[0], module, arrays)
+
+
+def run_emulated_module(
+    emulated: Emulated, module: ir.Module, arrays: Mapping[str, np.ndarray[Any, Any]]
+) -> tuple[int, int]:
+    """Run a compiled module on arrays, as `run_emulated_code` does."""
+    memories = [EmulatedTensor(arrays[b.name].ctypes.data, b, True) for b in module.arguments]
+    rooms = [np.zeros(max(1, int(np.prod(b.shape))) * b.type.dtype.size + 16, np.uint8) for b in module.temporaries]
+    for b, room in zip(module.temporaries, rooms, strict=True):
+        memories.append(EmulatedTensor(-(-room.ctypes.data // 16) * 16, b, False))
+    return emulated(memories)
+
+
+# --- compiling ---------------------------------------------------------------------------------------------------
+
+
+def _part(prefix: str, code: GpuCode) -> str:
+    """The C++ around one text: its kernels get names of their own, and an entry each that the machine calls."""
+    name = prefix or "_"
+    renames = [(k.name, f"{prefix}{k.name}") for k in code.kernels] if prefix else []
+    dynamic = max((k.dynamic for k in code.kernels), default=0)
+    lines = [
+        "#include <cuda_fp16.h>",
+        "#include <cuda_bf16.h>",
+        "#include <cuda_pipeline_primitives.h>",
+        *(f"#define {old} {new}" for old, new in renames),
+        f"namespace {prefix}text {{",
+        f'#include "{prefix}kernel.cu"',
+        f"thread_local __align__(16) unsigned char dynamic_shared[{max(16, dynamic)}];",
+        f'extern "C" void *machine_anchor_{name}() {{ return dynamic_shared; }}',
+    ]
+    for k in code.kernels:
+        function = f"{prefix}{k.name}"
+        lines.append(f'extern "C" void machine_enter_{function}(void **a) {{ machine_call({function}, a); }}')
+    return "\n".join([*lines, "}", *(f"#undef {old}" for old, _ in renames), ""])
+
+
+@functools.cache
+def _folder() -> Path:
+    """Where this process keeps what it compiles."""
+    keep = tempfile.TemporaryDirectory(prefix="tc_emulator_", ignore_cleanup_errors=True)
+    _kept.append(keep)
+    return Path(keep.name)
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+
+
+@functools.cache
+def _machine() -> ctypes.CDLL:
+    """The machine, compiled once in a process."""
+    library = _folder() / "machine.so"
+    _compile(["-std=c++17", "-O2", "-fPIC", "-shared", str(SOURCES / "machine.cpp"), "-o", str(library)], _folder())
+    return ctypes.CDLL(str(library))
+
+
+def _compile(arguments: Sequence[str], folder: Path) -> None:
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        raise ArgumentError(
+            "running CUDA kernels on the CPU needs a C++ compiler, and there is none",
+            expected=" or ".join(_COMPILERS),
+            suggestion="install g++",
+        )
+    done = subprocess.run([compiler, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InternalError(f"{Path(compiler).name} refuses what we emitted:\n{done.stderr[:4000]}")

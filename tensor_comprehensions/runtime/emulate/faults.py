@@ -1,0 +1,132 @@
+"""What the emulated machine reports, in words: which tensor, which thread, which line."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...codegen.gpu.gpu_printer import GpuCode, GpuKernelSource
+from ...loop_ir import nodes as ir
+
+_SHARED = -1
+_ACTIONS = {0: "reads", 1: "writes", 2: "updates"}
+RACE, UNDEFINED, OUTSIDE, SUBSCRIPT, DIVERGED, DEADLOCK, EXITED, MISALIGNED, LANE = range(1, 10)
+
+
+class EmulatorFailure(ctypes.Structure):
+    """`struct Failure` of `machine.cpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in (
+            "kind", "region", "offset", "action", "other_action", "thread", "block", "other_thread", "other_block",
+            "line", "other_line", "address",
+        )),
+        ("text", ctypes.c_char * 96),
+    )  # fmt: skip
+
+
+def describe_failure(
+    f: EmulatorFailure, kernel: GpuKernelSource, code: GpuCode, buffers: Sequence[ir.Buffer], library: Path
+) -> str:
+    """The failure of a kernel, with the line of its text."""
+    line = f.line or _line(library, f.address)
+    what = _what(f, kernel, buffers, library)
+    lines = code.source.splitlines()
+    shown = f"line {line}: {lines[line - 1].strip()}" if 0 < line <= len(lines) else "at a line that is not known"
+    return f"{kernel.name}: {what}, {shown}"
+
+
+def _what(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequence[ir.Buffer], library: Path) -> str:
+    who = _thread(f.thread, f.block, kernel)
+    if f.kind in (RACE, UNDEFINED, OUTSIDE, MISALIGNED):
+        place = _place(f, kernel, buffers, library)
+        does = f"{who} {_ACTIONS[f.action]} {place}"
+        if f.kind == RACE:
+            before = _ACTIONS[f.other_action].removesuffix("s")
+            before = {"read": "read", "write": "wrote", "update": "updated"}[before]
+            other = "several threads" if f.other_thread < 0 else _thread(f.other_thread, f.other_block, kernel)
+            return f"race: {does}, which {other} {before} with no barrier between"
+        if f.kind == UNDEFINED:
+            return f"undefined: {does}, which nothing wrote"
+        return f"misaligned: {does}" if f.kind == MISALIGNED else f"out of bounds: {does}"
+    if f.kind == SUBSCRIPT:
+        return f"out of bounds: {who} has the subscript {f.offset} in an array of type {f.text.decode()}"
+    if f.kind == LANE:
+        return f"undefined: {who} takes a value from a lane that does not exist"
+    other = _thread(f.other_thread, f.block, kernel) if f.other_thread >= 0 else "nobody"
+    if f.kind == EXITED:
+        return f"divergence: {who} waits, but {other} has returned"
+    if f.kind == DIVERGED:
+        return f"divergence: {who} waits, and {other} waits at line {f.other_line}"
+    return f"deadlock: {who} waits for others, {other} among them (line {f.other_line})"
+
+
+def _thread(thread: int, block: int, kernel: GpuKernelSource) -> str:
+    return f"thread {_point(thread, kernel.launch.block)} of block {_point(block, kernel.launch.grid)}"
+
+
+def _point(number: int, extents: tuple[int, int, int]) -> str:
+    x, y, _ = extents
+    point = (number % x, number // x % y, number // x // y)
+    rank = max((k + 1 for k in range(3) if extents[k] > 1), default=1)
+    return f"({', '.join(map(str, point[:rank]))})" if rank > 1 else str(point[0])
+
+
+def _place(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequence[ir.Buffer], library: Path) -> str:
+    """The element, by its subscripts."""
+    if f.region == _SHARED:
+        name, offset = _symbol(library, f.offset, kernel)
+        buffer = next((b for b in kernel.arrays if b.name == name), None)
+        return _element(buffer, offset) if buffer is not None else "shared memory"
+    if 0 <= f.region < len(buffers):
+        return _element(buffers[f.region], f.offset)
+    return "memory that is no tensor"
+
+
+def _element(buffer: ir.Buffer, offset: int) -> str:
+    """The element of `buffer` that is `offset` bytes from its first."""
+    left = offset // buffer.type.dtype.size
+    subscripts = [0] * len(buffer.shape)
+    for d in sorted(range(len(buffer.shape)), key=lambda d: -buffer.strides[d]):
+        if buffer.strides[d] > 0 and buffer.shape[d] > 1:
+            subscripts[d], left = divmod(left, buffer.strides[d])
+    return f"{buffer.name}[{', '.join(map(str, subscripts))}]" + (f" + {left}" if left else "")
+
+
+def _symbol(library: Path, offset: int, kernel: GpuKernelSource) -> tuple[str, int]:
+    """The shared array at an offset of the thread-local memory, and the bytes into it."""
+    if kernel.dynamic:
+        start = _offsets(library).get("dynamic_shared", 0)
+        for b, size in zip(kernel.arrays, kernel.sizes, strict=True):
+            if start <= offset < start + size:
+                return b.name, offset - start
+            start += size
+    names = {identifier: b.name for identifier, b in zip(kernel.identifiers, kernel.arrays, strict=True)}
+    found = max(((at, n) for n, at in _offsets(library).items() if at <= offset), default=(0, ""))
+    return names.get(found[1], ""), offset - found[0]
+
+
+def _offsets(library: Path) -> dict[str, int]:
+    """Where the thread-local variables of a library are, by name."""
+    nm = shutil.which("nm")
+    if nm is None:
+        return {}
+    text = subprocess.run([nm, "-C", "--defined-only", str(library)], capture_output=True, text=True, check=False)
+    rows = [line.split(" ", 2) for line in text.stdout.splitlines()]
+    return {row[2].rpartition("::")[2]: int(row[0], 16) for row in rows if len(row) == 3 and row[1] in "bBdD"}
+
+
+def _line(library: Path, address: int) -> int:
+    """The line of the kernel's text that the code at `address` is from; 0 where it is not known."""
+    tool = shutil.which("addr2line")
+    if tool is None or not address:
+        return 0
+    done = subprocess.run([tool, "-i", "-e", str(library), hex(address)], capture_output=True, text=True, check=False)
+    for place in done.stdout.splitlines():
+        file, _, line = place.split(" ")[0].rpartition(":")
+        if file.endswith("kernel.cu") and line.isdigit():
+            return int(line)
+    return 0

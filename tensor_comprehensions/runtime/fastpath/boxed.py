@@ -1,0 +1,125 @@
+"""Kernels of torch's dispatcher, made in this process: calls of operators that never see Python.
+
+The dispatcher calls them through its stable C ABI with a stack of arguments: owned handles of tensors, and numbers.
+What no kernel of the cell fits goes to Python, and an exception from there goes on to the caller as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llvmlite.binding as llvm
+import torch
+
+from ...core.error_boundary import shorten_traceback
+from ...core.errors import TCError
+from ...core.single_flight import SingleFlightCache
+from ..cpu import host_symbols
+from . import call_cache
+from .call_cache import CONSTANT, CallCache, handle_of, tensor_of
+from .dispatcher_ir import CALLBACK, THUNKS, call_caches_symbol, dispatcher_assembly
+from .launch_ir import CELL_WORDS
+
+Slow = Callable[..., Any]
+
+
+class BoxedCallCache(CallCache):
+    """A cell with two functions for the dispatcher: what computes, and what may record.
+
+    Args:
+        kinds, outputs: as of a cell.
+        compute, record: what to call with the arguments where no kernel fits, and where torch may have to record.
+    """
+
+    def __init__(self, kinds: Sequence[int], outputs: int, compute: Slow, record: Slow) -> None:
+        self._code = _code.get("", _Code)
+        self._slow = (compute, record)
+        self.index, words = self._code.slot(self)
+        super().__init__(kinds, outputs, words)
+
+    def register(self, namespace: str, name: str, has: Callable[[str], bool]) -> None:
+        """Make the functions the kernels of an operator for the CPU, but for those that it `has`."""
+        for key, function in (("CPU", "compute"), ("AutogradCPU", "record")):
+            if not has(key):
+                self._code.register(namespace, name, key.encode(), self._code.thunk(function, self.index))
+
+    def slow(self, layer: int, stack: int, count: int, outputs: int) -> None:
+        """Call Python with the arguments on the stack, which are owned, and leave the results there."""
+        words = (ctypes.c_int64 * max(count, outputs)).from_address(stack)
+        values = [w if kind == CONSTANT else tensor_of(w) for w, kind in zip(words, self.kinds, strict=False)]
+        found = self._slow[layer](*values)
+        for n, x in enumerate(found if isinstance(found, tuple) else (found,)):
+            words[n] = handle_of(x)
+
+
+_code: SingleFlightCache[str, _Code] = SingleFlightCache(1)
+
+
+class _Code:
+    """The functions of cells, and the way back to Python; as old as the process."""
+
+    def __init__(self) -> None:
+        self._common = call_cache.fast_path_code().common
+        self._callback = self._python
+        llvm.add_symbol(CALLBACK, id(self._callback))
+        self._count = itertools.count()
+        self._pools: SingleFlightCache[int, _Pool] = SingleFlightCache(1 << 62)
+        self._cells: dict[int, BoxedCallCache] = {}
+        self._libraries: SingleFlightCache[tuple[str, bytes], ctypes.c_void_p] = SingleFlightCache(1 << 62)
+
+    def slot(self, owner: BoxedCallCache) -> tuple[int, Any]:
+        """A number for a cell, and the memory of its words."""
+        index = next(self._count)
+        self._cells[index] = owner
+        return index, self._pool(index).words(index % THUNKS)
+
+    def thunk(self, function: str, index: int) -> int:
+        """The address of the function of a cell."""
+        address: int = self._pool(index).engine.get_function_address(f"tc_{function}_{index % THUNKS}")
+        return address
+
+    def _pool(self, index: int) -> _Pool:
+        number = index // THUNKS
+        return self._pools.get(number, lambda: _Pool(number, self._common))
+
+    def register(self, namespace: str, name: str, key: bytes, function: int) -> None:
+        lib = host_symbols.torch_library()
+        library = self._libraries.get((namespace, key), lambda: _library(namespace.encode(), key))
+        major, minor = (int(x) for x in torch.__version__.split(".")[:2])
+        register = lib.torch_library_impl
+        register.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64]
+        if register(library, name.encode(), function, major << 56 | minor << 48):
+            raise RuntimeError(f"torch does not take a kernel of {namespace}::{name}")
+
+    def _python(self, index: int, layer: int, stack: int, count: int, outputs: int) -> None:
+        """Go on in Python."""
+        try:
+            self._cells[index].slow(layer, stack, count, outputs)
+        except TCError as error:
+            shorten_traceback(error)
+            raise
+
+
+def _library(namespace: bytes, key: bytes) -> ctypes.c_void_p:
+    make = host_symbols.torch_library().aoti_torch_library_init_impl
+    make.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_void_p]
+    library = ctypes.c_void_p()
+    if make(namespace, key, b"tensor_comprehensions", 1, ctypes.byref(library)):
+        raise RuntimeError("torch makes no library")
+    return library
+
+
+class _Pool:
+    """Functions for the dispatcher that are not yet, or are, those of a cell: making them one by one takes longer."""
+
+    def __init__(self, number: int, common: str) -> None:
+        self._memory = (ctypes.c_uint64 * (CELL_WORDS * THUNKS))()
+        first = number * THUNKS
+        llvm.add_symbol(call_caches_symbol(first), ctypes.addressof(self._memory))
+        self.engine = host_symbols.load_code(host_symbols.builtin_code(common + dispatcher_assembly(first)))
+
+    def words(self, slot: int) -> Any:
+        return (ctypes.c_uint64 * CELL_WORDS).from_address(ctypes.addressof(self._memory) + 8 * CELL_WORDS * slot)

@@ -1,0 +1,396 @@
+"""Calls that need no Python once a kernel for them is known: machine code finds and runs the kernels of an operator.
+
+A cell has the kernels that calls of one kind used before. Machine code made in this process looks at the arguments,
+finds the kernel that fits them, makes the outputs and runs it: for Python as a builtin function, for torch's dispatcher
+in `boxed`. What does not fit is left to the long way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+import torch
+
+from ...core import knobs
+from ...core.single_flight import SingleFlightCache
+from ..cpu import host_symbols
+from . import guard_ir, launch_ir, pycall_ir
+from .launch_ir import CELL_WORDS, HEADER, PAUSED
+
+TRIED = ("2.13.",)
+"""Versions of torch that this was tried on: how they keep tensors, their keys and exceptions is nowhere promised."""
+MOST = 64
+"""How many kernels a cell looks through, newest first; what is dropped is found again by the long way."""
+ANY = -(1 << 63)
+"""A stride that does not matter."""
+TENSOR, CONSTANT = 0, 1
+"""Kinds of arguments: a tensor, and an integer that is part of the kernel. For others see `number_kind`."""
+RECORDED = Ellipsis
+"""What a function gives for ordinary tensors of which autograd is to record a call."""
+
+
+def number_kind(dtype: int) -> int:
+    """The kind of an argument that is a number: a tensor or a Python float. From torch's number of its type."""
+    return dtype + 2
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGuard:
+    """A tensor as guards see it: torch's number of its dtype, sizes, strides in elements (`ANY` does not matter)."""
+
+    dtype: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NewOutput:
+    """A new output. source: the argument whose elements it starts with; -1 for none."""
+
+    guard: TensorGuard
+    bytes: int
+    source: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MutatedArg:
+    """An argument that is written to.
+
+    place: which one. source: the argument whose elements it starts with; -1 for none.
+    bytes: those to copy from a source that is not the argument itself; -1 if they are not in one piece.
+    """
+
+    place: int
+    source: int = -1
+    bytes: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CachedCall:
+    """A kernel for calls of one kind.
+
+    Attributes:
+        entry: the address of its code. keep: what keeps it there.
+        arguments: what the arguments must be: of those that are part of the kernel, their values.
+        spans: the bytes that each of them reaches over; 0 for numbers.
+        operands: which arguments the kernel takes, in its order; new outputs and temporaries follow.
+        outputs: new outputs. written: arguments that are written to.
+        temporaries: where each starts in one arena, and the arena's bytes.
+    """
+
+    entry: int
+    keep_alive: object
+    arguments: tuple[TensorGuard | int, ...]
+    spans: tuple[int, ...]
+    operands: tuple[int, ...]
+    outputs: tuple[NewOutput, ...]
+    mutated: tuple[MutatedArg, ...]
+    temporaries: tuple[tuple[int, ...], int]
+
+    def words(self) -> list[int]:
+        """The lane as `launch_ir` reads it."""
+        guards: list[int] = []
+        for a in self.arguments:
+            guards += [a] if isinstance(a, int) else [a.dtype, len(a.sizes), *a.sizes, *a.strides]
+        made: list[int] = []
+        for o in self.outputs:
+            made += [o.guard.dtype, len(o.guard.sizes), o.source, o.bytes, *o.guard.sizes, *o.guard.strides]
+        offsets, arena = self.temporaries
+        written = [word for w in self.mutated for word in (w.place, w.source, w.bytes)]
+        parts: tuple[Sequence[int], ...] = (guards, self.operands, made, offsets, written, self.spans)
+        places, at = [], HEADER
+        for part in parts:
+            places.append(8 * at)
+            at += len(part)
+        counts = (len(self.operands), len(self.outputs), len(offsets), arena, len(self.mutated))
+        return [self.entry, *counts, *places, *(word for part in parts for word in part)]
+
+
+class CallCache:
+    """The kernels of one operator for calls that pass the same kinds of arguments.
+
+    Args:
+        kinds: of the arguments. outputs: how many new ones a call makes.
+        words: memory of `CELL_WORDS` words for it, where there is some already.
+    """
+
+    def __init__(self, kinds: Sequence[int], outputs: int, words: Any = None) -> None:
+        self.kinds = tuple(kinds)
+        self._outputs = outputs
+        self._words = (ctypes.c_uint64 * CELL_WORDS)() if words is None else words
+        self._kind_words = (ctypes.c_int64 * max(1, len(self.kinds)))(*self.kinds)
+        self._lanes: list[_Placed] = []
+        self._retired: list[Any] = []
+        self._words[1] = ctypes.addressof(self._kind_words)
+        self._publish()
+
+    def function(self) -> Callable[..., Any]:
+        """A builtin that takes the arguments: the output, a tuple of them, or None where there is nothing new.
+
+        RECORDED where autograd is to record the call, whether there is a kernel for it or not. NotImplemented where no
+        kernel fits, torch may have to do still more, or it fails; it never raises.
+        """
+        plan = struct.pack("=4Q", ctypes.addressof(self._words), len(self.kinds), self._outputs, not self._outputs)
+        return _code.get("", FastPathCode).builtin((plan, self))
+
+    def add(self, lane: CachedCall) -> None:
+        """Use a kernel for calls like one."""
+        placed = _Placed(lane)
+        with _publishing.held:
+            others = [x for x in self._lanes if x.words[1:] != placed.words[1:]]
+            self._lanes = [placed, *others[: MOST - 1]]
+            self._publish()
+
+    def forget(self) -> None:
+        """Use no kernel any more."""
+        with _publishing.held:
+            self._lanes = []
+            self._publish()
+
+    def _publish(self) -> None:
+        """Let calls see the lanes of now. Those of before are kept for as long as a call may be looking at them."""
+        lanes = list(self._lanes)
+        table = (ctypes.c_uint64 * (1 + len(lanes)))(len(lanes), *(lane.address for lane in lanes))
+        self._retired.append((table, lanes))
+        self._words[0] = ctypes.addressof(table)
+        if self._words[2] == 0:  # whoever comes now sees this table, or the one before it where stores are late
+            del self._retired[:-2]
+
+
+class _Placed:
+    """A lane in memory."""
+
+    def __init__(self, lane: CachedCall) -> None:
+        self.words = tuple(lane.words())
+        self._memory = ctypes.create_string_buffer(struct.pack(f"={len(self.words)}q", *self.words))
+        self._keep = lane.keep_alive
+        self.address = ctypes.addressof(self._memory)
+
+
+_paused = ctypes.c_int64(0)
+
+
+class _Lock:
+    """One lock for all that publishes lanes, which a forked child finds open."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self.held = threading.Lock()
+
+
+_publishing = _Lock()
+
+
+# --- code -------------------------------------------------------------------------------------------------------
+
+_SHIM = (
+    "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_get_dtype", "aoti_torch_get_dim",
+    "aoti_torch_get_data_ptr", "aoti_torch_empty_strided", "aoti_torch_delete_tensor_object",
+    "aoti_torch_grad_mode_is_enabled", "aoti_torch_is_defined", "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv",
+    "_ZN5torch3jit6tracer15getTracingStateEv",
+)  # fmt: skip
+_C10 = (
+    "_ZNK3c1010TensorImpl13requires_gradEv", "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE",
+    "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb",
+)  # fmt: skip
+_SYSTEM = ("madvise",)
+_BINDING = ("_Z16THPVariable_WrapON2at10TensorBaseE",)
+_CXX = (
+    "__cxa_allocate_exception", "__cxa_throw", "_ZTVN10__cxxabiv120__si_class_type_infoE", "_ZTISt9exception",
+)  # fmt: skip
+_PYTHON = (
+    "PyGILState_Ensure", "PyGILState_Release", "Py_DecRef", "Py_IncRef", "PyTuple_GetItem", "PyTuple_New",
+    "PyTuple_SetItem", "PyBytes_AsString", "PyErr_Clear", "PyErr_Occurred", "PyLong_AsLongLong", "PyFloat_AsDouble",
+    "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_Type", "PyFloat_Type",
+    "PyObject_CallFunction", "PyErr_Fetch", "PyErr_NormalizeException",
+)  # fmt: skip
+_OBJECTS = {
+    "tc_tensor": torch.Tensor,
+    "tc_parameter": torch.nn.Parameter,
+    "tc_none": None,
+    "tc_not_implemented": NotImplemented,
+    "tc_recorded": RECORDED,
+}
+"""What the functions compare with and return."""
+
+
+def is_fast_path_available() -> bool:
+    """Can calls be served by machine code, with this torch and on this system?"""
+    return torch.__version__.startswith(TRIED) and _facts.get("", _look_apart) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Torch:
+    """Where this torch keeps things.
+
+    symbols: addresses of functions. keys: where in a tensor its dispatch keys are. tensor: where in a Python object its
+    tensor is. plain, inference: the keys of ordinary tensors and of those made in inference mode.
+    """
+
+    symbols: dict[str, int]
+    keys: int
+    tensor: int
+    plain: int
+    inference: int
+
+
+_facts: SingleFlightCache[str, _Torch | None] = SingleFlightCache(1)
+
+
+def _look_apart() -> _Torch | None:
+    """`_look` in a thread of its own, where no mode of the caller's makes tensors that are not ordinary."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_look).result()
+
+
+def _look() -> _Torch | None:
+    if sys.platform != "linux":  # the exceptions and the names of C++ are those of Linux
+        return None
+    symbols, places = _symbols(), _places()
+    if symbols is None or places is None:
+        return None
+    with torch.inference_mode():
+        inference = torch.empty(1)
+    return _Torch(symbols, *places, _keys(torch.empty(1)), _keys(inference))
+
+
+def _symbols() -> dict[str, int] | None:
+    libraries = (
+        (host_symbols.torch_library(), _SHIM), (host_symbols.torch_library("c10"), _C10),
+        (ctypes.CDLL("libstdc++.so.6"), _CXX),
+        (host_symbols.torch_library("torch_python"), _BINDING), (ctypes.pythonapi, _PYTHON), (ctypes.CDLL(None),
+        _SYSTEM),
+    )  # fmt: skip
+    found: dict[str, int] = {}
+    for library, names in libraries:
+        for name in names:
+            try:
+                found[name] = ctypes.addressof(ctypes.c_char.in_dll(library, name))
+            except ValueError:
+                return None
+    return found
+
+
+def _places() -> tuple[int, int] | None:
+    """Where a tensor keeps its dispatch keys and a Python object its tensor, found by looking; None if that is unclear.
+
+    The words of an object are those of Python itself (reference count and type), then torch's.
+    """
+    plain = torch.empty(1)
+    kinds = (plain, torch.empty(2, 3).double(), torch.empty(1, dtype=torch.complex64).conj().imag, plain.to_sparse())
+    keys, tensors = set(range(24)), set(range(torch.Tensor.__basicsize__ // 8))
+    for x in kinds:
+        handle = handle_of(x)
+        inside = ctypes.c_void_p.from_address(handle).value or 0
+        in_tensor = [n for n in keys if _word(inside, n) == _keys(x)]
+        in_object = [n for n in tensors if _word(id(x), n) == inside]
+        tensor_of(handle)
+        if len(in_tensor) != 1 or len(in_object) != 1:
+            return None
+        keys, tensors = set(in_tensor), set(in_object)
+    return 8 * keys.pop(), 8 * tensors.pop()
+
+
+def _word(address: int, n: int) -> int:
+    return ctypes.c_uint64.from_address(address + 8 * n).value
+
+
+def _keys(x: torch.Tensor) -> int:
+    keys: int = torch._C._dispatch_keys(x).raw_repr()
+    return keys
+
+
+class _MethodDefinition(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p),
+    )  # fmt: skip
+
+
+_FASTCALL = 0x80
+
+
+class FastPathCode:
+    """What all machine code of calls needs, and the builtin of cells; as old as the process."""
+
+    def __init__(self) -> None:
+        facts = _facts.get("", _look_apart)
+        assert facts is not None
+        host_symbols.link_host_symbols()
+        for name, address in facts.symbols.items():
+            llvm.add_symbol(name, address)
+        for name, thing in _OBJECTS.items():
+            llvm.add_symbol(name, id(thing))
+        llvm.add_symbol(PAUSED, ctypes.addressof(_paused))
+        knobs.observe_knobs(_pause)
+        self.common = guard_ir.guard_assembly(facts.keys, facts.plain, facts.inference) + launch_ir.launch_assembly()
+        type_offset = object.__basicsize__ - ctypes.sizeof(ctypes.c_void_p)
+        text = self.common + pycall_ir.pycall_assembly(type_offset, facts.tensor)
+        self._engine = host_symbols.load_code(host_symbols.builtin_code(text))
+        address = self._engine.get_function_address("tc_call")
+        self._definition = _MethodDefinition(b"call", address, _FASTCALL, None)
+
+    def builtin(self, kept: tuple[bytes, CallCache]) -> Callable[..., Any]:
+        new = ctypes.pythonapi.PyCFunction_NewEx
+        new.restype = ctypes.py_object
+        new.argtypes = [ctypes.POINTER(_MethodDefinition), ctypes.py_object, ctypes.c_void_p]
+        function: Callable[..., Any] = new(ctypes.byref(self._definition), kept, None)
+        return function
+
+
+_code: SingleFlightCache[str, FastPathCode] = SingleFlightCache(1)
+
+
+def fast_path_code() -> FastPathCode:
+    """The machine code of calls, where `is_fast_path_available`."""
+    return _code.get("", FastPathCode)
+
+
+def _pause(now: knobs.Knobs) -> None:
+    """Calls go the long way from now on, whatever kernels there are, if they are to be interpreted."""
+    _paused.value = now.interpret
+
+
+# --- tensors as handles -----------------------------------------------------------------------------------------
+
+_python = ctypes.pythonapi
+_new_capsule = _python.PyCapsule_New
+_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_content = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _python))
+
+
+def tensor_of(handle: int) -> torch.Tensor:
+    """The tensor of an owned handle, which it takes over."""
+    x: torch.Tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_new_capsule(handle, None, None))
+    _empty_handle(handle)
+    return x
+
+
+@cache
+def _delete() -> Callable[[int], int]:
+    delete = host_symbols.torch_library().aoti_torch_delete_tensor_object
+    delete.argtypes = [ctypes.c_void_p]
+    return delete
+
+
+def _empty_handle(handle: int) -> None:
+    """Free a handle whose tensor was taken out: torch takes that and leaves the handle."""
+    _delete()(handle)
+
+
+def handle_of(x: torch.Tensor) -> int:
+    """A new handle, which whoever gets it owns."""
+    address: int = _content(torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(x), None)
+    return address

@@ -1,0 +1,409 @@
+"""The LLVM text of calls that need no Python: what arguments are, whether a lane takes them, and the launch.
+
+A cell is five words: a table of lanes (their count, then their addresses), the kinds of the arguments, how many calls
+look at the table, how many arguments there are, and how many new outputs. Of an argument the stack has a borrowed
+handle, which is the address of a C++ tensor; or, by its kind, a number:
+
+    0  a tensor
+    1  an integer that is part of the kernel: its value
+    n  a number of torch's type n - 2: a tensor, or 0 and the bits of the number among `numbers`
+
+A lane is a block of words, the first `HEADER` of which are named by `LineWord`. Its guards are, for a number that is
+part of the kernel, its value, and for a tensor its dtype, rank, sizes and strides. A new output is its dtype, rank,
+source (whose elements it starts with; -1 for none), bytes, sizes and strides. A written one is its place on the
+stack, its source and, where that lies elsewhere, the bytes to copy, -1 if they are more than one piece.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from ..cpu.huge_pages import ADVICE, HUGE, LARGE
+
+CELL_WORDS = 5
+PAUSED = "tc_paused"
+"""The symbol of a word that is not 0 while no kernel is to be looked for."""
+
+
+class LineWord(IntEnum):
+    """What the words at the start of a lane are; places are in bytes from there."""
+
+    ENTRY = 0
+    OPERANDS = 1
+    MADE = 2
+    TEMPORARIES = 3
+    ARENA = 4
+    WRITTEN = 5
+    GUARDS_AT = 6
+    ORDER_AT = 7
+    MADE_AT = 8
+    OFFSETS_AT = 9
+    WRITTEN_AT = 10
+    SPANS_AT = 11
+
+
+HEADER = len(LineWord)
+
+
+def launch_assembly() -> str:
+    """`@serve` and all that it needs but for the guards."""
+    return _DECLARATIONS + _PAGES + _LAUNCH + _SERVE
+
+
+_DECLARATIONS = r"""
+declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
+declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
+declare i32 @aoti_torch_delete_tensor_object(ptr)
+declare i32 @madvise(ptr, i64, i32)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+@tc_paused = external global i64
+"""
+
+_PAGES = rf"""
+; Ask for huge pages for a new tensor of so many bytes if it is large: `huge_pages.advise_huge_pages`.
+define internal void @widen(ptr %data, i64 %bytes) {{
+  %large = icmp sge i64 %bytes, {LARGE}
+  br i1 %large, label %ask, label %done
+ask:
+  %address = ptrtoint ptr %data to i64
+  %end = add i64 %address, %bytes
+  %past = add i64 %address, {HUGE - 1}
+  %start = and i64 %past, {-HUGE}
+  %stop = and i64 %end, {-HUGE}
+  %size = sub i64 %stop, %start
+  %place = inttoptr i64 %start to ptr
+  %refused = call i32 @madvise(ptr %place, i64 %size, i32 {ADVICE or 0})
+  br label %done
+done:
+  ret void
+}}
+"""
+
+_LAUNCH = r"""
+define internal i64 @word(ptr %lane, i64 %index) alwaysinline {
+  %slot = getelementptr i64, ptr %lane, i64 %index
+  %value = load i64, ptr %slot
+  ret i64 %value
+}
+
+define internal ptr @part(ptr %lane, i64 %index) alwaysinline {
+  %at = call i64 @word(ptr %lane, i64 %index)
+  %place = getelementptr i8, ptr %lane, i64 %at
+  ret ptr %place
+}
+
+define internal void @drop(ptr %handles, i64 %count) {
+  br label %test
+test:
+  %i = phi i64 [ 0, %0 ], [ %next, %delete ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %delete, label %done
+delete:
+  %slot = getelementptr ptr, ptr %handles, i64 %i
+  %handle = load ptr, ptr %slot
+  %ignored = call i32 @aoti_torch_delete_tensor_object(ptr %handle)
+  %next = add i64 %i, 1
+  br label %test
+done:
+  ret void
+}
+
+; A new tensor of so many bytes; false where there is no memory.
+define internal i1 @new(i64 %dtype, i64 %rank, ptr %sizes, ptr %strides, i64 %bytes, ptr %handle, ptr %data) {
+  %kind = trunc i64 %dtype to i32
+  %error = call i32 @aoti_torch_empty_strided(i64 %rank, ptr %sizes, ptr %strides, i32 %kind, i32 0, i32 0, ptr %handle)
+  %fine = icmp eq i32 %error, 0
+  br i1 %fine, label %made, label %no
+made:
+  %tensor = load ptr, ptr %handle
+  %ignored = call i32 @aoti_torch_get_data_ptr(ptr %tensor, ptr %data)
+  %start = load ptr, ptr %data
+  call void @widen(ptr %start, i64 %bytes)
+  ret i1 true
+no:
+  ret i1 false
+}
+
+; Where the first element of each argument is; of a number, among the facts.
+define internal i1 @locate(ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %places) {
+  br label %test
+test:
+  %i = phi i64 [ 0, %0 ], [ %next, %following ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %look, label %yes
+look:
+  %kind.slot = getelementptr i64, ptr %kinds, i64 %i
+  %kind = load i64, ptr %kind.slot
+  %slot = getelementptr ptr, ptr %stack, i64 %i
+  %value = load ptr, ptr %slot
+  %place = getelementptr ptr, ptr %places, i64 %i
+  %number = call i1 @numeric(i64 %kind, ptr %value)
+  br i1 %number, label %inside, label %ask
+inside:
+  %at = mul i64 %i, 4
+  %fact = getelementptr i64, ptr %facts, i64 %at
+  store ptr %fact, ptr %place
+  br label %following
+ask:
+  %e = call i32 @aoti_torch_get_data_ptr(ptr %value, ptr %place)
+  %fine = icmp eq i32 %e, 0
+  br i1 %fine, label %following, label %no
+following:
+  %next = add i64 %i, 1
+  br label %test
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+
+; Make the tensors at `fact`, which may start with elements of arguments. How many were made.
+define internal i64 @make(ptr %made, i64 %count, ptr %places, ptr %handles, ptr %addresses) {
+  br label %test
+test:
+  %i = phi i64 [ 0, %0 ], [ %next, %known ]
+  %fact = phi ptr [ %made, %0 ], [ %fact.next, %known ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %one, label %done
+one:
+  %dtype = call i64 @word(ptr %fact, i64 0)
+  %rank = call i64 @word(ptr %fact, i64 1)
+  %source = call i64 @word(ptr %fact, i64 2)
+  %bytes = call i64 @word(ptr %fact, i64 3)
+  %sizes = getelementptr i64, ptr %fact, i64 4
+  %strides = getelementptr i64, ptr %sizes, i64 %rank
+  %fact.next = getelementptr i64, ptr %strides, i64 %rank
+  %handle = getelementptr ptr, ptr %handles, i64 %i
+  %slot = getelementptr ptr, ptr %addresses, i64 %i
+  %ok = call i1 @new(i64 %dtype, i64 %rank, ptr %sizes, ptr %strides, i64 %bytes, ptr %handle, ptr %slot)
+  br i1 %ok, label %start, label %done
+start:
+  %starts = icmp sge i64 %source, 0
+  br i1 %starts, label %copy, label %known
+copy:
+  %from.slot = getelementptr ptr, ptr %places, i64 %source
+  %from = load ptr, ptr %from.slot
+  %to = load ptr, ptr %slot
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %bytes, i1 false)
+  br label %known
+known:
+  %next = add i64 %i, 1
+  br label %test
+done:
+  ret i64 %i
+}
+
+; Whether no tensor that is written to comes near the memory of one before it, but for its source, which then is itself.
+define internal i1 @apart(ptr %written, i64 %count, ptr %spans, ptr %places) {
+  br label %outer
+outer:
+  %w = phi i64 [ 0, %0 ], [ %w.next, %inner ]
+  %fact = phi ptr [ %written, %0 ], [ %fact.next, %inner ]
+  %w.more = icmp slt i64 %w, %count
+  br i1 %w.more, label %one, label %yes
+one:
+  %n = call i64 @word(ptr %fact, i64 0)
+  %source = call i64 @word(ptr %fact, i64 1)
+  %bytes = call i64 @word(ptr %fact, i64 2)
+  %span = call i64 @word(ptr %spans, i64 %n)
+  %start = call i64 @word(ptr %places, i64 %n)
+  %stop = add i64 %start, %span
+  %fact.next = getelementptr i64, ptr %fact, i64 3
+  %w.next = add i64 %w, 1
+  br label %inner
+inner:
+  %m = phi i64 [ 0, %one ], [ %m.next, %following ]
+  %m.more = icmp slt i64 %m, %n
+  br i1 %m.more, label %other, label %outer
+other:
+  %m.next = add i64 %m, 1
+  %m.span = call i64 @word(ptr %spans, i64 %m)
+  %m.start = call i64 @word(ptr %places, i64 %m)
+  %m.stop = add i64 %m.start, %m.span
+  %below = icmp ult i64 %m.start, %stop
+  %above = icmp ult i64 %start, %m.stop
+  %meet = and i1 %below, %above
+  %is.source = icmp eq i64 %m, %source
+  %same = icmp eq i64 %m.start, %start
+  %itself = and i1 %is.source, %same
+  %apart = xor i1 %meet, true
+  %fine = or i1 %apart, %itself
+  %pieces = icmp slt i64 %bytes, 0
+  %elsewhere = xor i1 %same, true
+  %copied = and i1 %is.source, %elsewhere
+  %hard = and i1 %copied, %pieces
+  %easy = xor i1 %hard, true
+  %ok = and i1 %fine, %easy
+  br i1 %ok, label %following, label %no
+following:
+  br label %inner
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+
+; Start what is written to with the elements of its source.
+define internal void @start(ptr %written, i64 %count, ptr %places) {
+  br label %test
+test:
+  %i = phi i64 [ 0, %0 ], [ %next, %following ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %look, label %done
+look:
+  %at = mul i64 %i, 3
+  %fact = getelementptr i64, ptr %written, i64 %at
+  %n = call i64 @word(ptr %fact, i64 0)
+  %source = call i64 @word(ptr %fact, i64 1)
+  %bytes = call i64 @word(ptr %fact, i64 2)
+  %starts = icmp sge i64 %source, 0
+  br i1 %starts, label %compare, label %following
+compare:
+  %to.slot = getelementptr ptr, ptr %places, i64 %n
+  %from.slot = getelementptr ptr, ptr %places, i64 %source
+  %to = load ptr, ptr %to.slot
+  %from = load ptr, ptr %from.slot
+  %same = icmp eq ptr %to, %from
+  br i1 %same, label %following, label %copy
+copy:
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %bytes, i1 false)
+  br label %following
+following:
+  %next = add i64 %i, 1
+  br label %test
+done:
+  ret void
+}
+"""
+
+_SERVE = r"""
+; Run the kernel of a lane. True if all went well: then the handles of the new outputs are at `results`.
+define internal i1 @run(ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results) {
+  %status = alloca { i64, i64 }
+  %arena.handle = alloca ptr
+  %arena.data = alloca ptr
+  %arena.size = alloca i64
+  %one = alloca i64
+  store i64 1, ptr %one
+  store ptr null, ptr %arena.handle
+  %entry = load ptr, ptr %lane
+  %operands = call i64 @word(ptr %lane, i64 1)
+  %made = call i64 @word(ptr %lane, i64 2)
+  %temporaries = call i64 @word(ptr %lane, i64 3)
+  %arena = call i64 @word(ptr %lane, i64 4)
+  %written = call i64 @word(ptr %lane, i64 5)
+  %order = call ptr @part(ptr %lane, i64 7)
+  %made.facts = call ptr @part(ptr %lane, i64 8)
+  %offsets = call ptr @part(ptr %lane, i64 9)
+  %written.facts = call ptr @part(ptr %lane, i64 10)
+  %spans = call ptr @part(ptr %lane, i64 11)
+  store i64 %arena, ptr %arena.size
+  %places.room = add i64 %count, 1
+  %places = alloca ptr, i64 %places.room
+  %taken = add i64 %operands, %made
+  %all = add i64 %taken, %temporaries
+  %room = add i64 %all, 1
+  %addresses = alloca ptr, i64 %room
+  %located = call i1 @locate(ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %places)
+  br i1 %located, label %check, label %no
+check:
+  %free = call i1 @apart(ptr %written.facts, i64 %written, ptr %spans, ptr %places)
+  br i1 %free, label %test, label %no
+test:
+  %i = phi i64 [ 0, %check ], [ %next, %move ]
+  %more = icmp slt i64 %i, %operands
+  br i1 %more, label %move, label %outputs
+move:
+  %which = call i64 @word(ptr %order, i64 %i)
+  %from = getelementptr ptr, ptr %places, i64 %which
+  %to = getelementptr ptr, ptr %addresses, i64 %i
+  %moved = load ptr, ptr %from
+  store ptr %moved, ptr %to
+  %next = add i64 %i, 1
+  br label %test
+outputs:
+  %first = getelementptr ptr, ptr %addresses, i64 %operands
+  %there = call i64 @make(ptr %made.facts, i64 %made, ptr %places, ptr %results, ptr %first)
+  %complete = icmp eq i64 %there, %made
+  br i1 %complete, label %scratch, label %fail
+scratch:
+  %needs = icmp sgt i64 %temporaries, 0
+  br i1 %needs, label %scratch.make, label %ready
+scratch.make:
+  %a.ok = call i1 @new(i64 0, i64 1, ptr %arena.size, ptr %one, i64 %arena, ptr %arena.handle, ptr %arena.data)
+  br i1 %a.ok, label %scratch.divide, label %fail
+scratch.divide:
+  %base = load ptr, ptr %arena.data
+  br label %piece
+piece:
+  %t = phi i64 [ 0, %scratch.divide ], [ %t.next, %piece ]
+  %offset = call i64 @word(ptr %offsets, i64 %t)
+  %temporary = getelementptr i8, ptr %base, i64 %offset
+  %t.place = add i64 %taken, %t
+  %t.slot = getelementptr ptr, ptr %addresses, i64 %t.place
+  store ptr %temporary, ptr %t.slot
+  %t.next = add i64 %t, 1
+  %t.more = icmp slt i64 %t.next, %temporaries
+  br i1 %t.more, label %piece, label %ready
+ready:
+  call void @start(ptr %written.facts, i64 %written, ptr %places)
+  %status.slot = getelementptr ptr, ptr %addresses, i64 %all
+  store ptr %status, ptr %status.slot
+  %code = call i64 %entry(ptr %addresses)
+  %held = load ptr, ptr %arena.handle
+  %has.arena = icmp ne ptr %held, null
+  br i1 %has.arena, label %release, label %judge
+release:
+  %e.free = call i32 @aoti_torch_delete_tensor_object(ptr %held)
+  br label %judge
+judge:
+  %success = icmp eq i64 %code, 0
+  br i1 %success, label %yes, label %fail
+yes:
+  ret i1 true
+fail:
+  call void @drop(ptr %results, i64 %there)
+  br label %no
+no:
+  ret i1 false
+}
+
+; Find the kernel among the lanes of a cell and run it.
+define internal i1 @serve(ptr %cell, ptr %stack, ptr %numbers, i64 %count, ptr %results) {
+  %kinds.slot = getelementptr ptr, ptr %cell, i64 1
+  %readers = getelementptr i64, ptr %cell, i64 2
+  %kinds = load ptr, ptr %kinds.slot
+  %words = mul i64 %count, 4
+  %facts.room = add i64 %words, 1
+  %facts = alloca i64, i64 %facts.room
+  call void @describe(ptr %kinds, ptr %stack, ptr %numbers, i64 %count, ptr %facts)
+  %entered = atomicrmw add ptr %readers, i64 1 seq_cst
+  %paused = load i64, ptr @tc_paused
+  %closed = icmp ne i64 %paused, 0
+  br i1 %closed, label %leave, label %open
+open:
+  %lanes = load atomic ptr, ptr %cell seq_cst, align 8
+  %total = load i64, ptr %lanes
+  br label %test
+test:
+  %n = phi i64 [ 1, %open ], [ %next, %following ]
+  %more = icmp sle i64 %n, %total
+  br i1 %more, label %look, label %leave
+look:
+  %slot = getelementptr ptr, ptr %lanes, i64 %n
+  %lane = load ptr, ptr %slot
+  %guards = call ptr @part(ptr %lane, i64 6)
+  %fit = call i1 @fits(ptr %guards, ptr %kinds, ptr %facts, i64 %count)
+  br i1 %fit, label %go, label %following
+following:
+  %next = add i64 %n, 1
+  br label %test
+go:
+  %ok = call i1 @run(ptr %lane, ptr %kinds, ptr %stack, ptr %facts, i64 %count, ptr %results)
+  br label %leave
+leave:
+  %done = phi i1 [ false, %0 ], [ false, %test ], [ %ok, %go ]
+  %left = atomicrmw sub ptr %readers, i64 1 seq_cst
+  ret i1 %done
+}
+"""

@@ -1,0 +1,121 @@
+"""Index notation -> the statements of a def: `y(i) = b(i) - A(i,j)*x(j)`, where sums are implied term by term.
+
+The terms are the operands of the outermost `+` and `-`. Indices of a term that the left side lacks are summed over, in
+this term alone. So `y = b - A*x` becomes `y(i) = b(i)` and `y(i) += -(A(i,j)*x(j))`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ..core.errors import ParseError
+from ..tc_lang import syntax as s
+from ..tc_lang.builtins import is_builtin
+from ..tc_lang.infer_signature import def_of_statements, names
+from ..tc_lang.parse import parse_program
+from ..tc_lang.printer import to_text
+
+
+def notation_to_def(name: str, text: str, types: Mapping[str, str]) -> str:
+    """The text of a def called `name` that computes equations in index notation, one after the other.
+
+    Args:
+        types: the scalar types of parameters that are not `float`, by their names.
+
+    Raises:
+        ParseError: the text is no index notation.
+        CheckError: a type is not known, or given to something that is not a parameter.
+    """
+    source = f"def {name}() -> (_) {{ {text} }}"
+    equations = [_check(x, source) for x in parse_program(source).defs[0].body]
+    statements = [to_text(x) for equation in equations for x in _statements(equation, types)]
+    order = [x for equation in equations for x in names(equation)]
+    return def_of_statements(name, "\n    ".join(statements), types, order)
+
+
+def _check(equation: s.Statement | s.TupleCall, source: str) -> s.Statement:
+    """Raises ParseError for what is no equation in index notation."""
+    if isinstance(equation, s.TupleCall):
+        raise ParseError("index notation has no calls of defs", source=source, span=equation.span)
+    if equation.operator != "=":
+        raise ParseError(
+            "index notation says what is equal, and sums are implied",
+            source=source, span=equation.target_span, expected="=", found=equation.operator,
+            suggestion="write `=`, or give the statement to tc.from_expression",
+        )  # fmt: skip
+    if equation.clauses and len(list(_terms(equation.value))) > 1:
+        raise ParseError(
+            "`where` stands behind several terms",
+            source=source, span=equation.span, expected="one term",
+            suggestion="write a statement for each term, and give them to tc.from_expression",
+        )  # fmt: skip
+    return equation
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    value: s.Expression
+    is_negative: bool
+
+    @property
+    def signed(self) -> s.Expression:
+        return s.Unary("-", self.value) if self.is_negative else self.value
+
+
+def _terms(e: s.Expression, is_negative: bool = False) -> Iterator[_Term]:
+    """The terms of a sum, in the order of the text. Brackets around sums make no difference."""
+    match e:
+        case s.Binary(op="+" | "-" as op, left=left, right=right):
+            yield from _terms(left, is_negative)
+            yield from _terms(right, is_negative != (op == "-"))
+        case s.Unary(op="-", operand=x):
+            yield from _terms(x, not is_negative)
+        case _:
+            yield _Term(e, is_negative)
+
+
+def _statements(equation: s.Statement, parameters: Collection[str]) -> Iterator[s.Statement]:
+    """What is not summed in one statement, then a sum for each other term."""
+    named = {*parameters, *(c.name for c in equation.clauses if isinstance(c, s.Let))}
+    free = set(_indices(equation.subscripts or (), named))
+    terms = list(_terms(equation.value))
+    domain = [x for clause in equation.clauses for x in s.clause_expressions(clause)]
+    is_sum = [not free.issuperset(x for e in (t.value, *domain) for x in _subscripts(e, named)) for t in terms]
+    plain = [t for t, summed in zip(terms, is_sum, strict=True) if not summed]
+    if plain:
+        yield replace(equation, value=_sum(plain))
+    operator = "+=" if plain else "+=!"
+    for t, summed in zip(terms, is_sum, strict=True):
+        if summed:
+            yield replace(equation, operator=operator, value=t.signed)
+            operator = "+="
+
+
+def _sum(terms: list[_Term]) -> s.Expression:
+    total = terms[0].signed
+    for t in terms[1:]:
+        total = s.Binary("-" if t.is_negative else "+", total, t.value)
+    return total
+
+
+def _subscripts(e: s.Expression, named: Collection[str]) -> Iterator[str]:
+    """The indices that subscript something in `e`."""
+    below = s.child_expressions(e)
+    if isinstance(e, s.Apply) and not is_builtin(e.name):
+        yield from _indices(below, named)
+    else:
+        for x in below:
+            yield from _subscripts(x, named)
+
+
+def _indices(subscripts: Iterable[s.Expression], named: Collection[str]) -> Iterator[str]:
+    """The indices in subscripts: all names but the `named`, which are parameters or values."""
+    for e in subscripts:
+        if isinstance(e, s.Name):
+            if e.name not in named:
+                yield e.name
+        elif isinstance(e, s.Apply):
+            yield from _subscripts(e, named)
+        else:
+            yield from _indices(s.child_expressions(e), named)

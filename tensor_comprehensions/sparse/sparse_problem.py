@@ -1,0 +1,208 @@
+"""All that a sparse kernel depends on: a def with formats, the types of indices, and the few sizes that are fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..core.dtypes import INT64, DType
+from ..core.naming import mint
+from ..loop_ir import build
+from ..loop_ir.nodes import Buffer, Expr, Type
+from ..tc_lang.formats import Format, LevelKind
+from ..tc_lang.ir import Function, Role, Symbol
+from ..tc_lang.ranges import Ranges, symbolic_ranges
+from ..tc_lang.size_polynomial import SizeName, SizeOperation, SizePolynomial, Value
+
+MAX_FIXED = 512
+"""Extents up to this of indices that no sparse tensor has are part of the kernel: they decide its register tiles."""
+
+
+@dataclass(frozen=True)
+class SparseProblem:
+    """A def to lower.
+
+    Attributes:
+        function: with a format for every tensor that is not dense.
+        index_types: of the coordinates of each sparse tensor, by name.
+        fixed: the sizes that the kernel is for, by name.
+        shared: the temporaries and results that have the stored places of an operand, with that operand's name.
+    """
+
+    function: Function
+    index_types: tuple[tuple[str, DType], ...]
+    fixed: tuple[tuple[str, int], ...] = ()
+    shared: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def ranges(self) -> Ranges:
+        return symbolic_ranges(self.function)
+
+    @cached_property
+    def sizes(self) -> tuple[str, ...]:
+        """What the argument `sizes` holds, in order: the sizes of the def that are not fixed, its integer scalars."""
+        fixed = dict(self.fixed)
+        return tuple(n for n in (*self.function.sizes, *self.function.scalars) if n not in fixed)
+
+    def index_type(self, tensor: str) -> DType:
+        return dict(self.index_types)[tensor]
+
+
+def fixed_sizes(function: Function, sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """The sizes that decide register tiles: short ones of dimensions that only dense tensors have."""
+    sparse = {str(e) for t in function.tensors if t.is_sparse for e in _names(t.extents)}
+    blocked = {n for t in function.tensors if t.is_sparse for n in _names(t.extents)}
+    return tuple((n, v) for n, v in sizes.items() if n not in sparse | blocked and v <= MAX_FIXED)
+
+
+def _names(extents: object) -> Iterator[str]:
+    for e in extents or ():  # type: ignore[attr-defined]
+        if name := getattr(e, "name", None):
+            yield name
+
+
+@dataclass(frozen=True, slots=True)
+class SparseOperand:
+    """The arrays of one tensor: its values, and the pos and crd of its levels that are not dense."""
+
+    name: str
+    format: Format | None
+    role: Role
+    values: Buffer
+    pos: tuple[Buffer | None, ...] = ()
+    crd: tuple[Buffer | None, ...] = ()
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """In the order of the arguments of the kernel."""
+        levels = (b for pair in zip(self.pos, self.crd, strict=True) for b in pair if b is not None)
+        return (*levels, self.values)
+
+
+def operand_of(name: str, dtype: DType, role: Role, format: Format | None, index: DType | None) -> SparseOperand:
+    """The buffers that hold a tensor, each of one dimension that is as long as the run says."""
+    values = build.dynamic(name, dtype)
+    if format is None or format.is_dense or index is None:
+        return SparseOperand(name, format, role, values)
+    pos, crd = [], []
+    for n, level in enumerate(format.levels):
+        pos.append(build.dynamic(f"{name}.pos{n}", index) if level.kind is LevelKind.COMPRESSED else None)
+        crd.append(None if level.is_dense else build.dynamic(f"{name}.crd{n}", index))
+    return SparseOperand(name, format, role, values, tuple(pos), tuple(crd))
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The elements that a statement gives to a sparse result: their coordinates by dimension, and their values."""
+
+    statement: int
+    tensor: str
+    coordinates: tuple[Buffer, ...]
+    values: Buffer
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """In the order of the arguments of the kernel."""
+        return (*self.coordinates, self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """The arrays of a sparse result that a statement writes level by level.
+
+    bound: the operands that together store at least as many elements; empty where they are counted first.
+    counts_rows: whether the entries of each row are counted first, into `pos`, which the caller allocates before that.
+    """
+
+    statement: int
+    tensor: str
+    format: Format
+    index: DType
+    pos: tuple[Buffer | None, ...]
+    crd: tuple[Buffer | None, ...]
+    values: Buffer
+    bound: tuple[str, ...] = ()
+    counts_rows: bool = False
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """In the order of the arguments of the kernel."""
+        levels = (b for pair in zip(self.pos, self.crd, strict=True) for b in pair if b is not None)
+        return (*levels, self.values)
+
+
+def assembled_of(statement: int, target: Symbol, index: DType, bound: tuple[str, ...], counts_rows: bool) -> Assembled:
+    """The arrays of a statement that defines the sparse `target`."""
+    assert target.format is not None
+    own = operand_of(f"{target.name}.{statement}", target.dtype, target.role, target.format, index)
+    return Assembled(statement, target.name, target.format, index, own.pos, own.crd, own.values, bound, counts_rows)
+
+
+def collected_of(statement: int, target: Symbol) -> Collected:
+    """The list of elements of a statement that defines the sparse `target`."""
+    stem = f"{target.name}.{statement}"
+    coordinates = tuple(build.dynamic(f"{stem}.coordinate{d}", INT64) for d in range(target.rank))
+    return Collected(statement, target.name, coordinates, build.dynamic(f"{stem}.values", target.dtype))
+
+
+def totals_buffer(count: int) -> Buffer:
+    """How many elements each collected result has."""
+    return Buffer(mint("totals"), Type(INT64), (max(1, count),), (1,))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of a problem as expressions: constants where they are fixed, else variables bound around a kernel."""
+
+    buffer: Buffer
+    names: tuple[str, ...]
+    fixed: Mapping[str, int]
+    derived: Mapping[str, Value]
+
+    @staticmethod
+    def of(problem: SparseProblem) -> Sizes:
+        buffer = Buffer(mint("sizes"), Type(INT64), (max(1, len(problem.sizes)),), (1,))
+        return Sizes(buffer, problem.sizes, dict(problem.fixed), problem.ranges.sizes)
+
+    def value(self, x: Value) -> Expr:
+        """A number or a formula as an int64 expression."""
+        if isinstance(x, int):
+            return build.const(x)
+        total: Expr = build.const(0)
+        for monomial, coefficient in x.terms:
+            product: Expr = build.const(coefficient)
+            for atom in monomial:
+                product = build.mul(product, self._atom(atom))
+            total = build.add(total, product)
+        return total
+
+    def name(self, name: str) -> Expr:
+        """A size or an integer scalar, or the extent `t.d` of a tensor."""
+        if name in self.fixed:
+            return build.const(self.fixed[name])
+        return build.var(_variable(name)) if name in self.names else self.value(self.derived[name])
+
+    def bound(self) -> Iterator[tuple[str, Expr]]:
+        """The variables, with what a kernel loads them from."""
+        for n, name in enumerate(self.names):
+            yield _variable(name), build.load(self.buffer, n)
+
+    def _atom(self, atom: SizeName | SizeOperation) -> Expr:
+        match atom:
+            case SizeName(name=name):
+                return self.name(name)
+            case SizeOperation(op=op, left=left, right=right):
+                names = {"/": "div", "%": "mod"}
+                return build.binary(names.get(op, op), self.value(left), self.value(right))
+
+
+def _variable(name: str) -> str:
+    return f"size.{name}"
+
+
+def is_whole(bounds: tuple[Value, Value], extent: Value) -> bool:
+    """Whether bounds are those of a whole dimension."""
+    lower, upper = bounds
+    difference = SizePolynomial(()) + upper - extent
+    return lower == 0 and difference.value == 0

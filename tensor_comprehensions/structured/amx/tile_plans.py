@@ -1,0 +1,274 @@
+"""Register tiles in fragments: matrices that one instruction of the processor multiplies and adds.
+
+The rows of a register tile are one iterator of the factor that has not the lanes, its columns are the lanes' iterator,
+and the sum goes over the fragments' third dimension. Panels are filled up with zeros to whole fragments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from ...core.dtypes import FLOAT32, UINT32, DType
+from ...core.errors import CannotLower
+from ...loop_ir.intrinsics import FRAGMENT_DOT_BFLOAT16
+from ...loop_ir.nodes import Call, Expr, Load
+from ...target import CpuTarget
+from ..analysis.access_strides import access_strides, iterator_coefficients
+from ..analysis.contraction_info import ContractionInfo
+from ..lower.tile import num_tiles
+from ..op import Iterator, StructuredOp, names_in
+from ..plan import PackStep, Plan, Side, TileLoop
+
+ROW_CYCLES = 0.5
+"""Cycles to load a row of a fragment."""
+CONFIGURE, FINISH, STORE = 300.0, 30.0, 3.0
+"""Cycles to get the registers and to give them back, to begin and finish a register tile, and to store a vector."""
+CHUNKS, FEW_CHUNKS = 16, 4
+"""Iterations that the parallel loop should have, where the rows stay in the second cache for all of them, or do not."""
+PARALLEL_WORK = 1 << 22
+"""Products of pairs worth a thread."""
+USES = 512
+"""Rows that pay for packing the columns' factor once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileInstruction:
+    """One that multiplies fragments.
+
+    rows, columns, steps: of a fragment of sums, and how many steps of the reduction the factors' fragments have.
+    cycles: from one to the next. registers: how many fragments there may be.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    steps: int
+    factor: DType
+    total: DType
+    cycles: int
+    registers: int
+
+
+INSTRUCTIONS = {i.name: i for i in (TileInstruction(FRAGMENT_DOT_BFLOAT16, 16, 16, 16, UINT32, FLOAT32, 16, 8),)}
+
+
+def tile_instructions(op: StructuredOp, target: CpuTarget) -> tuple[TileInstruction, ...]:
+    """Those that multiply the factors of `op` on `target`."""
+    return (INSTRUCTIONS[FRAGMENT_DOT_BFLOAT16],) if op.pairs and target.has_amx_bf16 else ()
+
+
+@dataclass(frozen=True, slots=True)
+class TileLayout:
+    """How a register tile is cut into fragments.
+
+    rows, columns, along: the iterators of the three dimensions. still: the factor that has the rows.
+    """
+
+    instruction: TileInstruction
+    rows: str
+    columns: str
+    along: str
+    broadcast_operand: Side
+    sizes: tuple[int, int]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Fragments of sums in a register tile, below and beside one another."""
+        return num_tiles(self.sizes[0], self.instruction.rows), num_tiles(self.sizes[1], self.instruction.columns)
+
+    @property
+    def unit(self) -> Mapping[str, int]:
+        """Points of a fragment along each of the iterators."""
+        i = self.instruction
+        return {self.rows: i.rows, self.columns: i.columns, self.along: i.steps}
+
+    def padded_size(self, name: str, size: int) -> int:
+        """`size` points of an iterator, filled up to whole fragments."""
+        unit = self.unit.get(name, 1)
+        return num_tiles(size, unit) * unit
+
+
+def tile_layout(op: StructuredOp, plan: Plan) -> TileLayout:
+    """The fragments that `plan.instruction` makes of the register tiles of a normalized op.
+
+    Raises CannotLower where it makes none.
+    """
+    instruction = INSTRUCTIONS[plan.instruction]
+    rows = [i.name for i in op.parallel if plan.tile(i.name) > 1 and i.name != plan.vector]
+    still = [side for side in Side if plan.vector not in names_in(op.factors[side.value])]
+    if len(still) != 1 or len(rows) != 1 or rows[0] not in names_in(op.factors[still[0].value]):
+        raise CannotLower("fragments: a register tile needs rows along one iterator of the factor without the lanes")
+    if rows[0] in names_in(op.factors[1 - still[0].value]):
+        raise CannotLower("fragments: both factors depend on the iterator of the rows")
+    if not op.pairs or op.pairs not in plan.reductions:
+        raise CannotLower("fragments: there is no sum over pairs")
+    if any(level.iterator in plan.reductions for level in plan.levels):
+        raise CannotLower("fragments: the sum of a register tile is a whole one; leave reductions untiled")
+    if (access_strides(op.output, [plan.vector]) or {}).get(plan.vector) != 1 or plan.lanes != instruction.columns:
+        raise CannotLower(f"fragments: the output is stored in vectors of {instruction.columns} along its rows")
+    found = TileLayout(
+        instruction, rows[0], plan.vector, op.pairs, still[0], (plan.tile(rows[0]), plan.tile(plan.vector))
+    )
+    down, beside = found.counts
+    if down * beside + down + beside > instruction.registers:
+        raise CannotLower(
+            f"fragments: {down} x {beside} sums and their factors exceed {instruction.registers} registers"
+        )
+    packed = {step.side for step in plan.packs}
+    moving = Side(1 - found.broadcast_operand.value)
+    if moving not in packed:
+        raise CannotLower(f"fragments: the {moving.name.lower()} factor is not packed")
+    if found.broadcast_operand not in packed and broadcast_in_place(op, found) is None:
+        raise CannotLower(
+            f"fragments: the {found.broadcast_operand.name.lower()} factor is neither packed nor lies in fragments"
+        )
+    return found
+
+
+def broadcast_in_place(op: StructuredOp, found: TileLayout) -> tuple[Load, int] | None:
+    """The first element of the still factor at a point, and the dimension along which its rows go on.
+
+    None where memory does not hold it as fragments: whole ones, each row contiguous.
+    """
+    if any(op.extent(name) % found.unit[name] for name in (found.rows, found.along)):
+        return None
+    access = _first(op.factors[found.broadcast_operand.value])
+    if access is None or access.buffer.strides[-1] != 1:
+        return None
+    moved = [iterator_coefficients(index, (found.rows, found.along)) for index in access.indices]
+    rows = [d for d, m in enumerate(moved) if m is not None and m.get(found.rows) == 1]
+    others = [m for d, m in enumerate(moved) if d not in rows]
+    if moved[-1] != {found.along: 2} or len(rows) != 1 or any(m is None or found.rows in m for m in others):
+        return None
+    return (access, rows[0]) if all(m == {} for m in others[:-1]) and moved[rows[0]] == {found.rows: 1} else None
+
+
+def _first(factor: Expr) -> Load | None:
+    """The first of the two elements of a pair that always has both."""
+    match factor:
+        case Call(_, (Load(mask=None) as low, Load(mask=None))):
+            return low
+    return None
+
+
+# --- plans -------------------------------------------------------------------------------------------------------
+
+
+def matrix_tile_plans(known: ContractionInfo, target: CpuTarget, *, parallel: bool) -> tuple[Plan, ...]:
+    """The plans with fragments worth comparing with others; none where no instruction applies."""
+    found = []
+    for instruction in tile_instructions(known.op, target):
+        rows = [i for i in known.only(known.broadcast_operand) if i.name != known.vector]
+        if rows and known.vector not in known.broadcast_operand.iterators:
+            maker = _Maker(known, target, instruction, max(rows, key=lambda i: i.extent), parallel)
+            found += maker.plans()
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Blocks of columns that the second cache holds, packed by whom they belong to, for all of the rows."""
+
+    facts: ContractionInfo
+    target: CpuTarget
+    instruction: TileInstruction
+    rows: Iterator
+    parallel: bool
+
+    def plans(self) -> list[Plan]:
+        for packed in (False, True):
+            plan = self._plan(packed)
+            try:
+                tile_layout(self.facts.op, plan)
+            except CannotLower:
+                continue
+            return [plan]
+        return []
+
+    def _plan(self, packed: bool) -> Plan:
+        """packed: whether the factor with the rows is copied, too."""
+        known, op = self.facts, self.facts.op
+        height, width = self._tile()
+        single = [TileLoop(i.name) for i in op.parallel if i.name not in (self.rows.name, known.vector)]
+        shared = [level for level in single if level.iterator in {i.name for i in known.batch}]
+        inner = [level for level in single if level not in shared]
+        count = prod(op.extent(level.iterator) for level in shared)
+        columns = self._columns(count, width)
+        outer = [*shared, TileLoop(known.vector, columns)] if columns < op.extent(known.vector) else shared
+        count *= num_tiles(op.extent(known.vector), columns)
+        extent = self.rows.extent
+        parts = min(extent // USES, FEW_CHUNKS // count) if self.parallel else 1
+        if parts > 1:
+            outer = [*outer, TileLoop(self.rows.name, num_tiles(num_tiles(extent, parts), height) * height)]
+        depth = len(outer)
+        packs = [PackStep(Side(1 - known.broadcast_operand.side.value), depth)]
+        if packed:
+            packs.insert(0, PackStep(known.broadcast_operand.side, 0 if parts < 2 else depth))
+        levels = (*outer, *inner, TileLoop(self.rows.name, height), TileLoop(known.vector, width))
+        collapsed, grain = self._shared(outer)
+        return Plan(
+            known.vector,
+            self.instruction.columns,
+            levels,
+            self._reductions(),
+            packs=tuple(packs),
+            parallel_depth=collapsed,
+            grain=grain,
+            instruction=self.instruction.name,
+        )
+
+    def _shared(self, outer: list[TileLoop]) -> tuple[int, int]:
+        """How many of the outermost levels the threads share, and the grain."""
+        op = self.facts.op
+        count = prod(num_tiles(op.extent(level.iterator), level.size) for level in outer)
+        if not self.parallel or count < 2 or op.multiplications < 2 * PARALLEL_WORK:
+            return 0, 1
+        return len(outer), max(1, PARALLEL_WORK * count // op.multiplications)
+
+    def _tile(self) -> tuple[int, int]:
+        """Points of a register tile: two fragments by two, or by three of one."""
+        i, extent = self.instruction, self.facts.extent(self.facts.vector)
+        if self.rows.extent <= i.rows:
+            return i.rows, i.columns * min(3, num_tiles(extent, i.columns))
+        if extent <= i.columns:
+            return i.rows * min(3, num_tiles(self.rows.extent, i.rows)), i.columns
+        return 2 * i.rows, 2 * i.columns
+
+    def _reductions(self) -> tuple[str, ...]:
+        along = self.facts.op.pairs
+        return (*(name for name in self.facts.reductions if name != along), along)
+
+    def _columns(self, count: int, width: int) -> int:
+        """Columns whose panel the second cache holds beside what passes, and that leave the threads enough to share."""
+        known, room = self.facts, self.target.cache[1]
+        extent, point = known.extent(known.vector), 4 * known.k_size
+        most = room * 3 // 8 // point
+        if self.parallel:
+            rows = prod(i.extent for i in known.only(known.broadcast_operand)) * point
+            chunks = CHUNKS if rows <= room // 2 else FEW_CHUNKS
+            chunks = max(1, min(chunks, known.op.multiplications // PARALLEL_WORK))
+            most = min(most, num_tiles(extent * count, chunks))
+        return min(extent, max(1, num_tiles(most, width)) * width)
+
+
+def matrix_tile_cycles(known: ContractionInfo, plan: Plan) -> float:
+    """Cycles of all register tiles, were memory free."""
+    found = tile_layout(known.op, plan)
+    sides = [_sizes(known.extent(name), size) for name, size in zip(found.unit, found.sizes, strict=False)]
+    one = sum(below * beside * _tile_cycles(known, found, m, n) for m, below in sides[0] for n, beside in sides[1])
+    return CONFIGURE + one * prod(i.extent for i in known.parallel if i.name not in found.unit)
+
+
+def _sizes(extent: int, size: int) -> list[tuple[int, int]]:
+    """The sizes of tiles, and how many there are of each."""
+    return [(n, count) for n, count in ((size, extent // size), (extent % size, 1)) if n and count]
+
+
+def _tile_cycles(known: ContractionInfo, found: TileLayout, height: int, width: int) -> float:
+    i, op = found.instruction, known.op
+    below, beside = num_tiles(height, i.rows), num_tiles(width, i.columns)
+    step = max(below * beside * i.cycles, ROW_CYCLES * (below * i.rows + beside * i.steps))
+    taps = prod(r.extent for r in op.reductions if r.name != found.along)
+    return step * num_tiles(op.extent(found.along), i.steps) * taps + FINISH + STORE * height * beside

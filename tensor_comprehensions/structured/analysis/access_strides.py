@@ -1,0 +1,48 @@
+"""How fast an access moves through memory along each iterator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ...loop_ir.index_arithmetic import linear_terms
+from ...loop_ir.nodes import Expr, Load, Var
+from ...loop_ir.rewrite import mentions
+
+
+def iterator_coefficients(e: Expr, iterators: Iterable[str]) -> Mapping[str, int] | None:
+    """The integer factor of each iterator in the scalar `e`, zeros left out; None unless affine in all of them."""
+    wanted = frozenset(iterators)
+    factors: dict[str, int] = {}
+    for atom, factor in linear_terms(e)[0].items():
+        if isinstance(atom, Var):
+            if atom.name in wanted:
+                factors[atom.name] = factor
+        elif mentions(atom, wanted):
+            return None
+    return factors
+
+
+def access_strides(access: Load, iterators: Iterable[str]) -> Mapping[str, int] | None:
+    """Elements that the address of `access` moves per unit of each iterator; None unless affine in all of them."""
+    wanted = tuple(iterators)
+    total: dict[str, int] = {}
+    for index, stride in zip(access.indices, access.buffer.strides, strict=True):
+        factors = iterator_coefficients(index, wanted)
+        if factors is None:
+            return None
+        for name, factor in factors.items():
+            total[name] = total.get(name, 0) + factor * stride
+    return {name: step for name, step in total.items() if step}
+
+
+def common_strides(accesses: Sequence[Load], iterators: Iterable[str]) -> Mapping[str, int]:
+    """The step of each iterator in all `accesses` that it moves; iterators that move them differently are left out."""
+    wanted = tuple(iterators)
+    all_steps = [access_strides(a, wanted) for a in accesses]
+    if any(s is None for s in all_steps):
+        return {}
+    found: dict[str, set[int]] = {}
+    for moved in all_steps:
+        for name, step in (moved or {}).items():
+            found.setdefault(name, set()).add(step)
+    return {name: min(values) for name, values in found.items() if len(values) == 1}

@@ -1,0 +1,59 @@
+"""Scalars that neighboring taps of a window share: where registers hold them, each is read once for all taps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+
+from ...target import CpuTarget
+from .contraction_info import ContractionInfo, Numbers
+
+UNROLL = 4
+"""Innermost reductions up to this long are unrolled."""
+
+
+def distinct_taps(facts: ContractionInfo, window: str, points: Mapping[str, Numbers]) -> tuple[Numbers, Numbers]:
+    """Scalars that register tiles read over all of `window`, and how many of them several taps read.
+
+    points: as for `scalars_in_registers`.
+    """
+    still, count = facts.broadcast_operand, np.full_like(points[facts.vector], facts.extent(window))
+    read, part, apart = count, np.zeros_like(count), abs(still.step(window) or 0)
+    for name, size in points.items():
+        if name == facts.vector or name not in still.iterators:
+            continue
+        step = abs(still.step(name) or 0)
+        if not step or not apart or (step % apart and apart % step):
+            read = read * size
+            continue
+        runs = (count, size, step // apart) if step >= apart else (size, count, apart // step)
+        different, several = _overlapping(*runs)
+        read, part = read * different / count, np.maximum(part, several / different)
+    return read, read * part
+
+
+def _overlapping(length: Numbers, runs: Numbers, apart: int) -> tuple[Numbers, Numbers]:
+    """Of `runs` of so many numbers, each `apart` after the one before: different numbers, and those in several."""
+    overlap = (apart < length) & (runs > 1)
+    different = length + (runs - 1) * np.minimum(apart, length)
+    once = 2 * apart + (runs - 2) * np.maximum(0, 2 * apart - length)
+    return different, np.where(overlap, different - once, 0.0)
+
+
+def scalars_in_registers(
+    facts: ContractionInfo, target: CpuTarget, window: str, width: int, points: Mapping[str, Numbers]
+) -> Numbers:
+    """Scalars that taps of `window` share and register tiles leave registers for, of `width` numbers; 0 if not for all.
+
+    points: of register tiles along the parallel iterators, the lanes' among them; others have one.
+    """
+    _, kept = distinct_taps(facts, window, points)
+    moving = [
+        n
+        for name, n in points.items()
+        if name in facts.vector_operand.iterators and name not in facts.broadcast_operand.iterators
+    ]
+    cells, vectors = (np.ceil(prod(sizes) / width) for sizes in (points.values(), moving))
+    return np.where(cells + vectors + kept < target.vector_registers, kept, 0.0)

@@ -1,0 +1,42 @@
+"""How long the code of a plan is: what compiling it costs, and whether it runs from the first cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..lower.tile import num_tiles
+from ..op import Iterator, StructuredOp
+from ..plan import Edge, Plan, TileLoop
+
+
+def code_length(op: StructuredOp, plan: Plan) -> int:
+    """Multiply-adds of vectors that the code for a normalized op spells out: those of every register tile there is."""
+    total = 1
+    for i in op.iterators:
+        parts = _parts(i.extent, [level for level in plan.levels if level.iterator == i.name])
+        total *= sum(_points(part, i, plan) for part in parts)
+    return total
+
+
+def _parts(extent: int, levels: Sequence[TileLoop]) -> list[int]:
+    """Points along an iterator of each innermost tile that has code of its own."""
+    if not levels:
+        return [extent]
+    size = levels[0].size
+    full, rest = divmod(extent, size)
+    if levels[0].edge is Edge.PADDED:
+        full, rest = 1, 0
+    found = _parts(size, levels[1:]) if full else []
+    return [*found, *(_parts(rest, levels[1:]) if rest else [])]
+
+
+def _points(part: int, i: Iterator, plan: Plan) -> int:
+    """How many of a part's points along an iterator are written out; vectors along the lanes."""
+    if i.is_parallel:
+        return num_tiles(part, plan.lanes) if i.name == plan.vector else part
+    inside = len(plan.reductions) - plan.reductions.index(i.name)
+    if inside <= plan.unrolled:
+        return part
+    if inside > plan.unrolled + 1:
+        return 1
+    return min(plan.unroll_steps, part) + (part % plan.unroll_steps if plan.unroll_steps < part else 0)

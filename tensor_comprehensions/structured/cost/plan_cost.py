@@ -1,0 +1,345 @@
+"""What a whole plan costs by the model: register tiles, bytes moved between caches, and copies, in cycles of a core.
+
+`chooser.py` decides step by step; this compares complete plans, of experts, of a user or of a search, with one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd, prod
+
+import numpy as np
+
+from ...target import CpuTarget
+from ..amx import tile_plans
+from ..analysis.contraction_info import ContractionInfo, Factor, analyze_contraction, is_shared_panel
+from ..lower.output_panel import with_panel_output
+from ..lower.tile import num_tiles
+from ..op import StructuredOp
+from ..plan import PackStep, Plan, Side
+from .tile_cost import LINE, all_tiles_cycles, is_beyond_private_caches
+
+TRANSFER = (1 / 64, 1 / 14, 1 / 6)
+"""Cycles per byte that comes into the first, the second and the third cache from the next one or from memory."""
+FAR_BYTE = 1 / 5
+"""Cycles per byte from a last cache that is a mesh away."""
+FAR_RUN, FETCHED_AHEAD = 35.0, 1024
+"""Cycles until a run of memory beyond such a cache begins to come, and bytes from which on more of it is on its way."""
+WAITED_RUN, STORED_RUN = 200.0, 17.0
+"""The same where multiply-adds read it, for which they wait; and of one that is written past the caches."""
+STREAMS = 48
+"""Runs that are followed at once; where more are turned together, only what is turned at once is a run."""
+ROOM, FAR_ROOM = 0.75, 0.95
+"""The part of a cache that stays for what is read again; where the last one is a mesh away and the second one large."""
+PAGE, PAGES, PAGE_VISIT, OPEN = 4096, 2048, 45.0, 64
+"""Bytes of a page, pages whose addresses the processor keeps, cycles to find another one; pages written in turns."""
+GATHER = 0.7
+"""Cycles per element of a vector that is put together from elements apart."""
+SPLIT = 0.5
+"""Cycles per vector that begins anywhere in a cache line, as windows over an image do, and so ends in the next one."""
+SCATTERED, SCATTERED_RUN = 1.5, 256
+"""Cycles that a register tile waits for a line from the second cache in runs of less than so many bytes."""
+INTERLEAVED = 4
+"""Elements from one lane to the next up to which whole vectors are read and shuffled."""
+EXPOSED = 0.4
+"""The part of the time for moving bytes that multiply-adds do not hide."""
+COPY, TURN, ELEMENT = 0.6, 1.2, 2.5
+"""Cycles per element that is copied: by vectors, turned across, one by one; for elements of 4 bytes."""
+
+
+def plan_cycles(op: StructuredOp, plan: Plan, target: CpuTarget) -> float:
+    """Cycles of one core for a normalized op. Raises CannotLower for an op that has no facts."""
+    if plan.output_panel_depth is not None:
+        return _unpacked(op, plan, plan.output_panel_depth, target)
+    return expected_cycles(analyze_contraction(op, plan.vector), [plan], target)[0]
+
+
+def _unpacked(op: StructuredOp, plan: Plan, depth: int, target: CpuTarget) -> float:
+    """The same where results are kept in a panel that is turned afterwards."""
+    known, written = analyze_contraction(with_panel_output(op, plan.vector), plan.vector), analyze_contraction(op)
+    model, moving = _Model(known, plan, target), known.vector_operand
+    region = model.regions[depth]
+    run = float(written.run({name: np.array(float(n)) for name, n in region.items()})) * written.output_bytes
+    cycles = (TURN * op.dtype.size / 4 + STORED_RUN * written.output_bytes / run) * prod(i.extent for i in op.parallel)
+    if moving.side not in model.packed and is_beyond_private_caches(moving.stored * moving.bytes, target):
+        cycles += WAITED_RUN * moving.stored / model._run(moving.side, region)
+    return expected_cycles(known, [plan], target)[0] + cycles
+
+
+def expected_cycles(known: ContractionInfo, plans: Sequence[Plan], target: CpuTarget) -> list[float]:
+    """The same for several plans with lanes along one iterator, where the facts for these are there already."""
+    computing = _register_tiles(known, plans, target)
+    return [_expected(_Model(known, plan, target), cycles) for plan, cycles in zip(plans, computing, strict=True)]
+
+
+def _expected(model: _Model, computing: float) -> float:
+    compute = computing + model.gathers() + model.split_line_loads()
+    compute += model.l2_short_runs() + model.page_revisits()
+    moving = model.moving()
+    return max(compute + EXPOSED * moving, moving) + model.copying()
+
+
+def packs_short_runs(known: ContractionInfo, plan: Plan, target: CpuTarget) -> bool:
+    """Whether panels of the moving factor are filled from runs of memory that are too short to be on their way."""
+    model, side = _Model(known, plan, target), known.vector_operand.side
+    return side in model.packed and model.starts(side, model.regions[model.packed[side]]) > 0
+
+
+def completes_pages(known: ContractionInfo, plan: Plan, target: CpuTarget) -> bool:
+    """Whether most pages of an output that passes the caches are written as a whole before others are."""
+    return plan.nontemporal and _Model(known, plan, target).visits * PAGE <= 2 * known.output_size
+
+
+def busy_cycles(op: StructuredOp, plan: Plan, target: CpuTarget) -> float:
+    """Cycles of multiply-adds and copies: what tells plans apart that move the same bytes from memory."""
+    known = analyze_contraction(op, plan.vector)
+    model = _Model(known, plan, target)
+    computing = _register_tiles(known, [plan], target)[0]
+    return computing + model.gathers() + model.split_line_loads() + model.copying()
+
+
+def _register_tiles(known: ContractionInfo, plans: Sequence[Plan], target: CpuTarget) -> list[float]:
+    """Cycles of the register tiles of each plan; those with vectors of one length are looked at together."""
+    names = [i.name for i in known.parallel]
+    found = {plan: tile_plans.matrix_tile_cycles(known, plan) for plan in plans if plan.instruction}
+    rest = [plan for plan in plans if not plan.instruction]
+    for lanes, joined in {(plan.lanes, plan.vectors_per_register) for plan in rest}:
+        same = [plan for plan in rest if (plan.lanes, plan.vectors_per_register) == (lanes, joined)]
+        sizes = np.array([[_points(plan, name) for plan in same] for name in names], float)
+        cycles = all_tiles_cycles(known, target, lanes, dict(zip(names, sizes, strict=True)), joined)
+        found.update(zip(same, cycles.tolist(), strict=True))
+    return [found[plan] for plan in plans]
+
+
+def _points(plan: Plan, name: str) -> int:
+    """Points of a register tile along an iterator, in whole vectors."""
+    size = plan.tile(name)
+    return num_tiles(size, plan.lanes) * plan.lanes if name == plan.vector else size
+
+
+def _pages(moved: Iterable[tuple[str, int]], size: int, region: Mapping[str, int]) -> int:
+    """Pages of a tensor that a region touches. moved: by how many elements, of `size` bytes, its iterators move it."""
+    far, span = 1, size
+    for name, step in moved:
+        if step * size >= PAGE:
+            far *= region[name]
+        else:
+            span += (region[name] - 1) * step * size
+    return far * num_tiles(span, PAGE)
+
+
+@dataclass(frozen=True)
+class _Model:
+    facts: ContractionInfo
+    plan: Plan
+    target: CpuTarget
+
+    @property
+    def room(self) -> float:
+        return FAR_ROOM if self.target.has_mesh_llc else ROOM
+
+    @cached_property
+    def regions(self) -> list[dict[str, int]]:
+        """Points of every iterator inside the first d levels, for each d."""
+        inside = dict(self.facts.extents)
+        found = [dict(inside)]
+        for level in self.plan.levels:
+            inside[level.iterator] = min(inside[level.iterator], level.size)
+            found.append(dict(inside))
+        return found
+
+    @cached_property
+    def trips(self) -> list[int]:
+        """Iterations of every level."""
+        levels = enumerate(self.plan.levels)
+        return [num_tiles(self.regions[d][level.iterator], level.size) for d, level in levels]
+
+    @cached_property
+    def packed(self) -> dict[Side, int]:
+        return {step.side: step.depth for step in self.plan.packs}
+
+    def factor(self, side: Side) -> Factor:
+        return self.facts.factors[side.value]
+
+    def elements(self, side: Side, region: Mapping[str, int]) -> int:
+        """Elements of a factor that a region reads."""
+        factor = self.factor(side)
+        return min(prod(region[name] for name in factor.iterators), factor.stored)
+
+    def source_bytes(self, side: Side, region: Mapping[str, int]) -> float:
+        """Bytes in whole cache lines of a factor's tensor that a region reads."""
+        together = self._together(side)
+        run = self._run(side, region) * self.factor(side).bytes
+        return self.elements(side, region) * together * self.factor(side).bytes * max(1.0, LINE / run)
+
+    def _together(self, side: Side) -> int:
+        """Elements of memory that one of a factor has."""
+        return 2 if self.facts.op.pairs else 1
+
+    def _run(self, side: Side, region: Mapping[str, int]) -> int:
+        """Neighboring elements of a factor's tensor that a region reads."""
+        factor, together = self.factor(side), self._together(side)
+        run = together if factor.step(self.facts.op.pairs) == together else 1
+        for name, step in factor.nearest:
+            if step > run:
+                break
+            # Windows overlap: neighboring positions and taps share elements.
+            run += step * (region[name] - 1)
+        return run
+
+    def cut_bytes(self, side: Side, region: Mapping[str, int]) -> float:
+        """Bytes that come along because runs of a factor begin and end in the middle of a line."""
+        factor = self.factor(side)
+        run = self._run(side, region) * factor.bytes
+        around = [step * factor.bytes for _, step in factor.nearest if step * factor.bytes >= run]
+        cut = min(run, LINE) - gcd(LINE, run, *around) if around else 0
+        return self.elements(side, region) * self._together(side) * factor.bytes * cut / run
+
+    def starts(self, side: Side, region: Mapping[str, int]) -> float:
+        """Short runs of a factor's tensor that a region reads."""
+        run = self._run(side, region)
+        nearest = self.factor(side).nearest  # nothing, where data decides or the factor reads several elements
+        if nearest and self.factor(side).step(self.plan.vector) != 1 and self.plan.tile(self.plan.vector) > STREAMS:
+            name, step = nearest[0]
+            run = min(run, step * region[name])
+        short = run * self.factor(side).bytes < FETCHED_AHEAD
+        return self.elements(side, region) * self._together(side) / run if short else 0.0
+
+    def source_pages(self, side: Side, region: Mapping[str, int]) -> int:
+        """Pages of a factor's tensor that a region touches."""
+        factor = self.factor(side)
+        return _pages(factor.nearest, factor.bytes, region)
+
+    @cached_property
+    def footprints(self) -> dict[Side, list[float]]:
+        """Bytes of a factor, or of its panel, that the code inside the first d levels reads, for each d."""
+        return {side: [self._footprint(side, d) for d in range(len(self.regions))] for side in Side}
+
+    def _footprint(self, side: Side, depth: int) -> float:
+        region = self.regions[depth]
+        if depth >= self.packed.get(side, depth + 1):
+            return self.elements(side, region) * self.facts.op.dtype.size
+        return self.source_bytes(side, region)
+
+    @cached_property
+    def outputs(self) -> list[int]:
+        """Bytes of the output that the code inside the first d levels writes, for each d."""
+        moved = [name for name, _ in self.facts.output_strides]
+        return [self.facts.output_bytes * prod(region[name] for name in moved) for region in self.regions]
+
+    @cached_property
+    def working(self) -> list[float]:
+        """Bytes that the code inside the first d levels touches, for each d."""
+        return [sum(sizes) for sizes in zip(*self.footprints.values(), self.outputs, strict=True)]
+
+    def moving(self) -> float:
+        """Cycles for the bytes that reach each cache; what the second one has room for is in it already."""
+        total = 0.0
+        last = len(self.plan.levels)
+        for capacity, cost in zip(self.target.cache, TRANSFER, strict=False):
+            if self.working[0] <= self.target.cache[1] * self.room and capacity > self.target.cache[0]:
+                break
+            depth = next((d for d in range(last + 1) if self.working[d] <= capacity * self.room), last)
+            for side in Side:
+                total += cost * self._arriving(self.footprints[side][depth], self.factor(side).iterators, depth)
+            ways = 1 if self.plan.nontemporal else 2
+            total += ways * cost * self._arriving(self.outputs[depth], self.facts.extents.keys(), depth)
+        return total
+
+    def _arriving(self, size: float, used: Collection[str], depth: int) -> float:
+        """Bytes that come in over all iterations around `depth`; what the next loop does not move stays."""
+        around: Sequence[int] = range(depth)
+        while around and self.plan.levels[around[-1]].iterator not in used:
+            around = around[:-1]
+        return size * prod(self.trips[d] for d in around)
+
+    def gathers(self) -> float:
+        """Cycles more for vectors whose elements are apart in memory."""
+        total = 0.0
+        for side in Side:
+            used = self.factor(side).iterators
+            if side in self.packed or self.plan.vector not in used or self.factor(side).step(self.plan.vector) == 1:
+                continue
+            reuse = prod(self.plan.tile(i.name) for i in self.facts.parallel if i.name not in used)
+            total += GATHER * self.facts.op.multiplications / reuse
+        return total
+
+    def l2_short_runs(self) -> float:
+        """Cycles more for lines of scalars, read where they are, that the first cache has lost when they are due.
+
+        Measured where the second cache is large and the third one far. What windows read again is near by then.
+        """
+        still, capacity = self.facts.broadcast_operand, self.target.cache[0] * self.room
+        waits = self.plan.nontemporal and self.target.has_mesh_llc  # results pass by the buffers of lines
+        if not waits or still.side in self.packed or self.plan.vector in still.iterators:
+            return 0.0
+        depth = next((d for d, size in enumerate(self.working) if size <= capacity), len(self.plan.levels))
+        if self._run(still.side, self.regions[depth]) * still.bytes >= SCATTERED_RUN:
+            return 0.0
+        arriving = self.footprints[still.side][depth]
+        if (
+            depth and self.plan.levels[depth - 1].iterator in still.iterators
+        ):  # what is next to it may be in the same lines
+            arriving = min(arriving, self.footprints[still.side][depth - 1] / self.trips[depth - 1])
+        new = min(1.0, still.stored / prod(i.extent for i in self.facts.op.iterators if i.name in still.iterators))
+        return SCATTERED * new * self._arriving(arriving, still.iterators, depth) / LINE
+
+    def page_revisits(self) -> float:
+        """Cycles more to go from page to page of an output past the caches. Measured where the last one is far."""
+        return PAGE_VISIT * self.visits if self.plan.nontemporal and self.target.has_mesh_llc else 0.0
+
+    @cached_property
+    def visits(self) -> int:
+        """How often one begins or goes on to write a page of the output."""
+        pages = [_pages(self.facts.output_strides, self.facts.output_bytes, region) for region in self.regions]
+        depth = next((d for d, count in enumerate(pages[1:]) if count <= OPEN), len(self.plan.levels))
+        return pages[depth] * prod(self.trips[:depth])
+
+    def split_line_loads(self) -> float:
+        """Cycles more for vectors of windows, which no alignment suits: neighbors along a sum begin one element on."""
+        total = 0.0
+        for side in Side:
+            factor, vector = self.factor(side), self.plan.vector
+            if side in self.packed or factor.step(vector) != 1:
+                continue
+            if any(0 < abs(factor.step(name) or 0) < self.plan.lanes for name in self.facts.reductions):
+                reuse = prod(self.plan.tile(i.name) for i in self.facts.parallel if i.name not in factor.iterators)
+                total += SPLIT * self.facts.op.multiplications / (self.plan.lanes * reuse)
+        return total
+
+    def copying(self) -> float:
+        """Cycles to fill the panels."""
+        total = 0.0
+        for side, depth in self.packed.items():
+            times = 1 if is_shared_panel(self.facts.op, self.plan, PackStep(side, depth)) else prod(self.trips[:depth])
+            region = self.regions[depth]
+            cycles = self._copy_cost(side) * self.elements(side, region) * self.facts.op.dtype.size / 4
+            resident = self.source_bytes(side, self.regions[0])
+            for capacity, cost in zip(self.target.cache[1:], TRANSFER[1:], strict=False):
+                if resident > capacity * self.room:
+                    cycles += cost * self.source_bytes(side, region)
+            if is_beyond_private_caches(int(resident), self.target):
+                cycles += FAR_BYTE * self.cut_bytes(side, region)
+                if resident > self.target.cache[-1] * self.room:
+                    cycles += FAR_RUN * self.starts(side, region)
+            if self.source_pages(side, self.regions[0]) > PAGES:
+                cycles += PAGE_VISIT * self.source_pages(side, region)
+            total += times * cycles
+        return total
+
+    def _copy_cost(self, side: Side) -> float:
+        factor = self.factor(side)
+        across = [i for i in self.facts.parallel if i.name in factor.iterators and self.plan.tile(i.name) > 1]
+        contiguous = {i.name for i in self.facts.op.iterators if factor.step(i.name) == self._next(i.name)}
+        if self.plan.instruction and side is not self.facts.vector_operand.side:  # as rows of pairs
+            return COPY if self.facts.op.pairs in contiguous else TURN if contiguous else ELEMENT
+        if any(i.name in contiguous for i in across):
+            return COPY
+        lanes = abs(factor.step(self.plan.vector) or 0)
+        return TURN if contiguous or 0 < lanes <= INTERLEAVED else ELEMENT
+
+    def _next(self, name: str) -> int:
+        """The step of an iterator along which a factor is contiguous."""
+        return 2 if name == self.facts.op.pairs else 1

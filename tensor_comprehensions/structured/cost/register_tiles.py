@@ -1,0 +1,247 @@
+"""The register tiles worth a thought for an op, and their order by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator as Generator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import repeat
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ...target import CpuTarget
+from ..analysis.contraction_info import Conditions, ContractionInfo, Numbers
+from ..analysis.window_reuse import UNROLL, scalars_in_registers
+from ..op import Iterator
+from .tile_cost import LINE, RegisterTile, all_tiles_cycles, live_registers, multiply_cost, vector_cost
+
+NEARLY = 1.15
+"""Times the cycles of the best register tile: that is nearly as good."""
+SHORT_SUM, SLOWEST = 32, 2.0
+"""Terms of sums that take no longer than to write them beyond the second cache; for these, times the cycles of
+multiply-adds along the lanes that vectors of another width may take to be thought of."""
+SHORT_RUN = 48
+"""Points along the lanes below which tiles that go on where the output's runs end are tried."""
+MOST_VECTORS = 8
+"""Vectors along the lanes of a register tile, at most."""
+ROW_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28)
+
+Rows: TypeAlias = tuple[tuple[str, int], ...]
+"""Points of a register tile along the iterators beside that of the lanes."""
+Shape: TypeAlias = tuple[int, int]
+"""The lanes of a vector, and how many vectors share a register."""
+
+
+@dataclass(frozen=True)
+class RegisterTileRanking:
+    """The register tiles worth a thought, those with the fewest cycles first."""
+
+    info: ContractionInfo
+    target: CpuTarget
+
+    @cached_property
+    def cycles(self) -> list[tuple[float, Shape, int, Rows]]:
+        """Cycles, lanes, columns and rows, of those that fill a good part of the registers where any do."""
+        known, target = self.info, self.target
+        ways = list(dict.fromkeys(_turned_rows(known) if known.transposes_output else _rows(known, target)))
+        fitting = [_fitting(known, target, lanes, ways) for lanes in _lanes(known, target)]
+        fitting += _joined(known, target)
+        filled = [tiles.cells + self._held(tiles) for tiles in fitting]
+        most = max(tiles.cells.max() for tiles in fitting)
+        found: list[tuple[float, Shape, int, Rows]] = []
+        for tiles in (t.only(2 * count >= most) for t, count in zip(fitting, filled, strict=True)):
+            cycles = all_tiles_cycles(known, target, tiles.lanes, tiles.points, tiles.joined).tolist()
+            columns = tiles.points[known.vector].astype(int).tolist()
+            shape = (tiles.lanes, tiles.joined)
+            found += zip(cycles, repeat(shape), columns, (tiles.ways[way] for way in tiles.way), strict=False)
+        return sorted(found, key=lambda tile: tile[0])
+
+    def _held(self, tiles: _Tiles) -> Numbers | float:
+        """Registers that hold scalars of a window."""
+        known, window = self.info, self.info.reductions[-1] if self.info.reductions else None
+        if window is None or known.extent(window) > UNROLL or not known.transposes_output:
+            return 0.0
+        return scalars_in_registers(known, self.target, window, tiles.lanes, tiles.points)
+
+    @property
+    def best(self) -> RegisterTile:
+        return self._tile(self.cycles[0])
+
+    def best_tiles(self, count: int) -> list[RegisterTile]:
+        """The best one and then others with few cycles, no two of one width and number of lanes.
+
+        The second is the narrowest that is nearly as good and fills cache lines: panels of it hold long runs of memory.
+        """
+        chosen: dict[tuple[Shape, int], tuple[float, Shape, int, Rows]] = {}
+        for tile in self.cycles:
+            chosen.setdefault(tile[1:3], tile)
+        tiles, line = list(chosen.values()), LINE // self.info.output_bytes
+        good = [t for t in tiles if t[2] >= line and t[0] <= NEARLY * tiles[0][0]]
+        narrow = min(good, key=lambda t: (t[2], -t[1][0]), default=tiles[0])
+        return list(map(self._tile, dict.fromkeys([tiles[0], narrow, *tiles])))[:count]
+
+    def shapes(self, count: int) -> list[RegisterTile]:
+        """The best one and then others with few cycles, no two of one width and with rows along the same iterators."""
+        chosen: dict[object, tuple[float, Shape, int, Rows]] = {}
+        for tile in self.cycles:
+            _, lanes, columns, rows = tile
+            chosen.setdefault((lanes, columns, tuple(name for name, _ in rows)), tile)
+        return list(map(self._tile, chosen.values()))[:count]
+
+    def _tile(self, ranked: tuple[float, Shape, int, Rows]) -> RegisterTile:
+        _, (lanes, joined), columns, rows = ranked
+        return RegisterTile(lanes, ((self.info.vector, columns), *rows), joined)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """Register tiles of so many lanes: the points of each along the iterators, and which of `ways` it has its rows."""
+
+    lanes: int
+    points: Mapping[str, Numbers]
+    ways: Sequence[Rows]
+    way: npt.NDArray[np.int64]
+    joined: int = 1
+
+    @property
+    def cells(self) -> Numbers:
+        """Accumulators of each."""
+        cells: Numbers = np.prod([*self.points.values()], axis=0) / (self.lanes * self.joined)
+        return cells
+
+    def only(self, these: Conditions) -> _Tiles:
+        kept = np.flatnonzero(these)
+        return replace(self, points={name: n[kept] for name, n in self.points.items()}, way=self.way[kept])
+
+
+def _fitting(facts: ContractionInfo, target: CpuTarget, lanes: int, ways: Sequence[Rows], joined: int = 1) -> _Tiles:
+    """The register tiles, with up to so many vectors along the lanes, that leave registers for the factors."""
+    most = min(MOST_VECTORS, -(-facts.extent(facts.vector) // lanes))
+    counts = np.arange(1.0 if joined == 1 else float(most), most + 1)
+    way = np.tile(np.arange(len(ways)), len(counts))
+    points: dict[str, Numbers] = {facts.vector: np.repeat(lanes * counts, len(ways))}
+    sizes = [dict(rows) for rows in ways]
+    for name in dict.fromkeys(name for rows in ways for name, _ in rows):
+        points[name] = np.array([float(rows.get(name, 1)) for rows in sizes])[way]
+    tiles = _Tiles(lanes, points, ways, way, joined)
+    return tiles.only(live_registers(facts, lanes, points, joined) < target.vector_registers)
+
+
+def _joined(facts: ContractionInfo, target: CpuTarget) -> Generator[_Tiles]:
+    """Register tiles in which rows of half vectors share registers, where whole vectors would leave many lanes idle.
+
+    They read a panel that holds several rows of the moving factor side by side, not windows, which such a panel would
+    hold many times.
+    """
+    widest, extent = target.lanes(facts.bits), facts.extent(facts.vector)
+    lanes = widest // 2
+    halves = -(-extent // lanes)
+    pays = vector_cost(widest, facts.bits, target) < 2 * vector_cost(lanes, facts.bits, target)
+    windows = prod(facts.extent(name) for name in facts.vector_operand.iterators) > facts.vector_operand.stored
+    suits = halves in (1, 3) and not (
+        windows or facts.transposes_output or facts.op.pairs or facts.vector in facts.broadcast_operand.iterators
+    )
+    if not (pays and suits):
+        return
+    ways: list[Rows] = []
+    apart = dict(facts.output_strides)
+    for row in facts.only(facts.broadcast_operand):
+        for column in sorted(facts.only(facts.vector_operand), key=lambda i: apart.get(i.name, 0)):
+            across = [n for n in _sizes(min(column.extent, 8)) if n % 2 == 0 and column.name != facts.vector]
+            ways += [((row.name, size), (column.name, n)) for n in across for size in _sizes(min(row.extent, 14))]
+    if ways:
+        yield _fitting(facts, target, lanes, ways, 2)
+
+
+def _lanes(facts: ContractionInfo, target: CpuTarget) -> list[int]:
+    """How many lanes vectors may have: up to three numbers, the largest first."""
+    widest, extent = target.lanes(facts.bits), facts.extent(facts.vector)
+    useful = [lanes for lanes in _halves(widest) if lanes < 2 * extent] or [_halves(widest)[-1]]
+    if facts.k_size <= SHORT_SUM:  # many ways around these are compared
+        slots = {lanes: -(-extent // lanes) * multiply_cost(lanes, facts, target) for lanes in useful}
+        useful = [lanes for lanes in useful if slots[lanes] <= SLOWEST * min(slots.values())]
+    return useful[:3]
+
+
+def _halves(lanes: int) -> list[int]:
+    """`lanes`, half of it, and so on, down to 4."""
+    return [lanes, *_halves(lanes // 2)] if lanes > 4 else [lanes]
+
+
+def _rows(facts: ContractionInfo, target: CpuTarget) -> Generator[Rows]:
+    """Ways to give rows to a register tile: one iterator, or two where one alone is short."""
+    names = [i.name for i in facts.row_candidates]
+    contiguous = [n for n in names if facts.broadcast_operand.step(n) == 1 and facts.extent(n) >= 4]
+    names = contiguous or names
+    yield ()
+    for name in names:
+        for size in _sizes(facts.extent(name)):
+            yield ((name, size),)
+    if facts.continuing_iterator is not None and facts.extent(facts.vector) < SHORT_RUN:
+        for row in facts.row_candidates:
+            for size in _sizes(min(8, facts.continuing_iterator.extent)):
+                if row is not facts.continuing_iterator and facts.continuing_iterator.extent % size == 0:
+                    yield from (
+                        ((facts.continuing_iterator.name, size), (row.name, n)) for n in _sizes(min(14, row.extent))
+                    )
+    short = [name for name in names if facts.extent(name) < 8][:3]
+    for name in short:
+        for other in names:
+            if other != name:
+                for size in _sizes(facts.extent(other)):
+                    yield ((name, facts.extent(name)), (other, size))
+    if facts.extent(facts.vector) < 32:
+        yield from _columns(facts, target)
+
+
+def _turned_rows(facts: ContractionInfo) -> Generator[Rows]:
+    """Rows of tiles that are stored across: along the output's runs, by one more iterator where those are short."""
+    extent = facts.extent(facts.output_unit_iter)
+    sizes = [n for n in sorted({-(-extent // parts) for parts in range(1, extent)}) if 4 <= n <= ROW_SIZES[-1]]
+    rows = [i for i in facts.row_candidates if i.name != facts.output_unit_iter]
+    for size in sizes:
+        if extent <= ROW_SIZES[-1]:
+            for row in sorted(rows, key=lambda i: abs(facts.broadcast_operand.step(i.name) or 0)):
+                for other in _sizes(min(row.extent, ROW_SIZES[-1] // size)):
+                    yield ((facts.output_unit_iter, size), (row.name, other))
+        yield ((facts.output_unit_iter, size),)
+    if extent < 4:
+        yield ((facts.output_unit_iter, extent),)
+
+
+def _columns(facts: ContractionInfo, target: CpuTarget) -> Generator[Rows]:
+    """Rows together with another iterator of the moving factor, where its runs along the lanes are short.
+
+    Where the output goes past a far cache, rows along which its runs go on come first.
+    """
+    rows, far = facts.only(facts.broadcast_operand), facts.output_size > target.writeback_limit_bytes
+    for row in sorted(rows, key=lambda i: not far or i is not facts.continuing_iterator)[:2]:
+        for column in _column_candidates(facts):
+            for across in _sizes(min(column.extent, 8)):
+                if across >= 4 or facts.vector_operand.step(column.name) != 1:  # smaller copies cannot be turned
+                    for size in _sizes(min(row.extent, 14)):
+                        yield ((row.name, size), (column.name, across))
+
+
+def _column_candidates(facts: ContractionInfo) -> list[Iterator]:
+    """The iterators of the moving factor for columns: the one it is contiguous along if a sum goes on where that ends.
+
+    Otherwise not that one: all of its values had better be copied at once. In any case the one along which the
+    output's runs go on.
+    """
+    moving, end = facts.vector_operand, facts.extent(facts.vector)
+    candidates = [i for i in facts.only(moving) if i.name != facts.vector]
+    contiguous = [i for i in candidates if moving.step(i.name) == 1]
+    continued = [i for i in contiguous if any(moving.step(name) == i.extent for name in facts.reductions)]
+    written = [i for i in candidates if i not in contiguous and (i.name, end) in facts.output_strides]
+    return [*continued, *written] if continued else [i for i in candidates if i not in contiguous]
+
+
+def _sizes(extent: int) -> Generator[int]:
+    for size in ROW_SIZES:
+        if 1 < size <= extent:
+            yield size

@@ -1,0 +1,312 @@
+"""The cost model: which register tile, which loop order and which copies suit an op on a machine.
+
+Everything is counted in cycles of one core. The model knows issue limits of multiply-adds and loads, the latency of
+a chain of multiply-adds, lanes wasted at edges, and how many cycles a byte costs by the cache it comes from.
+
+Register tiles are looked at many at a time: numbers that differ from one to another are arrays, of floats that hold
+whole numbers exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from ...target import CpuTarget
+from ..analysis.contraction_info import Conditions, ContractionInfo, Numbers
+from ..analysis.window_reuse import UNROLL, distinct_taps, scalars_in_registers
+
+LATENCY = 4.0
+"""Cycles until the result of a multiply-add can be added to."""
+STARTED = 3.0
+"""Multiply-adds and loads that start in a cycle; what reads memory itself, as by an indexed address, is both."""
+TILE_OVERHEAD = 24.0
+"""Cycles to start and finish a register tile, beyond its loads and stores."""
+TURN_OVERHEAD, TURN = 30.0, 0.4
+"""Cycles to store a register tile across: for each one, and for each element."""
+PANEL_VECTOR = 0.1
+"""Cycles that a vector of a panel costs because it comes from the second cache."""
+ROW, QUEUED, NEARER = 0.5, 0.1, 0.5
+"""Where the last cache is far, cycles of a step for each row that comes from there, and for each vector of a panel in
+the second cache times their number, for they wait for one another; the part of both where the rows come from nearer."""
+IN_PLACE, USES_IN_PLACE, SHORT_STEP = 0.4, 256, 1024
+"""Cycles of a step for each vector after the fourth of rows that are read in place from afar; uses of an element up to
+which rows are, however far apart, where they can be brought near in time; bytes between rows below which all are."""
+SPLIT = 1.0
+"""Cycles of a step for each vector after the third that lies in two lines of the second cache."""
+LONG_ROW = 1024
+"""Bytes of a row from which on it is read where it is; shorter ones are packed."""
+FAR_ROWS, ROWS = 2048, 1024
+"""Bytes between rows from which on they are copied: of what the second cache holds, and of what it does not."""
+LINE = 64
+LINE_OVERHEAD = 2.0
+"""Cycles to write to another cache line."""
+SHARED_LINE, FAR, FETCHED_LINE = 8.0, 1 << 20, 20.0
+"""Cycles for lines that two register tiles share, where the output has more than so many bytes; for each line that
+comes from memory only to be written, because register tiles do not fill it."""
+LONG_RUN = 256
+"""Bytes of a run of the output that goes past a far cache although it begins or ends in the middle of a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterTile:
+    """Points of each tiled parallel iterator; others have one. `lanes` scalars per vector along the lane iterator.
+
+    joined: vectors that share a register.
+    """
+
+    lanes: int
+    sizes: tuple[tuple[str, int], ...]
+    vectors_per_register: int = 1
+
+    def size(self, iterator: str) -> int:
+        return dict(self.sizes).get(iterator, 1)
+
+    @property
+    def cells(self) -> int:
+        """Accumulators."""
+        return prod(n for _, n in self.sizes) // self.width
+
+    @property
+    def width(self) -> int:
+        """Scalars in a register."""
+        return self.lanes * self.vectors_per_register
+
+
+def vector_cost(lanes: int, bits: int, target: CpuTarget) -> float:
+    """Cycles per multiply-add or load of a vector: at most two start in a cycle."""
+    return max(0.5, lanes * bits / target.issue_bits_per_cycle)
+
+
+def multiply_cost(lanes: int, info: ContractionInfo, target: CpuTarget) -> float:
+    """The same for multiply-adds alone: one of pairs takes the time of a vector of 512 bits on every processor."""
+    cost = vector_cost(lanes, info.bits, target)
+    return max(cost, lanes * info.bits / 512) if info.op.pairs else cost
+
+
+def step_cycles(
+    info: ContractionInfo, target: CpuTarget, lanes: int, points: Mapping[str, Numbers], vectors_per_register: int = 1
+) -> Numbers:
+    """Cycles of one step of the innermost reduction on register tiles. joined: vectors to a register."""
+    width, vector = lanes * vectors_per_register, info.vector
+    cost, columns = vector_cost(width, info.bits, target), points[vector]
+    vectors = np.ceil(columns / lanes) / vectors_per_register
+    cells = vectors * prod(n for name, n in points.items() if name != vector)
+    count, loads = np.zeros_like(columns), np.zeros_like(columns)
+    anew = _read_anew(info, target, width, points)
+    for factor in info.factors:
+        rows = prod((n for name, n in points.items() if name != vector and name in factor.iterators), start=1.0)
+        rows = rows * anew if factor is info.broadcast_operand else rows
+        count += rows * (vectors if vector in factor.iterators else 1)
+        loads += rows * (vectors * cost if vector in factor.iterators else 0.5)
+    products = cells * multiply_cost(width, info, target)
+    started = (cells + count) / STARTED
+    busy = np.maximum(np.maximum(products, loads), np.maximum(started, LATENCY)) + 0.05 * loads
+    waiting = _in_place_cycles(info, target, columns, vectors) + _split_cycles(info, target, columns, vectors)
+    waiting += PANEL_VECTOR * vectors if info.transposes_output else _row_cycles(info, target, points, vectors)
+    return busy + 0.1 * _lines(info, points) + waiting
+
+
+def _read_anew(facts: ContractionInfo, target: CpuTarget, width: int, points: Mapping[str, Numbers]) -> Numbers:
+    """The part of the scalars of a step that registers do not hold from other steps of a window.
+
+    That matters where as many of the widest multiply-adds as of loads start in a cycle.
+    """
+    window, still = facts.reductions[-1] if facts.reductions else None, facts.broadcast_operand
+    hidden = target.issue_bits_per_cycle <= target.vector_bits
+    if window is None or facts.extent(window) > UNROLL or hidden or facts.vector in still.iterators:
+        return np.ones_like(points[facts.vector])
+    every = prod((n for name, n in points.items() if name in still.iterators), start=float(facts.extent(window)))
+    different, _ = distinct_taps(facts, window, points)
+    return np.where(scalars_in_registers(facts, target, window, width, points) > 0, different / every, 1.0)
+
+
+def _in_place_cycles(facts: ContractionInfo, target: CpuTarget, columns: Numbers, vectors: Numbers) -> Numbers:
+    """Cycles of a step for more vectors than a few of long rows that come from afar and are read where they are."""
+    moving = facts.vector_operand
+    if facts.transposes_output or moving.step(facts.vector) != 1 or not facts.reductions:
+        return np.zeros_like(columns)
+    apart = abs(moving.step(facts.reductions[-1]) or 0) * moving.bytes
+    uses = prod(i.extent for i in facts.only(facts.broadcast_operand))
+    in_place = is_beyond_private_caches(moving.stored * moving.bytes, target) and (
+        0 < apart < SHORT_STEP or uses <= USES_IN_PLACE
+    )
+    panel = facts.k_size * columns * moving.bytes
+    return np.where(in_place & (panel > target.cache[0] * 9 // 10), IN_PLACE * np.maximum(0, vectors - 4), 0.0)
+
+
+def _split_cycles(facts: ContractionInfo, target: CpuTarget, columns: Numbers, vectors: Numbers) -> Numbers:
+    """Cycles of a step for vectors of rows that begin anywhere in a line and are read where they are.
+
+    More than three of them ask for more lines than come from the second cache while the multiply-adds last. That was
+    measured where it is large, and the third one far.
+    """
+    moving = facts.vector_operand
+    if not target.has_mesh_llc or facts.transposes_output or moving.step(facts.vector) != 1 or not facts.reductions:
+        return np.zeros_like(columns)
+    apart = abs(moving.step(facts.reductions[-1]) or 0) * moving.bytes
+    in_place = apart < packing_row_bytes(facts, moving.stored * moving.bytes, columns, target)
+    passes = facts.k_size * columns * moving.bytes > target.cache[0] * 3 // 4
+    splits = apart > LINE and apart % LINE != 0
+    return np.where(splits & in_place & passes, SPLIT * np.maximum(0, vectors - 3), 0.0)
+
+
+def packing_row_bytes(info: ContractionInfo, footprint: int, width: Numbers, target: CpuTarget) -> Numbers:
+    """Bytes between rows of the moving factor from which on panels `width` wide are copied.
+
+    footprint: bytes of the factor. Where the second cache is large and the third one far, rows up to the longest step
+    that prefetching follows are near, but what fills half of the second cache is lost to what passes by.
+    """
+    if not target.has_mesh_llc:
+        return np.where(footprint > target.cache[1] * 3 // 4, ROWS, FAR_ROWS)
+    panel = info.k_size * width * info.vector_operand.bytes
+    return np.where(footprint + panel > target.cache[1] // 2, ROWS, FAR_ROWS + LINE)
+
+
+def _row_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[str, Numbers], vectors: Numbers) -> Numbers:
+    """Cycles of a step that rows read where they are cost beside a panel in the second cache.
+
+    What windows read again is near by then.
+    """
+    still = facts.broadcast_operand
+    stored = still.stored * still.bytes
+    if not target.has_mesh_llc or stored <= target.cache[0] or facts.vector in still.iterators or not facts.reductions:
+        return np.zeros_like(vectors)
+    inner = facts.reductions[-1]
+    if still.step(inner) != 1 or facts.extent(inner) * still.bytes < LONG_ROW:
+        return np.zeros_like(vectors)
+    rows = prod((n for name, n in points.items() if abs(still.step(name) or 0) * still.bytes >= LINE), start=1.0)
+    panel = facts.k_size * points[facts.vector] * (facts.bits // 8)
+    queued = np.where(panel > target.cache[0] * 3 // 4, QUEUED * vectors**2, 0.0)
+    read = prod(i.extent for i in facts.op.iterators if i.name in still.iterators)
+    far = 1.0 if is_beyond_private_caches(stored, target) else NEARER
+    return np.where(rows < 2, 0.0, far * (ROW * rows + queued) * min(1.0, still.stored / read))
+
+
+def _lines(facts: ContractionInfo, points: Mapping[str, Numbers]) -> Numbers:
+    """Cache lines that the rows of register tiles begin in the still factor per step of the innermost reduction."""
+    factor = facts.broadcast_operand
+    step = abs(factor.step(facts.reductions[-1]) or 0) * factor.bytes if facts.reductions else 0
+    lines = np.full_like(points[facts.vector], min(1.0, step / LINE))
+    for name, size in points.items():
+        apart = abs(factor.step(name) or 0) * factor.bytes
+        if apart:
+            lines *= size if apart >= LINE or step < LINE else np.maximum(1.0, size * apart / LINE)
+    return lines
+
+
+def live_registers(
+    info: ContractionInfo, lanes: int, points: Mapping[str, Numbers], vectors_per_register: int = 1
+) -> Numbers:
+    """Vector registers that register tiles keep alive."""
+    vectors, rows = (
+        np.ceil(points[info.vector] / lanes) / vectors_per_register,
+        {n: p for n, p in points.items() if n != info.vector},
+    )
+    count = prod(rows.values(), start=1.0)
+    total = vectors * count
+    for factor in info.factors:
+        reads = prod((n for name, n in rows.items() if name in factor.iterators), start=1.0)
+        total += np.where(reads < count, vectors * reads, 1.0) if info.vector in factor.iterators else 1.0
+    return total
+
+
+def all_tiles_cycles(
+    info: ContractionInfo, target: CpuTarget, lanes: int, sizes: Mapping[str, Numbers], vectors_per_register: int = 1
+) -> Numbers:
+    """Cycles of all register tiles of the op, full and partial, were memory free, for each of several tilings.
+
+    sizes: points of the tiled parallel iterators; others have one. joined: vectors to a register.
+    """
+    count = len(sizes[info.vector])
+    points, tiling = np.array(list(sizes.values())), np.arange(count)
+    times = np.full(count, float(prod(i.extent for i in info.parallel if i.name not in sizes)))
+    for row, name in reversed([*enumerate(sizes)]):
+        full, rest = np.divmod(float(info.extent(name)), points[row])
+        whole, short = np.flatnonzero(full), np.flatnonzero(rest)
+        kept = np.concatenate([whole, short])
+        times = np.concatenate([times[whole] * full[whole], times[short]])
+        points, tiling = points[:, kept], tiling[kept]
+        points[row, len(whole) :] = rest[short]
+    total = np.zeros(count)
+    np.add.at(
+        total,
+        tiling,
+        times * tile_cycles(info, target, lanes, dict(zip(sizes, points, strict=True)), vectors_per_register),
+    )
+    return total
+
+
+def tile_cycles(
+    info: ContractionInfo, target: CpuTarget, lanes: int, points: Mapping[str, Numbers], vectors_per_register: int = 1
+) -> Numbers:
+    """Cycles of single register tiles of so many points, over all reductions."""
+    vectors = np.ceil(points[info.vector] / lanes) / vectors_per_register
+    cells = vectors * prod(n for name, n in points.items() if name != info.vector)
+    steps = info.k_size * step_cycles(info, target, lanes, points, vectors_per_register)
+    written = _output_cycles(info, target, points, steps)
+    if info.transposes_output:
+        written += TURN_OVERHEAD + TURN * cells * lanes
+    return steps + TILE_OVERHEAD + 2 * cells * vector_cost(lanes * vectors_per_register, info.bits, target) + written
+
+
+def _output_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[str, Numbers], steps: Numbers) -> Numbers:
+    """Cycles for the lines of memory that the runs of the output in register tiles touch, whole ones or in part.
+
+    steps: cycles of the sums, beside which lines come from memory unless they are done before.
+    """
+    run = facts.run(points)
+    runs = prod(points.values()) / run
+    cycles = runs * (1 + run * facts.output_bytes / LINE) * LINE_OVERHEAD
+    if facts.output_size > FAR:
+        partial = ~facts.fills_lines(run, LINE)
+        cycles += np.where(partial, runs * SHARED_LINE, 0.0)
+        if not facts.transposes_output and facts.output_size > max(
+            target.writeback_limit_bytes, target.reuse_limit_bytes
+        ):  # passes the caches, but for this one
+            fetched = runs * run * facts.output_bytes / LINE * FETCHED_LINE
+            waits = partial & (fetched > steps) & ~fills_whole_lines(facts, target, points)
+            cycles += np.where(waits, fetched, 0.0)
+    return cycles
+
+
+def fills_whole_lines(info: ContractionInfo, target: CpuTarget, points: Mapping[str, Numbers]) -> Conditions:
+    """Whether what boxes of `points` write may go past the caches: whole lines, or past a far one long runs.
+
+    These begin and end in the middle of a line, where the lanes' iterator does.
+    """
+    run = info.run(points)
+    whole = info.fills_lines(run, LINE)
+    if target.has_mesh_llc:
+        ends = points[info.vector] == info.extent(info.vector)
+        whole |= ends & (run * info.output_bytes >= LONG_RUN) & info.fills_lines(run, LINE // 2)
+    return whole
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+
+def byte_cost(resident: int, target: CpuTarget) -> float:
+    """Cycles per byte read from the smallest cache that holds `resident` bytes."""
+    for size, cost in zip(target.cache, (0.0, 1 / 32, 1 / 10), strict=False):
+        if resident <= size * 3 // 4:
+            return cost
+    return 1 / 4
+
+
+def is_beyond_private_caches(resident: int, target: CpuTarget) -> bool:
+    """Whether so many bytes are only in a last cache that is a mesh away."""
+    return target.has_mesh_llc and resident > target.cache[-2] * 3 // 4
+
+
+def stream_cycles(outer: int, inner: int, outer_panel: int, panels: int, passes: int, target: CpuTarget) -> float:
+    """Cycles to read both factors when the panels of one (`outer` bytes) stand still and the other (`inner`) passes.
+
+    panels: of the outer factor, each `outer_panel` bytes; passes: register tiles along the inner factor.
+    """
+    still = outer * passes * byte_cost(outer_panel, target)
+    passing = inner * panels * byte_cost(inner, target)
+    return still + passing + outer * byte_cost(outer, target)

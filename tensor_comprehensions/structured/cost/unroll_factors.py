@@ -1,0 +1,57 @@
+"""How far sums in register tiles are unrolled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+
+import numpy as np
+
+from ...target import CpuTarget
+from ..analysis.contraction_info import ContractionInfo
+from ..analysis.window_reuse import UNROLL, scalars_in_registers
+from ..plan import PackStep, TileLoop
+from .tile_cost import RegisterTile
+
+STEPS, STEPS_OF_PANELS, MANY_STEPS = 8, 4, 64
+"""Most steps of a sum per iteration, and beside packed panels, where more gain little and take long to compile; steps
+of a sum from which on several pay."""
+
+
+def completely_unrolled(
+    known: ContractionInfo, target: CpuTarget, tile: RegisterTile, reductions: Sequence[str]
+) -> int:
+    """How many of the innermost `reductions` are unrolled completely."""
+    if not reductions or known.extent(reductions[-1]) > UNROLL:
+        return 0
+    points = {name: np.array([float(size)]) for name, size in tile.sizes}
+    return int(
+        not known.transposes_output or scalars_in_registers(known, target, reductions[-1], tile.width, points)[0] > 0
+    )
+
+
+def steps_per_iteration(
+    known: ContractionInfo,
+    target: CpuTarget,
+    reductions: Sequence[str],
+    levels: Sequence[TileLoop],
+    packs: Sequence[PackStep],
+) -> int:
+    """Steps of the sum over `reductions` per iteration.
+
+    Scalars of a long sum that are read where they are come from a far cache line by line. Prefetching follows each load
+    of the code from one iteration to the next: with more steps it is further ahead.
+    """
+    still = known.broadcast_operand
+    touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
+    if (
+        touched <= target.writeback_limit_bytes
+        or known.transposes_output
+        or len(reductions) != 1
+        or still.step(reductions[0]) != 1
+    ):
+        return 1
+    if known.k_size < MANY_STEPS or any(pack.side is still.side for pack in packs):
+        return 1
+    most = STEPS_OF_PANELS if packs else STEPS
+    return gcd(most, known.k_size, *(level.size for level in levels if level.iterator == reductions[0]))

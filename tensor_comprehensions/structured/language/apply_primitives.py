@@ -1,0 +1,268 @@
+"""What the pieces of a pipeline mean for an op: each adds to a nest, which becomes the plan that lowering follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+
+from ...core.errors import ArgumentError, CannotLower
+from ...target import CpuTarget
+from ..amx.tile_plans import tile_instructions
+from ..lower.tile import num_tiles
+from ..match.drop_unit_dims import drop_unit_dims
+from ..op import StructuredOp, names_in
+from ..plan import Plan
+from . import primitives as written
+from .finalize import finalize, num_accumulators
+from .primitives import Choice, Primitive, Schedule
+from .schedule_state import (
+    NOWHERE,
+    ScheduleState,
+    StateLoop,
+    contiguous_along,
+    padded_iterators,
+    reduction_loop_name,
+    start_state,
+)
+
+
+def plan_of_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True) -> Plan:
+    """The plan for `drop_unit_dims(op)` that `pipeline`, which leaves nothing to choose, describes.
+
+    parallel: the op stands alone at the top of a kernel; else loops that are to be parallel stay serial.
+
+    Raises:
+        ArgumentError: the pipeline names something that the op does not have.
+        CannotLower: no code can be generated for it; the message says why.
+    """
+    return _finished(_run(pipeline, start_state(op, target, may_parallelize=parallel)))
+
+
+def explain_schedule(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True) -> str:
+    """What every piece does to `op`, a line each. Raises as `plan_of_schedule`."""
+    nest, lines = apply_with_notes(pipeline, start_state(op, target, may_parallelize=parallel))
+    plan = _finished(nest)
+    size = " x ".join(f"{nest.describe_loops(i.name)} {plan.tile(i.name)}" for i in drop_unit_dims(op).parallel)
+    lines.append(f"register tile: {size}, {num_accumulators(op, plan)} vectors of {plan.lanes}")
+    return "\n".join(lines)
+
+
+def loop_state_of(pieces: Iterable[Primitive], op: StructuredOp) -> ScheduleState:
+    """The nest with the loops that the pieces among `pieces` make that make loops. Raises as `plan_of_schedule`."""
+    return _looped(tuple(p for p in pieces if isinstance(p, written.Tile | written.Interchange)), op)
+
+
+@lru_cache(1024)
+def _looped(pieces: tuple[Primitive, ...], op: StructuredOp) -> ScheduleState:
+    """Searches ask for the same loops again and again."""
+    return _run(Schedule(pieces), start_state(op, NOWHERE))
+
+
+def apply_with_notes(pipeline: Schedule, nest: ScheduleState) -> tuple[ScheduleState, list[str]]:
+    """What the pieces make of `nest`, and what each says that it does."""
+    lines: list[str] = []
+    for piece in pipeline.primitives:
+        before = len(nest.notes)
+        nest = _apply(piece, nest)
+        lines += [f"{piece}: {note}" for note in nest.notes[before:]]
+    return nest, lines
+
+
+def state_of_schedule(
+    pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True
+) -> ScheduleState:
+    """What the pieces of `pipeline` make of `op`. Raises as `plan_of_schedule`."""
+    return _run(pipeline, start_state(op, target, may_parallelize=parallel))
+
+
+def _run(pipeline: Schedule, nest: ScheduleState) -> ScheduleState:
+    for piece in pipeline.primitives:
+        nest = _apply(piece, nest)
+    return nest
+
+
+def _finished(nest: ScheduleState) -> Plan:
+    return finalize(_vectorize(written.Vectorize(), nest) if nest.vector is None else nest)
+
+
+def _apply(piece: Primitive, nest: ScheduleState) -> ScheduleState:
+    if isinstance(piece, Choice):
+        raise CannotLower(f"{piece} leaves a choice open")
+    return _MEANING[type(piece)](piece, nest)
+
+
+# --- loops -------------------------------------------------------------------------------------------------------
+
+
+def _tile(piece: written.Tile, nest: ScheduleState) -> ScheduleState:
+    loops, made = list(nest.loops), []
+    for name, size in piece.sizes:
+        iterator = nest.iterator(name)
+        number = 1 + sum(1 for loop in nest.loops if loop.iterator == iterator.name and loop.number)
+        loops = [loop for loop in loops if loop.number or loop.iterator != iterator.name]
+        made.append(StateLoop(iterator.name, number, size))
+    shared = tuple(loop for loop in nest.shared if loop in loops)
+    if len(shared) < len(nest.shared):
+        raise CannotLower(f"{piece}: a parallel loop cannot be tiled any more; tile first")
+    nest = replace(nest, loops=(*loops, *made))
+    counts = [f"{nest.name(loop)} of {num_tiles(nest.op.extent(loop.iterator), loop.size)}" for loop in made]
+    return nest.say(f"loops {', '.join(counts)} tiles")
+
+
+def _interchange(piece: written.Interchange, nest: ScheduleState) -> ScheduleState:
+    sums = [next((s for s in nest.sums if name in reduction_loop_name(nest, s)), None) for name in piece.loops]
+    if all(s is not None for s in sums):
+        order = iter([s for s in sums if s is not None])
+        nest = replace(nest, sums=tuple(next(order) if s in sums else s for s in nest.sums))
+        return nest.say(f"sums over {', '.join(map(nest.describe_loops, nest.sums))}")
+    named = [nest.loop(name) for name in piece.loops]
+    if len(set(named)) < len(named):
+        raise ArgumentError(f"{piece} names one loop twice", expected=", ".join(map(nest.name, nest.loops)))
+    following = iter(named)
+    loops = tuple(next(following) if loop in named else loop for loop in nest.loops)
+    for iterator in {loop.iterator: 0 for loop in loops}:
+        numbers = [loop.number for loop in loops if loop.iterator == iterator]
+        if numbers != sorted(numbers):
+            raise CannotLower(
+                f"{piece}: an outer tile of {nest.describe_loops(iterator)} cannot be inside an inner one"
+            )
+    nest = replace(nest, loops=loops)
+    return nest.say(f"loops {', '.join(map(nest.name, loops))}")
+
+
+def _parallel(piece: written.Parallel, nest: ScheduleState) -> ScheduleState:
+    named = [loop for loop in map(nest.loop, piece.loops) if nest.op.extent(loop.iterator) > 1]
+    if not nest.may_parallelize:
+        return nest.say("stays serial: the loop around this contraction is parallel, or the options forbid it")
+    outer = tuple(loop for loop in nest.loops if nest.op.extent(loop.iterator) > 1)[: len(named)]
+    if tuple(named) != outer:
+        raise CannotLower(f"{piece}: the outermost loops are {', '.join(map(nest.name, outer))}; interchange first")
+    if any(not nest.op.iterator(loop.iterator).is_parallel for loop in named):
+        raise CannotLower(f"{piece}: the iterations of a reduction depend on one another")
+    if len({loop.iterator for loop in named}) < len(named):
+        raise CannotLower(f"{piece}: two of these loops are of one iterator")
+    count = prod(num_tiles(nest.op.extent(loop.iterator), loop.size) for loop in named)
+    return replace(nest, shared=outer, grain=piece.grain_size).say(f"{count} iterations for the threads")
+
+
+# --- copies ------------------------------------------------------------------------------------------------------
+
+
+def _pack(piece: written.Pack, nest: ScheduleState) -> ScheduleState:
+    for name, place in piece.factors:
+        side = nest.side(name)
+        if any(side is other for other, _ in nest.packs) and nest.op.is_product:
+            raise CannotLower(f"{piece}: {name} is packed already")
+        loop = None if place is None else nest.loop(place)
+        nest = replace(nest, packs=(*nest.packs, (side, loop)))
+        where = "outside of all loops" if loop is None else f"in every iteration of {nest.name(loop)}"
+        nest = nest.say(f"{name} is copied {where}")
+    return nest
+
+
+def _prefetch(piece: written.Prefetch, nest: ScheduleState) -> ScheduleState:
+    if not nest.op.is_product:
+        raise CannotLower(f"{piece}: nothing that is read stays for several register tiles")
+    for name, place in piece.factors:
+        loop = nest.loop(place)
+        nest = replace(nest, prefetches=(*nest.prefetches, (nest.side(name), loop)))
+        nest = nest.say(f"{name} for the next iteration of {nest.name(loop)} is brought near")
+    return nest
+
+
+def _pad(piece: written.Pad, nest: ScheduleState) -> ScheduleState:
+    sides = tuple(nest.side(name) for name in piece.factors)
+    nest = replace(nest, padded=(*nest.padded, *sides))
+    innermost = {loop.iterator: loop for loop in nest.loops}
+    ends = [_end(nest, innermost[name]) for name in padded_iterators(nest)]
+    return nest.say(f"{', '.join(ends) or 'nothing'}; zeros and unstored results past the end")
+
+
+def _end(nest: ScheduleState, loop: StateLoop) -> str:
+    """What the last tile of a loop is like."""
+    rest = nest.op.extent(loop.iterator) % loop.size
+    return f"{nest.name(loop)} ends with {rest} of {loop.size}" if rest else f"{nest.name(loop)} has whole tiles"
+
+
+def _peel(piece: written.Peel, nest: ScheduleState) -> ScheduleState:
+    loops = tuple(nest.loop(name) for name in piece.loops)
+    if flat := [loop for loop in loops if not loop.number]:
+        raise CannotLower(f"{piece}: {nest.name(flat[0])} is not tiled")
+    return replace(nest, peeled=(*nest.peeled, *loops)).say(
+        f"{', '.join(_end(nest, loop) for loop in loops)}; the last one is code of its own"
+    )
+
+
+# --- the register tile -------------------------------------------------------------------------------------------
+
+
+def _vectorize(piece: written.Vectorize, nest: ScheduleState) -> ScheduleState:
+    contiguous = contiguous_along(nest.op)
+    if not contiguous and (piece.iterator is None or nest.op.is_product):
+        raise CannotLower(f"{piece}: the output is contiguous along none of the iterators")
+    if piece.iterator is None:
+        lane_iterator = max(contiguous, key=lambda i: i.extent)
+    else:
+        lane_iterator = nest.iterator(piece.iterator)
+        if not lane_iterator.is_parallel and nest.op.is_product:
+            raise CannotLower(f"{piece}: {piece.iterator} is summed")
+    shown = nest.describe_loops(lane_iterator.name)
+    if piece.vectors_per_register > 1 and not nest.op.is_product:
+        raise CannotLower(f"{piece}: there are no sums of products to share registers")
+    if lane_iterator.extent < 2:
+        raise CannotLower(f"{piece}: {shown} has one value")
+    if all(lane_iterator.name not in names_in(factor) for factor in nest.op.factors):
+        raise CannotLower(f"{piece}: no factor depends on {shown}")
+    across = "; sums are turned to be stored" if nest.op.is_product and lane_iterator not in contiguous else ""
+    beside = (
+        f", {piece.vectors_per_register} vectors of a panel to a register" if piece.vectors_per_register > 1 else ""
+    )
+    nest = replace(nest, vector=lane_iterator.name, lanes=piece.lanes, vectors_per_register=piece.vectors_per_register)
+    return nest.say(f"lanes along {shown}{beside}{across}")
+
+
+def _unroll(piece: written.Unroll, nest: ScheduleState) -> ScheduleState:
+    for name, _ in piece.factors:
+        if nest.iterator(name).is_parallel and nest.op.is_product:
+            raise CannotLower(f"{piece}: the register tile of {name} is unrolled anyway")
+    pairs = tuple((nest.iterator(name).name, factor) for name, factor in piece.factors)
+    text = ", ".join(f"{name} by {factor}" if factor else f"{name} completely" for name, factor in piece.factors)
+    return replace(nest, unrolled=(*nest.unrolled, *pairs)).say(text)
+
+
+def _stream(piece: written.NontemporalStores, nest: ScheduleState) -> ScheduleState:
+    return replace(nest, nontemporal=True).say("the output is written past the caches")
+
+
+def _fragments(piece: written.MatrixInstruction, nest: ScheduleState) -> ScheduleState:
+    found = [i.name for i in tile_instructions(nest.op, nest.target) if piece.instruction in ("", i.name)]
+    if not found:
+        raise CannotLower(f"{piece}: the processor has no such instruction for these factors")
+    return replace(nest, instruction=found[0]).say(f"register tiles by {found[0]}")
+
+
+def _unpack(piece: written.PackOutput, nest: ScheduleState) -> ScheduleState:
+    if not nest.op.is_product:
+        raise CannotLower(f"{piece}: there are no sums to keep")
+    loop = nest.loop(piece.loop)
+    return replace(nest, output_panel_loop=loop).say(
+        f"results of every iteration of {nest.name(loop)} are kept, and then stored"
+    )
+
+
+_MEANING: dict[type, Callable[..., ScheduleState]] = {
+    written.Tile: _tile,
+    written.Interchange: _interchange,
+    written.Parallel: _parallel,
+    written.Pack: _pack,
+    written.Pad: _pad,
+    written.Peel: _peel,
+    written.Vectorize: _vectorize,
+    written.Unroll: _unroll,
+    written.NontemporalStores: _stream,
+    written.MatrixInstruction: _fragments,
+    written.Prefetch: _prefetch,
+    written.PackOutput: _unpack,
+}

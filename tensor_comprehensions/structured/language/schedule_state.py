@@ -1,0 +1,160 @@
+"""A nest of loops around a register tile, while the pieces of a pipeline shape it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from ...core.errors import ArgumentError
+from ...core.naming import SEPARATOR
+from ...target import CpuTarget
+from ..analysis.access_strides import access_strides
+from ..op import Iterator as Dimension
+from ..op import StructuredOp, loads_in, names_in
+from ..plan import Side
+
+NOWHERE = CpuTarget("cpu", "", "", 512, 32, ())
+"""A target for what depends on none."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateLoop:
+    """A loop around the register tile. number: counts the tiles of an iterator from 1; 0 where it has none."""
+
+    iterator: str
+    number: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleState:
+    """What the pieces so far have made of an op.
+
+    Attributes:
+        op: as given; iterators of extent 1 are there and get no loop in the end.
+        loops: around the register tile, outermost first.
+        sums: the reduction loops inside it, outermost first.
+        joined: vectors of a panel that share a register.
+        packs: factors and the loop inside which they are copied; None: outside of all.
+        padded: factors along which the last tiles are whole. peeled: loops whose last tile is code of its own.
+        shared: how many of the outermost loops the threads share. alone: whether they may.
+        streaming: whether the output is written past the caches.
+        instruction: by which the register tile is computed; "" for plain vectors.
+        ahead: factors and the loop for whose next iteration they are brought near.
+        unpacked: the loop inside which results are kept in a panel until they are complete.
+    """
+
+    op: StructuredOp
+    target: CpuTarget
+    may_parallelize: bool
+    loops: tuple[StateLoop, ...]
+    sums: tuple[str, ...]
+    vector: str | None = None
+    lanes: int = 0
+    vectors_per_register: int = 1
+    packs: tuple[tuple[Side, StateLoop | None], ...] = ()
+    padded: tuple[Side, ...] = ()
+    peeled: tuple[StateLoop, ...] = ()
+    unrolled: tuple[tuple[str, int], ...] = ()
+    shared: tuple[StateLoop, ...] = ()
+    grain: int = 0
+    nontemporal: bool = False
+    instruction: str = ""
+    prefetches: tuple[tuple[Side, StateLoop], ...] = ()
+    output_panel_loop: StateLoop | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def remaining_points(self) -> tuple[StateLoop, ...]:
+        """The loops of more than one point: those that there are in the end."""
+        return tuple(loop for loop in self.loops if self.op.extent(loop.iterator) > 1)
+
+    # --- names ---
+
+    def describe_loops(self, iterator: str) -> str:
+        """The name that an index has in the def: ops of a kernel put their own name before it."""
+        return self.op.shown(iterator)
+
+    def iterator(self, name: str) -> Dimension:
+        """Raises ArgumentError that lists the names there are."""
+        found = [i for i in self.op.iterators if self.describe_loops(i.name) == name]
+        if found:
+            return found[0]
+        merged = [self.describe_loops(i.name) for i in self.op.iterators if name in i.name.split(SEPARATOR)[1:]]
+        raise ArgumentError(
+            f"{self.op.name} has no iterator {name!r}",
+            expected=", ".join(self.describe_loops(i.name) for i in self.op.iterators),
+            suggestion=f"indices that are always walked together are one iterator: {merged[0]}" if merged else "",
+        )
+
+    def name(self, loop: StateLoop) -> str:
+        """How a loop is called."""
+        iterator = self.describe_loops(loop.iterator)
+        if not loop.number:
+            return iterator
+        plain = f"{iterator}{loop.number}"
+        return (
+            f"{iterator}.{loop.number}"
+            if any(self.describe_loops(i.name) == plain for i in self.op.iterators)
+            else plain
+        )
+
+    def loop(self, name: str) -> StateLoop:
+        """The loop called `name`; an iterator's name is that of its innermost loop. Raises ArgumentError."""
+        for loop in self.loops:
+            if name in (self.name(loop), f"{self.describe_loops(loop.iterator)}.{loop.number}"):
+                return loop
+        own = [loop for loop in self.loops if self.describe_loops(loop.iterator) == name]
+        if own:
+            return own[-1]
+        loops = ", ".join(map(self.name, self.loops)) or "none"
+        sums = [self.describe_loops(s) for s in self.sums]
+        raise ArgumentError(
+            f"{self.op.name} has no loop {name!r}",
+            expected=loops,
+            suggestion=f"{name} is summed inside the register tile; tile({name}=...) makes a loop of it"
+            if name in sums
+            else "",
+        )
+
+    def side(self, name: str) -> Side:
+        """The factor that reads the tensor `name`. Raises ArgumentError."""
+        read = {side: [a.buffer.name for a in loads_in(self.op.factors[side.value])] for side in Side}
+        found = [side for side, tensors in read.items() if name in tensors]
+        if not found:
+            found = [side for side in Side if side.name.lower() == name]
+        if len(found) == 1:
+            return found[0]
+        raise ArgumentError(
+            f"{self.op.name} has {'two factors' if found else 'no factor'} called {name!r}",
+            expected=", ".join(dict.fromkeys((*read[Side.LEFT], *read[Side.RIGHT], "left", "right"))),
+        )
+
+    def say(self, note: str) -> ScheduleState:
+        return replace(self, notes=(*self.notes, note))
+
+
+def start_state(op: StructuredOp, target: CpuTarget, *, may_parallelize: bool = True) -> ScheduleState:
+    """The nest before the first piece: every parallel iterator a loop, every reduction inside the register tile."""
+    loops = tuple(StateLoop(i.name, 0, 1) for i in op.parallel)
+    return ScheduleState(op, target, may_parallelize, loops, tuple(i.name for i in op.reductions))
+
+
+def reduction_loop_name(nest: ScheduleState, iterator: str) -> tuple[str, ...]:
+    """What the loop over a reduction inside the register tile is called: `k` where it is not tiled, else `k0`."""
+    shown = nest.describe_loops(iterator)
+    tiled = any(loop.iterator == iterator for loop in nest.loops)
+    return (f"{shown}0", f"{shown}.0") if tiled else (shown, f"{shown}0", f"{shown}.0")
+
+
+def padded_iterators(nest: ScheduleState) -> list[str]:
+    """The iterators that move nothing but factors to be padded."""
+    others = [f for side, f in zip(Side, nest.op.factors, strict=True) if side not in nest.padded]
+    mine = {n for side in nest.padded for n in names_in(nest.op.factors[side.value])}
+    elsewhere = {n for factor in others for n in names_in(factor)}
+    return [i.name for i in nest.op.parallel if i.name in mine and i.name not in elsewhere]
+
+
+def contiguous_along(op: StructuredOp) -> list[Dimension]:
+    """The iterators along which the output is contiguous."""
+    written_steps = access_strides(op.output, [i.name for i in op.iterators]) or {}
+    return [i for i in op.parallel if written_steps.get(i.name) == 1 and i.extent > 1]

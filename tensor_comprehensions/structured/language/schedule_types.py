@@ -1,0 +1,48 @@
+"""How somebody wants contractions to be lowered: pipelines, experts that make them, and which is meant for which op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from ...core.errors import ArgumentError
+from ...core.lazy_import import lazy_module
+
+if TYPE_CHECKING:
+    from ...target import CpuTarget
+    from ..op import StructuredOp
+    from . import primitives
+    from .primitives import Schedule
+else:
+    primitives = lazy_module("structured.language.primitives")
+
+Expert: TypeAlias = "Callable[[StructuredOp, CpuTarget], Schedule]"
+"""Makes the pipeline for an op on a machine."""
+ScheduleArgument: TypeAlias = "Schedule | Expert"
+ScheduleArguments: TypeAlias = "ScheduleArgument | tuple[tuple[str, ScheduleArgument], ...] | None"
+"""One for all contractions, or one per name of a tensor that a contraction defines; None: the cost model's choice."""
+
+
+def freeze_schedule(schedule: object) -> ScheduleArguments:
+    """What a user passes as a schedule, as a value that can be a key. Raises ArgumentError."""
+    if isinstance(schedule, Mapping):
+        return tuple((str(name), _checked(s)) for name, s in schedule.items())
+    if isinstance(schedule, tuple):
+        return tuple((str(name), _checked(s)) for name, s in schedule)
+    return None if schedule is None else _checked(schedule)
+
+
+def _checked(schedule: object) -> ScheduleArgument:
+    if isinstance(schedule, primitives.Schedule) or (callable(schedule) and not isinstance(schedule, type)):
+        return schedule
+    raise ArgumentError(
+        f"the schedule is {schedule!r}",
+        expected='a pipeline, such as tile(m=8, n=32) >> pack(B="n1"), or a function (op, target) that gives one',
+    )
+
+
+def schedule_for(schedules: ScheduleArguments, *names: str) -> ScheduleArgument | None:
+    """The schedule for the contraction that has these names."""
+    if isinstance(schedules, tuple):
+        return next((s for name, s in schedules if name in names), None)
+    return schedules

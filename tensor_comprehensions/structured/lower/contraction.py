@@ -1,0 +1,119 @@
+"""Lowering a structured op to loops: check, choose a plan, and generate what the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from ...core.errors import CannotLower
+from ...core.naming import mint
+from ...loop_ir import build
+from ...loop_ir.nodes import Allocate, Stmt
+from ...target import CpuTarget
+from ..amx.tile_microkernel import matrix_tile_kernel, with_tile_buffers
+from ..analysis.contraction_info import is_shared_panel
+from ..match.drop_unit_dims import drop_unit_dims
+from ..op import StructuredOp
+from ..plan import PackStep, Plan
+from ..planners.select import select_plan
+from .masked_domain import is_wanted
+from .microkernel import Operand, microkernel
+from .output_panel import make_output_panel
+from .pack import PackedPanel, make_panel
+from .tile import Region, full_region, parallel_tile_nest, peel_region, tile_loop
+
+Operands = tuple[Operand, ...]
+
+
+def lower_contraction(op: StructuredOp, target: CpuTarget, *, parallel: bool, plan: Plan | None = None) -> Stmt:
+    """The loops that compute `op` on `target`.
+
+    parallel: the op stands alone at the top of a kernel and its outermost loop may be a parallel one; otherwise
+    every loop is serial. plan: followed instead of the one the cost model chooses; it must be made for
+    `drop_unit_dims(op)`.
+
+    Raises:
+        CannotLower: no register tile can compute the op. Whether one does it well, `objection` tells.
+    """
+    if op.reduction != "+":
+        raise CannotLower(f"{op.name}: reduction {op.reduction!r} of products")
+    if any(i.extent == 0 for i in op.parallel):
+        return build.NOTHING
+    if any(i.extent == 0 for i in op.reductions):
+        raise CannotLower(f"{op.name}: an empty reduction")
+    op = drop_unit_dims(op)
+    return generate_contraction(op, plan or select_plan(op, target, parallel=parallel))
+
+
+def generate_contraction(op: StructuredOp, plan: Plan) -> Stmt:
+    """The loops of `plan` around the micro-kernel of `op`."""
+    region = full_region({i.name: i.extent for i in op.iterators})
+    operands = tuple(Operand(factor) for factor in op.factors)
+    if not plan.parallel_depth:
+        return with_tile_buffers(op, plan, _inside(op, plan, region, operands, plan.packs, 0))
+    outer = plan.levels[: plan.parallel_depth]
+    panels, operands = _panels(op, plan, region, operands, (step for step in plan.packs if not step.depth))
+    parts = peel_region(region, outer)
+    return _filled(panels, build.block(*(_in_parallel(op, plan, part, operands) for part in parts)))
+
+
+def _in_parallel(op: StructuredOp, plan: Plan, region: Region, operands: Operands) -> Stmt:
+    """The loop that the threads share, after what they have copied together."""
+    alike = tuple(step for step in plan.packs if is_shared_panel(op, plan, step))
+    panels, operands = _panels(op, plan, region, operands, alike)
+    packs = tuple(step for step in plan.packs if step.depth and step not in alike)
+    loop = parallel_tile_nest(
+        region,
+        plan.levels[: plan.parallel_depth],
+        op.name,
+        plan.grain,
+        lambda r: with_tile_buffers(op, plan, _inside(op, plan, r, operands, packs, plan.parallel_depth)),
+    )
+    return replace(loop, body=_filled(panels, loop.body))
+
+
+def _inside(
+    op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: tuple[PackStep, ...], depth: int
+) -> Stmt:
+    """The code inside `plan.levels[:depth]`: the panels of `packs` made there, then the rest of the loops."""
+    if depth in (plan.parallel_depth, len(plan.levels)) or any(step.depth == depth for step in packs):
+        return build.when(is_wanted(op, region), _computed(op, plan, region, operands, packs, depth))
+    return _computed(op, plan, region, operands, packs, depth)
+
+
+def _computed(
+    op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: tuple[PackStep, ...], depth: int
+) -> Stmt:
+    """`_inside` for a region with elements that are wanted."""
+    if depth == plan.output_panel_depth:
+        results = make_output_panel(op, plan, region, mint(op.name, "results"))
+        inner = replace(plan, output_panel_depth=None, nontemporal=False)
+        body = _computed(results.op, inner, region, operands, packs, depth)
+        return Allocate((results.buffer,), build.block(body, results.store))
+    panels, operands = _panels(op, plan, region, operands, (step for step in packs if step.depth == depth))
+    if depth == len(plan.levels):
+        body = (matrix_tile_kernel if plan.instruction else microkernel)(op, plan, region, operands)
+    else:
+        level = plan.levels[depth]
+        name = mint(level.iterator, f"t{depth}")
+        body = tile_loop(region, level, name, lambda r: _inside(op, plan, r, operands, packs, depth + 1))
+    return _filled(panels, body)
+
+
+def _panels(
+    op: StructuredOp, plan: Plan, region: Region, operands: Operands, packs: Iterable[PackStep]
+) -> tuple[list[PackedPanel], Operands]:
+    """The panels for what is read in `region`, and the operands with these in their places."""
+    panels = []
+    for step in packs:
+        side = step.side.value
+        panel = make_panel(op, plan, op.factors[side], region, step.depth, mint(op.name, step.side.name.lower()))
+        operands = tuple(panel.operand if i == side else o for i, o in enumerate(operands))
+        panels.append(panel)
+    return panels, operands
+
+
+def _filled(panels: Sequence[PackedPanel], body: Stmt) -> Stmt:
+    for panel in reversed(panels):
+        body = Allocate((panel.buffer,), build.block(panel.fill, body))
+    return body

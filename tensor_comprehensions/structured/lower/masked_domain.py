@@ -1,0 +1,129 @@
+"""The part of an op's box that its mask leaves, tile by tile: which are skipped, and how far their sums go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...core.naming import mint
+from ...loop_ir import build
+from ...loop_ir.nodes import Expr, Let, Loop, Stmt, Var
+from ..op import HalfSpace, StructuredOp
+from .tile import Region, local_var, tile_number_var
+
+Step = Callable[[dict[str, Expr]], Stmt]
+"""Makes the code for given values of the reductions."""
+
+
+def holds(half: HalfSpace, at: Mapping[str, Expr]) -> Expr:
+    """Is a point, a lane each where it is a vector, in the half space?"""
+    total = half.rest
+    for name, c in half.terms:
+        total = build.add(total, build.mul(at[name], c))
+    return build.ge(total, 0)
+
+
+def inside(halves: Iterable[HalfSpace], at: Mapping[str, Expr]) -> Expr:
+    """Is a point in all of them?"""
+    whole: Expr = build.TRUE
+    for half in halves:
+        whole = build.logical_and(whole, holds(half, at))
+    return whole
+
+
+def is_wanted(op: StructuredOp, region: Region) -> Expr:
+    """Does a region have to be computed: may it have an element that somebody wants?"""
+    whole: Expr = build.TRUE
+    for half in op.elements:
+        whole = build.logical_and(whole, build.ge(_extreme(half, region, most=True), 0))
+    return whole
+
+
+def _extreme(half: HalfSpace, region: Region, *, most: bool, without: str = "") -> Expr:
+    """The largest (or smallest) value of the form in a region, without the term of one iterator."""
+    total = half.rest
+    for name, c in half.terms:
+        if name == without:
+            continue
+        part = region[name]
+        end = part.size - 1 if (c > 0) == most else 0
+        total = build.add(total, build.mul(build.add(part.origin, end), c))
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The steps of one reduction, counted from the start of its range, in a register tile.
+
+    Those in `first .. stop` have terms, and in `all_first .. all_stop`, which is inside, all points of the tile do.
+    """
+
+    first: Expr
+    stop: Expr
+    all_first: Expr
+    all_stop: Expr
+
+
+def stretch(op: StructuredOp, region: Region, name: str) -> Stretch:
+    """How far the sum over the reduction `name` goes in a register tile, whatever the other reductions are."""
+    part = region[name]
+    first: Expr = build.const(0)
+    stop: Expr = build.const(part.size)
+    all_first, all_stop = first, stop
+    for half in op.terms:
+        c = dict(half.terms).get(name, 0)
+        some, every = (_extreme(half, region, most=most, without=name) for most in (True, False))
+        if c == 0:
+            stop = build.select(build.ge(some, 0), stop, build.const(0))
+            all_stop = build.select(build.ge(every, 0), all_stop, build.const(0))
+        elif c > 0:
+            first, all_first = (
+                build.maximum(old, build.sub(build.sub(0, build.div(f, c)), part.origin))
+                for old, f in ((first, some), (all_first, every))
+            )
+        else:
+            stop, all_stop = (
+                build.minimum(old, build.sub(build.add(build.div(f, -c), 1), part.origin))
+                for old, f in ((stop, some), (all_stop, every))
+            )
+    all_first = build.minimum(build.maximum(all_first, first), part.size)
+    return Stretch(first, stop, all_first, build.maximum(all_stop, all_first))
+
+
+def masked_sum(
+    op: StructuredOp, name: str, at_once: int, region: Region, before: Step, step: Step, masked: Step
+) -> Stmt:
+    """The loop over the reduction `name` in a register tile, where its end depends on the tile.
+
+    step: where all points have a term; `steps_per_iteration` of them per iteration, each after `before`. masked:
+    where some have.
+    """
+    part = region[name]
+
+    def at(offset: Expr) -> dict[str, Expr]:
+        return {name: build.add(offset, part.origin), local_var(name): offset, tile_number_var(name): part.number}
+
+    ends = stretch(op, region, name)
+    first, stop, begin, full = (Var(mint(name, end)) for end in ("first", "stop", "begin", "full"))
+    counter = Var(mint(name, "r"))
+    offset = build.add(begin, build.mul(counter, at_once))
+    many = build.block(before(at(offset)), *(step(at(build.add(offset, s))) for s in range(at_once)))
+    rest = build.add(begin, build.mul(full, at_once))
+    body: Stmt = build.block(
+        Loop(counter.name, first, build.minimum(begin, stop), masked(at(counter))),
+        Loop(counter.name, build.const(0), full, many),
+        Loop(counter.name, build.maximum(first, rest), stop, masked(at(counter))),
+    )
+    count = build.div(build.sub(ends.all_stop, begin), at_once)
+    values = (ends.first, ends.stop, ends.all_first, count)
+    for end, value in reversed(list(zip((first, stop, begin, full), values, strict=True))):
+        body = Let(end.name, value, body)
+    return body
+
+
+def summed_along(op: StructuredOp, loops: Sequence[str], unrolled: Sequence[str]) -> str:
+    """The reduction whose loop has other bounds in each tile; "" where each term is asked for itself."""
+    if not op.terms or not loops:
+        return ""
+    summed = {name for half in op.terms for name, _ in half.terms} & {i.name for i in op.reductions}
+    return loops[-1] if summed <= {loops[-1]} else ""

@@ -1,0 +1,466 @@
+"""The micro-kernel: a register tile of accumulators that stays in registers over all reduction loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from ...core.naming import mint
+from ...loop_ir import build
+from ...loop_ir.nodes import Allocate, Block, Buffer, Call, Expr, Let, Load, Loop, Space, Stmt, Store, Type, Var
+from ...loop_ir.rewrite import walk_expr
+from ..analysis.access_strides import access_strides
+from ..op import ACCUMULATOR, HalfSpace, StructuredOp, loads_in, names_in
+from ..plan import Plan
+from .accumulators import (
+    Accumulator,
+    by_register,
+    concat_subvectors,
+    read_accumulator,
+    share_registers,
+    whole_register_runs,
+)
+from .masked_domain import Step, inside, masked_sum, summed_along
+from .panel_prefetch import prefetch_hints_for_panel
+from .store_transposed import flat_row_index, store_transposed, transposed_iterator
+from .tile import Region, each_extent, local_var, region_origin, tile_number_var
+from .vector_expr import first_lanes_mask, multiply_add, substitute_vectorized
+
+CHEAP_CALLS = ("fma", "fmin", "fmax", "fabs", "sqrt", "floor", "ceil", "trunc", "rint")
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A factor as the micro-kernel reads it. padded: reading the lanes past the end of the range is harmless."""
+
+    value: Expr
+    padded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLoads:
+    """Vectors of the factor `side`, each with the accumulators and the steps of the innermost reduction that use it."""
+
+    side: int
+    users: tuple[tuple[tuple[Accumulator, int], ...], ...]
+
+
+def microkernel(op: StructuredOp, plan: Plan, region: Region, operands: Sequence[Operand]) -> Stmt:
+    """`op` on the register tile `region`, reading the factors as `operands` say."""
+    cells = tile_accumulators(op, plan, region)
+    width = Type(op.dtype, plan.lanes * plan.vectors_per_register)
+    registers = Buffer(mint(op.name, "acc"), width, (len(by_register(cells)),), (1,), Space.REGISTER)
+
+    def exact(make: Callable[[Region, Sequence[Accumulator]], Stmt]) -> Stmt:
+        """What touches memory that has no padding, for each extent that the region may have."""
+        return each_extent(
+            region,
+            lambda part: make(part, cells if part is region else _among(tile_accumulators(op, plan, part), cells)),
+        )
+
+    body = build.block(
+        exact(lambda part, own: _start(op, part, own, cells, registers)),
+        _reduce(op, plan, region, operands, cells, registers),
+        exact(lambda part, own: _finish(op, plan, part, own, registers)),
+    )
+    return Allocate((registers,), body)
+
+
+def _among(own: Sequence[Accumulator], cells: Sequence[Accumulator]) -> list[Accumulator]:
+    """`own` in the registers of those of `cells` that stand at the same places."""
+    if len(own) == len(cells):
+        return list(own)
+    places = {tuple(c.offsets.items()): (c.register, c.part) for c in cells}
+    found = ((c, places[tuple(c.offsets.items())]) for c in own)
+    return [replace(c, register=register, part=part) for c, (register, part) in found]
+
+
+def tile_accumulators(op: StructuredOp, plan: Plan, region: Region) -> list[Accumulator]:
+    """The accumulators, vectors of one row next to each other."""
+    rows = _row_order(op, plan)
+    lane_range = region[plan.vector]
+    vectors = [
+        (
+            build.ramp(build.add(lane_range.origin, first), 1, plan.lanes),
+            build.ramp(first, 1, plan.lanes),
+            first_lanes_mask(lane_range.size - first, plan.lanes),
+        )
+        for first in range(0, lane_range.size, plan.lanes)
+    ]
+    start = region_origin(region)
+    cells: list[Accumulator] = []
+    for offsets in product(*(range(region[name].size) for name in rows)):
+        at = dict(start)
+        for name, offset in zip(rows, offsets, strict=True):
+            at[name] = build.add(region[name].origin, offset)
+            at[local_var(name)] = build.const(offset)
+        row = dict(zip(rows, offsets, strict=True))
+        for v, (where, within, mask) in enumerate(vectors):
+            here = at | {plan.vector: where, local_var(plan.vector): within}
+            cells.append(Accumulator(here, row | {plan.vector: v}, mask, len(cells)))
+    return cells if plan.vectors_per_register == 1 else share_registers(cells, plan, _beside(op, plan))
+
+
+def _row_order(op: StructuredOp, plan: Plan) -> list[str]:
+    """The iterators other than the lanes': those that leave the vectors alone first, so that scalars live shortly."""
+    beside = _beside(op, plan)
+    return sorted((i.name for i in op.parallel if i.name != plan.vector), key=lambda name: name not in beside)
+
+
+def _beside(op: StructuredOp, plan: Plan) -> frozenset[str]:
+    """The parallel iterators that leave the vectors alone."""
+    vectors = {name for f in op.factors if plan.vector in names_in(f) for name in names_in(f)}
+    return frozenset(i.name for i in op.parallel if i.name not in vectors)
+
+
+# --- before the sum ----------------------------------------------------------------------------------------------
+
+
+def _start(
+    op: StructuredOp, region: Region, cells: Sequence[Accumulator], everything: Sequence[Accumulator], registers: Buffer
+) -> Stmt:
+    """Set the accumulators: to the initial value, or to the partial sums that an earlier block stored.
+
+    Of `all_measurements` in the register tile only `cells` stand for points that exist; the others start from zero.
+    """
+    first = _conjunction([region[i.name].first for i in op.reductions])
+    existing = {(c.register, c.part): c for c in cells}
+    used = {c.register for c in cells}
+    zero = build.const(0, op.dtype)
+
+    def started(cell: Accumulator, value: Expr) -> Expr:
+        point = existing.get((cell.register, cell.part))
+        return zero if point is None else substitute_vectorized(value, point.at, point.mask)
+
+    def fill(groups: Sequence[Sequence[Accumulator]], value: Expr) -> Stmt:
+        return Block(tuple(_set(registers, group, [started(c, value) for c in group]) for group in groups))
+
+    groups = by_register(everything)
+    padding = fill([g for g in groups if g[0].register not in used], zero)
+    groups = [g for g in groups if g[0].register in used]
+    fresh = fill(groups, op.start)
+    if not build.is_true(first):
+        fresh = build.when(first, fresh, fill(groups, op.output))
+    return build.block(padding, fresh)
+
+
+def _set(registers: Buffer, group: Sequence[Accumulator], values: Sequence[Expr]) -> Stmt:
+    """Give the cells of a register these values."""
+    return build.store(registers, (group[0].register,), concat_subvectors(group, values, registers.type.lanes))
+
+
+def _conjunction(conditions: Sequence[Expr]) -> Expr:
+    whole: Expr = build.TRUE
+    for c in conditions:
+        whole = build.logical_and(whole, c)
+    return whole
+
+
+def _each(cells: Sequence[Accumulator], make: Callable[[Accumulator], Stmt]) -> Stmt:
+    return Block(tuple(make(c) for c in cells))
+
+
+# --- the sum -----------------------------------------------------------------------------------------------------
+
+
+def _reduce(
+    op: StructuredOp,
+    plan: Plan,
+    region: Region,
+    operands: Sequence[Operand],
+    cells: Sequence[Accumulator],
+    registers: Buffer,
+) -> Stmt:
+    """The reduction loops around one step of multiply-adds."""
+    loops = plan.reductions[: len(plan.reductions) - plan.unrolled]
+    unrolled = plan.reductions[len(loops) :]
+    slides = unrolled and plan.vectors_per_register == 1 and not op.terms
+    bounded = summed_along(op, loops, unrolled)
+    windows = _windows(op, plan, region, operands, cells, unrolled[-1]) if slides else None
+    apart = unrolled[:-1] if windows else unrolled
+
+    def unrolled_steps(values: dict[str, Expr], *, masked: bool = bool(op.terms) and not bounded) -> Stmt:
+        """All of the unrolled reductions where the others have given values; masked: each term is asked for."""
+        parts: list[Stmt] = []
+        for offsets in product(*(range(region[name].size) for name in apart)):
+            at = dict(values)
+            for name, offset in zip(apart, offsets, strict=True):
+                at |= reduction_values(region, name, build.const(offset))
+            only = op.terms if masked else ()
+            step = _step(op.name, operands, cells, registers, at, only) if windows is None else slide(windows, at)
+            parts.append(step)
+        return build.block(*parts)
+
+    def slide(windows: WindowLoads, at: dict[str, Expr]) -> Stmt:
+        taps = range(region[unrolled[-1]].size)
+        values = [at | reduction_values(region, unrolled[-1], build.const(k)) for k in taps]
+        return _slide(op.name, operands, cells, registers, windows, values)
+
+    values: dict[str, Expr] = {}
+    for name in loops:
+        values |= reduction_values(region, name, Var(mint(name, "r")))
+    if not loops:
+        return unrolled_steps(values)
+
+    def before(at: dict[str, Expr]) -> Stmt:
+        return prefetch_hints_for_panel(op, plan, region, values | at)
+
+    def step(at: dict[str, Expr]) -> Stmt:
+        return unrolled_steps(values | at)
+
+    def masked(at: dict[str, Expr]) -> Stmt:
+        return unrolled_steps(values | at, masked=True)
+
+    if bounded:
+        innermost = masked_sum(op, loops[-1], plan.unroll_steps, region, before, step, masked)
+    else:
+        innermost = _innermost(loops[-1], plan.unroll_steps, region, before, step)
+    return build.loops([(mint(name, "r"), region[name].size) for name in loops[:-1]], innermost)
+
+
+def _innermost(name: str, at_once: int, region: Region, before: Step, step: Step) -> Stmt:
+    """The loop over the reduction `name` with `steps_per_iteration` steps per iteration, then what is left of them."""
+    full, rest = divmod(region[name].size, at_once)
+    first = build.mul(Var(mint(name, "r")), at_once)
+    parts: list[Stmt] = []
+    if full:
+        many = [step(reduction_values(region, name, build.add(first, s))) for s in range(at_once)]
+        ahead = before(reduction_values(region, name, first))
+        parts.append(Loop(mint(name, "r"), build.const(0), build.const(full), build.block(ahead, *many)))
+    parts += [step(reduction_values(region, name, build.const(full * at_once + s))) for s in range(rest)]
+    return build.block(*parts)
+
+
+def reduction_values(region: Region, name: str, offset: Expr) -> dict[str, Expr]:
+    part = region[name]
+    return {name: build.add(offset, part.origin), local_var(name): offset, tile_number_var(name): part.number}
+
+
+def _step(
+    prefix: str,
+    operands: Sequence[Operand],
+    cells: Sequence[Accumulator],
+    registers: Buffer,
+    at: dict[str, Expr],
+    only: Sequence[HalfSpace] = (),
+) -> Stmt:
+    """One multiply-add per accumulator; what several of them read is read once and named. only: for terms in there."""
+    read: dict[tuple[int, ...], Var] = {}
+    sequence: list[tuple[Var, Expr] | Store] = []
+    moves = [_moves(operand, cells[0]) for operand in operands]
+    for group in by_register(cells):
+        factors: list[Expr] = []
+        for side, operand in enumerate(operands):
+            places = [tuple(c.offsets[name] for name in moves[side]) for c in group]
+            own = group[:1] if len(set(places)) == 1 else group
+            key = (side, *(n for place in places[: len(own)] for n in place))
+            if key not in read:
+                values = [
+                    substitute_vectorized(operand.value, c.at | at, None if operand.padded else c.mask) for c in own
+                ]
+                value = build.broadcast(concat_subvectors(group, values, registers.type.lanes), registers.type.lanes)
+                read[key] = Var(mint(prefix, f"v{len(read)}"), value.type)
+                sequence.append((read[key], value))
+            factors.append(read[key])
+        whole = Load(registers, (build.const(group[0].register),))
+        total = multiply_add(factors[0], factors[1], whole)
+        if only:
+            kept = concat_subvectors(group, [inside(only, c.at | at) for c in group], registers.type.lanes)
+            total = build.select(build.broadcast(kept, registers.type.lanes), total, whole)
+        sequence.append(build.store(registers, (group[0].register,), total))
+    return _scoped(sequence)
+
+
+def _windows(
+    op: StructuredOp, plan: Plan, region: Region, operands: Sequence[Operand], cells: Sequence[Accumulator], name: str
+) -> WindowLoads | None:
+    """How accumulators share vectors of a factor over the steps of the reduction `name`; None where none do."""
+    for side, operand in enumerate(operands):
+        moved = (
+            access_strides(operand.value, cells[0].offsets.keys() | {name}) if isinstance(operand.value, Load) else None
+        )
+        if operand.value is not op.factors[side] or moved is None or plan.vector not in moved:
+            continue
+        lanes = {iterator: step * (plan.lanes if iterator == plan.vector else 1) for iterator, step in moved.items()}
+        users: dict[tuple[int, int], list[tuple[Accumulator, int]]] = {}
+        for tap in range(region[name].size):
+            for cell in cells:
+                place = tap * moved.get(name, 0) + sum(lanes.get(i, 0) * n for i, n in cell.offsets.items())
+                users.setdefault((place, cell.offsets[plan.vector]), []).append((cell, tap))
+        if any(len({tap for _, tap in shared}) > 1 for shared in users.values()):
+            return WindowLoads(side, tuple(tuple(u) for u in users.values()))
+    return None
+
+
+def _slide(
+    prefix: str,
+    operands: Sequence[Operand],
+    cells: Sequence[Accumulator],
+    registers: Buffer,
+    windows: WindowLoads,
+    values: Sequence[dict[str, Expr]],
+) -> Stmt:
+    """The multiply-adds of the steps at `values`, vector by vector of the factor over which windows slide."""
+    moves = [_moves(operand, cells[0]) for operand in operands]
+    read: dict[tuple[int, ...], Var] = {}
+    sequence: list[tuple[Var, Expr] | Store] = []
+    for vector, users in enumerate(windows.users):
+        for cell, tap in users:
+            factors: list[Expr] = []
+            for side, operand in enumerate(operands):
+                own = (tap, *(cell.offsets[name] for name in moves[side]))
+                key = (side, vector) if side == windows.side else (side, *own)
+                if key not in read:
+                    value = substitute_vectorized(
+                        operand.value, cell.at | values[tap], None if operand.padded else cell.mask
+                    )
+                    value = build.broadcast(value, registers.type.lanes)
+                    read[key] = Var(mint(prefix, f"v{len(read)}"), value.type)
+                    sequence.append((read[key], value))
+                factors.append(read[key])
+            total = multiply_add(factors[0], factors[1], read_accumulator(registers, cell))
+            sequence.append(build.store(registers, (cell.register,), total))
+    return _scoped(sequence)
+
+
+def _moves(operand: Operand, cell: Accumulator) -> list[str]:
+    """The tile's iterators that change what an operand reads."""
+    used = names_in(operand.value)
+    return [name for name in cell.offsets if name in used or local_var(name) in used or tile_number_var(name) in used]
+
+
+def _scoped(sequence: Sequence[tuple[Var, Expr] | Store]) -> Stmt:
+    """Definitions and stores in order, each definition reaching over all that follows."""
+    tail: list[Stmt] = []
+    for item in reversed(sequence):
+        if isinstance(item, Store):
+            tail.append(item)
+        else:
+            name, value = item
+            tail = [Let(name.name, value, Block(tuple(reversed(tail))))]
+    return build.block(*reversed(tail))
+
+
+# --- after the sum -----------------------------------------------------------------------------------------------
+
+
+def _finish(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer) -> Stmt:
+    """Store the accumulators: as partial sums, or through the epilogue when the sum is complete."""
+    last = _conjunction([region[i.name].last for i in op.reductions])
+    if op.epilogue is None:
+        last = build.TRUE
+    store = _turned if transposed_iterator(op, plan, region) else _staged if _calls(op.stored_value) else _direct
+    complete = store(op, plan, region, cells, registers)
+    if build.is_true(last):
+        return complete
+    partial = _each(cells, lambda c: _put(op, c, read_accumulator(registers, c)))
+    return build.when(last, complete, partial)
+
+
+def _direct(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer) -> Stmt:
+    cells = whole_register_runs(cells, plan)
+    ordered = _by_address(op, plan, cells) if plan.nontemporal else cells
+    return _each(
+        ordered, lambda c: _put(op, c, _stored(op, c, read_accumulator(registers, c)), streaming=plan.nontemporal)
+    )
+
+
+def _by_address(op: StructuredOp, plan: Plan, cells: Sequence[Accumulator]) -> Sequence[Accumulator]:
+    """In the order of memory: what goes past the caches waits until the parts of a line are there, in few places."""
+    moved = access_strides(op.output, cells[0].offsets)
+    if moved is None:
+        return cells
+    apart = {name: step * (plan.lanes if name == plan.vector else 1) for name, step in moved.items()}
+    return sorted(cells, key=lambda c: sum(apart.get(name, 0) * n for name, n in c.offsets.items()))
+
+
+def _stored(op: StructuredOp, cell: Accumulator, total: Expr) -> Expr:
+    return substitute_vectorized(op.stored_value, cell.at | {ACCUMULATOR: total}, cell.mask)
+
+
+def _put(op: StructuredOp, cell: Accumulator, value: Expr, *, streaming: bool = False) -> Store:
+    where = tuple(substitute_vectorized(i, cell.at) for i in op.output.indices)
+    store = build.store(op.output.buffer, where, value, mask=cell.mask)
+    return replace(store, nontemporal=streaming)
+
+
+def _calls(e: Expr) -> bool:
+    """Whether `e` calls a function that is more than an instruction or two."""
+    return any(isinstance(x, Call) and x.function not in CHEAP_CALLS for x in walk_expr(e))
+
+
+def _staged(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer) -> Stmt:
+    """Spill the sums once and run the epilogue in a loop: a call would spill every live register at every call."""
+    buffer, spill = _spill(op, plan, region, [read_accumulator(registers, c) for c in cells])
+    return Allocate(
+        (buffer,), build.block(spill, store_rows(buffer, op, plan, region, cells[: _vectors(plan, region)]))
+    )
+
+
+def _turned(op: StructuredOp, plan: Plan, region: Region, cells: Sequence[Accumulator], registers: Buffer) -> Stmt:
+    """Store the sums across, through the epilogue: on whole vectors of sums where what it reads suits their lanes."""
+    rows, at = _row_order(op, plan), region_origin(region)
+    sums = [read_accumulator(registers, c) for c in cells]
+    if not _suits_lanes(op, plan.vector):
+        buffer, spill = _spill(op, plan, region, sums)
+        return Allocate((buffer,), build.block(spill, store_transposed(op, plan, region, rows, buffer, at)))
+    ready: Stmt = build.NOTHING
+    if _calls(op.stored_value):
+        buffer, spill = _spill(op, plan, region, sums)
+        here = Load(
+            buffer, (flat_row_index(rows, region, {n: Var(local_var(n)) for n in rows}), Var(local_var(plan.vector)))
+        )
+        kept = replace(plan, nontemporal=False)
+        ready = store_rows(buffer, replace(op, output=here), kept, region, cells[: _vectors(plan, region)])
+    else:
+        buffer, spill = _spill(op, plan, region, [_stored(op, c, s) for c, s in zip(cells, sums, strict=True)])
+    across = store_transposed(replace(op, epilogue=None), plan, region, rows, buffer, at)
+    return Allocate((buffer,), build.block(spill, ready, across))
+
+
+def _suits_lanes(op: StructuredOp, vector: str) -> bool:
+    """Whether the epilogue makes of sums what can stand in their place, and all it reads is contiguous along `vector`.
+
+    Or the same in all lanes.
+    """
+    if op.epilogue is None or op.stored_value.type.dtype != op.dtype:
+        return False
+    moved = [access_strides(load, [i.name for i in op.iterators]) for load in loads_in(op.epilogue)]
+    return all(m is not None and m.get(vector, 0) in (0, 1) for m in moved)
+
+
+def store_rows(buffer: Buffer, op: StructuredOp, plan: Plan, region: Region, columns: Sequence[Accumulator]) -> Stmt:
+    """Store the sums in `buffer`, a row of it per row of the register tile; `columns` are the cells of the first."""
+    rows = [name for name in _row_order(op, plan) if region[name].size > 1]
+    offsets: dict[str, Expr] = {name: Var(mint(name, "row")) for name in rows}
+    at = dict(columns[0].at)
+    for name, row in offsets.items():
+        at |= {name: build.add(region[name].origin, row), local_var(name): row}
+    flat = flat_row_index(rows, region, offsets)
+    body = build.block(*(_epilogue(op, buffer, flat, at, c, v, plan) for v, c in enumerate(columns)))
+    return build.loops([(mint(name, "row"), region[name].size) for name in rows], body)
+
+
+def _spill(op: StructuredOp, plan: Plan, region: Region, values: Sequence[Expr]) -> tuple[Buffer, Stmt]:
+    """A buffer with a row per row of the register tile, and what stores `values`, one of each cell, there."""
+    vectors = _vectors(plan, region)
+    shape = (len(values) // vectors, vectors * plan.lanes)
+    buffer = build.buffer(mint(op.name, "sums"), op.dtype, shape, Space.SCRATCH)
+    places = (divmod(k, vectors) for k in range(len(values)))
+    at = ((row, build.ramp(v * plan.lanes, 1, plan.lanes)) for row, v in places)
+    return buffer, Block(tuple(build.store(buffer, i, value) for i, value in zip(at, values, strict=True)))
+
+
+def _vectors(plan: Plan, region: Region) -> int:
+    """Vectors in a row of the register tile."""
+    return -(-region[plan.vector].size // plan.lanes)
+
+
+def _epilogue(
+    op: StructuredOp, buffer: Buffer, row: Expr, at: dict[str, Expr], column: Accumulator, v: int, plan: Plan
+) -> Stmt:
+    here = at | {plan.vector: column.at[plan.vector], local_var(plan.vector): column.at[local_var(plan.vector)]}
+    total = build.load(buffer, row, build.ramp(v * plan.lanes, 1, plan.lanes))
+    cell = Accumulator(here, column.offsets, column.mask, column.register)
+    return _put(op, cell, _stored(op, cell, total), streaming=plan.nontemporal)

@@ -1,0 +1,63 @@
+"""Unpacking: what the loops below a level compute is kept in a panel, and stored in the order of memory when complete.
+
+Where the output is contiguous along another iterator than the factor that the lanes read, one of them has to be turned
+across. A panel of results lets that be the smaller one, and both are walked in runs as long as the panel has points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...core.naming import mint
+from ...loop_ir import build
+from ...loop_ir.nodes import Buffer, Expr, Load, Space, Stmt, Var
+from ..analysis.access_strides import access_strides
+from ..op import ACCUMULATOR, StructuredOp
+from ..plan import Plan
+from .tile import Region
+from .transpose import Axis, transpose_loops
+from .vector_expr import substitute_vectorized
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPanel:
+    """A panel of results. op: the same op with the panel as its output; store: puts the panel where it belongs."""
+
+    buffer: Buffer
+    op: StructuredOp
+    store: Stmt
+
+
+def with_panel_output(op: StructuredOp, vector: str) -> StructuredOp:
+    """`op` with its results in a panel that is contiguous along `vector`, for the cost model."""
+    order = (*(i for i in op.parallel if i.name != vector), op.iterator(vector))
+    panel = build.buffer(mint(op.name, "results"), op.dtype, tuple(i.extent for i in order))
+    return replace(op, output=Load(panel, tuple(Var(i.name) for i in order)), epilogue=None)
+
+
+def make_output_panel(op: StructuredOp, plan: Plan, region: Region, name: str) -> OutputPanel:
+    """The panel `name` for what `plan.levels[plan.unpacked:]` compute in `region`."""
+    moved = access_strides(op.output, [i.name for i in op.parallel]) or {}
+    unit = next(i.name for i in op.parallel if moved.get(i.name) == 1)
+    order = _order(op, plan, region, unit)
+    buffer = build.buffer(name, op.dtype, tuple(region[n].size for n in order), Space.SCRATCH)
+    inside = Load(buffer, tuple(build.sub(Var(n), region[n].origin) for n in order))
+    offsets: dict[str, Expr] = {n: Var(mint(name, n, "u")) for n in order}
+    at = {n: part.origin for n, part in region.items()}
+    at |= {n: build.add(region[n].origin, offset) for n, offset in offsets.items()}
+    total = Load(buffer, tuple(offsets.values()))
+    where = (substitute_vectorized(i, at) for i in op.output.indices)
+    value = substitute_vectorized(op.stored_value, {**at, ACCUMULATOR: total})
+    store = replace(build.store(op.output.buffer, tuple(where), value), nontemporal=plan.nontemporal)
+    # Square blocks are turned in registers, in loops that go through the output from its beginning to its end.
+    across, lanes = (Axis(mint(name, n, "u"), build.const(0), build.const(region[n].size)) for n in (plan.vector, unit))
+    body = transpose_loops([store], [total], across, lanes, plan.lanes)
+    others = sorted((n for n in order if n not in (plan.vector, unit)), key=lambda n: -abs(moved.get(n, 0)))
+    through = build.loops([(mint(name, n, "u"), region[n].size) for n in others], body)
+    return OutputPanel(buffer, replace(op, output=inside, epilogue=None), through)
+
+
+def _order(op: StructuredOp, plan: Plan, region: Region, unit: str) -> tuple[str, ...]:
+    """The iterators of more than a point in `region` as its loops walk them, the lanes' last."""
+    names = [i.name for i in op.parallel if i.name != plan.vector and (region[i.name].size > 1 or i.name == unit)]
+    return (*sorted(names, key=plan.depth), plan.vector)

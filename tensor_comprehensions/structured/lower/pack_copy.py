@@ -1,0 +1,289 @@
+"""Copying one register tile's worth of a factor into a panel: straight, turned across in registers, or by element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...core.naming import mint
+from ...loop_ir import build
+from ...loop_ir.buffer_view import BufferDim
+from ...loop_ir.nodes import Buffer, Expr, Let, Loop, Stmt, Var
+from ..analysis.access_strides import common_strides
+from ..op import StructuredOp, loads_in
+from .tile import Region, local_var, tile_number_var
+from .transpose import transpose_vectors
+from .vector_expr import first_lanes_mask, substitute_vectorized
+
+TRANSPOSE_BITS = 256
+"""Width of the vectors that are transposed in registers: square tiles of them fit any register file."""
+TRANSPOSE_RUN = 256
+"""Elements of a line that are turned before the next lines' turn."""
+LINE_BITS = 512
+"""Of a cache line."""
+SHORT_LINE = 16
+"""Elements of a line below which the lines after it in memory are turned with it."""
+LONG_ROW = 16
+"""Vectors of a row from which on they are copied in a loop."""
+WIDEST_STEP = 4
+"""Elements this far apart or less still come out of whole vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class PanelShape:
+    """The dimensions of a panel; their axes are iterators.
+
+    numbers: of the tiles that it holds. points: of one tile.
+    blocks: reductions that are walked in blocks of so many points, all of which the panel holds.
+    """
+
+    numbers: tuple[BufferDim[str], ...]
+    reductions: tuple[BufferDim[str], ...]
+    points: tuple[BufferDim[str], ...]
+    blocks: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def digits(self) -> tuple[BufferDim[str], ...]:
+        return (*self.numbers, *self.reductions, *self.points)
+
+    @property
+    def indices(self) -> tuple[Expr, ...]:
+        """The panel's index expressions, over tile numbers and local values."""
+        blocks = dict(self.blocks)
+        numbers = tuple(Var(tile_number_var(d.axis)) for d in self.numbers)
+        inner = tuple(d.axis for d in (*self.reductions, *self.points))
+        starts = (build.mul(Var(tile_number_var(name)), blocks.get(name, 0)) for name in inner)
+        return (*numbers, *map(build.add, starts, (Var(local_var(name)) for name in inner)))
+
+
+Offsets = Mapping[str, Expr]
+"""Of iterators, how far they are from the start of a region."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackCopy:
+    """What is copied: `factor` at the points of `region`, into the part of `buffer` that belongs to them.
+
+    That is one tile, of whatever has tiles of more than a point. steps: of the factor.
+    """
+
+    op: StructuredOp
+    factor: Expr
+    region: Region
+    buffer: Buffer
+    shape: PanelShape
+    lanes: int
+
+    @property
+    def steps(self) -> Mapping[str, int]:
+        return common_strides(loads_in(self.factor), [i.name for i in self.op.iterators])
+
+    @property
+    def across(self) -> str:
+        """The iterator along which the panel is contiguous."""
+        return self.shape.points[-1].axis
+
+    @property
+    def width(self) -> int:
+        """Elements of the panel along it, padding included."""
+        return self.shape.points[-1].extent
+
+    @property
+    def size(self) -> int:
+        """Elements of the factor along it."""
+        return self.region[self.across].size
+
+    @property
+    def others(self) -> list[str]:
+        """The other iterators, those that move the factor most outermost."""
+        names = (d.axis for d in self.shape.digits[: -1 if self.shape.points else None] if d.stride == 1)
+        steps = self.steps
+        return sorted(names, key=lambda name: -abs(steps.get(name, 0)))
+
+    def variable(self, name: str) -> Var:
+        return Var(mint(self.buffer.name, name, "c"))
+
+    def over(self, iterators: Sequence[str], body: Callable[[Offsets], Stmt]) -> Stmt:
+        """Serial loops over the points of `iterators`."""
+        loops = [(self.variable(name).name, self.region[name].size) for name in iterators]
+        return build.loops(loops, body({name: self.variable(name) for name in iterators}))
+
+    def move(self, offsets: Offsets) -> Stmt:
+        """Copy the element there."""
+        return build.store(self.buffer, self.where(offsets), self.value(offsets))
+
+    def value(self, offsets: Offsets, mask: Expr | None = None) -> Expr:
+        """What the factor is there."""
+        origins = {name: part.origin for name, part in self.region.items()}
+        moved = {name: build.add(offset, origins[name]) for name, offset in offsets.items()}
+        return substitute_vectorized(self.factor, origins | moved, mask)
+
+    def where(self, offsets: Offsets) -> tuple[Expr, ...]:
+        """Where that is in the panel."""
+        return tuple(self.region[d.axis].number if d.stride > 1 else offsets[d.axis] for d in self.shape.digits)
+
+
+Columns = tuple[Expr, int, int]
+"""Columns of a panel that one tile fills: the first, how many of them the factor has, how many the panel has."""
+
+
+def pack_tile(copy: PackCopy) -> Stmt:
+    """Fill the panel's part for one register tile, zeros in the padding."""
+    if not copy.shape.points:
+        return copy.over(copy.others, copy.move)
+    steps = copy.steps
+    if 1 <= steps.get(copy.across, 0) <= WIDEST_STEP:
+        return copy.over(copy.others, lambda offsets: _straight(copy, offsets))
+    contiguous = (n for n in copy.others if steps.get(n) == (2 if n == copy.op.pairs else 1))
+    along = max(contiguous, key=lambda n: copy.region[n].size, default=None)
+    if along is None or copy.region[along].size < 2:
+        return copy.over(copy.others, lambda offsets: _by_element(copy, offsets))
+    others = [n for n in copy.others if n != along]
+    if (run := _run(copy, along)) and copy.region[along].size < SHORT_LINE:
+        return copy.over([n for n in others if n not in run], lambda offsets: _short_lines(copy, along, run, offsets))
+    return copy.over(others, lambda offsets: _turned(copy, along, offsets))
+
+
+def _straight(copy: PackCopy, offsets: Offsets) -> Stmt:
+    """Vectors that lie along the same iterator in both memories."""
+    lanes = min(copy.lanes, _power_of_two(copy.width))
+    moves: list[Stmt] = []
+    zero = build.const(0, copy.factor.type.dtype, lanes)
+    whole = copy.size // lanes if copy.size > LONG_ROW * lanes else 0
+    if whole:
+        vector = Var(mint(copy.buffer.name, copy.across, "vector"))
+        there = {**offsets, copy.across: build.ramp(build.mul(vector, lanes), 1, lanes)}
+        moves.append(Loop(vector.name, build.const(0), build.const(whole), copy.move(there)))
+    for first in range(whole * lanes, copy.width, lanes):
+        there = {**offsets, copy.across: build.ramp(first, 1, lanes)}
+        value = zero if first >= copy.size else copy.value(there, first_lanes_mask(copy.size - first, lanes))
+        moves.append(
+            build.store(copy.buffer, copy.where(there), value, mask=first_lanes_mask(copy.width - first, lanes))
+        )
+    return build.block(*moves)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def _by_element(copy: PackCopy, offsets: Offsets) -> Stmt:
+    """One element after another, then zeros."""
+    element = copy.variable(copy.across)
+    there = {**offsets, copy.across: element}
+    parts: list[Stmt] = [Loop(element.name, build.const(0), build.const(copy.size), copy.move(there))]
+    if copy.size < copy.width:
+        clear = build.store(copy.buffer, copy.where(there), build.const(0, copy.factor.type.dtype))
+        parts.append(Loop(element.name, build.const(copy.size), build.const(copy.width), clear))
+    return build.block(*parts)
+
+
+# --- turned across -----------------------------------------------------------------------------------------------
+
+
+def _turned(copy: PackCopy, along: str, offsets: Offsets) -> Stmt:
+    """Square tiles with vectors along `along` in the factor and across it in the panel.
+
+    Two tiles at a time cover a cache line, so that a line is read once even where the factor's lines compete for the
+    cache; runs of them follow a line of the factor for a while, as memory likes it, before the next group of lines.
+    """
+    lanes = max(4, min(copy.lanes, TRANSPOSE_BITS // copy.factor.type.dtype.bits))
+    total = copy.region[along].size
+    pairs, rest = divmod(total, 2 * lanes)
+    run = min(pairs, TRANSPOSE_RUN // (2 * lanes))
+    block, pair = Var(mint(copy.buffer.name, along, "run")), copy.variable(along)
+
+    def run_of_tiles(columns: Columns) -> Stmt:
+        first = build.mul(block, run)
+        stop = build.add(first, run) if pairs % run == 0 else build.minimum(build.add(first, run), pairs)
+        tiles = _tiles(copy, lanes, along, offsets, (build.mul(pair, 2 * lanes), 2 * lanes), columns)
+        return Loop(pair.name, first, stop, tiles)
+
+    parts: list[Stmt] = []
+    if pairs:
+        body = _all_columns(copy, lanes, run_of_tiles)
+        parts.append(Loop(block.name, build.const(0), build.const(-(-pairs // run)), body))
+    if rest:
+        end = (build.const(total - rest), rest)
+        parts.append(_all_columns(copy, lanes, lambda columns: _tiles(copy, lanes, along, offsets, end, columns)))
+    return build.block(*parts)
+
+
+def _run(copy: PackCopy, along: str) -> list[str]:
+    """The iterators along which the factor's memory goes on where `along` ends, the one that moves it most first."""
+    steps, run = copy.steps, [along]
+    others = [n for n in copy.others if n != along]
+    while name := next((n for n in others if steps.get(n) == steps[run[0]] * copy.region[run[0]].size), None):
+        run.insert(0, name)
+        others.remove(name)
+    return run[:-1]
+
+
+def _short_lines(copy: PackCopy, along: str, run: Sequence[str], offsets: Offsets) -> Stmt:
+    """The same where `along` is short, as the windows of a convolution are, and `run` follows it in the factor.
+
+    Tiles that fill lines of the panel together come one after another, or these would be lost in between.
+    """
+    (outer, *inner), dtype = run, copy.factor.type.dtype
+    size = copy.region[along].size
+    lanes = 4 if size <= 4 else max(4, min(copy.lanes, TRANSPOSE_BITS // dtype.bits))
+    whole = (build.const(0), size)
+
+    def group(there: Offsets, columns: Columns) -> Stmt:
+        return copy.over(inner, lambda within: _tiles(copy, lanes, along, {**there, **within}, whole, columns))
+
+    def lines(columns: Columns) -> Stmt:
+        start, count, width = columns
+        parts = [(build.add(start, s), max(0, count - s), width - s) for s in range(0, width, lanes)]
+        return copy.over([outer], lambda at: build.block(*(group({**offsets, **at}, part) for part in parts)))
+
+    return _all_columns(copy, max(lanes, LINE_BITS // dtype.bits), lines)
+
+
+def _all_columns(copy: PackCopy, lanes: int, body: Callable[[Columns], Stmt]) -> Stmt:
+    """`body` for the columns of the panel, `lanes` at a time."""
+    full = copy.size // lanes
+    group = Var(mint(copy.buffer.name, copy.across, "group"))
+    parts: list[Stmt] = []
+    if full:
+        columns = (build.mul(group, lanes), lanes, lanes)
+        parts.append(Loop(group.name, build.const(0), build.const(full), body(columns)))
+    for start in range(full * lanes, copy.width, lanes):
+        parts.append(body((build.const(start), max(0, copy.size - start), copy.width - start)))
+    return build.block(*parts)
+
+
+def _tiles(copy: PackCopy, lanes: int, along: str, offsets: Offsets, run: tuple[Expr, int], columns: Columns) -> Stmt:
+    """Square tiles one after another along the factor's lines: `run` is (first, how many) elements."""
+    first, count = run
+    starts = range(0, count, lanes)
+    return build.block(*(_tile(copy, lanes, along, offsets, (build.add(first, s), count - s), columns) for s in starts))
+
+
+def _tile(copy: PackCopy, lanes: int, along: str, offsets: Offsets, run: tuple[Expr, int], columns: Columns) -> Stmt:
+    """One square tile: `run` as for `_tiles`."""
+    (first, count), (start, lines, width) = run, columns
+    there = {**offsets, along: build.ramp(first, 1, lanes)}
+    zero = build.const(0, copy.factor.type.dtype, lanes)
+    values: list[Expr] = [zero] * lanes
+    for line in range(min(lines, lanes)):
+        at = {**there, copy.across: build.add(start, line)}
+        values[line] = copy.value(at, first_lanes_mask(count, lanes))
+
+    def put(turned: list[Expr]) -> Stmt:
+        stores: list[Stmt] = []
+        for k, value in enumerate(turned[:count]):
+            place = {**offsets, along: build.add(first, k), copy.across: build.ramp(start, 1, lanes)}
+            stores.append(build.store(copy.buffer, copy.where(place), value, mask=first_lanes_mask(width, lanes)))
+        return build.block(*stores)
+
+    bound: list[tuple[Var, Expr]] = []
+
+    def bind(value: Expr) -> Expr:
+        bound.append((Var(mint(copy.buffer.name, f"x{len(bound)}"), value.type), value))
+        return bound[-1][0]
+
+    body = put(transpose_vectors([bind(v) for v in values], lambda a, b, order: bind(build.shuffle(a, b, order))))
+    for name, value in reversed(bound):
+        body = Let(name.name, value, body)
+    return body

@@ -1,0 +1,56 @@
+"""Products of bfloat16 two at a time, where the processor has an instruction that adds both to a float32.
+
+A sum over k becomes one over pairs of neighbors along k: `left(m,k) * right(k,n)` reads as one value each of
+`pair(left(m,2k), left(m,2k+1))` and `pair(right(2k,n), right(2k+1,n))`. Panels hold the pairs side by side, which is
+what the instruction takes; a last pair without a partner has zeros there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...core.dtypes import BFLOAT16, FLOAT32
+from ...loop_ir import build
+from ...loop_ir.instructions import PAIR_BFLOAT16
+from ...loop_ir.nodes import Cast, Expr, Load, Var
+from ...loop_ir.rewrite import substitute
+from ...target import CpuTarget
+from ..op import Iterator, StructuredOp, names_in
+
+
+def pack_bf16_pairs(op: StructuredOp, target: CpuTarget) -> StructuredOp:
+    """`op` over pairs of bfloat16 where `target` multiplies such, else `op`.
+
+    Only where both factors are such elements and nothing more, and have parallel iterators of their own: elements
+    that meet only once are not worth bringing together.
+    """
+    if not target.has_bf16_dot or op.dtype != FLOAT32 or op.terms or not all(map(_is_element, op.factors)):
+        return op
+    left, right = (frozenset(names_in(factor)) for factor in op.factors)
+    own = [any(i.name in side - other for i in op.parallel) for side, other in ((left, right), (right, left))]
+    both = [i for i in op.reductions if i.name in left & right and i.extent > 1]
+    if not both or not all(own):
+        return op
+    chosen = max(both, key=lambda i: (i.extent % 2 == 0, i.extent))
+    return replace(
+        op,
+        iterators=tuple(replace(i, extent=-(-i.extent // 2)) if i is chosen else i for i in op.iterators),
+        left=_pairs(op.left, chosen),
+        right=_pairs(op.right, chosen),
+        pairs=chosen.name,
+    )
+
+
+def _is_element(factor: Expr) -> bool:
+    return isinstance(factor, Cast) and isinstance(factor.operand, Load) and factor.operand.type.dtype == BFLOAT16
+
+
+def _pairs(factor: Expr, along: Iterator) -> Expr:
+    assert isinstance(factor, Cast)
+    even = build.mul(Var(along.name), 2)
+    low, high = (substitute(factor.operand, {along.name: build.add(even, k)}) for k in (0, 1))
+    assert isinstance(high, Load)
+    if along.extent % 2:
+        inside = build.lt(build.add(even, 1), along.extent)
+        high = replace(high, mask=build.both(high.mask, inside))
+    return build.call(PAIR_BFLOAT16, low, high)

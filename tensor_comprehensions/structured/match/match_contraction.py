@@ -1,0 +1,280 @@
+"""Finding structured ops in a program: a contraction with the pointwise statements around it.
+
+A cluster is a run of statements on one tensor T: definitions that start it, one update `T(..) += a * b` that sums,
+and pointwise statements that finish it or turn it into another tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...core.naming import mint
+from ...loop_ir import build
+from ...loop_ir.buffer_view import BufferView
+from ...loop_ir.index_arithmetic import subtract
+from ...loop_ir.nodes import Buffer, Expr, Load, Type, Var
+from ...lower_expr import LoweringScope, lower_access, lower_expr
+from ...target import CpuTarget
+from ...tc_lang import ir as tc
+from ...tc_lang.ir import BoundIndex, BoundStatement, Inequality, Role, Tensor, map_operands, walk_expr
+from ..op import ACCUMULATOR, HalfSpace, Iterator, IteratorKind, StructuredOp
+from ..planners.select import why_not_microkernel
+from .drop_unit_dims import drop_unit_dims
+from .product_matching import convert_exactly, replace_element_reads, split_product
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedContraction:
+    """Consecutive statements that are one structured op.
+
+    Attributes:
+        statements: the members, their free indices named alike, in order.
+        update: which of them is the contraction.
+        output: the element that is stored in the end.
+        left, right: the factors, of the accumulator's type.
+        initial: what the sum starts from, of that type; None is zero.
+        epilogue: what is stored, over `tc.Index(ACCUMULATOR, accumulator type)`; None stores the sum.
+    """
+
+    statements: tuple[BoundStatement, ...]
+    update: int
+    output: tc.Access
+    left: tc.Expr
+    right: tc.Expr
+    initial: tc.Expr | None
+    epilogue: tc.Expr | None
+
+    @property
+    def free(self) -> tuple[BoundIndex, ...]:
+        return self.statements[self.update].free
+
+    @property
+    def reduction_indices(self) -> tuple[BoundIndex, ...]:
+        return self.statements[self.update].reduction_indices
+
+    def op(
+        self,
+        name: str,
+        buffers: Mapping[str, Buffer | BufferView[int]],
+        tiles: Mapping[str, tuple[Expr, int]] | None = None,
+    ) -> StructuredOp:
+        """The cluster as a structured op whose iterators are named `name.index`.
+
+        tiles: for free indices that surrounding loops have tiled, the first value (int64) and how many follow.
+        """
+        tiles = tiles or {}
+        iterators: list[Iterator] = []
+        values: dict[str, Expr] = {ACCUMULATOR: Var(ACCUMULATOR, Type(self.left.dtype))}
+        for kind, indices in ((IteratorKind.PARALLEL, self.free), (IteratorKind.REDUCTION, self.reduction_indices)):
+            for i in indices:
+                origin, extent = tiles.get(i.name, (build.const(i.lower), i.extent))
+                iterators.append(Iterator(mint(name, i.name), extent, kind))
+                values[i.name] = build.add(Var(mint(name, i.name)), origin)
+        scope = LoweringScope(values, buffers)
+        buffer, where = lower_access(self.output.tensor, self.output.subscripts, scope)
+        return StructuredOp(
+            name=name,
+            iterators=tuple(iterators),
+            output=Load(buffer, where),
+            left=lower_expr(self.left, scope),
+            right=lower_expr(self.right, scope),
+            initial=None if self.initial is None else lower_expr(self.initial, scope),
+            epilogue=None if self.epilogue is None else lower_expr(self.epilogue, scope),
+            elements=tuple(_half_space(g, name, values) for g in self.statements[self.update].elements),
+            terms=tuple(_half_space(g, name, values) for g in self.statements[self.update].terms),
+        )
+
+
+def _half_space(g: Inequality, name: str, values: Mapping[str, Expr]) -> HalfSpace:
+    """An inequality of a cluster over the iterators of its op, and the surrounding loops of their tiles."""
+    rest: Expr = build.const(g.constant)
+    for index, c in g.terms:
+        rest = build.add(rest, build.mul(subtract(values[index], Var(mint(name, index))), c))
+    return HalfSpace(tuple((mint(name, index), c) for index, c in g.terms), rest)
+
+
+def match_contraction(
+    statements: Sequence[BoundStatement], start: int, tensors: Mapping[str, Tensor]
+) -> MatchedContraction | None:
+    """The longest cluster that begins with `statements[start]`, if any does.
+
+    `statements` is the whole program: what comes after decides which tensors are still needed.
+    """
+    at = start
+    while at < len(statements) and _starts(statements[at], statements[start].target):
+        at += 1
+    if at == len(statements) or statements[at].target != statements[start].target:
+        return None
+    update = statements[at]
+    if not _sums(update) or (update.initialize and at > start):
+        return None
+    pair = split_product(update)
+    if pair is None or any(not _same_points(s, update) or _lacks(s, update) for s in statements[start:at]):
+        return None
+    cluster = _base(statements[start : at + 1], tensors, pair.left, pair.right, pair.scale)
+    for following in range(at + 1, len(statements)):
+        longer = _extended(cluster, statements, following, tensors)
+        if longer is None:
+            break
+        cluster = longer
+    return cluster
+
+
+def why_unprofitable(
+    cluster: MatchedContraction, buffers: Mapping[str, Buffer], target: CpuTarget, *, asked: bool = False
+) -> str | None:
+    """Why lowering the whole cluster would not do well on `target`; None where it would, or was asked for."""
+    op = cluster.op("c", buffers)
+    if any(i.extent == 0 for i in op.iterators):
+        return "an empty range"
+    return None if asked else why_not_microkernel(drop_unit_dims(op), target)
+
+
+# --- the parts ---------------------------------------------------------------------------------------------------
+
+
+def _plain(s: BoundStatement) -> tuple[str, ...] | None:
+    """The names of the target's subscripts where they are the distinct free indices, in any order."""
+    names = tuple(e.name for e in s.subscripts if isinstance(e, tc.Index))
+    if len(names) != len(s.subscripts) or len(set(names)) != len(names):
+        return None
+    return names if set(names) == {i.name for i in s.free} else None
+
+
+def _pointwise(s: BoundStatement) -> bool:
+    return not s.reduction_indices and not s.reads_own_target and _plain(s) is not None
+
+
+def _starts(s: BoundStatement, target: str) -> bool:
+    return s.target == target and s.reduction is None and _pointwise(s)
+
+
+def _sums(s: BoundStatement) -> bool:
+    own = (e for e in walk_expr(s.value) if isinstance(e, tc.Access) and e.tensor == s.target)
+    return (
+        s.reduction == "+"
+        and bool(s.reduction_indices)
+        and not s.reads_own_target
+        and _plain(s) is not None
+        and not any(own)
+    )
+
+
+def _same_points(s: BoundStatement, update: BoundStatement) -> bool:
+    """Whether `s` writes, dimension by dimension, at the values that `update` does."""
+    return _ranges(s) == _ranges(update)
+
+
+def _lacks(s: BoundStatement, update: BoundStatement) -> bool:
+    """Does `s` define other elements than `update`?"""
+    return set(_renamed(s, update).elements) != set(update.elements)
+
+
+def _ranges(s: BoundStatement) -> tuple[tuple[int, int], ...]:
+    found = {i.name: (i.lower, i.upper) for i in s.free}
+    return tuple(found[n] for n in _plain(s) or ())
+
+
+def _renamed(s: BoundStatement, update: BoundStatement) -> BoundStatement:
+    """`s` with its indices named as those of `update` in the same dimension of the target."""
+    names = dict(zip(_plain(s) or (), _plain(update) or (), strict=True))
+
+    def rename(e: tc.Expr) -> tc.Expr:
+        if isinstance(e, tc.Index):
+            return replace(e, name=names.get(e.name, e.name))
+        return map_operands(e, rename)
+
+    order = {i.name: position for position, i in enumerate(update.free)}
+    indices = sorted((replace(i, name=names[i.name]) for i in s.indices), key=lambda i: order[i.name])
+    return replace(
+        s,
+        subscripts=tuple(map(rename, s.subscripts)),
+        value=rename(s.value),
+        indices=tuple(indices),
+        elements=tuple(g.renamed({name: names.get(name, name) for name, _ in g.terms}) for g in s.elements),
+        checks=tuple(
+            replace(c, subscript=rename(c.subscript), guard=None if c.guard is None else rename(c.guard))
+            for c in s.checks
+        ),
+    )
+
+
+def _base(
+    members: Sequence[BoundStatement],
+    tensors: Mapping[str, Tensor],
+    left: tc.Expr,
+    right: tc.Expr,
+    scale: tc.Expr | None,
+) -> MatchedContraction:
+    """The cluster of the definitions and the update alone."""
+    *definitions, update = members
+    renamed = tuple(_renamed(s, update) for s in definitions)
+    output = tc.Access(update.target, update.subscripts, tensors[update.target].dtype)
+    dtype = update.value.dtype
+    initial: tc.Expr | None = None if update.initialize else convert_exactly(output, dtype)
+    for s in renamed:
+        before = output if initial is None else convert_exactly(initial, output.dtype)
+        initial = convert_exactly(convert_exactly(replace_element_reads(s.value, output, before), output.dtype), dtype)
+    if isinstance(initial, tc.Const) and initial.value == 0:
+        initial = None
+    epilogue: tc.Expr | None = None
+    if scale is not None:
+        total: tc.Expr = tc.Binary("*", scale, tc.Index(ACCUMULATOR, dtype), dtype)
+        epilogue = total if initial is None else tc.Binary("+", initial, total, dtype)
+        initial = None
+    return MatchedContraction((*renamed, update), len(renamed), output, left, right, initial, epilogue)
+
+
+def _extended(
+    cluster: MatchedContraction, statements: Sequence[BoundStatement], at: int, tensors: Mapping[str, Tensor]
+) -> MatchedContraction | None:
+    """`cluster` with `statements[at]` as one more pointwise step after the sum."""
+    s, update = statements[at], cluster.statements[cluster.update]
+    if not _pointwise(s) or not _same_points(s, update):
+        return None
+    s = _renamed(s, update)
+    if set(s.elements) != set(update.elements):
+        return None
+    current = cluster.output
+    output = replace(current, tensor=s.target, subscripts=s.subscripts, dtype=tensors[s.target].dtype)
+    if s.target != current.tensor and not _replaces(cluster, s, statements[at + 1 :], tensors):
+        return None
+    if not any(e == current for e in walk_expr(s.value)) or _reads_elsewhere(s.value, current):
+        return None
+    if _reads_elsewhere(s.value, output):
+        return None
+    dtype = cluster.left.dtype
+    done = cluster.epilogue if cluster.epilogue is not None else tc.Index(ACCUMULATOR, dtype)
+    value = replace_element_reads(_value(s, output), current, convert_exactly(done, current.dtype))
+    return replace(cluster, statements=(*cluster.statements, s), output=output, epilogue=value)
+
+
+def _value(s: BoundStatement, output: tc.Access) -> tc.Expr:
+    """What a pointwise statement stores, its update of the old element spelled out."""
+    if s.reduction is None or s.initialize:
+        return s.value
+    return tc.Binary(s.reduction, convert_exactly(output, s.value.dtype), s.value, s.value.dtype)
+
+
+def _replaces(
+    cluster: MatchedContraction, s: BoundStatement, later: Sequence[BoundStatement], tensors: Mapping[str, Tensor]
+) -> bool:
+    """Whether the target of `s` may take the place of the cluster's output: nobody else wants that one."""
+    old = cluster.output.tensor
+    if tensors[old].role is not Role.TEMPORARY or any(_uses(x, old) for x in later):
+        return False
+    return not any(_uses(x, s.target) for x in cluster.statements)
+
+
+def _uses(s: BoundStatement, tensor: str) -> bool:
+    if s.target == tensor:
+        return True
+    roots = (s.value, *s.subscripts, *(c.subscript for c in s.checks), *(c.guard for c in s.checks if c.guard))
+    return any(isinstance(e, tc.Access) and e.tensor == tensor for root in roots for e in walk_expr(root))
+
+
+def _reads_elsewhere(value: tc.Expr, element: tc.Access) -> bool:
+    """Whether `value` reads the tensor of `lower_access` at another element."""
+    reads = (e for e in walk_expr(value) if isinstance(e, tc.Access) and e.tensor == element.tensor)
+    return any(e.subscripts != element.subscripts for e in reads)

@@ -1,0 +1,81 @@
+"""Expressions of the language taken apart and put together: products, reads, roundings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from ...core.dtypes import DType
+from ...tc_lang import ir as tc
+from ...tc_lang.ir import BoundStatement, map_operands, walk_expr
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """`scale * left * right`: what a contraction sums; `scale` does not change from term to term."""
+
+    left: tc.Expr
+    right: tc.Expr
+    scale: tc.Expr | None
+
+
+def split_product(s: BoundStatement) -> Product | None:
+    """The value of an update as a product of two factors, each with a tensor and a reduced index, and a scale."""
+    reduced = {i.name for i in s.reduction_indices}
+    leaves = _leaves(s.value)
+    summed = [x for x in leaves if reduced & _indices(x)]
+    scales = [x for x in leaves if not reduced & _indices(x)]
+    if scales and not s.value.dtype.is_float and any(x.dtype != s.value.dtype for x in scales):
+        return None
+    factors = _merge(summed)
+    if len(factors) != 2 or not all(any(isinstance(e, tc.Access) for e in walk_expr(f)) for f in factors):
+        return None
+    return Product(factors[0], factors[1], _product(scales) if scales else None)
+
+
+def _leaves(e: tc.Expr) -> list[tc.Expr]:
+    """The factors of a product, left to right; sign and further structure stay in them."""
+    match e:
+        case tc.Binary("*", left, right):
+            return [*_leaves(left), *_leaves(right)]
+        case tc.Unary("-", operand, dtype) if dtype.is_float:
+            first, *rest = _leaves(operand)
+            return [tc.Unary("-", first, dtype), *rest]
+    return [e]
+
+
+def _merge(factors: list[tc.Expr]) -> list[tc.Expr]:
+    """Multiply factors together, as long as there are more than two, where the indices of one include the other's."""
+    while len(factors) > 2:
+        pairs = [(a, b) for a in factors for b in factors if a is not b and _indices(a) <= _indices(b)]
+        if not pairs:
+            break
+        small, large = min(pairs, key=lambda p: len(_indices(p[0])))
+        joined = _product([large, small])
+        factors = [joined if x is large else x for x in factors if x is not small]
+    return factors
+
+
+def _product(factors: Sequence[tc.Expr]) -> tc.Expr:
+    return reduce(lambda a, b: tc.Binary("*", a, b, a.dtype), factors)
+
+
+def _indices(e: tc.Expr) -> set[str]:
+    return {x.name for x in walk_expr(e) if isinstance(x, tc.Index)}
+
+
+def replace_element_reads(e: tc.Expr, element: tc.Access, value: tc.Expr) -> tc.Expr:
+    """`e` with `value` for every read of `element`."""
+    if isinstance(e, tc.Access) and e.tensor == element.tensor and e.subscripts == element.subscripts:
+        return value
+    return map_operands(e, lambda x: replace_element_reads(x, element, value))
+
+
+def convert_exactly(e: tc.Expr, dtype: DType) -> tc.Expr:
+    """`e` converted to `dtype`; an exact integer constant at once."""
+    if e.dtype == dtype:
+        return e
+    if isinstance(e, tc.Const) and not isinstance(e.value, float) and dtype.is_float:
+        return tc.Const(float(e.value), dtype)
+    return tc.Cast(e, dtype)

@@ -1,0 +1,164 @@
+"""Experts for what memory bounds: reductions along rows and columns, permutations, copies.
+
+Each is an ordinary function of an op and a machine that returns a pipeline, with alternatives for a search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from math import prod
+from operator import or_
+
+from ...core.errors import CannotLower
+from ...layouts import AccessMovement as Step
+from ...target import CpuTarget
+from ..analysis.access_strides import access_strides
+from ..language.primitives import Schedule, nontemporal_stores, pack, parallel, tile, unroll, vectorize
+from ..language.schedule_state import start_state
+from ..op import Iterator as Dimension
+from ..op import StructuredOp, loads_in
+from .nest_plan import transposed_reads
+
+ACCUMULATORS = (4, 8, 2, 1)
+"""Vectors of partial sums: additions that wait for no other."""
+BLOCKS = ((32, 512), (64, 64), (16, 128), (16, 256), (128, 32))
+"""Tiles of a transposition: runs that are written, and runs that are read."""
+FEW = 32
+"""Iterations for the threads that are enough."""
+STAGE = (512, 128)
+"""Points of a tile that goes through a buffer: runs that are read, and runs that are written."""
+
+
+def schedule_memory_bound(op: StructuredOp, target: CpuTarget) -> Schedule:
+    """The expert that fits `op`."""
+    for expert in (schedule_transposition, schedule_row_reduction, schedule_column_reduction, schedule_copy):
+        try:
+            return expert(op, target)
+        except CannotLower:
+            continue
+    raise CannotLower(f"{op.name}: no iterator has lanes")
+
+
+def schedule_row_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
+    """Lanes along what is summed, several vectors of partial sums, which are added as a tree in the end."""
+    inner = [i for i in op.reductions if _moves(op, i.name) == {Step.CONTIGUOUS} and i.extent > 1]
+    if not inner:
+        raise CannotLower("row_reduction: nothing that is read is contiguous along a sum")
+    lanes = _lanes(op, target, inner[0].extent)
+    shown = start_state(op, target).describe_loops
+    outer = [i for i in op.parallel if i.extent > 1]
+    found = parallel(*(shown(i.name) for i in outer)) if outer else Schedule()
+    ways = (n for n in ACCUMULATORS if n * lanes <= max(lanes, inner[0].extent))
+    return found >> vectorize(shown(inner[0].name), lanes=lanes) >> reduce(or_, (_times(op, inner[0], n) for n in ways))
+
+
+def schedule_column_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
+    """Lanes along the output, whose elements stay in registers while whole rows are added."""
+    if not op.reductions:
+        raise CannotLower("column_reduction: nothing is summed")
+    lane = _contiguous(op)
+    lanes = _lanes(op, target, lane.extent)
+    return reduce(
+        or_, (_chunks(op, target, lane, lanes, n) for n in (8, 16, 4, 2) if n * lanes <= max(lanes, lane.extent))
+    )
+
+
+def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
+    """Square blocks through registers, in tiles with long runs of what is read and of what is written."""
+    if op.reductions:
+        raise CannotLower("transposition: the iterations of a sum depend on one another")
+    lane = _contiguous(op)
+    names = transposed_reads(op, lane.name)
+    if not names:
+        raise CannotLower(
+            f"transposition: nothing that is read lies across lanes along "
+            f"{start_state(op, target).describe_loops(lane.name)}"
+        )
+    row = next(i for i in op.parallel if _step_of(op, names[0]).get(i.name) == 1)
+    shown = start_state(op, target).describe_loops
+    touched, widest = _touched(op), target.lanes(op.dtype.bits)
+    large = touched >= target.reuse_limit_bytes
+    sides = [n for n in ((widest, widest // 2) if large else (widest // 2, widest)) if n > 1]  # whole lines to memory
+    options = []
+    for rows, columns in BLOCKS:
+        sizes = {lane.name: min(columns, lane.extent), row.name: min(rows, row.extent)}
+        others = {i.name: 1 for i in op.parallel if i.name not in sizes}
+        nest = _tiled(op, target, {**others, **sizes})  # innermost along what is read
+        for side in sides:
+            options.append(nest >> pack(*names) >> vectorize(shown(lane.name), lanes=min(side, 16)))
+    found = reduce(or_, dict.fromkeys(options))
+    found = found >> (nontemporal_stores() | Schedule()) if large else found
+    if touched <= target.writeback_limit_bytes:
+        return found
+    sizes = {lane.name: min(STAGE[1], lane.extent), row.name: min(STAGE[0], row.extent)}
+    nest = _tiled(op, target, {**{i.name: 1 for i in op.parallel if i.name not in sizes}, **sizes})
+    innermost = shown(next((n for n in reversed(sizes) if sizes[n] == op.extent(n)), row.name))
+    through = nest >> pack(**dict.fromkeys(names, innermost)) >> vectorize(shown(lane.name), lanes=min(widest, 16))
+    return through >> _times(op, lane, 2) >> nontemporal_stores() | found
+
+
+def schedule_copy(op: StructuredOp, target: CpuTarget) -> Schedule:
+    """Lanes along what is contiguous."""
+    if op.reductions:
+        raise CannotLower("copying: something is summed")
+    lane = _contiguous(op)
+    lanes = _lanes(op, target, lane.extent)
+    found = reduce(or_, (_chunks(op, target, lane, lanes, n) for n in (2, 4, 1, 8)))
+    return found >> (Schedule() | nontemporal_stores()) if _touched(op) >= target.reuse_limit_bytes else found
+
+
+def _times(op: StructuredOp, lane: Dimension, count: int) -> Schedule:
+    return unroll(**{op.shown(lane.name): count})
+
+
+def _chunks(op: StructuredOp, target: CpuTarget, lane: Dimension, lanes: int, vectors: int) -> Schedule:
+    """Pieces of the output that so many vectors cover a few times, the threads sharing them."""
+    others = prod(i.extent for i in op.parallel if i is not lane)
+    chunk = max(vectors * lanes, lane.extent if others >= FEW else lane.extent * others // FEW // lanes * lanes)
+    sizes = {i.name: 1 for i in op.parallel} | {lane.name: min(chunk, lane.extent)}
+    return _tiled(op, target, sizes) >> vectorize(op.shown(lane.name), lanes=lanes) >> _times(op, lane, vectors)
+
+
+def _tiled(op: StructuredOp, target: CpuTarget, sizes: Mapping[str, int]) -> Schedule:
+    """Loops that the threads share over tiles of `sizes`, those of more than one iteration outside."""
+    nest = start_state(op, target)
+    cut = [name for name, size in sizes.items() if size < op.extent(name)]
+    ordered = [*cut, *(name for name in sizes if name not in cut)]
+    found = tile(**{nest.describe_loops(name): sizes[name] for name in ordered})
+    return found >> parallel(*(nest.describe_loops(name) for name in cut)) if cut else found
+
+
+def _lanes(op: StructuredOp, target: CpuTarget, extent: int) -> int:
+    return min(target.lanes(max(32, op.dtype.bits)), max(2, 1 << (extent - 1).bit_length()))
+
+
+def _contiguous(op: StructuredOp) -> Dimension:
+    """The longest iterator along which the output is contiguous. Raises CannotLower."""
+    written = access_strides(op.output, [i.name for i in op.iterators]) or {}
+    found = [i for i in op.parallel if Step.of(written.get(i.name, 0)) is Step.CONTIGUOUS and i.extent > 1]
+    if not found:
+        raise CannotLower(f"{op.name}: the output is contiguous along none of the iterators")
+    return max(found, key=lambda i: i.extent)
+
+
+def _moves(op: StructuredOp, name: str) -> set[Step]:
+    """How what is read moves along an iterator, where it does."""
+    found = {Step.of(moved.get(name, 0)) for moved in _reads(op)}
+    return found - {Step.BROADCAST}
+
+
+def _reads(op: StructuredOp) -> Iterator[Mapping[str, int]]:
+    for access in loads_in(op.left):
+        yield access_strides(access, [i.name for i in op.iterators]) or {}
+
+
+def _step_of(op: StructuredOp, tensor: str) -> Mapping[str, int]:
+    access = next(a for a in loads_in(op.left) if a.buffer.name == tensor)
+    return access_strides(access, [i.name for i in op.iterators]) or {}
+
+
+def _touched(op: StructuredOp) -> int:
+    """Bytes that are read and written."""
+    buffers = {a.buffer.name: a.buffer for a in (op.output, *loads_in(op.left))}.values()
+    return sum(prod(b.shape) * b.type.dtype.size for b in buffers)

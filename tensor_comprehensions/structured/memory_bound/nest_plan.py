@@ -1,0 +1,177 @@
+"""What the pieces of a pipeline mean for an op without a second factor: one that reduces, permutes or copies.
+
+Memory bounds these. There is no register tile to pack panels for: the loops around tiles say in which order memory is
+walked, and inside a tile the lanes run along one iterator, a few vectors at once. Where lanes run across what is read,
+reads are turned in registers, in square blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ...core.errors import CannotLower
+from ...target import CpuTarget
+from ..analysis.access_strides import access_strides
+from ..language import primitives as written
+from ..language.apply_primitives import apply_with_notes, state_of_schedule
+from ..language.primitives import Primitive, Schedule, vectorize
+from ..language.schedule_state import NOWHERE, ScheduleState, StateLoop, start_state
+from ..op import StructuredOp, loads_in
+
+NEAR = 4
+"""Elements this far apart still come out of whole vectors; reads in larger steps are worth turning."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBoundPlan:
+    """The loops around a nest, outermost first, and how the nest runs.
+
+    Attributes:
+        tiles: the parallel iterators that loops around the nest cut, and the points of a tile; all others are whole.
+        vector: the iterator along the lanes. lanes: scalars per vector. vectors: how many are in flight at once.
+        rows: steps of a sum that are added at once where the lanes run along the output; where they run along the sum,
+            rows of a tile that are.
+        turned: whether reads across the lanes are turned in registers, in blocks of `lanes` rows and columns.
+        staged: whether what is turned goes through a buffer, one tile at a time, and leaves it in whole lines.
+        shared: whether the threads share the tiles. streaming: whether the output is written past the caches.
+    """
+
+    tiles: tuple[tuple[str, int], ...]
+    vector: str
+    lanes: int
+    vectors: int = 1
+    rows: int = 1
+    transposed: bool = False
+    staged: bool = False
+    shared: bool = False
+    nontemporal: bool = False
+
+
+def memory_bound_plan(
+    pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True
+) -> MemoryBoundPlan:
+    """What `pipeline`, which leaves nothing to choose, says about `op`.
+
+    Raises:
+        ArgumentError: the pipeline names something that the op does not have.
+        CannotLower: no code can be generated for it; the message says why.
+    """
+    nest = state_of_schedule(pipeline, op, target, parallel=parallel)
+    if nest.vector is None:
+        nest = state_of_schedule(pipeline >> vectorize(), op, target, parallel=parallel)
+    assert nest.vector is not None
+    for piece, given in (("pad", nest.padded), ("peel", nest.peeled)):
+        if given:
+            raise CannotLower(f"{piece}: what is left of vectors is code of its own already, and there are no panels")
+    tiles = tuple(_tiles(nest))
+    extent = dict(tiles).get(nest.vector, op.extent(nest.vector))
+    lanes = min(nest.lanes or target.lanes(max(32, op.dtype.bits)), max(2, 1 << (extent - 1).bit_length()))
+    turned, staged = bool(nest.packs), any(loop is not None for _, loop in nest.packs)
+    if turned:
+        _check_turned(nest, nest.vector)
+    vectors, rows = _unrolled(nest, nest.vector, dict(tiles))
+    return MemoryBoundPlan(
+        tiles, nest.vector, lanes, vectors, rows, turned, staged, _shared(nest, tiles), nest.nontemporal
+    )
+
+
+def explain_memory_bound(pipeline: Schedule, op: StructuredOp, target: CpuTarget, *, parallel: bool = True) -> str:
+    """What every piece does to `op`, a line each. Raises as `memory_bound_plan`."""
+    found = memory_bound_plan(pipeline, op, target, parallel=parallel)
+    nest, lines = apply_with_notes(pipeline, start_state(op, target, may_parallelize=parallel))
+    lines.append(f"nest: {found.vectors} vectors of {found.lanes} along {nest.describe_loops(found.vector)}")
+    return "\n".join(lines)
+
+
+def memory_bound_schedule(movement: MemoryBoundPlan, op: StructuredOp) -> Schedule:
+    """The pipeline from which `memory_bound_plan` makes `movement`."""
+    nest = start_state(op, NOWHERE)
+    pieces: list[Primitive] = []
+    whole = ((i.name, i.extent) for i in op.parallel if i.name not in dict(movement.tiles) and i.extent > 1)
+    sizes = (*movement.tiles, *whole)
+    if sizes:
+        pieces.append(written.Tile(tuple((nest.describe_loops(name), size) for name, size in sizes)))
+    if movement.transposed:
+        inside = nest.name(StateLoop(sizes[-1][0], 1, sizes[-1][1])) if movement.staged else None
+        pieces.append(written.Pack(tuple((name, inside) for name in transposed_reads(op, movement.vector))))
+    if movement.shared:
+        pieces.append(written.Parallel(tuple(nest.name(StateLoop(name, 1, size)) for name, size in movement.tiles)))
+    pieces.append(written.Vectorize(nest.describe_loops(movement.vector), movement.lanes))
+    factors = [(movement.vector, movement.vectors)]
+    if movement.rows > 1:
+        along_sum = not op.iterator(movement.vector).is_parallel
+        factors += [(movement.tiles[-1][0] if along_sum else op.reductions[-1].name, movement.rows)]
+    if unrolled := tuple((nest.describe_loops(name), factor) for name, factor in factors if factor > 1):
+        pieces.append(written.Unroll(unrolled))
+    if movement.nontemporal:
+        pieces.append(written.NontemporalStores())
+    return Schedule(tuple(pieces))
+
+
+def _tiles(nest: ScheduleState) -> Iterator[tuple[str, int]]:
+    """The loops around the nest with their sizes: those of more than one iteration."""
+    seen: set[str] = set()
+    for loop in nest.loops:
+        shown, extent = nest.describe_loops(loop.iterator), nest.op.extent(loop.iterator)
+        if loop.iterator in seen:
+            raise CannotLower(f"tile: {shown} is cut twice; what memory bounds has one level of tiles")
+        seen.add(loop.iterator)
+        if not nest.op.iterator(loop.iterator).is_parallel:
+            raise CannotLower(f"tile: the sum over {shown} is not cut; long sums into few results are, by themselves")
+        lanes = loop.iterator == nest.vector and not loop.number
+        if not lanes and loop.size < extent:
+            yield loop.iterator, loop.size
+
+
+def _shared(nest: ScheduleState, tiles: tuple[tuple[str, int], ...]) -> bool:
+    """Whether the threads share the loops: they are one loop to them."""
+    if not nest.shared:
+        return False
+    named = [loop.iterator for loop in nest.shared if loop.size < nest.op.extent(loop.iterator)]
+    if named != [name for name, _ in tiles]:
+        names = ", ".join(nest.describe_loops(name) for name, _ in tiles)
+        raise CannotLower(f"parallel: the threads share all of the loops around the nest, or none of {names}")
+    return True
+
+
+def _unrolled(nest: ScheduleState, vector: str, tiles: Mapping[str, int]) -> tuple[int, int]:
+    """Vectors in flight, and rows of a sum that are added at once."""
+    vectors = rows = 1
+    along_sum = not nest.op.iterator(vector).is_parallel
+    for name, factor in nest.unrolled:
+        if not factor:
+            raise CannotLower(f"unroll: say how many steps of {nest.describe_loops(name)}")
+        whole = tiles.get(name) == factor and nest.op.extent(name) % factor == 0
+        if name == vector:
+            vectors = factor
+        elif whole if along_sum else not nest.op.iterator(name).is_parallel:
+            rows = factor
+        else:
+            raise CannotLower(
+                f"unroll: only vectors along {nest.describe_loops(vector)}, and rows of a sum that they add to"
+            )
+    return vectors, rows
+
+
+def _check_turned(nest: ScheduleState, vector: str) -> None:
+    if nest.op.reductions:
+        raise CannotLower("pack: reads are turned where all iterations are independent")
+    innermost = nest.loops[-1]
+    if any(loop not in (None, innermost) for _, loop in nest.packs):
+        raise CannotLower(
+            "pack: what is read is turned in registers, block by block, or by way of a buffer: name the tensor alone, "
+            f"or the innermost loop, {nest.name(innermost)}"
+        )
+    if not transposed_reads(nest.op, vector):
+        raise CannotLower(f"pack: nothing that is read lies across lanes along {nest.describe_loops(vector)}")
+
+
+def transposed_reads(op: StructuredOp, vector: str) -> tuple[str, ...]:
+    """The tensors that are read in long steps along `vector`, and side by side along another iterator."""
+    found: dict[str, None] = {}
+    for access in loads_in(op.left):
+        moved = access_strides(access, [i.name for i in op.iterators]) or {}
+        if abs(moved.get(vector, 0)) > NEAR and 1 in moved.values():
+            found[access.buffer.name] = None
+    return tuple(found)

@@ -1,0 +1,100 @@
+"""The plans worth measuring for an op, best first by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from ...core.errors import CannotLower
+from ...target import CpuTarget
+from ..cost.plan_cost import expected_cycles, plan_cycles
+from ..cost.register_tiles import RegisterTileRanking
+from ..cost.tile_cost import RegisterTile
+from ..language.apply_primitives import plan_of_schedule
+from ..language.plan_to_schedule import plan_to_schedule
+from ..language.primitives import Schedule
+from ..match.drop_unit_dims import drop_unit_dims
+from ..op import StructuredOp
+from ..plan import Plan
+from . import transposed_output
+from .experts import loop_over_gemm, ttgt
+from .plan_variants import enumerate_packings
+from .select import TILES, best_of, register_tile_rankings
+
+
+@dataclass(frozen=True, slots=True)
+class PricedSchedule:
+    """A pipeline and what the model thinks of it. cycles: of one core."""
+
+    schedule: Schedule
+    cycles: float
+
+
+def schedule_candidates(
+    op: StructuredOp, target: CpuTarget, count: int, *, parallel: bool = True
+) -> tuple[PricedSchedule, ...]:
+    """At most `count` different pipelines for `op`; the first is what runs untuned, the others follow by the model.
+
+    Raises CannotLower where no register tile computes the op.
+    """
+    op = drop_unit_dims(op)
+    views = register_tile_rankings(op, target)
+    default = best_of(views, target, parallel=parallel)
+    cycles = {default: plan_cycles(op, default, target)}
+    kinds: dict[Plan, Hashable] = {}
+    for view in views:
+        found: dict[Plan, RegisterTile] = {}
+        for tile, plan in _variants(view, target, parallel):
+            if plan not in cycles:
+                found.setdefault(plan, tile)
+        kinds |= found
+        cycles |= zip(found, expected_cycles(view.info, [*found], target), strict=True)
+    for kind, plan in _others(op, views[0], target, parallel):
+        if plan not in cycles:
+            cycles[plan], kinds[plan] = plan_cycles(op, plan, target), kind
+    ranked = sorted(kinds, key=cycles.__getitem__)
+    possible = (plan for plan in _varied(ranked, kinds) if _possible(op, plan, target))
+    chosen = [default, *islice(possible, count - 1)]
+    return tuple(PricedSchedule(plan_to_schedule(plan, op), cycles[plan]) for plan in chosen)
+
+
+def _others(
+    op: StructuredOp, view: RegisterTileRanking, target: CpuTarget, parallel: bool
+) -> Iterator[tuple[Hashable, Plan]]:
+    """Plans of other kinds than panels around a register tile, with a name for the kind."""
+    yield from (
+        ("crossed", plan) for plan in transposed_output.transposed_output_plans(view.info, target, parallel=parallel)
+    )
+    for expert in (ttgt, loop_over_gemm):
+        try:
+            yield from (
+                (expert, plan_of_schedule(p, op, target, parallel=parallel)) for p in expert(op, target).alternatives()
+            )
+        except CannotLower:
+            continue
+
+
+def _varied(ranked: list[Plan], kinds: dict[Plan, Hashable]) -> list[Plan]:
+    """`ranked` in rounds: the two best plans of each register tile and of each other kind, then the next two."""
+    seen: dict[Hashable, int] = {}
+    rounds: list[tuple[int, Plan]] = []
+    for plan in ranked:
+        kind = kinds[plan]
+        rounds.append((seen.get(kind, 0) // 2, plan))
+        seen[kind] = seen.get(kind, 0) + 1
+    return [plan for _, plan in sorted(rounds, key=lambda r: r[0])]
+
+
+def _possible(op: StructuredOp, plan: Plan, target: CpuTarget) -> bool:
+    try:
+        return plan_of_schedule(plan_to_schedule(plan, op), op, target) == plan
+    except CannotLower:
+        return False
+
+
+def _variants(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[tuple[RegisterTile, Plan]]:
+    """Plans that differ in the register tile, in what is packed, and in which factor's panel stands still."""
+    for tile in view.best_tiles(TILES):
+        for plan in enumerate_packings(view.info, target, tile, parallel):
+            yield tile, plan

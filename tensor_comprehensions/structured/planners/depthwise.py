@@ -1,0 +1,110 @@
+"""The plan for windows that slide over one factor and share nothing else: depthwise convolutions and their like.
+
+No panel pays, for every vector is used by one window only. What pays is to read it once for all taps of the window that
+meet it, and to walk through memory in its order.
+"""
+
+from __future__ import annotations
+
+from math import gcd, prod
+
+from ...target import CpuTarget
+from ..analysis.access_strides import access_strides
+from ..analysis.contraction_info import ContractionInfo
+from ..lower.tile import num_tiles
+from ..plan import Plan, TileLoop
+
+MOST_TAPS = 7
+"""Steps of a window that are taken at once."""
+MOST_STEPS = 512
+"""Multiply-adds that may stand in a row in the code."""
+WORK = 1 << 16
+"""Multiply-adds worth a thread: fewer than for a matrix product, because memory slows these down."""
+CHUNKS = 16
+"""Iterations the parallel loop should have at least."""
+
+
+def is_depthwise(known: ContractionInfo) -> bool:
+    """Is the op of this kind: the lanes walk one factor, and no output position moves only the other one?"""
+    return (
+        not known.only(known.broadcast_operand)
+        and known.vector_operand.step(known.vector) == 1
+        and _row(known) is not None
+    )
+
+
+def depthwise_plan(known: ContractionInfo, target: CpuTarget, *, parallel: bool) -> Plan:
+    """Loops in the order of the output around a few vectors at neighboring positions of the window."""
+    row, tap = _row(known) or ("", "")
+    order = sorted((i.name for i in known.parallel), key=lambda n: (n == known.vector, n == row, -_written(known, n)))
+    lanes = _lanes(known, target)
+    sizes = _register_tile(known, target, row, tap, lanes)
+    levels = tuple(TileLoop(name, sizes.get(name, 1)) for name in order)
+    reductions = (*(n for n in known.reductions if n != tap), tap)
+    accumulators = prod(sizes.values()) // lanes
+    collapsed, grain = _shared(known, levels) if parallel else (0, 1)
+    return Plan(
+        known.vector, lanes, levels, reductions, _unrolled(known, reductions, accumulators), (), collapsed, grain
+    )
+
+
+def _written(known: ContractionInfo, name: str) -> int:
+    """Elements of the output between neighboring values of an iterator."""
+    return abs((access_strides(known.op.output, [name]) or {}).get(name, 0))
+
+
+def _row(known: ContractionInfo) -> tuple[str, str] | None:
+    """The iterator whose neighboring windows share most, nearest in memory, and the reduction along which they do."""
+    found: list[tuple[int, int, str, str]] = []
+    for i in known.parallel:
+        for r in known.op.reductions:
+            stride, dilation = (abs(known.vector_operand.step(name) or 0) for name in (i.name, r.name))
+            fits = stride and dilation and i.name != known.vector and 1 < r.extent <= MOST_TAPS
+            if fits and stride // gcd(stride, dilation) < r.extent:
+                found.append((stride, dilation // gcd(stride, dilation), i.name, r.name))
+    return min(found)[2:] if found else None
+
+
+def _lanes(known: ContractionInfo, target: CpuTarget) -> int:
+    lanes = target.lanes(known.bits)
+    while lanes > 4 and lanes >= 2 * known.extent(known.vector):
+        lanes //= 2
+    return lanes
+
+
+def _register_tile(known: ContractionInfo, target: CpuTarget, row: str, tap: str, lanes: int) -> dict[str, int]:
+    """Vectors next to one another, by as many positions as leave registers for the window's other factor.
+
+    Few where that factor has vectors, too, of which the registers hold those of all taps.
+    """
+    vectors = min(
+        2 if known.vector in known.broadcast_operand.iterators else 4, num_tiles(known.extent(known.vector), lanes)
+    )
+    taps = known.extent(tap)
+    kept = taps * (vectors if known.vector in known.broadcast_operand.iterators else 1)
+    most = max(1, (target.vector_registers - 2 - kept) // vectors)
+    positions = known.extent(row)
+    return {known.vector: vectors * lanes, row: num_tiles(positions, num_tiles(positions, most))}
+
+
+def _unrolled(known: ContractionInfo, reductions: tuple[str, ...], accumulators: int) -> int:
+    """How many of the innermost reductions have no loop."""
+    products, count = accumulators, 0
+    for name in reversed(reductions):
+        products *= known.extent(name)
+        if count and (products > MOST_STEPS or known.extent(name) > MOST_TAPS):
+            break
+        count += 1
+    return count
+
+
+def _shared(known: ContractionInfo, levels: tuple[TileLoop, ...]) -> tuple[int, int]:
+    """How many of the outermost levels the threads share, and the least number of iterations worth one."""
+    if known.op.multiplications < 2 * WORK:
+        return 0, 1
+    count = 1
+    for depth, level in enumerate(levels, 1):
+        count *= num_tiles(known.extent(level.iterator), level.size)
+        if count >= CHUNKS or depth == len(levels):
+            return (depth, max(1, WORK * count // known.op.multiplications)) if count > 1 else (0, 1)
+    return 0, 1

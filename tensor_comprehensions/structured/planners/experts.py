@@ -1,0 +1,199 @@
+"""Experts: ordinary functions that return pipelines, some for given tile sizes, some for an op on a machine.
+
+The second kind is what `op.compile(..., schedule=gett)` takes. Where several sizes are worth a look they come as
+alternatives, of which the cost model takes one and a search measures all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from math import prod
+from operator import or_
+
+from ...core.errors import CannotLower
+from ...target import CpuTarget
+from ..analysis.access_strides import iterator_coefficients
+from ..analysis.contraction_info import ContractionInfo, analyze_contraction
+from ..cost.register_tiles import RegisterTileRanking
+from ..cost.tile_cost import RegisterTile
+from ..language.plan_to_schedule import plan_to_schedule
+from ..language.primitives import Schedule, nontemporal_stores, pack, parallel, peel, tile, unroll, vectorize
+from ..language.schedule_state import NOWHERE, StateLoop, start_state
+from ..match.drop_unit_dims import drop_unit_dims
+from ..op import Iterator, StructuredOp, loads_in
+from . import depthwise
+from .blocking import BlockingHeuristic
+from .plan_variants import ForcedBlocking
+from .select import select_plan
+
+Sizes = Mapping[str, int]
+TILES = 4
+"""Register tiles that experts offer as alternatives."""
+CONVOLUTION_ROWS = (4, 6, 8, 12, 14)
+"""Output positions in a register tile of a convolution."""
+CONVOLUTION_VECTORS = (1, 2, 3)
+WORKSPACE = 1 << 30
+"""Bytes that copies of whole factors may take."""
+
+
+# --- for given sizes ---------------------------------------------------------------------------------------------
+
+
+def single_tiling(sizes: Sizes, *, packs: Mapping[str, str] | None = None, unrolls: Sizes | None = None) -> Schedule:
+    """A register tile of `sizes`; `packs` and `unrolls` as the arguments of `pack` and `unroll`."""
+    return _tilings((sizes,), packs, unrolls)
+
+
+def double_tiling(
+    outer: Sizes, inner: Sizes, *, packs: Mapping[str, str] | None = None, unrolls: Sizes | None = None
+) -> Schedule:
+    """Blocks for a cache around register tiles."""
+    return _tilings((outer, inner), packs, unrolls)
+
+
+def triple_tiling(
+    outer: Sizes, middle: Sizes, inner: Sizes, *, packs: Mapping[str, str] | None = None, unrolls: Sizes | None = None
+) -> Schedule:
+    """Blocks for two caches around register tiles."""
+    return _tilings((outer, middle, inner), packs, unrolls)
+
+
+def _tilings(levels: Sequence[Sizes], packs: Mapping[str, str] | None, unrolls: Sizes | None) -> Schedule:
+    found = Schedule()
+    for sizes in levels:
+        found = found >> tile(**sizes)
+    if packs:
+        found = found >> pack(**packs)
+    found = found >> vectorize()
+    return found >> unroll(**unrolls) if unrolls else found
+
+
+# --- for an op on a machine --------------------------------------------------------------------------------------
+
+
+def by_cost_model(op: StructuredOp, target: CpuTarget) -> Schedule:
+    """What an untuned call runs."""
+    op = drop_unit_dims(op)
+    return plan_to_schedule(select_plan(op, target, parallel=True), op)
+
+
+def gett(op: StructuredOp, target: CpuTarget) -> Schedule:
+    """Both factors packed into panels, a block of one in the second cache; a few register tiles to choose from."""
+    op = drop_unit_dims(op)
+    known = analyze_contraction(op)
+    if not known.only(known.broadcast_operand) or known.vector in known.broadcast_operand.iterators:
+        raise CannotLower("gett: the op has no rows and columns of its own")
+    plans = [
+        ForcedBlocking(known, target, t, True, True, True, None).plan()
+        for t in RegisterTileRanking(known, target).best_tiles(TILES)
+    ]
+    return reduce(or_, (plan_to_schedule(plan, op) for plan in plans))
+
+
+def ttgt(op: StructuredOp, target: CpuTarget) -> Schedule:
+    """Both factors are copied as a whole into the order of a matrix product first, and then multiplied.
+
+    Raises CannotLower where the copies would take more than `WORKSPACE` bytes.
+    """
+    op = drop_unit_dims(op)
+    known = analyze_contraction(op)
+    copied = sum(prod(known.extent(name) for name in f.iterators) for f in known.factors) * op.dtype.size
+    if copied > WORKSPACE:
+        raise CannotLower(f"ttgt: the copies of both factors would take {copied >> 20} MiB")
+    return pack("left", "right") >> _products(op, known, target)
+
+
+def loop_over_gemm(op: StructuredOp, target: CpuTarget) -> Schedule:
+    """Loops over matrix products that read the factors where they are."""
+    op = drop_unit_dims(op)
+    known = analyze_contraction(op)
+    if known.vector_operand.step(known.vector) != 1:
+        raise CannotLower("log: no factor is contiguous along the index along which the output is")
+    return _products(op, known, target)
+
+
+def _products(op: StructuredOp, known: ContractionInfo, target: CpuTarget) -> Schedule:
+    """Loops around register tiles, a few of them to choose from, the rows innermost."""
+    outside = (*known.batch, *known.only(known.vector_operand))
+    order = (*outside, *known.only(known.broadcast_operand))
+    found: list[Schedule] = []
+    for registers in RegisterTileRanking(known, target).best_tiles(TILES):
+        one = _nest(op, order, registers, len(outside))
+        found.append(
+            one >> nontemporal_stores() if BlockingHeuristic(known, target, registers, True).is_nontemporal() else one
+        )
+    return reduce(or_, found)
+
+
+def schedule_convolution(op: StructuredOp, target: CpuTarget) -> Schedule:
+    """Register tiles of a few output positions by whole vectors; windows and channels are summed inside them.
+
+    Raises CannotLower for an op without a window: two iterators in one subscript.
+    """
+    op = drop_unit_dims(op)
+    known = analyze_contraction(op)
+    positions = [i for i in op.parallel if i.name in _windowed(op)]
+    if not positions:
+        raise CannotLower("convolution: no subscript is the sum of an output position and an index of a window")
+    rows = (
+        [i for i in positions if i.name != known.vector]
+        if known.vector not in known.broadcast_operand.iterators
+        else []
+    )
+    rows = rows if known.vector not in _windowed(op) else list(known.only(known.broadcast_operand))
+    row = max(rows, key=lambda i: i.extent, default=None)
+    order = [i for i in op.parallel if i is not row and i.name != known.vector]
+    order += [i for i in op.parallel if i is row or i.name == known.vector]
+    lanes = min(target.lanes(known.bits), 1 << (known.extent(known.vector) - 1).bit_length())
+    options: list[Schedule] = []
+    for vectors in CONVOLUTION_VECTORS:
+        for size in CONVOLUTION_ROWS if row is not None else (1,):
+            sizes = [(known.vector, vectors * lanes)]
+            if row is not None:
+                sizes.append((row.name, min(size, row.extent)))
+            if vectors * size < target.vector_registers - vectors:
+                options.append(_nest(op, order, RegisterTile(lanes, tuple(sizes)), len(op.parallel) - 1))
+    return reduce(or_, dict.fromkeys(options))
+
+
+def schedule_depthwise(op: StructuredOp, target: CpuTarget) -> Schedule:
+    """Windows that slide over one factor whose vectors nothing else shares: each is read once for all taps it meets.
+
+    Raises CannotLower for an op with anything to pack for, or without a window.
+    """
+    op = drop_unit_dims(op)
+    known = analyze_contraction(op)
+    if not depthwise.is_depthwise(known):
+        raise CannotLower("depthwise: no window slides over a contiguous factor that has all output positions")
+    return plan_to_schedule(depthwise.depthwise_plan(known, target, parallel=True), op)
+
+
+def _windowed(op: StructuredOp) -> frozenset[str]:
+    """The parallel iterators that share a subscript with a reduction."""
+    names = [i.name for i in op.iterators]
+    found: set[str] = set()
+    for factor in op.factors:
+        for index in (index for access in loads_in(factor) for index in access.indices):
+            together = set(iterator_coefficients(index, names) or {})
+            if any(not op.iterator(name).is_parallel for name in together):
+                found |= {name for name in together if op.iterator(name).is_parallel}
+    return frozenset(found)
+
+
+def _nest(op: StructuredOp, order: Sequence[Iterator], registers: RegisterTile, shared: int) -> Schedule:
+    """Loops in `order` around one register tile, the outermost `shared` of them parallel."""
+    names = start_state(op, NOWHERE)
+    sizes = {names.describe_loops(i.name): registers.size(i.name) for i in order}
+    loops = [names.name(StateLoop(i.name, 1, 1)) for i in order[:shared]]
+    uneven = [names.name(StateLoop(i.name, 1, 1)) for i in order[shared:] if i.extent % registers.size(i.name)]
+    found = tile(**sizes)
+    if uneven:
+        found = found >> peel(*uneven)
+    if loops:
+        found = found >> parallel(*loops)
+    return found >> vectorize(
+        names.describe_loops(analyze_contraction(op).vector),
+        lanes=registers.lanes,
+        vectors_per_register=registers.vectors_per_register,
+    )

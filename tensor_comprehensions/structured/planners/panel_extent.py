@@ -1,0 +1,83 @@
+"""Panels that hold long runs of a factor which is contiguous along neither a sum nor the register tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ...target import CpuTarget
+from ..analysis.contraction_info import ContractionInfo, Factor
+from ..cost.tile_cost import LINE, RegisterTile, is_beyond_private_caches
+from ..lower.tile import balanced_block
+from ..op import Iterator
+from ..plan import TileLoop
+
+SHORT_RUN = 1536
+"""Bytes of contiguous memory below which prefetching does not get going."""
+
+
+@dataclass(frozen=True, slots=True)
+class PanelExtent:
+    """What panels of the moving factor hold beside the register tile's own points. steps: of the sum in a panel."""
+
+    info: ContractionInfo
+    target: CpuTarget
+    tile: RegisterTile
+    steps: int
+
+    def iterators(self, factor: Factor) -> tuple[Iterator, ...]:
+        """The iterator along which a factor is contiguous, where that is neither summed nor in the register tile.
+
+        A panel of all its values is turned across like one of a contiguous sum. Where such panels are small, the
+        iterators along which memory goes on come along. They do so after a short sum, too, where memory is far.
+        """
+        if factor.step(self.info.vector) == 1:
+            return ()
+        room, run, panels = self._room(), self._summed(factor), 1
+        chosen: list[Iterator] = []
+        for i in sorted(self.info.only(factor), key=lambda i: abs(factor.step(i.name) or 0)):
+            if self.tile.size(i.name) == 1 and factor.step(i.name) == run and (not chosen or room >= 2 * panels):
+                chosen.append(i)
+                run, panels = run * i.extent, panels * i.extent
+        return tuple(reversed(chosen))
+
+    def _summed(self, factor: Factor) -> int:
+        """Elements of the sums along which a far factor is contiguous, where all of them are in a panel and few."""
+        run = 1
+        for name in sorted(self.info.reductions, key=lambda name: abs(factor.step(name) or 0)):
+            run *= self.info.extent(name) if factor.step(name) == run else 1
+        return run if self._is_far() and self.steps == self.info.k_size and run * factor.bytes < SHORT_RUN else 1
+
+    def blocks(self, swept: tuple[Iterator, ...]) -> list[TileLoop]:
+        """A part of the swept iterators whose panels fit the second cache together."""
+        room = self._room()
+        levels: list[TileLoop] = []
+        for i in reversed(swept):
+            if i.extent > room:
+                levels.append(TileLoop(i.name, self._in_lines(i, balanced_block(i.extent, max(1, room)))))
+            room //= i.extent
+        return list(reversed(levels))
+
+    def _room(self) -> int:
+        """How many panels fit the second cache together, beside what they are filled with where that is far."""
+        size, columns = self.info.op.dtype.size, prod(self.tile.size(i.name) for i in self.info.only(self._moving))
+        one = self.steps * size * (2 * columns if self._is_far() else self._width())
+        return max(LINE // size, self.target.cache[1] * 5 // 8 // one)
+
+    def _in_lines(self, swept: Iterator, size: int) -> int:
+        """About so many points of a contiguous iterator, such that runs are whole lines as memory gives them."""
+        moving, fetched = self._moving, self.target.fetch_bytes
+        if not self._is_far() or moving.step(swept.name) != 1 or swept.extent * moving.bytes % fetched:
+            return size
+        line, panel = fetched // moving.bytes, self.steps * self._width() * moving.bytes
+        return size // line * line or (line if line * panel <= self.target.cache[1] * 3 // 4 else size)
+
+    @property
+    def _moving(self) -> Factor:
+        return self.info.vector_operand
+
+    def _is_far(self) -> bool:
+        return is_beyond_private_caches(self._moving.stored * self._moving.bytes, self.target)
+
+    def _width(self) -> int:
+        return self.tile.size(self.info.vector)

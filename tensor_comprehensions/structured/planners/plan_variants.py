@@ -1,0 +1,95 @@
+"""The choices around a register tile with some of them made already, and all ways to make these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, product
+from math import prod
+from operator import mul
+
+from ...target import CpuTarget
+from ..analysis.contraction_info import ContractionInfo
+from ..cost.tile_cost import RegisterTile
+from ..lower.tile import num_tiles
+from ..op import Iterator as Dimension
+from ..plan import PackStep, Plan, Side, TileLoop
+from .blocking import CHUNKS, Blocking, BlockingHeuristic
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedBlocking(BlockingHeuristic):
+    """The expert with some of its decisions made for it; None leaves one to it."""
+
+    pack_vector_operand: bool | None = None
+    pack_broadcast_operand: bool | None = None
+    rows_stationary: bool | None = None
+
+    def packs_vector_operand(self) -> bool:
+        return (
+            BlockingHeuristic.packs_vector_operand(self)
+            if self.pack_vector_operand is None
+            else self.pack_vector_operand
+        )
+
+    def packs_broadcast_operand(self, rows_outside: bool) -> bool:
+        if not self.info.only(self.info.broadcast_operand):
+            return False
+        return (
+            BlockingHeuristic.packs_broadcast_operand(self, rows_outside)
+            if self.pack_broadcast_operand is None
+            else self.pack_broadcast_operand
+        )
+
+    def row_stationary(self) -> bool:
+        return BlockingHeuristic.row_stationary(self) if self.rows_stationary is None else self.rows_stationary
+
+
+def enumerate_packings(
+    facts: ContractionInfo,
+    target: CpuTarget,
+    tile: RegisterTile,
+    parallel: bool,
+    packs_moving: Sequence[bool] = (True, False),
+) -> Iterator[Plan]:
+    """Plans that differ in what is packed, the moving factor as told, and in which factor's panel stands still."""
+    for moving, still, outside in product(packs_moving, (True, False), (True, False)):
+        if (moving and outside) or (tile.vectors_per_register > 1 and not moving):
+            continue
+        try:
+            yield ForcedBlocking(facts, target, tile, parallel, moving, still, outside).plan()
+        except ValueError:  # there is no iterator to pack a block of
+            continue
+
+
+@dataclass(frozen=True, slots=True)
+class PackBothBlocking(BlockingHeuristic):
+    """The expert where both factors are copied first, and the output is gone through in the order of memory.
+
+    One panel along the lanes stays in the first cache while the rows that are nearest in the output pass by.
+    """
+
+    def plan(self) -> Plan:
+        known, apart = self.info, dict(self.info.output_strides)
+
+        def order(i: Dimension) -> int:
+            return -apart.get(i.name, 0)
+
+        lanes, nearest = known.op.iterator(known.vector), max(known.only(known.broadcast_operand), key=order)
+        outside = sorted((i for i in known.parallel if i not in (lanes, nearest)), key=order)
+        levels = [TileLoop(i.name, self.tile.size(i.name)) for i in (*outside, lanes, nearest)]
+        counts = accumulate((num_tiles(known.extent(level.iterator), level.size) for level in levels), mul)
+        outer = next((d for d, count in enumerate(counts, 1) if count >= CHUNKS), len(levels))
+        nest = Blocking(levels, outer, [PackStep(Side.LEFT, 0), PackStep(Side.RIGHT, 0)])
+        return self._finished(nest, self._walked(known.reductions, nest))
+
+
+def is_packing_both_profitable(facts: ContractionInfo, target: CpuTarget) -> bool:
+    """Whether the second cache holds copies of both factors."""
+    copied = sum(prod(facts.extent(name) for name in f.iterators) for f in facts.factors) * facts.op.dtype.size
+    rows = (
+        not facts.transposes_output
+        and facts.vector not in facts.broadcast_operand.iterators
+        and facts.only(facts.broadcast_operand)
+    )
+    return bool(rows) and copied <= target.cache[1]

@@ -1,0 +1,167 @@
+"""The expert for contractions: the plan that the cost model prefers, and whether an op is worth one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from math import inf, prod
+
+from ...core.errors import CannotLower
+from ...target import CpuTarget
+from ..amx import tile_plans
+from ..analysis.contraction_info import ContractionInfo, analyze_contraction
+from ..cost.plan_cost import busy_cycles, completes_pages, expected_cycles, packs_short_runs, plan_cycles
+from ..cost.register_tiles import SHORT_SUM, RegisterTileRanking
+from ..cost.tile_cost import is_beyond_private_caches
+from ..lower.tile import num_tiles
+from ..op import StructuredOp, loads_in
+from ..plan import Plan
+from . import depthwise, transposed_output
+from .blocking import PACKED_STEPS, PACKED_USES, PARALLEL_WORK, BlockingHeuristic
+from .plan_variants import PackBothBlocking, enumerate_packings, is_packing_both_profitable
+
+MIN_ROWS_TO_TURN = 8
+"""Uses of an element below which turning it across costs more than it saves."""
+DOT_OVERHEAD = 20
+"""Half cycles to sum the lanes of a vector: what narrow outputs cost when the lanes run along the reduction."""
+TURNED_STEPS = 128
+"""Reduction steps that pay for storing across what memory is slow to take."""
+SHORT_UNIT, TURNED_UNIT = 128, 512
+"""Points of a contiguous run of the output below which lanes across such runs may be the better ones: of any, and of
+one along which the factor that it moves is not contiguous, and so has to be turned across, for sums in one block."""
+LITTLE_WORK, FORK, MUCH = 4 * PARALLEL_WORK, 6000.0, 0.85
+"""Multiply-adds from which on threads pay in any case; cycles until another thread has begun, and is known to be done;
+the part of the cycles of one thread that two may take: what others do to the second one is not foreseen."""
+PLANNED = 64
+"""Plans that are kept: an op is looked at to decide what is done around it, to be lowered, and to be shown."""
+TILES, CLEARLY = 6, 0.97
+"""Register tiles that are looked at; less than this share of the cycles makes one of them better than those before."""
+
+
+@lru_cache(PLANNED)
+def select_plan(op: StructuredOp, target: CpuTarget, *, parallel: bool) -> Plan:
+    """The plan that the cost model prefers for a normalized op, be the op worth one or not.
+
+    Raises:
+        CannotLower: the op has no contiguous output iterator that moves a factor.
+    """
+    views = register_tile_rankings(op, target)
+    shared = best_of(views, target, parallel=parallel)
+    if not shared.parallel_depth or op.multiplications >= LITTLE_WORK:
+        return shared
+    serial = best_of(views, target, parallel=False)
+    return shared if _shared_cycles(op, shared, target) < MUCH * plan_cycles(op, serial, target) else serial
+
+
+def _shared_cycles(op: StructuredOp, plan: Plan, target: CpuTarget) -> float:
+    """Cycles until two threads are done with `plan`: where they are no faster, its work is too little to share."""
+    count = prod(num_tiles(op.extent(level.iterator), level.size) for level in plan.levels[: plan.parallel_depth])
+    return plan_cycles(op, plan, target) * num_tiles(count, 2) / count + FORK
+
+
+def register_tile_rankings(op: StructuredOp, target: CpuTarget) -> tuple[RegisterTileRanking, ...]:
+    """Register tiles with the lanes along the output's contiguous iterator, and along the longest of the other factor.
+
+    Raises CannotLower as `select_plan`.
+    """
+    known = analyze_contraction(op)
+    rows = [i for i in known.only(known.broadcast_operand) if 2 * i.extent >= target.lanes(known.bits)]
+    if not rows or known.vector in known.broadcast_operand.iterators:
+        return (RegisterTileRanking(known, target),)
+    across = analyze_contraction(op, max(rows, key=lambda i: i.extent).name)
+    return RegisterTileRanking(known, target), RegisterTileRanking(across, target)
+
+
+def best_of(views: tuple[RegisterTileRanking, ...], target: CpuTarget, *, parallel: bool) -> Plan:
+    """The plan that the cost model prefers around the best register tile of one of `views`, from
+    `register_tile_rankings`."""
+    default, *turned = views
+    if depthwise.is_depthwise(default.info):
+        return depthwise.depthwise_plan(default.info, target, parallel=parallel)
+    parallel = parallel and default.info.op.multiplications >= 2 * PARALLEL_WORK  # else shares are panels made in vain
+    views = views if turned and _worth_turning(default.info, target) else (default,)
+    chosen, least = Plan("", 0, (), ()), inf
+    for view in views:
+        plans = list(dict.fromkeys(_considered(view, target, parallel)))
+        for plan, cycles in zip(plans, expected_cycles(view.info, plans, target), strict=True):
+            if cycles < least * CLEARLY:
+                chosen, least = plan, cycles
+    if chosen.vector == default.info.vector and packs_short_runs(default.info, chosen, target):
+        for plan in transposed_output.transposed_output_plans(default.info, target, parallel=parallel):
+            cycles = plan_cycles(default.info.op, plan, target)
+            if cycles < least * CLEARLY:
+                chosen, least = plan, cycles
+    for plan in tile_plans.matrix_tile_plans(default.info, target, parallel=parallel):
+        if busy_cycles(default.info.op, plan, target) < busy_cycles(default.info.op, chosen, target) * CLEARLY:
+            chosen = plan
+    return chosen
+
+
+def _considered(view: RegisterTileRanking, target: CpuTarget, parallel: bool) -> Iterator[Plan]:
+    """The plans to compare: one for each of a few register tiles; all ways where what is written decides."""
+    expert = BlockingHeuristic(view.info, target, view.best, parallel)
+    if _moves_most(view.info, target):
+        shapes = view.shapes(TILES)
+        if is_packing_both_profitable(view.info, target):
+            copied = (PackBothBlocking(view.info, target, tile, parallel).plan() for tile in shapes)
+            yield from (plan for plan in copied if completes_pages(view.info, plan, target))
+        yield expert.plan()
+        gathered = view.info.vector_operand.step(view.info.vector) != 1
+        for tile in shapes:
+            yield from enumerate_packings(view.info, target, tile, parallel, (True,) if gathered else (True, False))
+    else:
+        several = (
+            expert.sweeps() or view.info.transposes_output or (target.has_mesh_llc and _streams_in_place(expert.plan()))
+        )
+        for tile in view.best_tiles(TILES if several else 1):
+            yield BlockingHeuristic(view.info, target, tile, parallel).plan()
+
+
+def _worth_turning(known: ContractionInfo, target: CpuTarget) -> bool:
+    """Whether lanes across the output's runs may be the better ones.
+
+    The lines of scalars are read again for the next ones of a run, which a far cache is too slow for. A factor that
+    would be turned for few rows has long runs of scalars instead: it had better stay as it is.
+    """
+    moving, turns = known.vector_operand, known.vector_operand.step(known.vector) != 1
+    if turns and prod(i.extent for i in known.only(known.broadcast_operand)) <= PACKED_USES:
+        longest = inf
+    elif is_beyond_private_caches(known.k_size * known.extent(known.vector) * moving.bytes, target):
+        return False
+    else:
+        longest = TURNED_UNIT if turns and known.k_size <= PACKED_STEPS else SHORT_UNIT
+    return (
+        known.broadcast_operand.is_plain_load
+        and known.k_size >= TURNED_STEPS
+        and 4 <= known.extent(known.output_unit_iter) < longest
+    )
+
+
+def _streams_in_place(plan: Plan) -> bool:
+    """Whether all is read where it is and the output passes the caches: wide tiles wait for the second one then."""
+    return plan.nontemporal and not plan.packs
+
+
+def _moves_most(known: ContractionInfo, target: CpuTarget) -> bool:
+    """Whether results that go to a far cache take longer than the short sums before them."""
+    return known.k_size <= SHORT_SUM and is_beyond_private_caches(known.output_size, target)
+
+
+def why_not_microkernel(op: StructuredOp, target: CpuTarget) -> str | None:
+    """Why a register tile would compute a normalized op badly on `target`; None where it is the right thing."""
+    try:
+        known = analyze_contraction(op)
+    except CannotLower as reason:
+        return str(reason)
+    columns, lanes = known.extent(known.vector), target.lanes(known.bits)
+    if 4 * columns < lanes and known.k_size >= columns * (2 * known.k_size // lanes + DOT_OVERHEAD):
+        return f"only {columns} contiguous output elements"
+    rows = prod(i.extent for i in known.only(known.broadcast_operand))
+    moving = known.vector_operand
+    if rows < MIN_ROWS_TO_TURN and moving.step(known.vector) != 1:
+        return f"too few rows ({rows}) to turn the {moving.side.name.lower()} factor for"
+    if rows < 2:
+        access = loads_in(op.factors[moving.side.value])[0]
+        if prod(access.buffer.shape) * 2 > op.multiplications:
+            return f"every element of the {moving.side.name.lower()} factor is used once"
+    return None

@@ -1,0 +1,153 @@
+"""Plans for a large factor whose runs cross those of the output: lanes along the factor, results turned afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator as Generator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from ...target import CpuTarget
+from ..analysis.contraction_info import ContractionInfo, analyze_contraction
+from ..cost import unroll_factors
+from ..cost.plan_cost import FAR_RUN, FETCHED_AHEAD, STORED_RUN, WAITED_RUN
+from ..cost.tile_cost import LINE, RegisterTile, fills_whole_lines, is_beyond_private_caches
+from ..language.finalize import default_grain_size
+from ..lower.output_panel import with_panel_output
+from ..lower.tile import balanced_block, num_tiles
+from ..op import Iterator, loads_in
+from ..plan import PackStep, Plan, TileLoop
+
+WIDE, NARROW = 6, 4
+"""Vectors of a register tile along runs of the factor: of whole runs at most, or of a part where they are longer."""
+
+
+def transposed_output_plans(known: ContractionInfo, target: CpuTarget, *, parallel: bool) -> Generator[Plan]:
+    """A plan that keeps results in a panel, and one that packs the factor, too, each with the longest runs.
+
+    known: with the lanes along the output. None where memory is near, or the results are not smaller than the factor.
+    """
+    moving = known.vector_operand
+    run = next((i for i in known.only(moving) if moving.step(i.name) == 1 and i.name != known.output_unit_iter), None)
+    uses = prod(i.extent for i in known.only(known.broadcast_operand))
+    if (
+        run is None
+        or known.transposes_output
+        or known.vector in known.broadcast_operand.iterators
+        or uses < 2
+        or uses >= known.k_size
+    ):
+        return
+    far = is_beyond_private_caches(moving.stored * moving.bytes, target)
+    lanes = target.lanes(known.bits)
+    if (
+        not (far and moving.is_plain_load)
+        or min(run.extent, known.extent(known.output_unit_iter)) < lanes
+        or known.op.pairs
+    ):
+        return
+    if known.op.initial is not None and loads_in(known.op.initial):
+        return
+    crossed = _Crossed(
+        known, analyze_contraction(with_panel_output(known.op, run.name), run.name), target, run, parallel
+    )
+    for packed in (False, True):
+        blocks = min(crossed.blocks(), key=lambda blocks: crossed.begun(blocks, packed), default=None)
+        if blocks is not None:
+            yield crossed.plan(blocks, packed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Crossed:
+    """known: with the lanes along the output; inner: with the panel as the output, and the lanes along `run`."""
+
+    known: ContractionInfo
+    inner: ContractionInfo
+    target: CpuTarget
+    run: Iterator
+    parallel: bool
+
+    @property
+    def tile(self) -> RegisterTile:
+        """Whole runs of the factor where they are short, and as many rows as there are registers for."""
+        lanes = self.target.lanes(self.known.bits)
+        vectors = num_tiles(self.run.extent, lanes)
+        vectors = vectors if vectors <= WIDE else NARROW
+        row = max(self.known.only(self.known.broadcast_operand), key=lambda i: i.extent)
+        most = max(1, (self.target.vector_registers - 2) // vectors - 1)
+        return RegisterTile(lanes, ((self.run.name, vectors * lanes), (row.name, balanced_block(row.extent, most))))
+
+    def blocks(self) -> Generator[dict[str, int]]:
+        """Parts of the iterators of the factor alone whose results fit half of the second cache, or nearly so."""
+        others = [i for i in self.known.only(self.known.vector_operand) if i.name != self.run.name]
+        line = LINE // self.known.output_bytes
+        rows = prod(i.extent for i in self.known.only(self.known.broadcast_operand)) * self.run.extent
+        room = self.target.cache[1] * 5 // 8 // (rows * self.known.bits // 8)
+        for sizes in product(*(_parts(i.extent, line if i.name == self.known.output_unit_iter else 1) for i in others)):
+            if prod(sizes) <= room:
+                yield {i.name: size for i, size in zip(others, sizes, strict=True)}
+
+    def begun(self, blocks: Mapping[str, int], packed: bool) -> float:
+        """Cycles for the runs of memory that are read and written with such blocks."""
+        known, moving, points = self.known, self.known.vector_operand, {**self.known.extents, **blocks}
+        read, written = _run(moving.nearest, points), _run(known.output_strides, points)
+        wait = WAITED_RUN if not packed else FAR_RUN if read * moving.bytes < FETCHED_AHEAD else 0.0
+        return wait * moving.stored / read + STORED_RUN * prod(i.extent for i in known.parallel) / written
+
+    def plan(self, blocks: dict[str, int], packed: bool) -> Plan:
+        known, tile, side = self.known, self.tile, self.known.vector_operand.side
+        by_step = sorted(blocks, key=lambda name: -abs(known.vector_operand.step(name) or 0))
+        outer = [TileLoop(i.name) for i in known.batch] + [TileLoop(name, blocks[name]) for name in by_step]
+        points = [TileLoop(name) for name in by_step if blocks[name] > 1]
+        width = tile.size(self.run.name)
+        # What comes ahead is the next part of a run or, where tiles have whole ones, the next run.
+        runs = [TileLoop(self.run.name, width)]
+        around = [*points, *runs] if packed or width < self.run.extent else [*runs, *points]
+        inner = [*around, *(TileLoop(i.name, tile.size(i.name)) for i in self.rows)]
+        count = prod(num_tiles(known.extent(level.iterator), level.size) for level in outer)
+        collapsed = len(outer) if self.parallel and count > 1 else 0
+        ahead: tuple[PackStep, ...] = ()
+        if not packed and (points or width < self.run.extent) and len(known.reductions) == 1:
+            ahead = (PackStep(side, len(outer) + len(around)),)
+        stored = {name: np.array(float(size)) for name, size in blocks.items()}
+        touched = known.output_size + sum(f.stored * f.bytes for f in known.factors)
+        return Plan(
+            self.run.name,
+            tile.lanes,
+            (*outer, *inner),
+            self.inner.reductions,
+            packs=(PackStep(side, len(outer) + min(1, len(points))),) if packed else (),
+            parallel_depth=collapsed,
+            grain=default_grain_size(known.op, count) if collapsed else 1,
+            unroll_steps=self._steps if ahead else 1,
+            nontemporal=touched > self.target.reuse_limit_bytes and bool(fills_whole_lines(known, self.target, stored)),
+            prefetches=ahead,
+            output_panel_depth=len(outer),
+        )
+
+    @property
+    def _steps(self) -> int:
+        """Steps of the sum per iteration, each of which asks for a row: as many as tiles meet what is read."""
+        count = prod(num_tiles(i.extent, self.tile.size(i.name)) for i in self.rows)
+        return min(unroll_factors.STEPS, 1 << (count.bit_length() - 1))
+
+    @property
+    def rows(self) -> list[Iterator]:
+        """The loops over the other factor, the register tile's innermost."""
+        return sorted(self.known.only(self.known.broadcast_operand), key=lambda i: self.tile.size(i.name))
+
+
+def _run(steps: Sequence[tuple[str, int]], points: Mapping[str, int]) -> int:
+    """Neighboring elements of memory that a box of `points` covers."""
+    run = 1
+    for name, step in steps:
+        run *= points[name] if step == run else 1
+    return run
+
+
+def _parts(extent: int, unit: int) -> list[int]:
+    """Blocks of whole `unit` points that cut `extent` into equal parts, and all of it."""
+    return [*(n for n in range(unit, extent, unit) if extent % n == 0), extent]

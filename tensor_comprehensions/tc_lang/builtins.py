@@ -1,0 +1,39 @@
+"""The builtins of the language: which names there are, and which of them are C functions under another spelling."""
+
+from __future__ import annotations
+
+from ..core.math_functions import FUNCTIONS
+
+SPECIAL: dict[str, tuple[int, int | None]] = {
+    "abs": (1, 1), "relu": (1, 1), "sigmoid": (1, 1), "min": (2, None), "max": (2, None),
+}  # fmt: skip
+"""The builtins that the checker expands into simpler expressions: least and greatest number of arguments."""
+
+CONSTANTS = {"inf": float("inf"), "nan": float("nan")}
+
+
+def canonical_name(name: str) -> str | None:
+    """The key in `FUNCTIONS` of a C function, for `fmaxf` as for `fmax`; None when it is no C function."""
+    if name in FUNCTIONS:
+        return name
+    if name.endswith("f") and name[:-1] in FUNCTIONS:
+        return name[:-1]
+    return None
+
+
+def is_builtin(name: str) -> bool:
+    return name in SPECIAL or canonical_name(name) is not None
+
+
+def builtin_arity(name: str) -> tuple[int, int | None]:
+    """The least and the greatest number of arguments of a builtin (None: any number)."""
+    if name in SPECIAL:
+        return SPECIAL[name]
+    canonical = canonical_name(name)
+    assert canonical is not None
+    n = FUNCTIONS[canonical].arity
+    return n, n
+
+
+def builtin_names() -> tuple[str, ...]:
+    return (*FUNCTIONS, *SPECIAL)

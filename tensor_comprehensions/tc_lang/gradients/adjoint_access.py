@@ -1,0 +1,199 @@
+"""Reads turned round: which points of a statement read a given element of a tensor.
+
+A statement that reads `X(h+kh)` sends its derivative to element `x` from the points with `h = x - kh`, provided that
+this `h` is in its range. So the gradient of `X` gathers, and no two points write to one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...core.dtypes import BOOL, INT64
+from ..affine import Affine, Variable, affine_variables, to_affine
+from ..ir import Access, Binary, Const, Expr, Index, operands_of, with_operands
+from ..ranges import Bounds
+from ..size_polynomial import Value, constant_value
+from ..to_syntax import affine_to_expr, polynomial_to_expr
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """An index that an element determines: `numerator / divisor`.
+
+    guards: the conditions under which that is a whole number in the range of the index.
+    """
+
+    numerator: Expr
+    divisor: int
+    guards: tuple[Expr, ...]
+
+    @property
+    def value(self) -> Expr:
+        if self.divisor == 1:
+            return self.numerator
+        return Binary("/", self.numerator, Const(self.divisor, INT64), INT64)
+
+
+@dataclass(frozen=True, slots=True)
+class GatherForm:
+    """How one read looks from the element that is read.
+
+    left: the indices of the element, counted from 0, with their ranges.
+    solutions: what the indices of the statement that are now determined have become.
+    """
+
+    unsolved: dict[str, Bounds]
+    solutions: dict[str, Solution]
+
+    @property
+    def substitute_in(self) -> dict[str, Expr]:
+        return {name: s.value for name, s in self.solutions.items()}
+
+    @property
+    def guards(self) -> tuple[Expr, ...]:
+        """The conditions under which there is a point that reads the element."""
+        return tuple(g for s in self.solutions.values() for g in s.guards)
+
+    def free_ranges(self, ranges: Mapping[str, Bounds]) -> dict[str, Bounds]:
+        """The indices of the statement that are still free: which of several points reads the element."""
+        return {i: b for i, b in ranges.items() if i not in self.solutions}
+
+
+def solve_gather(
+    subscripts: Sequence[Expr],
+    bounds: Sequence[Bounds],
+    ranges: Mapping[str, Bounds],
+    free: Sequence[str],
+    sizes: Mapping[str, Value],
+) -> GatherForm | None:
+    """The gathering for a read `X(subscripts)`; None where the subscripts cannot be solved for indices.
+
+    Args:
+        bounds: of the dimensions of X. ranges: of the indices of the statement. free: those of them on the left.
+        sizes: formulas for the names in expressions.
+    """
+    forms = [to_affine(e, sizes) for e in subscripts]
+    if not all(isinstance(atom, Variable) and constant_value(c) is not None for f in forms for atom, c in f.terms):
+        return None
+    chosen = _choose(forms, free)
+    if chosen is None:
+        return None
+    left: dict[str, Bounds] = {chosen[d]: (0, upper - lower) for d, (lower, upper) in enumerate(bounds)}
+    renamed = {name: f"{name}'" for name in left}
+    box = {**ranges, **{f"{name}'": b for name, b in left.items()}}
+    solutions: dict[str, Solution] = {}
+    replaced: dict[str, Expr] = {}
+    while len(replaced) < len(chosen):
+        d = _next(chosen, forms, replaced)
+        if d is None:
+            return None
+        name = chosen[d]
+        numerator, divisor = _solve(forms[d], name, renamed[name], bounds[d][0], replaced, sizes)
+        found = Solution(numerator, divisor, ())
+        guards = [*divisibility_guards(found), *range_guards(found.value, ranges[name], box, sizes)]
+        replaced[name] = found.value
+        back = {new: Index(old, INT64) for old, new in renamed.items()}
+        guards = [substitute_indices(g, back, sizes) for g in guards]
+        solutions[name] = Solution(substitute_indices(numerator, back, sizes), divisor, tuple(guards))
+    return GatherForm(left, solutions)
+
+
+def _choose(forms: Sequence[Affine], free: Sequence[str]) -> dict[int, str] | None:
+    """For each subscript an index to solve it for: one alone in it, else one of the statement's left, else any."""
+    chosen: dict[int, str] = {}
+    order = sorted(range(len(forms)), key=lambda d: len(forms[d].terms))
+    for d in order:
+        terms = [(a.name, abs(constant_value(c) or 0)) for a, c in forms[d].terms if isinstance(a, Variable)]
+        candidates = [(name, c) for name, c in terms if name not in chosen.values()]
+        if not candidates:
+            return None
+        chosen[d] = min(candidates, key=lambda t: (t[0] not in free, t[1]))[0]
+    return dict(sorted(chosen.items()))
+
+
+def _next(chosen: Mapping[int, str], forms: Sequence[Affine], replaced: Mapping[str, Expr]) -> int | None:
+    """A subscript not solved yet whose other chosen indices are all determined."""
+    for d, name in chosen.items():
+        others = {v for v in affine_variables(forms[d]) if v != name and v in chosen.values()}
+        if name not in replaced and others <= replaced.keys():
+            return d
+    return None
+
+
+def _solve(
+    form: Affine, name: str, element: str, start: Value, replaced: Mapping[str, Expr], sizes: Mapping[str, Value]
+) -> tuple[Expr, int]:
+    """`name` from `form = element + start`: the numerator and the divisor."""
+    factor = next(constant_value(c) or 0 for a, c in form.terms if isinstance(a, Variable) and a.name == name)
+    rest = Affine(form.constant, tuple(t for t in form.terms if t[0] != Variable(name)))
+    difference = Affine(start, ((Variable(element), 1),)) - rest
+    total = difference if factor > 0 else difference.scaled(-1)
+    return substitute_indices(affine_to_expr(total), replaced, sizes), abs(factor)
+
+
+def divisibility_guards(s: Solution) -> list[Expr]:
+    """The condition that a solution is a whole number, but for one that always holds."""
+    if s.divisor == 1:
+        return []
+    return [Binary("==", Binary("%", s.numerator, Const(s.divisor, INT64), INT64), Const(0, INT64), BOOL)]
+
+
+def range_guards(e: Expr, range_: Bounds, box: Mapping[str, Bounds], sizes: Mapping[str, Value]) -> list[Expr]:
+    """The conditions `lower <= e < upper`, but for those that always hold."""
+    lower, upper = range_
+    form = to_affine(e, sizes)
+    ends = affine_extremes(form, box)
+    low = None if ends is None else constant_value(ends[0] - lower)
+    high = None if ends is None else constant_value(upper - 1 - ends[1])
+    if all(isinstance(atom, Variable) for atom, _ in form.terms) and form.terms:  # `h < H`, not `h + 1 < H + 1`
+        lower, upper = lower - form.constant, upper - form.constant
+        e = affine_to_expr(Affine(0, form.terms))
+    conditions: list[Expr] = []
+    if low is None or low < 0:
+        conditions.append(Binary(">=", e, polynomial_to_expr(lower), BOOL))
+    if high is None or high < 0:
+        conditions.append(Binary("<", e, polynomial_to_expr(upper), BOOL))
+    return conditions
+
+
+def affine_extremes(form: Affine, box: Mapping[str, Bounds]) -> Bounds | None:
+    """The least and the greatest value of a sum of indices; None of anything else."""
+    low = high = form.constant
+    for atom, c in form.terms:
+        n = constant_value(c)
+        if not isinstance(atom, Variable) or n is None or atom.name not in box:
+            return None
+        first, last = box[atom.name][0], box[atom.name][1] - 1
+        first, last = (first, last) if n > 0 else (last, first)
+        low, high = low + first * n, high + last * n
+    return low, high
+
+
+def substitute_indices(e: Expr, indices: Mapping[str, Expr], sizes: Mapping[str, Value]) -> Expr:
+    """`e` with expressions for some of its indices; sums of indices are brought to their simplest form."""
+    if isinstance(e, Index):
+        return indices.get(e.name, e)
+    parts = [substitute_indices(x, indices, sizes) for x in operands_of(e)]
+    changed = any(a is not b for a, b in zip(parts, operands_of(e), strict=True))
+    e = with_operands(e, parts)
+    if isinstance(e, Access) and changed:
+        return replace(e, subscripts=tuple(simplify_subscript(x, sizes) for x in e.subscripts))
+    return e
+
+
+def simplify_subscript(e: Expr, sizes: Mapping[str, Value]) -> Expr:
+    """A subscript in its simplest form, where it is a sum of indices and sizes."""
+    if isinstance(e, Index | Const):
+        return e
+    form = to_affine(e, sizes)
+    return affine_to_expr(form) if all(isinstance(atom, Variable) for atom, _ in form.terms) else e
+
+
+def uses_index(name: str, *expressions: Expr) -> bool:
+    """Whether the index occurs in one of the expressions."""
+    return any(_occurs(name, e) for e in expressions)
+
+
+def _occurs(name: str, e: Expr) -> bool:
+    return (isinstance(e, Index) and e.name == name) or any(_occurs(name, x) for x in operands_of(e))

@@ -1,0 +1,96 @@
+"""What a recorded call keeps for its gradient instead of having it computed again.
+
+Outputs are there anyway. Of the temporaries the sums and extrema are kept, since each of their elements takes many
+operations, and what is made of these element by element, where it is no larger. Everything else is computed again.
+So no call keeps more elements than its sums and extrema have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..ir import Function, Role
+from ..ranges import Bounds
+from .ssa import SsaProgram, SsaStatement
+
+
+def choose_saved_tensors(steps: SsaProgram, used: Iterable[str], keep: bool) -> tuple[set[str], list[str]]:
+    """The final versions of outputs that spare computing the versions `used`, and the temporaries that a call keeps.
+
+    keep: whether a call can keep temporaries; else there are none.
+    """
+    chooser = _Chooser(steps, {s.target: s for s in steps.steps}, frozenset(used))
+    final = {steps.last[r]: r for r in steps.function.returns}
+    temporaries = {steps.last[t.name]: t.name for t in steps.function.tensors if t.role is Role.TEMPORARY and keep}
+    outputs: set[str] = set()
+    kept: list[str] = []
+    needed = set(used)
+    for step in reversed(steps.steps):
+        if step.target not in needed:
+            continue
+        if step.target in final:
+            outputs.add(step.target)
+        elif step.target in temporaries and chooser.is_worth_keeping(step):
+            kept.append(temporaries[step.target])
+        else:
+            needed |= step.reads
+    return outputs & needed, kept[::-1]
+
+
+def with_saved_outputs(function: Function, names: Sequence[str]) -> Function:
+    """The def that returns the temporaries `names`, too, after its own outputs."""
+    places = [str(n) for n, t in enumerate(function.tensors) if t.name in names]
+    kept = [replace(function.tensor(name), role=Role.OUTPUT) for name in names]
+    others = [t for t in function.tensors if t.name not in names]
+    before = [t for t in others if t.role is not Role.TEMPORARY]
+    after = [t for t in others if t.role is Role.TEMPORARY]
+    return replace(
+        function,
+        tensors=(*before, *kept, *after),
+        returns=(*function.returns, *names),
+        canonical=f"{function.canonical}\nkeeping {', '.join(places)}",
+    )
+
+
+@dataclass(slots=True)
+class _Chooser:
+    """made: the step that makes each version. used: the versions that the gradient itself reads."""
+
+    steps: SsaProgram
+    made: dict[str, SsaStatement]
+    used: frozenset[str]
+    found: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def is_worth_keeping(self, step: SsaStatement) -> bool:
+        if _reduces(step):
+            return True
+        sums = self.sums(step)
+        extents = self._extents(step.target)
+        return not sums <= self.used and any(_within(extents, self._extents(s)) for s in sums)
+
+    def sums(self, step: SsaStatement) -> frozenset[str]:
+        """The sums and extrema on which the elements of a step depend, each through elements alone."""
+        if step.target not in self.found:
+            out: set[str] = set()
+            for name in step.reads & self.made.keys():
+                out |= {name} if _reduces(self.made[name]) else self.sums(self.made[name])
+            self.found[step.target] = frozenset(out)
+        return self.found[step.target]
+
+    def _extents(self, version: str) -> list[Bounds]:
+        return list(self.steps.versions[version].bounds)
+
+
+def _reduces(step: SsaStatement) -> bool:
+    return any(i not in step.left for i in step.ranges)
+
+
+def _within(small: list[Bounds], large: list[Bounds]) -> bool:
+    """Whether the dimensions of one tensor are among those of another."""
+    left = list(large)
+    for bounds in small:
+        if bounds not in left:
+            return False
+        left.remove(bounds)
+    return True

@@ -1,0 +1,275 @@
+"""A def as steps that each make a new version of a tensor: straight-line code in which nothing is overwritten.
+
+Versions of `T` are called `T@0`, `T@1`, ...; inputs keep their names. Reductions are brought to few forms: what is
+multiplied or compared by a reduction is an element of a tensor, and only `+=` goes on from an earlier version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ...core.dtypes import INT64, DType
+from ...core.errors import CheckError
+from ..ir import (
+    Access,
+    Binary,
+    Cast,
+    Const,
+    Expr,
+    Function,
+    Index,
+    Role,
+    Size,
+    Statement,
+    operands_of,
+    walk_expr,
+    with_operands,
+)
+from ..ranges import Bounds, Ranges, is_updatable_in_part
+from ..size_polynomial import Value
+from ..to_syntax import polynomial_to_expr
+
+
+@dataclass(frozen=True, slots=True)
+class SsaTensor:
+    """A tensor with one definition.
+
+    tensor: the name of the tensor in the def, or a new one. bounds: of each dimension.
+    """
+
+    tensor: str
+    dtype: DType
+    bounds: tuple[Bounds, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SsaStatement:
+    """`target(subscripts) op value` for all indices; `target` is a version.
+
+    op: `=`, `+=`, or a reduction with `!`.
+    before: the version that the step goes on from: `+=`, or an `=` that leaves elements as they are.
+    ranges: of the indices, those on the left first. exists: accesses that give other indices a place in the step.
+    """
+
+    target: str
+    subscripts: tuple[Expr, ...]
+    op: str
+    value: Expr
+    left: tuple[str, ...]
+    ranges: Mapping[str, Bounds]
+    before: str | None = None
+    exists: tuple[Access, ...] = ()
+    source: Statement | None = None
+
+    @property
+    def reads(self) -> set[str]:
+        """The versions that the step needs."""
+        read = {
+            x.tensor
+            for e in (self.value, *self.subscripts, *self.exists)
+            for x in walk_expr(e)
+            if isinstance(x, Access)
+        }
+        return read | ({self.before} if self.before is not None else set())
+
+
+@dataclass(slots=True)
+class SsaProgram:
+    """The steps of a def. last: the version that each tensor ends with."""
+
+    function: Function
+    ranges: Ranges
+    steps: list[SsaStatement] = field(default_factory=list)
+    versions: dict[str, SsaTensor] = field(default_factory=dict)
+    last: dict[str, str] = field(default_factory=dict)
+    _count: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, function: Function, ranges: Ranges) -> SsaProgram:
+        """Raises CheckError for what has no such form."""
+        out = cls(function, ranges)
+        for t in function.tensors:
+            if t.role is Role.INPUT:
+                out.versions[t.name] = SsaTensor(t.name, t.dtype, ranges.tensors[t.name])
+                out.last[t.name] = t.name
+            elif t.role is Role.INOUT:
+                out.new(t.name, t.dtype, ranges.tensors[t.name])
+        for n, s in enumerate(function.statements):
+            out._statement(s, dict(ranges.statements[n]))
+        return out
+
+    def new(self, tensor: str, dtype: DType, bounds: tuple[Bounds, ...]) -> str:
+        """The next version of a tensor."""
+        n = self._count[tensor] = self._count.get(tensor, -1) + 1
+        name = f"{tensor}@{n}"
+        self.versions[name] = SsaTensor(tensor, dtype, bounds)
+        self.last[tensor] = name
+        return name
+
+    def zero(self, version: str) -> Const:
+        dtype = self.versions[version].dtype
+        return Const(0.0 if dtype.is_float else 0, dtype)
+
+    def constant(self, target: str, value: Expr, source: Statement | None = None) -> SsaStatement:
+        """The step that fills a version."""
+        bounds = self.versions[target].bounds
+        indices = tuple(f"i{d}" for d in range(len(bounds)))
+        ranges = dict(zip(indices, bounds, strict=True))
+        return SsaStatement(target, tuple(map(_index, indices)), "=", value, indices, ranges, source=source)
+
+    # --- one statement -----------------------------------------------------------------------------------------------
+
+    def _statement(self, s: Statement, ranges: dict[str, Bounds]) -> None:
+        whole = self.ranges.tensors[s.target]
+        subscripts = tuple(
+            part(self._current(e), ranges, range_extent(b))
+            if is_updatable_in_part(self.function.tensor(s.target))
+            else self._current(e)
+            for e, b in zip(s.subscripts, whole, strict=True)
+        )
+        value = self._current(s.value)
+        exists = tuple(e for x in s.exists if isinstance(e := self._current(x), Access))
+        step = SsaStatement("", subscripts, "=", value, s.indices[: s.num_free], ranges, exists=exists, source=s)
+        plain = are_bare_indices(subscripts)
+        before = self.last.get(s.target)
+        if s.reduction is None:
+            self._add(s.target, replace(step, before=None if plain else before))
+        elif s.reduction == "+":
+            if s.initialize and not plain:
+                symbol = self.function.tensor(s.target)
+                before = self.new(s.target, symbol.dtype, self.ranges.tensors[s.target])
+                self.steps.append(self.constant(before, self.zero(before), s))
+            first = s.initialize and plain
+            self._add(s.target, replace(step, op="+=!" if first else "+=", before=None if first else before))
+        elif not plain:
+            raise no_gradient_error(self.function, s, f"'{s.reduction}' reduces into a place that is not a plain index")
+        else:
+            self._extremum(s, step, before)
+
+    def _extremum(self, s: Statement, step: SsaStatement, before: str | None) -> None:
+        """A product, minimum or maximum; one that goes on from an earlier value is split in two."""
+        assert s.reduction is not None
+        op = s.reduction if s.reduction in ("min", "max") else "*"
+        goes_on = not s.initialize and before is not None
+        value = step.value
+        if goes_on and len(s.indices) == s.num_free:
+            assert before is not None
+            self._add(s.target, replace(step, value=self._joined(s, op, before, step, value)))
+            return
+        dtype = self.function.tensor(s.target).dtype
+        used = [i for i in step.ranges if any(isinstance(x, Index) and x.name == i for x in walk_expr(value))]
+        if op != "*":  # a minimum over an index that nothing depends on is a minimum over the others
+            exists = tuple(a for a in step.exists if self._stores_some(a.tensor))
+            needed = {*used, *step.left, *(x.name for a in exists for x in walk_expr(a) if isinstance(x, Index))}
+            step = replace(step, ranges={i: b for i, b in step.ranges.items() if i in needed}, exists=exists)
+        if dtype.is_float and not _is_element(value):
+            subscripts = tuple(map(_index, used))
+            name = self.new(f"{s.target}_term", value.dtype, tuple(step.ranges[i] for i in used))
+            ranges = {i: step.ranges[i] for i in used}
+            exists = tuple(a for a in step.exists if self._stores_some(a.tensor) and uses_only(a, used))
+            self.steps.append(SsaStatement(name, subscripts, "=", value, tuple(used), ranges, exists=exists, source=s))
+            value = Access(name, subscripts, value.dtype)
+        reduced = replace(step, op=f"{op}=!", value=value)
+        if not goes_on and (op == "*" or not dtype.is_float or _is_given(value)):
+            self._add(s.target, reduced)
+            return
+        # Which of several computed terms is the least shows against the least of them, not against an output: what
+        # another kernel has computed may differ in its last bit.
+        partial = self.new(f"{s.target}_part", value.dtype, self.ranges.tensors[s.target])
+        self.steps.append(replace(reduced, target=partial))
+        whole: Expr = Access(partial, step.subscripts, value.dtype)
+        if goes_on:
+            assert before is not None
+            whole = self._joined(s, op, before, step, whole)
+        elif dtype != value.dtype:
+            whole = Cast(whole, dtype)
+        ranges = {i: step.ranges[i] for i in step.left}
+        self._add(s.target, replace(step, value=whole, ranges=ranges, exists=()))
+
+    def _stores_some(self, version: str) -> bool:
+        """Whether a version may have places where nothing is stored: `exists` means something of it."""
+        if not self.function.is_sparse:
+            return False
+        symbol = next((t for t in self.function.tensors if t.name == version.partition("@")[0]), None)
+        return symbol is not None and (symbol.is_sparse or symbol.role is Role.TEMPORARY)
+
+    def _joined(self, s: Statement, op: str, before: str, step: SsaStatement, value: Expr) -> Expr:
+        """`before op value`, as the target stores it."""
+        dtype = self.function.tensor(s.target).dtype
+        old: Expr = Access(before, step.subscripts, dtype)
+        old = old if dtype == value.dtype else Cast(old, value.dtype)
+        new: Expr = Binary(op, old, value, value.dtype)
+        return new if dtype == value.dtype else Cast(new, dtype)
+
+    def _add(self, tensor: str, step: SsaStatement) -> None:
+        name = self.new(tensor, self.function.tensor(tensor).dtype, self.ranges.tensors[tensor])
+        self.steps.append(replace(step, target=name))
+
+    def _current(self, e: Expr) -> Expr:
+        """`e` reading the versions that are current, and with sizes of the signature only."""
+        if isinstance(e, Size) and "." in e.name:
+            return _typed(polynomial_to_expr(self.ranges.sizes[e.name]), e.dtype)
+        e = with_operands(e, [self._current(x) for x in operands_of(e)])
+        return replace(e, tensor=self.last[e.tensor]) if isinstance(e, Access) else e
+
+
+def no_gradient_error(function: Function, s: Statement | None, reason: str) -> CheckError:
+    """That a def cannot be differentiated, with the statement that is why."""
+    return CheckError(
+        f"'{function.name}' cannot be differentiated: {reason}",
+        source=function.source if s is not None else None,
+        span=s.span if s is not None else None,
+        suggestion="give its gradient yourself: tc.define(source, backward={...})",
+    )
+
+
+def are_bare_indices(subscripts: tuple[Expr, ...]) -> bool:
+    """Whether subscripts are distinct index variables and nothing else."""
+    names = [e.name for e in subscripts if isinstance(e, Index)]
+    return len(names) == len(subscripts) == len(set(names))
+
+
+def is_partial(step: SsaStatement, function: Function) -> bool:
+    """Whether a step may be for some points of its ranges only, those where something is stored."""
+    return bool(step.exists) and function.is_sparse
+
+
+def uses_only(e: Expr, indices: Sequence[str]) -> bool:
+    """Whether all indices in `e` are among `indices`."""
+    return all(x.name in indices for x in walk_expr(e) if isinstance(x, Index))
+
+
+def range_extent(bounds: Bounds) -> Value:
+    return bounds[1] - bounds[0]
+
+
+def part(e: Expr, ranges: Mapping[str, Bounds], size: Value) -> Expr:
+    """A subscript on the left; a bare index would say that it takes all the places of the dimension."""
+    if isinstance(e, Index) and ranges[e.name] != (0, size):
+        return Binary("+", e, Const(0, INT64), INT64)
+    return e
+
+
+def _index(name: str) -> Expr:
+    return Index(name, INT64)
+
+
+def _is_element(e: Expr) -> bool:
+    match e:
+        case Access() | Cast(operand=Access()):
+            return True
+    return False
+
+
+def _is_given(element: Expr) -> bool:
+    """Whether this is an element of an input."""
+    while isinstance(element, Cast):
+        element = element.operand
+    return isinstance(element, Access) and "@" not in element.tensor
+
+
+def _typed(e: Expr, dtype: DType) -> Expr:
+    """An int64 expression over sizes as one of another integer type."""
+    e = with_operands(e, [_typed(x, dtype) for x in operands_of(e)])
+    return replace(e, dtype=dtype)

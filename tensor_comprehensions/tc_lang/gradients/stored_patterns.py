@@ -1,0 +1,104 @@
+"""Stored places in gradients: what the statements of a gradient must keep of `exists` and of sparse operands.
+
+The gradient by a tensor of which only some elements are stored is wanted at those places alone. So is that by a
+temporary which can be other than 0 only where an operand stores something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ...core.dtypes import BOOL, INT64
+from ..ir import Access, Binary, Call, Cast, Const, Expr, Index, Select, Unary, walk_expr
+from ..ranges import Bounds
+from ..size_polynomial import Value, constant_value
+from .adjoint_access import GatherForm, Solution, range_guards
+from .ssa import SsaProgram, SsaStatement, range_extent
+
+_ZERO_AT_ZERO = (
+    "sqrt", "cbrt", "sin", "tan", "asin", "atan", "sinh", "tanh", "asinh", "atanh", "erf", "fabs", "expm1", "log1p",
+    "floor", "ceil", "trunc", "round", "rint",
+)  # fmt: skip
+"""Functions of one argument that are 0 at 0."""
+
+
+def find_patterns(steps: SsaProgram) -> dict[str, str]:
+    """For each version that is 0 wherever a sparse input stores nothing, that input."""
+    if not steps.function.is_sparse:
+        return {}
+    found = {p.name: p.name for p in steps.function.parameters if p.is_sparse}
+    for step in steps.steps:
+        source = _source(step, found)
+        starts = all(constant_value(lower) == 0 for lower, _ in steps.versions[step.target].bounds)
+        if source is not None and starts and (step.before is None or found.get(step.before) == source):
+            found[step.target] = source
+    return found
+
+
+def _source(step: SsaStatement, known: Mapping[str, str]) -> str | None:
+    if step.op not in ("=", "+=", "+=!") or not _are_distinct(step.subscripts):
+        return None
+    reads = (*step.exists, *(x for x in walk_expr(step.value) if isinstance(x, Access)))
+    sources = (known[a.tensor] for a in reads if a.tensor in known and a.subscripts == step.subscripts)
+    return next((s for s in sources if _is_within(step, known, s)), None)
+
+
+def _are_distinct(subscripts: Sequence[Expr]) -> bool:
+    return all(isinstance(e, Index) for e in subscripts) and len(set(subscripts)) == len(subscripts)
+
+
+def _is_within(step: SsaStatement, known: Mapping[str, str], source: str) -> bool:
+    mine = {name for name, s in known.items() if s == source}
+    absent = {a for e in (step.value, *step.exists) for a in walk_expr(e) if isinstance(a, Access) and a.tensor in mine}
+    absent = {a for a in absent if a.subscripts == step.subscripts}
+    return any(a in absent for a in step.exists) or _vanishes(step.value, absent)
+
+
+def _vanishes(e: Expr, absent: Collection[Access]) -> bool:
+    """Whether `e` is 0 where nothing is stored for the reads `absent`."""
+    match e:
+        case Access():
+            return e in absent
+        case Const(value=value):
+            return value == 0
+        case Unary(op="-", operand=x) | Cast(operand=x):
+            return _vanishes(x, absent)
+        case Binary(op="*", left=a, right=b):
+            return _vanishes(a, absent) or _vanishes(b, absent)
+        case Binary(op="/", left=a):
+            return _vanishes(a, absent)
+        case Binary(op="+" | "-" | "min" | "max", left=a, right=b) | Select(then=a, otherwise=b):
+            return _vanishes(a, absent) and _vanishes(b, absent)
+        case Call(function=name, arguments=(x,)) if name in _ZERO_AT_ZERO:
+            return _vanishes(x, absent)
+    return False
+
+
+def domain(step: SsaStatement, patterns: Mapping[str, str]) -> tuple[Access, ...]:
+    """The clauses of a step that say where it counts: the `exists` of tensors that store some elements only."""
+    return tuple(a for a in step.exists if a.tensor in patterns)
+
+
+def gather_by_equality(
+    subscripts: Sequence[Expr], bounds: Sequence[Bounds], ranges: Mapping[str, Bounds], sizes: Mapping[str, Value]
+) -> GatherForm:
+    """The gathering for a read of a sparse tensor in which an index comes twice, or a number stands."""
+    left: dict[str, Bounds] = {f"i{d}": (0, range_extent(b)) for d, b in enumerate(bounds)}
+    while left.keys() & ranges.keys():
+        left = {f"{name}_": b for name, b in left.items()}
+    solutions: dict[str, Solution] = {}
+    for place, e in zip(left, subscripts, strict=True):
+        mine = Index(place, INT64)
+        if isinstance(e, Index) and e.name not in solutions:
+            solutions[e.name] = Solution(mine, 1, tuple(range_guards(mine, ranges[e.name], left, sizes)))
+            continue
+        other = solutions[e.name].numerator if isinstance(e, Index) else e
+        solutions[f"{place} "] = Solution(mine, 1, (Binary("==", mine, other, BOOL),))
+    return GatherForm(left, solutions)
+
+
+def moves(exists: Sequence[Access], value: Expr, patterns: Collection[str]) -> bool:
+    """Whether a tensor that stores some elements only has a subscript that is neither an index nor a number."""
+    reads = (*exists, *(x for x in walk_expr(value) if isinstance(x, Access)))
+    mine = (x for x in reads if x.tensor.removeprefix("d ").rstrip("@") in patterns or x.tensor in patterns)
+    return any(not isinstance(e, Index | Const) for x in mine for e in x.subscripts)

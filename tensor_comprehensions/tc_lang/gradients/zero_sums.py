@@ -1,0 +1,296 @@
+"""Which statements of a gradient add nothing: sums of products, with totals over indices, in a normal form.
+
+The gradient by the peak that a softmax subtracts is zero, since its sums cancel, and so is the sum of what deviates
+from a mean. Nobody has to compute them. Rounding is left aside: what is zero in exact arithmetic is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import lru_cache
+from math import isfinite
+
+from ...core.dtypes import INT64
+from ..affine import to_affine
+from ..ir import Access, Binary, Call, Cast, Const, Expr, Index, Select, Unary, walk_expr
+from ..ranges import Bounds
+from ..size_polynomial import SizePolynomial, Value, to_polynomial
+from .adjoint_access import substitute_indices, uses_index
+from .emit import GradStatement
+from .ssa import SsaProgram, SsaStatement, are_bare_indices, is_partial, range_extent
+
+MOST = 64
+"""Terms of a sum beyond which nothing is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeAmount:
+    """A size, or a number of points."""
+
+    value: SizePolynomial
+
+
+@dataclass(frozen=True, slots=True)
+class IndexTotal:
+    """The sum of a product over all values of an index, whose name tells how many totals there are inside."""
+
+    index: str
+    bounds: Bounds
+    body: Monomial
+
+
+Atom = Expr | SizeAmount | IndexTotal
+Monomial = tuple[tuple[Atom, int], ...]
+Polynomial = dict[Monomial, Fraction]
+
+
+class _TooLarge(Exception):
+    """A sum has more terms than are worth looking at."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a tensor holds, over its own indices."""
+
+    left: tuple[str, ...]
+    value: Polynomial
+
+
+def drop_zero_statements(
+    steps: SsaProgram, written: Iterable[GradStatement], sizes: Mapping[str, Value]
+) -> list[GradStatement]:
+    """The statements of a gradient but for those that add what is always zero."""
+    algebra = _Algebra(steps, sizes, {s.target: s for s in steps.steps})
+    return [kept for w in written if (kept := algebra.run(w)) is not None]
+
+
+@dataclass(slots=True)
+class _Algebra:
+    """The statements so far. gradients: what each tensor holds, with its box; changed: how often it was written."""
+
+    steps: SsaProgram
+    sizes: Mapping[str, Value]
+    made: Mapping[str, SsaStatement]
+    versions: dict[str, _Known | None] = field(default_factory=dict)
+    gradients: dict[str, _Known | None] = field(default_factory=dict)
+    boxes: dict[str, tuple[Bounds, ...]] = field(default_factory=dict)
+    changed: dict[str, int] = field(default_factory=dict)
+
+    def run(self, w: GradStatement) -> GradStatement | None:
+        """`w`, or a simpler statement; None where it adds nothing."""
+        if w.exists:  # it is a sum over some points only
+            self._note(w, None)
+            return w
+        left = tuple(e.name for e in w.subscripts if isinstance(e, Index))
+        plain = are_bare_indices(w.subscripts)
+        rest = [i for i in w.ranges if i not in left]
+        try:
+            value = self.polynomial(w.value)
+            for i in rest if plain else ():
+                value = _total(value, i, w.ranges[i], self._put)
+        except _TooLarge:
+            self._note(w, None)
+            return w
+        if not value and w.op == "+=":
+            return None
+        self._note(w, _Known(left, value) if plain and w.op in ("=", "+=", "+=!") else None)
+        if not value and w.op == "+=!" and plain:
+            ranges = {i: w.ranges[i] for i in left}
+            return replace(w, op="=", value=Const(0.0, w.value.dtype), ranges=ranges, exists=())
+        return w
+
+    def _note(self, w: GradStatement, known: _Known | None) -> None:
+        """That `w` ran."""
+        box = tuple(w.ranges[e.name] for e in w.subscripts if isinstance(e, Index))
+        before = self.gradients.get(w.target)
+        if w.op == "+=" or self.boxes.get(w.target, box) != box:
+            if known is None or before is None or self.boxes[w.target] != box or w.op == "=":
+                known = None
+            else:
+                renamed = {old: Index(new, INT64) for old, new in zip(known.left, before.left, strict=True)}
+                try:
+                    known = _Known(before.left, _sum(before.value, self._put(known.value, renamed)))
+                except _TooLarge:
+                    known = None
+        self.boxes.setdefault(w.target, box)
+        self.gradients[w.target] = known
+        self.changed[w.target] = self.changed.get(w.target, 0) + 1
+
+    # --- expressions -------------------------------------------------------------------------------------------------
+
+    def polynomial(self, e: Expr) -> Polynomial:
+        """An expression in its normal form. Raises _TooLarge."""
+        match e:
+            case Const(value=value) if isfinite(value):
+                return {(): Fraction(value)} if value else {}
+            case Access():
+                return self._access(e)
+            case Unary(op="-", operand=x):
+                return _scaled(self.polynomial(x), -1)
+            case Cast(operand=x) if x.dtype.is_float:
+                return self.polynomial(x)
+            case Cast(operand=x) if (amount := self._amount(x)) is not None:
+                return _amount(amount)
+            case Binary(op="+", left=a, right=b):
+                return _sum(self.polynomial(a), self.polynomial(b))
+            case Binary(op="-", left=a, right=b):
+                return _sum(self.polynomial(a), _scaled(self.polynomial(b), -1))
+            case Binary(op="*", left=a, right=b):
+                return _product(self.polynomial(a), self.polynomial(b))
+            case Binary(op="/", left=a, right=b):
+                return _product(self.polynomial(a), self._inverse(b))
+            case Select(condition=c, then=a, otherwise=Const(value=0.0)):
+                one = Select(c, Const(1.0, a.dtype), Const(0.0, a.dtype), a.dtype)
+                return _product(self.polynomial(a), _atom(one))
+            case Call(function="pow", arguments=(x, Const(value=2.0))):
+                return _product(self.polynomial(x), self.polynomial(x))
+        return _atom(e)
+
+    def _inverse(self, e: Expr) -> Polynomial:
+        value = self.polynomial(e)
+        if len(value) != 1:
+            return {((e, -1),): Fraction(1)}
+        ((monomial, c),) = value.items()
+        return {tuple((atom, -power) for atom, power in monomial): 1 / c}
+
+    def _amount(self, e: Expr) -> Value | None:
+        """The number that an integer expression is for given sizes, if it depends on them only."""
+        if any(isinstance(x, Index | Access) for x in walk_expr(e)):
+            return None
+        found = to_affine(e, self.sizes)
+        return None if found.terms else found.constant
+
+    def _access(self, e: Access) -> Polynomial:
+        if e.tensor in self.changed:
+            known = self.gradients[e.tensor]
+            if known is None:
+                return _atom(replace(e, tensor=f"{e.tensor} #{self.changed[e.tensor]}"))
+        else:
+            known = self._version(e.tensor)
+        if known is None or len(known.value) > MOST:
+            return _atom(e)
+        return self._put(known.value, dict(zip(known.left, e.subscripts, strict=True)))
+
+    def _version(self, name: str) -> _Known | None:
+        """What a version of the def holds, where one statement says it for all elements."""
+        if name not in self.versions:
+            self.versions[name] = None  # of itself nothing is known
+            step = self.made.get(name)
+            if step is None or step.before is not None or is_partial(step, self.steps.function):
+                return None
+            if step.op in ("=", "+=!") and are_bare_indices(step.subscripts):
+                try:
+                    value = self.polynomial(step.value)
+                    for i in step.ranges:
+                        value = value if i in step.left else _total(value, i, step.ranges[i], self._put)
+                except _TooLarge:
+                    return None
+                left = tuple(e.name for e in step.subscripts if isinstance(e, Index))
+                self.versions[name] = _Known(left, value)
+        return self.versions[name]
+
+    def _put(self, value: Polynomial, indices: Mapping[str, Expr]) -> Polynomial:
+        """`value` with expressions for indices."""
+        if all(isinstance(e, Index) and e.name == i for i, e in indices.items()):
+            return value
+        out: Polynomial = {}
+        for monomial, c in value.items():
+            out = _sum(out, {self._put_in(monomial, indices): c})
+        return out
+
+    def _put_in(self, monomial: Monomial, indices: Mapping[str, Expr]) -> Monomial:
+        return _sorted((self._put_atom(atom, indices), power) for atom, power in monomial)
+
+    def _put_atom(self, atom: Atom, indices: Mapping[str, Expr]) -> Atom:
+        match atom:
+            case SizeAmount():
+                return atom
+            case IndexTotal(body=body):
+                return replace(atom, body=self._put_in(body, indices))
+        return substitute_indices(atom, indices, self.sizes)
+
+
+# --- sums of products ------------------------------------------------------------------------------------------------
+
+Put = Callable[[Polynomial, Mapping[str, Expr]], Polynomial]
+
+
+def _atom(atom: Atom) -> Polynomial:
+    return {((atom, 1),): Fraction(1)}
+
+
+def _amount(x: Value) -> Polynomial:
+    """A size as a factor; sizes of several terms are sums."""
+    out: Polynomial = {}
+    for monomial, c in to_polynomial(x).terms:
+        powers: dict[Atom, int] = {}
+        for name in monomial:
+            atom = SizeAmount(SizePolynomial((((name,), 1),)))
+            powers[atom] = powers.get(atom, 0) + 1
+        out = _sum(out, {_sorted(powers.items()): Fraction(c)})
+    return out
+
+
+def _scaled(a: Polynomial, factor: int) -> Polynomial:
+    return {m: c * factor for m, c in a.items()}
+
+
+def _sum(a: Polynomial, b: Polynomial) -> Polynomial:
+    out = dict(a)
+    for m, c in b.items():
+        out[m] = out.get(m, Fraction(0)) + c
+        if not out[m]:
+            del out[m]
+    if len(out) > MOST:
+        raise _TooLarge
+    return out
+
+
+def _product(a: Polynomial, b: Polynomial) -> Polynomial:
+    out: Polynomial = {}
+    for m, c in a.items():
+        for n, d in b.items():
+            powers: dict[Atom, int] = dict(m)
+            for atom, power in n:
+                powers[atom] = powers.get(atom, 0) + power
+            out = _sum(out, {_sorted((atom, p) for atom, p in powers.items() if p): c * d})
+    return out
+
+
+def _sorted(powers: Iterable[tuple[Atom, int]]) -> Monomial:
+    return tuple(sorted(powers, key=lambda p: _text(p[0])))
+
+
+@lru_cache(maxsize=4096)
+def _text(atom: Atom) -> str:
+    return repr(atom)
+
+
+def _total(value: Polynomial, index: str, bounds: Bounds, put: Put) -> Polynomial:
+    """The sum over all values of an index: what does not depend on it is a factor."""
+    out: Polynomial = {}
+    for monomial, c in value.items():
+        inside = tuple((atom, p) for atom, p in monomial if _depends(atom, index))
+        outside: Polynomial = {tuple((atom, p) for atom, p in monomial if not _depends(atom, index)): c}
+        if not inside:
+            out = _sum(out, _product(outside, _amount(range_extent(bounds))))
+            continue
+        name = f"${1 + max(_height(atom) for atom, _ in inside)}"
+        ((body, _),) = put({inside: Fraction(1)}, {index: Index(name, INT64)}).items()
+        out = _sum(out, _product(outside, _atom(IndexTotal(name, bounds, body))))
+    return out
+
+
+def _depends(atom: Atom, index: str) -> bool:
+    match atom:
+        case SizeAmount():
+            return False
+        case IndexTotal(body=body):
+            return any(_depends(inner, index) for inner, _ in body)
+    return uses_index(index, atom)
+
+
+def _height(atom: Atom) -> int:
+    return 1 + max((_height(inner) for inner, _ in atom.body), default=0) if isinstance(atom, IndexTotal) else 0

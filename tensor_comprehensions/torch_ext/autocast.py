@@ -1,0 +1,32 @@
+"""Autocast: floating arguments are cast to the types that the def declares, as a def chooses its own precision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet
+
+from ..dispatch.arguments import TORCH_TYPES, ParameterSpec
+
+if TYPE_CHECKING:
+    from .registration import DispatcherOp
+
+_CASTING = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
+
+
+def autocast_kernel(op: DispatcherOp, *values: Any) -> Any:
+    """The result of a call of which autocast may change the precision of what goes in.
+
+    As torch does, it leaves double precision alone: an argument of another type than declared is then refused.
+    """
+    expected = (*op.interface.parameters, *op.interface.initial)
+    with torch._C._ExcludeDispatchKeyGuard(_CASTING):
+        return op.overload(*[_cast(e, x) for e, x in zip(expected, values, strict=True)])
+
+
+def _cast(expected: ParameterSpec, x: Any) -> Any:
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype is torch.float64:
+        return x
+    return x.to(TORCH_TYPES[expected.dtype]) if expected.dtype.is_float else x

@@ -1,0 +1,54 @@
+"""The autograd kernel of an operator: records a call where torch asks for it, and goes on to what computes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .autograd import has_tangent, out_not_differentiable_error, record_call
+
+if TYPE_CHECKING:
+    from .registration import DispatcherOp
+
+
+def autograd_kernel(op: DispatcherOp, *values: Any) -> Any:
+    """The result of a call, as a node of the graph where an input requires a gradient or has a tangent."""
+    wanted = torch.is_grad_enabled() and torch._C._any_requires_grad(*values)
+    if not (wanted or forward_ad._current_level >= 0) or not op.gradients.possible:
+        return redispatch(op, *values)
+    if not torch._C._are_functorch_transforms_active():
+        return record_call(partial(redispatch, op), op.gradients, values)
+    return _at_this_level(op, values)
+
+
+def redispatch(op: DispatcherOp, *values: Any) -> Any:
+    """Go on to what computes, traces or batches."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.overload(*values)
+
+
+def _at_this_level(op: DispatcherOp, values: tuple[Any, ...]) -> Any:
+    """Record at the level of torch.func's transforms that is running; those around it record what is called below."""
+    from torch._functorch import autograd_function
+
+    at_one_level: Any = autograd_function.enable_single_level_autograd_function  # type: ignore[attr-defined]
+
+    def run(*values: Any) -> Any:
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            return redispatch(op, *values)
+
+    with at_one_level():
+        return record_call(run, op.gradients, values)
+
+
+def out_autograd_kernel(op: DispatcherOp, *values: Any, **destinations: Tensor) -> None:
+    """A call that writes to `destinations`, which autograd cannot record. Raises ArgumentError where it should."""
+    everything = (*values, *destinations.values())
+    if (torch.is_grad_enabled() and torch._C._any_requires_grad(*everything)) or has_tangent(everything):
+        raise out_not_differentiable_error(op.function)
+    with torch._C._AutoDispatchBelowAutograd():
+        op.out(*values, **destinations)

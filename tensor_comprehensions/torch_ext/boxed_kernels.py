@@ -1,0 +1,22 @@
+"""Kernels for the dispatcher that need no Python: a cell of `runtime.fastpath.boxed` for each operator, filled by its
+calls."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..runtime.fastpath import call_cache
+from ..runtime.fastpath.boxed import BoxedCallCache
+from . import autograd_kernel
+
+if TYPE_CHECKING:
+    from .registration import DispatcherOp
+
+
+def native_cell(op: DispatcherOp) -> BoxedCallCache | None:
+    """A cell with kernels of `op` for the CPU; None where this torch or this system has no such thing."""
+    if not call_cache.is_fast_path_available():
+        return None
+    kinds = [call_cache.CONSTANT if special else call_cache.TENSOR for _, special, _ in op.kinds]
+    return BoxedCallCache(kinds, len(op.function.returns), op.run, partial(autograd_kernel.autograd_kernel, op))

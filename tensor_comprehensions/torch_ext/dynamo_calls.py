@@ -1,0 +1,140 @@
+"""Calls of an op that go through its operator: those that torch traces, transforms, watches or casts for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..core.dtypes import DType
+from ..core.errors import ArgumentError
+from ..dispatch.arguments import PLAIN, TORCH_TYPES, ParameterSpec, output_converter, with_article
+from ..dispatch.call_steps import check_names
+from ..dispatch.signatures import return_sizes
+from .graph_errors import ErrorFields, deferred_error, dynamo_constant, error_fields
+from .registration import DispatcherOp
+
+_dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
+
+
+def needs_dispatcher(values: Sequence[object]) -> bool:
+    """Does torch do more with a call on `values` now than to run a kernel and to record it for autograd?"""
+    return (
+        _dispatch_modes() > 0
+        or _transforms()
+        or forward_ad._current_level >= 0
+        or torch._C._is_tracing()
+        or torch.is_autocast_enabled("cpu")
+        or torch.autograd.profiler._is_profiler_enabled
+        or any(isinstance(x, Tensor) and type(x) not in PLAIN for x in values)
+        or _are_shapes(values)
+    ) and output_converter(values) is None
+
+
+def _are_shapes(values: Sequence[object]) -> bool:
+    """Are all tensors on "meta", where a call gives shapes alone?"""
+    tensors = [x for x in values if isinstance(x, Tensor)]
+    return bool(tensors) and all(x.is_meta for x in tensors)
+
+
+def call_overload(op: DispatcherOp, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
+    """The result of a call through the operator. Raises ArgumentError or RangeError."""
+    values = op.by_position(tensors, initial)
+    if out is None:
+        return op.overload(*values)
+    _check_destinations(op, [kind_of(x) for x in _several(out)])
+    op.out(*values, **_destinations(op, out))
+    return out
+
+
+def call_in_graph(op: DispatcherOp, tensors: Sequence[Any], out: Any, initial: Mapping[str, Any]) -> Any:
+    """A call that Dynamo traces: this function is what it sees, and an operator what it puts into the graph."""
+    given, want_arrays = arrays_to_tensors((*tensors, *initial.values()))
+    wanted = () if out is None else _several(out)
+    kinds, outs = tuple([kind_of(x) for x in given]), tuple([kind_of(x) for x in wanted])
+    mistake = _mistake(op, tuple(initial), kinds, out is not None, outs)
+    if mistake is not None:
+        results = deferred_error(mistake, (*given, *wanted), op.returned)
+        return results[0] if len(results) == 1 else tuple(results)
+    by_name = dict(zip(initial, given[len(tensors) :], strict=True))
+    ordered = (*given[: len(tensors)], *[by_name[name] for name in op.names])
+    values = [_value(op, n, x) for n, x in enumerate(ordered)]
+    if out is not None:
+        op.out(*values, **_destinations(op, out))
+        return out
+    found = op.overload(*values)
+    if not want_arrays:
+        return found
+    return found.numpy() if isinstance(found, Tensor) else tuple([x.numpy() for x in found])
+
+
+def arrays_to_tensors(values: Sequence[Any]) -> tuple[list[Any], bool]:
+    """Values with tensors for NumPy's arrays, and whether arrays are to come back. Dynamo traces this."""
+    arrays, plain = [isinstance(x, np.ndarray) for x in values], [isinstance(x, Tensor) for x in values]
+    tensors = [torch.as_tensor(x) if isinstance(x, np.ndarray) else x for x in values]
+    return tensors, True in arrays and True not in plain
+
+
+def kind_of(x: Any) -> str:
+    """What a value is, as a name that Dynamo takes for a constant."""
+    return "tensor" if isinstance(x, Tensor) else type(x).__name__
+
+
+@dynamo_constant
+def _mistake(
+    op: DispatcherOp, names: tuple[str, ...], kinds: tuple[str, ...], with_out: bool, outs: tuple[str, ...]
+) -> ErrorFields | None:
+    """What is wrong with a call, as far as the kinds of what it passes tell; the last of them are those of `names`."""
+    try:
+        count = len(kinds) - len(names)
+        by_name = dict(zip(names, kinds[count:], strict=True))
+        check_names(op.interface, kinds[:count], by_name)
+        ordered = (*kinds[:count], *(by_name[name] for name in op.names))
+        expected = (*op.interface.parameters, *op.interface.initial)
+        for e, kind, (dtype, special, dims) in zip(expected, ordered, op.kinds, strict=True):
+            if kind != "tensor" and (dims or kind not in _numbers(dtype, special)):
+                raise e.kind_error(kind)
+        if with_out:
+            _check_destinations(op, outs)
+    except ArgumentError as error:
+        return error_fields(error)
+    return None
+
+
+def _numbers(dtype: DType, special: bool) -> tuple[str, ...]:
+    """The kinds of numbers that stand for a number of the def."""
+    return ("bool",) if dtype.is_bool else ("bool", "int") if dtype.is_integer or special else ("bool", "int", "float")
+
+
+def _check_destinations(op: DispatcherOp, kinds: Sequence[str]) -> None:
+    """Is there a tensor for each output? Raises ArgumentError."""
+    returns = op.function.returns
+    if len(kinds) != len(returns):
+        raise ArgumentError(
+            f"'out' of {op.function.name} has {len(kinds)} tensors", expected=f"{len(returns)}: {', '.join(returns)}"
+        )
+    sizes = return_sizes(op.function)
+    for name, kind in zip(returns, kinds, strict=True):
+        if kind != "tensor":
+            e = ParameterSpec(op.function.name, f"out ({name})", op.function.tensor(name).dtype, sizes[name])
+            raise e.error(f"is {with_article(kind)}", suggestion="pass a torch tensor of the output's shape")
+
+
+def _value(op: DispatcherOp, n: int, x: Any) -> Any:
+    """An argument as the operator takes it."""
+    dtype, special, _ = op.kinds[n]
+    if isinstance(x, Tensor):
+        return x.item() if special else x
+    return x if special else torch.scalar_tensor(x, dtype=TORCH_TYPES[dtype])
+
+
+def _destinations(op: DispatcherOp, out: Any) -> dict[str, Any]:
+    return dict(zip(op.schema.destinations, _several(out), strict=True))
+
+
+def _several(out: Any) -> tuple[Any, ...]:
+    return tuple(out) if isinstance(out, tuple | list) else (out,)

@@ -1,0 +1,139 @@
+"""Outputs without values: the shapes that a def gives, for sizes that may still be symbols of torch.
+
+Under `torch.compile` a mistake in the sizes is left to the call itself, which explains it; elsewhere it is raised here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import RangeError, TCError
+from ..dispatch.arguments import TORCH_TYPES, check_elements
+from ..dispatch.call_steps import ArgumentShapes, CallSignature, bind_sizes
+from ..tc_lang.ir import Const, Function, Size
+from ..tc_lang.ranges import output_shapes, symbolic_ranges
+from ..tc_lang.size_polynomial import SizeName, SizeOperation, Value
+
+Shapes = list[tuple[Any, ...]]
+
+
+def fake_outputs(interface: CallSignature, values: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Outputs of the right shapes on the device of the inputs, with any values. Raises ArgumentError or RangeError."""
+    function = interface.function
+    tensors = [x for x in values if isinstance(x, Tensor)]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    shapes = output_sizes(interface, values)
+    return tuple(
+        torch.empty(shape, dtype=TORCH_TYPES[function.tensor(r).dtype], device=device)
+        for r, shape in zip(function.returns, shapes, strict=True)
+    )
+
+
+def output_sizes(interface: CallSignature, values: Sequence[Any]) -> Shapes:
+    """The shape of each output for arguments of a call: inputs, then initial values."""
+    compiling = torch._guards.TracingContext.try_get() is not None
+    symbolic = any(isinstance(n, torch.SymInt) for n in _numbers(values))
+    if compiling:
+        try:
+            return _lenient(interface.function, values, symbolic)
+        except TCError:
+            return [(1,) * interface.function.tensor(r).rank for r in interface.function.returns]
+    for expected, x in zip((*interface.parameters, *interface.initial), values, strict=True):
+        if isinstance(x, Tensor):
+            check_elements(expected, x)
+    return _symbolic(interface, values) if symbolic else _checked(interface, values)
+
+
+def _numbers(values: Sequence[Any]) -> list[Any]:
+    return [n for x in values for n in (x.shape if isinstance(x, Tensor) else (x,))]
+
+
+def _checked(interface: CallSignature, values: Sequence[Any]) -> Shapes:
+    """By the numbers, as a call that computes checks them."""
+    function, count = interface.function, len(interface.parameters)
+    shapes = [tuple(x.shape) if isinstance(x, Tensor) else () for x in values]
+    scalars = tuple((p.name, int(x)) for p, x in zip(function.parameters, values, strict=False) if p.is_compile_time)
+    bound = bind_sizes(interface, ArgumentShapes(tuple(shapes[:count]), tuple(shapes[count:]), scalars))
+    return [bound.tensor(r).shape for r in function.returns]
+
+
+def _symbolic(interface: CallSignature, values: Sequence[Any]) -> Shapes:
+    """By formulas; what the sizes must satisfy becomes a guard, or a check when the program runs."""
+    sizes, equal = _sizes(interface.function, values)
+    check: Callable[..., None] = torch._check
+    for found, expected in equal:
+        check(found == expected, lambda: f"a size of an argument of {interface.function.name} differs")
+    return _evaluated(interface.function, sizes)
+
+
+def _lenient(function: Function, values: Sequence[Any], symbolic: bool) -> Shapes:
+    sizes, _ = _sizes(function, values)
+    if symbolic:
+        return _evaluated(function, sizes)
+    scalars = {name: sizes[name] for name in function.scalars}
+    shapes = output_shapes(function, sizes, scalars)
+    return [shapes[r] for r in function.returns]
+
+
+def _sizes(function: Function, values: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
+    """The value of each size and specialized scalar, and the pairs of numbers that have to be equal."""
+    sizes: dict[str, Any] = {}
+    equal: list[tuple[Any, Any]] = []
+    for symbol, x in zip((*function.parameters, *function.inouts), values, strict=True):
+        if symbol.is_compile_time:
+            sizes[symbol.name] = x
+        for extent, found in zip(symbol.extents or (), x.shape if isinstance(x, Tensor) else (), strict=False):
+            match extent:
+                case Const(value=expected):
+                    equal.append((found, expected))
+                case Size(name=name) if name in sizes:
+                    equal.append((found, sizes[name]))
+                case Size(name=name):
+                    sizes[name] = found
+    for name in function.sizes:  # of tensors with too few dimensions
+        sizes.setdefault(name, 0)
+    return sizes, equal
+
+
+def _evaluated(function: Function, sizes: Mapping[str, Any]) -> Shapes:
+    formulas = _formulas(function)
+    if formulas is None:  # only numbers will tell
+        numbers = {name: int(x) for name, x in sizes.items()}
+        shapes = output_shapes(function, numbers, {name: numbers[name] for name in function.scalars})
+        return [shapes[r] for r in function.returns]
+    return [tuple(_value(x, sizes) for x in shape) for shape in formulas]
+
+
+@lru_cache(maxsize=1024)
+def _formulas(function: Function) -> list[tuple[Value, ...]] | None:
+    try:
+        ranges = symbolic_ranges(function)
+    except RangeError:
+        return None
+    return [ranges.shape(r) for r in function.returns]
+
+
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "/": lambda a, b: a // b, "%": lambda a, b: a % b, "min": torch.sym_min, "max": torch.sym_max,
+}  # fmt: skip
+
+
+def _value(x: Value, sizes: Mapping[str, Any]) -> Any:
+    if isinstance(x, int):
+        return x
+    total: Any = 0
+    for monomial, coefficient in x.terms:
+        product: Any = coefficient
+        for atom in monomial:
+            match atom:
+                case SizeName(name=name):
+                    product = product * sizes[name]
+                case SizeOperation(op=op, left=left, right=right):
+                    product = product * _OPERATIONS[op](_value(left, sizes), _value(right, sizes))
+        total = total + product
+    return total

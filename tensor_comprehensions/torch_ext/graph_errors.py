@@ -1,0 +1,82 @@
+"""Mistakes found while torch traces: the graph tells them when it runs, as the exceptions that an eager call raises.
+
+What is raised while Dynamo traces comes out of it as words about Dynamo, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..core.errors import ArgumentError, Span
+from ..core.interrupts import deferred_interrupts
+from ..core.single_flight import SingleFlightCache
+from .schema import NAMESPACE
+
+F = TypeVar("F", bound=Callable[..., Any])
+ErrorFields = tuple[str, str, int, int, str, str, str]
+"""An ArgumentError: its message, its source and the span in it, what was expected and found, the suggestion."""
+
+_registered: SingleFlightCache[str, Any] = SingleFlightCache(1)
+
+
+def dynamo_constant(call: F) -> F:
+    """Let Dynamo run a function of constants instead of tracing it, and take its result for a constant.
+
+    As `torch.compiler.assume_constant_result`, which imports Dynamo.
+    """
+    call._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return call
+
+
+def error_fields(error: ArgumentError) -> ErrorFields:
+    """An error as what a graph can hold. The operator that tells it is there from now on."""
+    _registered.get("", _register)
+    span = error.span or Span(0, 0)
+    return error.message, error.source or "", span.start, span.end, error.expected, error.found, error.suggestion
+
+
+def deferred_error(words: ErrorFields, near: Sequence[Any], kinds: Sequence[tuple[int, torch.dtype]]) -> list[Tensor]:
+    """Tensors in the place of those that a wrong call would give: of these ranks and types, beside `near`."""
+    message, source, start, end, expected, found, suggestion = words
+    beside = [x.detach() for x in near if isinstance(x, Tensor)]
+    ranks, types = [rank for rank, _ in kinds], [dtype for _, dtype in kinds]
+    texts = [message, source, expected, found, suggestion]
+    results: list[Tensor] = torch.ops.tc.refused(texts, [start, end], beside, ranks, types)
+    return results
+
+
+def _register() -> Any:
+    with deferred_interrupts():
+        from torch._library.effects import EffectType
+    new: Callable[..., Any] = torch.library.Library
+    library, name = new(NAMESPACE, "FRAGMENT"), f"{NAMESPACE}::refused"
+    library.define("refused(str[] texts, int[] span, Tensor[] near, int[] ranks, ScalarType[] types) -> Tensor[]")
+    library.impl("refused", _raise, "CompositeExplicitAutograd")
+    torch.library.register_fake(name, _placeholders, lib=library)
+    library._register_effectful_op(name, EffectType.ORDERED)  # it runs, whether or not its results are used
+    return library
+
+
+def _raise(
+    texts: list[str], span: list[int], near: list[Tensor], ranks: list[int], types: list[torch.dtype]
+) -> list[Tensor]:
+    message, source, expected, found, suggestion = texts
+    raise ArgumentError(
+        message,
+        source=source or None,
+        span=Span(*span) if source else None,
+        expected=expected,
+        found=found,
+        suggestion=suggestion,
+    )
+
+
+def _placeholders(
+    texts: list[str], span: list[int], near: list[Tensor], ranks: list[int], types: list[torch.dtype]
+) -> list[Tensor]:
+    device = near[0].device if near else torch.device("cpu")
+    return [torch.empty((1,) * rank, dtype=dtype, device=device) for rank, dtype in zip(ranks, types, strict=True)]

@@ -1,0 +1,289 @@
+"""The registration: one operator of torch's dispatcher for each def, with a kernel for all that torch may ask of it."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import config
+
+from ..cache.key import toolchain_versions
+from ..cache.package_digest import SourceChanged, package_digest
+from ..cache.store import current_store
+from ..core.error_boundary import shorten_traceback, to_public_error
+from ..core.errors import ArgumentError, InternalError, TCError
+from ..core.interrupts import deferred_interrupts
+from ..core.single_flight import SingleFlightCache
+from ..dispatch.arguments import PLAIN, TORCH_TYPES, ParameterSpec, to_tensor
+from ..dispatch.call_steps import check_names
+from ..dispatch.inline_cache import MISS, InlineCache
+from ..dispatch.kernel_table import CompileConfig, KernelTable
+from ..runtime.fastpath.boxed import BoxedCallCache
+from ..tc_lang.ir import Function
+from . import autocast, autograd_kernel, vmap
+from .autograd import Gradients, run_without_gradients
+from .boxed_kernels import native_cell
+from .fake import fake_outputs
+from .schema import NAMESPACE, Schema, schema_of
+
+Overload = torch._ops.OpOverload
+FOREVER = 1 << 62
+LIMIT = 64
+"""How many batched forms of an operator are kept."""
+MAX_ARGUMENTS = 64
+"""How many arguments torch's operators may have; with `out`, the tensors to write to are among them."""
+
+
+class DispatcherOp:
+    """A def in torch's dispatcher.
+
+    It runs the kernels of the op that was defined last with this content, or its own when there is none any more.
+
+    Attributes:
+        overload: `torch.ops.tc.<name>.default`, which takes inputs, then the initial values of in/out outputs.
+        out: `torch.ops.tc.<name>.out`, which writes to the tensors that it takes by keyword.
+        schema: its name and how it is called.
+        names, count: the initial values, and how many inputs come before them.
+        kinds: of each argument the type, whether its value is in the kernel, and whether it has dimensions.
+        returned: of each result the number of dimensions and the type.
+        batched: its batched forms, by the names of what is batched.
+    """
+
+    overload: Overload
+    out: Overload
+
+    def __init__(self, schema: Schema, kernels: KernelTable, gradients: Gradients, machine: CompileConfig) -> None:
+        self.schema = schema
+        self.function = kernels.function
+        self.interface = kernels.interface
+        self._given, self._make = gradients.given, gradients.make
+        self.names = [p.name for p in self.interface.initial]
+        self.count = len(self.interface.parameters)
+        taken = (*self.function.parameters, *self.function.inouts)
+        self.kinds = tuple((t.dtype, t.is_compile_time, bool(t.rank)) for t in taken)
+        given = (self.function.tensor(r) for r in self.function.returns)
+        self.returned = tuple((t.rank, TORCH_TYPES[t.dtype]) for t in given)
+        self.cell: BoxedCallCache | None = None
+        self.rebind(kernels, gradients, machine)
+
+    def rebind(self, kernels: KernelTable, gradients: Gradients, machine: CompileConfig) -> None:
+        """Run these kernels from now on, for as long as anybody else holds them."""
+        self._kernels, self._gradients = weakref.ref(kernels), weakref.ref(gradients)
+        self._machine = machine
+        self._lanes = self._new_lanes()
+        self._own: tuple[KernelTable, Gradients] | None = None
+        self.batched: SingleFlightCache[tuple[str, ...], vmap.Batched] = SingleFlightCache(LIMIT)
+
+    def forget(self) -> None:
+        """Ask for kernels anew, because calls are to be lowered in another way."""
+        self._lanes = self._new_lanes()
+
+    def _new_lanes(self) -> InlineCache:
+        if self.cell is not None:
+            self.cell.forget()
+        return InlineCache(self.interface, self.cell)
+
+    def parts(self) -> tuple[KernelTable, Gradients]:
+        """The kernels to run and the gradients to record."""
+        if self._own is not None:
+            return self._own
+        kernels, gradients = self._kernels(), self._gradients()
+        if kernels is None or gradients is None:
+            self._own = KernelTable(self.function), Gradients(self.function, self._given, self._make)
+            return self._own
+        return kernels, gradients
+
+    @property
+    def gradients(self) -> Gradients:
+        return self.parts()[1]
+
+    def run(self, *values: Any) -> Any:
+        """The kernel for tensors with memory: fresh outputs. Raises ArgumentError or RangeError."""
+        return self._call(values, None)
+
+    def run_out(self, *values: Any, **destinations: Tensor) -> None:
+        """The kernel for tensors with memory that writes where it is told; only when all went well."""
+        wanted = tuple(destinations[d] for d in self.schema.destinations)
+        if wanted:
+            self._call(values, wanted if len(wanted) > 1 else wanted[0])
+        else:
+            self._call(values, None)
+
+    def _call(self, values: Sequence[Any], out: Any) -> Any:
+        try:
+            return run_without_gradients(self._compute, values, out)
+        except TCError as error:
+            shorten_traceback(error)
+            raise
+
+    def _compute(self, values: Sequence[Any], out: Any) -> Any:
+        plain = [_plain(x) for x in values]
+        tensors, initial = plain[: self.count], dict(zip(self.names, plain[self.count :], strict=True))
+        try:
+            if (kernels := self.parts()[0]).any_cuda(plain):
+                return kernels.gpu.call(tensors, out, initial, None)
+            if self.cell is None or out is not None:  # else no lane fits, or the cell has lost it
+                result = self._lanes.call(tensors, out, initial)
+                if result is not MISS:
+                    return result
+            return kernels.call(tensors, out, initial, self._machine, self._lanes)
+        except (TCError, InternalError):
+            raise
+        except Exception as error:
+            raise to_public_error(error) from error
+
+    def by_position(self, tensors: Sequence[Any], initial: Mapping[str, Any]) -> list[Any]:
+        """The arguments of a call as the operator takes them: numbers as tensors but for those that are in the kernel.
+
+        Raises ArgumentError for what is neither a tensor nor a number that the def takes.
+        """
+        check_names(self.interface, tensors, initial)
+        values = [*tensors, *(initial[name] for name in self.names)]
+        expected = (*self.interface.parameters, *self.interface.initial)
+        return [_value(e, x, special) for e, x, (_, special, _) in zip(expected, values, self.kinds, strict=True)]
+
+    def fake_kernel(self, *values: Any) -> Any:
+        """The kernel for tensors without values."""
+        outputs = fake_outputs(self.interface, values)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _value(expected: ParameterSpec, x: Any, special: bool) -> Any:
+    if special:
+        return int(to_tensor(expected, x).item()) if not isinstance(x, torch.SymInt) else x
+    return x if isinstance(x, Tensor) else to_tensor(expected, x)
+
+
+def _plain(x: Any) -> Any:
+    return x.as_subclass(Tensor) if isinstance(x, Tensor) and type(x) not in PLAIN else x
+
+
+_operators: SingleFlightCache[str, DispatcherOp] = SingleFlightCache(FOREVER)
+_begun: dict[str, DispatcherOp] = {}
+"""Operators whose registration has begun. What is interrupted is gone on with, since torch takes no name twice."""
+_library: SingleFlightCache[str, Any] = SingleFlightCache(1)
+
+
+def operator_for_def(kernels: KernelTable, gradients: Gradients, machine: CompileConfig) -> DispatcherOp | None:
+    """The operator of a def, the same for every def with the same content; None where torch takes no such operator."""
+    function = kernels.function
+    if len(function.parameters) + len(function.inouts) + len(function.returns) > MAX_ARGUMENTS:
+        return None
+    schema = schema_of(function, _gradient_name(gradients))
+    found = _operators.get(schema.name, lambda: _registered(schema, kernels, gradients, machine))
+    if found.parts()[0] is not kernels:
+        found.rebind(kernels, gradients, machine)
+    return found
+
+
+def _registered(schema: Schema, kernels: KernelTable, gradients: Gradients, machine: CompileConfig) -> DispatcherOp:
+    left = _begun.get(schema.name)
+    op = left or _begun.setdefault(schema.name, DispatcherOp(schema, kernels, gradients, machine))
+    _register(op, again=left is not None)
+    return op
+
+
+def no_operator_error(function: Function) -> ArgumentError:
+    """What is said to those who ask for the operator of a def that is none."""
+    return ArgumentError(
+        f"{function.name} is no operator of torch, which may have {MAX_ARGUMENTS} inputs and outputs in all",
+        found=f"{len(function.parameters) + len(function.inouts)} inputs, {len(function.returns)} outputs",
+        suggestion="call the def itself, or stack some: `float(4,N) x` holds four tensors",
+    )
+
+
+_python_gradients: dict[Any, int] = {}
+
+
+def _gradient_name(gradients: Gradients) -> str:
+    """What a given gradient adds to the content of a def; a Python function counts as the object that it is."""
+    given = gradients.given
+    if given is None or isinstance(given, str):
+        return given or ""
+    return f"python {_python_gradients.setdefault(given, len(_python_gradients))}"
+
+
+def _new_library() -> Any:
+    with deferred_interrupts():  # torch imports sympy for it
+        _mark_graphs()
+        new: Callable[..., Any] = torch.library.Library
+        return new(NAMESPACE, "FRAGMENT")
+
+
+def _mark_graphs() -> None:
+    """Let torch find no compiled graph on disk that was made with another text of this package.
+
+    Such a graph names the operators of gradients, which another text may derive otherwise, while its key names only the
+    operators that the gradients are of.
+    """
+    try:
+        text = package_digest(current_store())
+    except SourceChanged:
+        text = str(dict(toolchain_versions())["tensor-comprehensions"])
+    mark = f"tensor_comprehensions:{text[:12]};"
+    if mark not in config.cache_key_tag:
+        config.cache_key_tag += mark
+
+
+class _Registration:
+    """What torch is told of one operator. again: some of it may be there already, and is left as it is."""
+
+    def __init__(self, op: DispatcherOp, again: bool) -> None:
+        self._library, self._again = _library.get("", _new_library), again
+        self._name = f"{NAMESPACE}::{op.schema.name}"
+
+    def define(self, schema: str, tags: Sequence[torch.Tag], overload: str = "") -> None:
+        if not self._again or not self._is_defined(overload):
+            self._library.define(schema, tags=tags)
+
+    def implement(self, kernel: Callable[..., Any], *keys: str, overload: str = "") -> None:
+        for key in keys:
+            if not self.has(key, overload):
+                self._library.impl(self._name + overload, kernel, key)
+
+    def describe(self, kernel: Callable[..., Any]) -> None:
+        """Give the kernel for tensors without values."""
+        inspect.modulesbyfile.setdefault(__file__, __name__)  # spares torch a look at every module to name this place
+        if not self.has("Meta"):
+            torch.library.register_fake(self._name, kernel, lib=self._library)
+
+    def has(self, key: str, overload: str = "") -> bool:
+        return self._again and torch._C._dispatch_has_kernel_for_dispatch_key(self._name + overload, key)
+
+    def _is_defined(self, overload: str) -> bool:
+        try:
+            torch._C._dispatch_find_schema_or_throw(self._name, overload.lstrip("."))
+        except RuntimeError:
+            return False
+        return True
+
+
+def _register(op: DispatcherOp, again: bool) -> None:
+    told, out, tags = _Registration(op, again), ".out", (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+    told.define(op.schema.functional, tags)
+    packet = getattr(getattr(torch.ops, NAMESPACE), op.schema.name)
+    op.overload = packet.default
+    op.cell = op.cell or native_cell(op)
+    if op.cell is None:
+        told.implement(op.run, "CPU")
+    else:
+        op.cell.register(NAMESPACE, op.schema.name, told.has)
+    told.implement(op.run, "CUDA", "CompositeExplicitAutograd")  # the second for defs that take no tensor
+    told.describe(op.fake_kernel)
+    told.define(op.schema.out, tags[:1], out)
+    if again:
+        torch._ops._refresh_packet(packet)  # type: ignore[no-untyped-call]
+    op.out = packet.out
+    told.implement(op.run_out, "CPU", "CUDA", overload=out)
+    told.implement(lambda *values, **destinations: None, "Meta", overload=out)
+    told.implement(partial(autograd_kernel.out_autograd_kernel, op), "Autograd", overload=out)
+    told.implement(partial(vmap.refuse_out_under_vmap, op), "FuncTorchBatched", overload=out)
+    told.implement(partial(autograd_kernel.autograd_kernel, op), "Autograd")
+    told.implement(partial(autocast.autocast_kernel, op), "AutocastCPU", "AutocastCUDA")
+    told.implement(partial(vmap.vmap_kernel, op), "FuncTorchBatched")
+    op.forget()

@@ -1,0 +1,92 @@
+"""The short way of a call gives what the long way gives, and leaves to it whatever is not as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.torch_ext.sparse_op import SparseOp
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* support is in beta", "ignore:Sparse invariant checks")
+SPMV = "def spmv(double(N,M) A, double(M) x) -> (y) { y(i) +=! A(i,j) * x(j) }"
+
+
+def matrix() -> torch.Tensor:
+    return torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]], dtype=torch.float64)
+
+
+@pytest.fixture
+def longs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls that go the long way."""
+    calls: list[Any] = []
+    run = SparseOp._run
+
+    def counted(self: SparseOp, *args: Any) -> Any:
+        calls.append(args)
+        return run(self, *args)
+
+    monkeypatch.setattr(SparseOp, "_run", counted)
+    return calls
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "dcsr", "torch csr", "torch csc"])
+def test_calls_like_the_one_before(kind: str, longs: list[Any]) -> None:
+    op = tc.define(SPMV).spmv
+    a = tc.as_sparse(matrix(), kind.removeprefix("torch "))
+    given = a.torch() if kind.startswith("torch") else a
+    for n in (1.0, 2.0, 3.0):
+        x = torch.full((3,), n, dtype=torch.float64)
+        assert op(given, x).tolist() == [3 * n, 3 * n]
+    assert len(longs) == 1
+    a.values *= 2  # the same memory
+    assert op(given, x).tolist() == [18.0, 18.0]
+    assert len(longs) == 1
+
+
+def test_other_places_and_sizes_go_the_long_way(longs: list[Any]) -> None:
+    op, x = tc.define(SPMV).spmv, torch.ones(3, dtype=torch.float64)
+    a = tc.as_sparse(matrix(), "csr")
+    op(a, x)
+    assert op(tc.as_sparse(matrix().flip(1), "csr"), x).tolist() == [3.0, 3.0]
+    assert op(tc.as_sparse(matrix()[:, :2].contiguous(), "csr"), x[:2]).tolist() == [1.0, 0.0]
+    assert len(longs) == 3
+
+
+def test_arrays_that_change_in_place_are_checked_again() -> None:
+    op, x = tc.define(SPMV).spmv, torch.ones(3, dtype=torch.float64)
+    a = tc.as_sparse(matrix(), "csr")
+    op(a, x)
+    a.levels[1][1][2] = 100  # type: ignore[index]
+    with pytest.raises(tc.ArgumentError, match="100"):
+        op(a, x)
+
+
+def test_what_a_lane_must_not_take() -> None:
+    op, x = tc.define(SPMV).spmv, torch.ones(3, dtype=torch.float64)
+    a = tc.as_sparse(matrix(), "csr")
+    op(a, x)
+    y = op(a, x.clone().requires_grad_())
+    assert y.requires_grad
+    op(a, x)
+    assert op(a, torch.ones(6, dtype=torch.float64)[::2]).tolist() == [3.0, 3.0]
+    op(a, x)
+    with pytest.raises(tc.ArgumentError):
+        op(a, x.float())
+    op(a, x)
+    a.values.requires_grad_()
+    assert op(a, x).requires_grad
+
+
+def test_a_lane_keeps_no_operand() -> None:
+    import weakref
+
+    op, x = tc.define(SPMV).spmv, torch.ones(3, dtype=torch.float64)
+    a = tc.as_sparse(matrix(), "csr")
+    memory = [weakref.ref(t.untyped_storage()) for t in (a.values, x, *a.levels[1])]  # type: ignore[union-attr, misc]
+    assert op(a, x).tolist() == [3.0, 3.0]
+    assert op(a, x).tolist() == [3.0, 3.0]
+    del a, x
+    assert all(m() is None for m in memory)
