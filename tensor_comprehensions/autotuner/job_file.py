@@ -50,13 +50,7 @@ def _parse_toml(text: str) -> Any:
     if sys.version_info >= (3, 11):
         import tomllib as toml
     else:
-        try:
-            import tomli as toml
-        except ImportError as error:
-            raise ArgumentError(
-                "this Python reads no TOML by itself",
-                suggestion="pip install 'tensor-comprehensions[tune]', or write the job as JSON",
-            ) from error
+        import tomli as toml
     return toml.loads(text)
 
 

@@ -110,12 +110,9 @@ class TableProgress(ProgressListener):
 def progress_listener(out: TextIO | None = None) -> Iterator[ProgressListener]:
     """The watcher that suits where `out` (standard error) goes."""
     stream = sys.stderr if out is None else out
-    try:
-        from rich.console import Console
-        from rich.live import Live
-    except ImportError:
-        yield LineProgress(stream)
-        return
+    from rich.console import Console
+    from rich.live import Live
+
     console = Console(file=stream)
     if not console.is_terminal:
         yield LineProgress(stream)

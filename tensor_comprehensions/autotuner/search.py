@@ -12,7 +12,6 @@ from itertools import islice
 from random import Random
 from typing import Any, Protocol
 
-from ..core.errors import ArgumentError
 from ..options import CpuOptions
 from .space import CpuSearchSpace, Genome
 
@@ -189,14 +188,8 @@ class _Deap:
 
 
 def _deap() -> _Deap:
-    """deap, and its kind of individual for us. Raises ArgumentError where it is not installed."""
-    try:
-        from deap import base, tools
-    except ImportError as error:
-        raise ArgumentError(
-            "the genetic search needs the package deap, which is not installed",
-            suggestion="pip install 'tensor-comprehensions[tune]', or search='random'",
-        ) from error
+    """deap, and its kind of individual for us."""
+    from deap import base, tools
 
     class Fitness(base.Fitness):  # type: ignore[misc]
         weights = (1.0,)
