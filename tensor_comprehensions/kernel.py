@@ -19,6 +19,7 @@ from .core.error_boundary import only_tc_errors, shorten_traceback, to_public_er
 from .core.errors import ArgumentError, InternalError, TCError
 from .dispatch.inline_cache import MISS, InlineCache
 from .dispatch.kernel_table import CompileConfig, KernelTable
+from .dispatch.outside_graphs import run_outside_graphs
 from .dispatch.signatures import format_signature
 from .runtime.fastpath.call_cache import RECORDED
 from .torch_ext.autograd import Gradients, call_with_autograd, is_recorded, record_call
@@ -52,6 +53,8 @@ class KernelDispatcher:
 
     def __call__(self, /, *tensors: Value, out: Out = None, **initial: Value) -> Any:
         operator = self._operator
+        if _is_traced() and self._kernels.has_sparse((*tensors, *initial.values())):
+            return self._call_sparse(tensors, out, initial)
         if _is_traced() and operator is not None:
             if self._out_is_inout and out is not None:
                 out, initial = None, {"out": out, **initial}
@@ -99,6 +102,7 @@ class KernelDispatcher:
             shorten_traceback(error)
             raise
 
+    @run_outside_graphs("calls with sparse operands run outside of graphs")
     def _call_sparse(self, tensors: tuple[Value, ...], out: Out, initial: dict[str, Value]) -> Any:
         """A call with sparse operands, or of a def with formats."""
         if out is not None:

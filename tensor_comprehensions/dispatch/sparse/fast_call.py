@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...runtime.cpu.object_code import Executable
+from ..outside_graphs import run_outside_graphs
 from .sparse_tensor import SparseTensor
 
 _is_transformed, _records = torch._C._are_functorch_transforms_active, torch.is_grad_enabled
@@ -140,6 +141,7 @@ class FastCall:
         self.held: tuple[Any, ...] = ()
         """Arrays whose addresses are among `addresses`."""
 
+    @run_outside_graphs("calls with sparse operands run outside of graphs")
     def __call__(self, *values: Any) -> Any:
         """The result, or NotImplemented."""
         if len(values) != self._count or forward_ad._current_level >= 0 or _is_transformed():
