@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from ..core.errors import CannotLower
-from .layout import IntTuple, Layout, concatenate
+from .layout import IntTuple, Layout, concatenate, flatten_tuple
 
 Mode = tuple[int, int]
 """A size and a stride."""
@@ -22,22 +23,35 @@ def compose(outer: Layout, inner: Layout) -> Layout:
     Raises:
         CannotLower: no layout does that, or `inner` leaves the domain of `outer`.
     """
-    modes = _coalesced(outer) or ((1, 0),)
+    return compose_together((outer,), inner)[0]
+
+
+def compose_together(outers: Sequence[Layout], inner: Layout) -> tuple[Layout, ...]:
+    """The compositions of several layouts of one shape with `inner`, which again have one shape.
+
+    Raises:
+        CannotLower: no layout of one shape does that for one of them, or `inner` leaves their domain.
+    """
+    modes = _merge_leaves(outers) or ((1, (0,) * len(outers)),)
     used = [0] * len(modes)
 
-    def part(shape: IntTuple, stride: IntTuple) -> Layout:
+    def part(shape: IntTuple, stride: IntTuple) -> tuple[Layout, ...]:
         if isinstance(shape, tuple) and isinstance(stride, tuple):
-            return concatenate(*map(part, shape, stride))
+            parts = list(map(part, shape, stride))
+            return tuple(concatenate(*(p[n] for p in parts)) for n in range(len(outers)))
         assert isinstance(shape, int)
         assert isinstance(stride, int)
-        found = _compose_mode(modes, shape, stride, used)
-        if found is None:
-            raise _refusal("compose", outer, inner, f"{shape} : {stride} does not divide the sizes of the former")
-        return _from_modes(found)
+        steps = _steps([size for size, _ in modes], shape, stride, used)
+        if steps is None:
+            why = f"{shape} : {stride} does not divide the sizes of the former"
+            raise refusal("compose", outers[0], inner, why)
+        return tuple(
+            _from_modes(tuple((size, step * modes[m][1][n]) for size, step, m in steps)) for n in range(len(outers))
+        )
 
     result = part(inner.shape, inner.stride)
     if any(most >= size for most, (size, _) in zip(used, modes, strict=True)):
-        raise _refusal("compose", outer, inner, "the offsets of the latter carry over, or leave the former")
+        raise refusal("compose", outers[0], inner, "the offsets of the latter carry over, or leave the former")
     return result
 
 
@@ -63,29 +77,35 @@ def complement(layout: Layout, size: int | None = None) -> Layout:
     return coalesce(_from_modes((*found, (most // reached, reached))))
 
 
-def divide_layout(layout: Layout, tile: Layout) -> Layout:
+def divide_layout(layout: Layout, tile: Layout | int) -> Layout:
     """Two modes: `layout` at the places that `tile` gives, and the ways to move that tile over all of `layout`.
+
+    An integer is a tile of so many neighbors.
 
     Raises:
         CannotLower: `tile` does not tile the size of `layout`, or a composition is not exact.
     """
+    tile = as_layout(tile)
     try:
         return compose(layout, concatenate(tile, complement(tile, layout.size)))
     except CannotLower as reason:
-        raise _refusal("divide", layout, tile, str(reason)) from None
+        raise refusal("divide", layout, tile, str(reason)) from None
 
 
-def layout_product(layout: Layout, repetition: Layout) -> Layout:
+def layout_product(layout: Layout, repetition: Layout | int) -> Layout:
     """Two modes: `layout`, and its repetitions at the offsets that `repetition` gives, counted in whole layouts.
+
+    An integer is so many repetitions, one after the other.
 
     Raises:
         CannotLower: `layout` has no complement, or a composition is not exact.
     """
+    repetition = as_layout(repetition)
     try:
         rest = complement(layout, layout.size * complement(layout).size * repetition.cosize)
         return concatenate(layout, compose(rest, repetition))
     except CannotLower as reason:
-        raise _refusal("repeat", layout, repetition, str(reason)) from None
+        raise refusal("repeat", layout, repetition, str(reason)) from None
 
 
 def right_inverse(layout: Layout) -> Layout:
@@ -118,12 +138,20 @@ def _longer(layout: Layout) -> tuple[Mode, ...]:
 
 
 def _coalesced(layout: Layout) -> tuple[Mode, ...]:
-    found: list[Mode] = []
-    for size, stride in _longer(layout):
-        if found and stride == found[-1][0] * found[-1][1]:
+    return tuple((size, stride) for size, (stride,) in _merge_leaves((layout,)))
+
+
+def _merge_leaves(layouts: Sequence[Layout]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """The leaves of layouts of one shape, a size and all their strides, merged where each of them goes on."""
+    found: list[tuple[int, tuple[int, ...]]] = []
+    all_strides = zip(*(flatten_tuple(x.stride) for x in layouts), strict=True)
+    for size, strides in zip(flatten_tuple(layouts[0].shape), all_strides, strict=True):
+        if size == 1:
+            continue
+        if found and strides == tuple(found[-1][0] * stride for stride in found[-1][1]):
             found[-1] = (found[-1][0] * size, found[-1][1])
         else:
-            found.append((size, stride))
+            found.append((size, strides))
     return tuple(found)
 
 
@@ -137,20 +165,23 @@ def _from_modes(modes: tuple[Mode, ...]) -> Layout:
     return Layout(tuple(size for size, _ in modes), tuple(stride for _, stride in modes))
 
 
-def _compose_mode(modes: tuple[Mode, ...], size: int, step: int, used: list[int]) -> tuple[Mode, ...] | None:
-    """The offsets of `modes` at 0, step, .., (size - 1) * step; None where that is no layout.
+def _steps(extents: Sequence[int], size: int, step: int, used: list[int]) -> tuple[tuple[int, int, int], ...] | None:
+    """The coordinates 0, step, .., (size - 1) * step of modes of these extents; None where they are no layout.
 
-    used: how far each of `modes` is walked, over all calls; this one is added.
+    used: how far each mode is walked, over all calls; this one is added.
+
+    Returns:
+        How many steps, and how far each, in which mode.
     """
     if size == 1 or step == 0:
-        return ((size, 0),)
+        return ((size, 0, 0),)
     if step < 0:
         return None
-    found: list[Mode] = []
-    for n, (extent, stride) in enumerate(modes):
-        if n == len(modes) - 1 or (size - 1) * step < extent:
+    found: list[tuple[int, int, int]] = []
+    for n, extent in enumerate(extents):
+        if n == len(extents) - 1 or (size - 1) * step < extent:
             used[n] += (size - 1) * step
-            return (*found, (size, step * stride))
+            return (*found, (size, step, n))
         if step % extent == 0:
             step //= extent
             continue
@@ -158,10 +189,16 @@ def _compose_mode(modes: tuple[Mode, ...], size: int, step: int, used: list[int]
         if extent % step or size % count:
             return None
         used[n] += (count - 1) * step
-        found.append((count, step * stride))
+        found.append((count, step, n))
         size, step = size // count, 1
     return tuple(found)
 
 
-def _refusal(what: str, first: Layout, second: Layout, why: str) -> CannotLower:
+def as_layout(operand: Layout | int) -> Layout:
+    """A layout; an integer counts neighbors."""
+    return operand if isinstance(operand, Layout) else Layout(operand, 1)
+
+
+def refusal(what: str, first: object, second: object, why: str) -> CannotLower:
+    """The refusal of an operation, which names both operands."""
     return CannotLower(f"cannot {what} {first} with {second}: {why}")

@@ -31,7 +31,7 @@ class Layout:
     stride: IntTuple
 
     def __post_init__(self) -> None:
-        if not _congruent(self.shape, self.stride):
+        if not are_congruent(self.shape, self.stride):
             raise InternalError(
                 f"a layout of shape {format_tuple(self.shape)} with strides {format_tuple(self.stride)}"
             )
@@ -88,7 +88,10 @@ class Layout:
 
     def offsets(self) -> Iterator[int]:
         """The offsets of all coordinates, the first mode fastest."""
-        return (self(n) for n in range(self.size))
+        found = [0]
+        for size, stride in self.flat:
+            found = [base + n * stride for n in range(size) for base in found]
+        return iter(found)
 
 
 def concatenate(*modes: Layout) -> Layout:
@@ -106,10 +109,11 @@ def format_tuple(t: IntTuple) -> str:
     return str(t) if isinstance(t, int) else f"({', '.join(map(format_tuple, t))})"
 
 
-def _congruent(a: IntTuple, b: IntTuple) -> bool:
+def are_congruent(a: IntTuple, b: IntTuple) -> bool:
+    """Whether two nested tuples have one structure."""
     if isinstance(a, int) or isinstance(b, int):
         return isinstance(a, int) and isinstance(b, int)
-    return len(a) == len(b) and all(map(_congruent, a, b))
+    return len(a) == len(b) and all(map(are_congruent, a, b))
 
 
 def _running(shape: IntTuple, step: int) -> tuple[IntTuple, int]:

@@ -53,15 +53,22 @@ def terms_to_expr(terms: Terms, constant: int) -> Expr:
 
 
 def join_divisions(terms: Terms) -> None:
-    """Replace `k*d*(x // d) + k*(x % d)` among `terms` by `k*x`, in place."""
+    """Replace `k*d*(x // d) + k*(x % d)` among `terms` by `k*x`, in place; x may be a quotient itself."""
     for atom in list(terms):
         match atom:
-            case Binary("mod", x, Const(d) as divisor):
-                whole = Binary("div", x, divisor)
-                k = terms.get(atom, 0)
-                if k and terms.get(whole, 0) == k * int(d):
-                    del terms[atom], terms[whole]
-                    terms[x] = terms.get(x, 0) + k
+            case Binary("mod", Binary("div", x, Const(by)) as quotient, Const(d)) if terms.get(atom):
+                _join(terms, atom, build.div(x, int(by) * int(d)), int(d), quotient)
+        match atom:
+            case Binary("mod", x, Const(d) as divisor) if terms.get(atom):
+                _join(terms, atom, Binary("div", x, divisor), int(d), x)
+
+
+def _join(terms: Terms, remainder: Expr, quotient: Expr, divisor: int, whole: Expr) -> None:
+    """Replace a quotient and a remainder among `terms` by their `whole`, where they have its factor."""
+    k = terms[remainder]
+    if terms.get(quotient, 0) == k * divisor:
+        del terms[remainder], terms[quotient]
+        terms[whole] = terms.get(whole, 0) + k
 
 
 def difference(a: Expr, b: Expr) -> int | None:

@@ -15,11 +15,9 @@ LAYERS = (
     ("core",),
     ("target",),
     ("tc_lang",),
+    ("layouts",),
     ("loop_ir",),
-    (
-        "layouts",
-        "lower_expr",
-    ),
+    ("lower_expr",),
     ("structured",),
     (
         "options",
@@ -30,6 +28,7 @@ LAYERS = (
         "polyhedral",
         "sparse",
     ),
+    ("tiles",),
     ("codegen",),
     ("runtime",),
     ("compiler",),
@@ -52,7 +51,7 @@ APART = {("loop_ir", "tc_lang"), ("codegen", "tc_lang"), ("runtime", "tc_lang")}
 OWNERS = {
     "islpy": {"polyhedral"},
     "llvmlite": {"codegen", "runtime"},
-    "lark": {"tc_lang"},
+    "lark": {"layouts", "tc_lang"},
     "pyopencl": {"runtime"},
     "google": {"autotuner", "cache"},
     "deap": {"autotuner"},

@@ -66,6 +66,15 @@ def sums_by_constants(op: str) -> st.SearchStrategy[Expr]:
     return st.builds(lambda e, d: Binary(op, e, b.const(d)), terms, divisor)
 
 
+def digits_by_constants(op: str, inner: str) -> st.SearchStrategy[Expr]:
+    """Quotients and remainders of each other, with something added in between."""
+    names = st.sampled_from([b.var(n) for n in RANGES])
+    sizes, coefficient = st.sampled_from([2, 3, 4, 8, 32]), st.integers(-4, 4)
+    terms = st.builds(lambda i, n, j, a, c: b.add(b.add(Binary(inner, i, b.const(n)), b.mul(j, a)), c),
+                      names, sizes, names, coefficient | st.just(0), coefficient)  # fmt: skip
+    return st.builds(lambda e, n: Binary(op, e, b.const(n)), terms, sizes)
+
+
 MASKED = b.buffer("masked", FLOAT32, (4,))
 SHAPES: dict[simplify_rules.Rule, st.SearchStrategy[Expr]] = {
     simplify_rules.fold: st.one_of(
@@ -80,6 +89,10 @@ SHAPES: dict[simplify_rules.Rule, st.SearchStrategy[Expr]] = {
     ),
     simplify_rules.divide_terms: sums_by_constants("div"),
     simplify_rules.remainder_of_terms: sums_by_constants("mod"),
+    simplify_rules.divide_factor: sums_by_constants("div"),
+    simplify_rules.remainder_of_factor: sums_by_constants("mod"),
+    simplify_rules.quotient_of_quotient: digits_by_constants("div", "div"),
+    simplify_rules.remainder_of_remainder: digits_by_constants("mod", "mod"),
     simplify_rules.decide_minimum: binary(("min",), integers),
     simplify_rules.decide_maximum: binary(("max",), integers),
     simplify_rules.decide_comparison: binary(COMPARISONS, integers),

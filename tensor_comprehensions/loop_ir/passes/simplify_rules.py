@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from math import gcd
 from typing import Any
 
 from ...core.dtypes import FLOAT16, FLOAT64, INT64, DType
@@ -118,6 +119,71 @@ def remainder_of_terms(e: Binary, ranges: Ranges) -> Expr | None:
     if i.low is not None and i.high is not None and i.low // d == i.high // d:
         return index_arithmetic.subtract(rest, build.const(i.low // d * d))
     return None if build.integer(quotient) == 0 else build.mod(rest, d)
+
+
+def divide_factor(e: Binary, ranges: Ranges) -> Expr | None:
+    """(8*i + j) // 32 is i // 4 where j stays between two multiples of 8."""
+    if (parts := _factored(e, ranges)) is None:
+        return None
+    multiples, carried, _, g, d = parts
+    return build.div(build.add(multiples, carried), d // g)
+
+
+def remainder_of_factor(e: Binary, ranges: Ranges) -> Expr | None:
+    """(8*i + j) % 32 is i % 4 * 8 + j where j stays between 0 and 7."""
+    if (parts := _factored(e, ranges)) is None:
+        return None
+    multiples, carried, rest, g, d = parts
+    if carried and build.integer(rest) != carried * g:  # no operation would be saved
+        return None
+    digit = build.mul(build.mod(build.add(multiples, carried), d // g), g)
+    return digit if carried else build.add(digit, rest)
+
+
+def _factored(e: Binary, ranges: Ranges) -> tuple[Expr, int, Expr, int, int] | None:
+    """(x, q, r, g, d) with `e.left == g*x + r`, g > 1 a divisor of the divisor d, and r from g*q to below g*(q + 1)."""
+    d = build.integer(e.right)
+    if d is None or d <= 0 or e.type.lanes > 1 or _bounded(e.left, ranges) is None:
+        return None
+    terms, constant = index_arithmetic.linear_terms(e.left)
+    for g in sorted({gcd(c, d) for c in terms.values()} | {gcd(d, *terms.values())}, reverse=True):
+        rest = index_arithmetic.terms_to_expr({a: c for a, c in terms.items() if c % g}, constant)
+        i = index_arithmetic.index_interval(rest, ranges)
+        if g > 1 and i.low is not None and i.high is not None and i.low // g == i.high // g:
+            multiples = index_arithmetic.terms_to_expr({a: c // g for a, c in terms.items() if c % g == 0}, 0)
+            return multiples, i.low // g, rest, g, d
+    return None
+
+
+def quotient_of_quotient(e: Binary, ranges: Ranges) -> Expr | None:
+    """(x // 4 + 1) // 8 is (x + 4) // 32."""
+    d = build.integer(e.right)
+    if d is None or d <= 0 or e.type.lanes > 1 or _bounded(e.left, ranges) is None:
+        return None
+    terms, constant = index_arithmetic.linear_terms(e.left)
+    match list(terms.items()):
+        case [(Binary("div", x, Const(by)), 1)] if int(by) > 0:
+            shifted = build.add(x, constant * int(by))
+            return build.div(shifted, int(by) * d) if _bounded(shifted, ranges) is not None else None
+    return None
+
+
+def remainder_of_remainder(e: Binary, ranges: Ranges) -> Expr | None:
+    """(x % 32 + y) % 4 is (x + y) % 4."""
+    d = build.integer(e.right)
+    if d is None or d <= 0 or e.type.lanes > 1 or _bounded(e.left, ranges) is None:
+        return None
+    terms, constant = index_arithmetic.linear_terms(e.left)
+    plain: index_arithmetic.Terms = {}
+    for atom, c in terms.items():
+        match atom:
+            case Binary("mod", x, Const(by)) if by and c * int(by) % d == 0:
+                atom = x
+        plain[atom] = plain.get(atom, 0) + c
+    if plain.keys() == terms.keys():
+        return None
+    left = index_arithmetic.terms_to_expr({a: c for a, c in plain.items() if c}, constant)
+    return build.mod(left, d) if _bounded(left, ranges) is not None else None
 
 
 def decide_minimum(e: Binary, ranges: Ranges) -> Expr | None:
@@ -300,8 +366,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "add": (fold, add_negative_zero, broadcast_late),
     "sub": (fold, subtract_zero, broadcast_late),
     "mul": (fold, multiply_by_one, broadcast_late),
-    "div": (fold, divide_by_one, divide_terms, broadcast_late),
-    "mod": (fold, remainder_of_terms, broadcast_late),
+    "div": (fold, divide_by_one, divide_terms, divide_factor, quotient_of_quotient, broadcast_late),
+    "mod": (fold, remainder_of_terms, remainder_of_factor, remainder_of_remainder, broadcast_late),
     "min": (fold, decide_minimum, broadcast_late),
     "max": (fold, decide_maximum, broadcast_late),
     "and": (fold, same_operand, broadcast_late),

@@ -1,0 +1,87 @@
+"""Layouts of the same memory in other elements, of more elements, and what two layouts have in common."""
+
+from __future__ import annotations
+
+from itertools import count
+from math import prod
+
+from .algebra import refusal
+from .layout import IntTuple, Layout
+
+
+def widen(layout: Layout, n: int) -> Layout:
+    """The same memory in elements `n` times as wide: leaves count as many times fewer as they have of one.
+
+    Raises:
+        CannotLower: some wide element would be unaligned, or incomplete.
+    """
+    if n < 1:
+        raise refusal("widen", layout, n, "no element is that wide")
+    flat = layout.flat
+    taken = [1] * len(flat)
+    reached = 1
+    for at in sorted(range(len(flat)), key=lambda at: flat[at][1]):
+        size, stride = flat[at]
+        if size > 1 and stride % n:
+            taken[at] = min(size, n // reached)
+            if stride != reached or n % (reached * taken[at]) or size % taken[at]:
+                raise refusal("widen", layout, n, f"{size} : {stride} is no number of whole elements")
+            reached *= taken[at]
+    if reached != n:
+        raise refusal("widen", layout, n, f"{reached} of every {n} neighbors are there")
+    steps = [(size // t, stride * t) for (size, stride), t in zip(flat, taken, strict=True)]
+    return with_leaves(layout, [(size, 0 if step % n else step // n) for size, step in steps])
+
+
+def narrow(layout: Layout, n: int) -> Layout:
+    """The same memory in elements `n` times as narrow: the leaf of neighbors counts so many times more.
+
+    Raises:
+        CannotLower: no leaf can count them, because none has neighbors or a size of 1.
+    """
+    flat = list(layout.flat)
+    grows = [at for at, (_, stride) in enumerate(flat) if stride == 1]
+    grows += [at for at, (size, _) in enumerate(flat) if size == 1]
+    if n < 1 or not grows:
+        raise refusal("narrow", layout, n, "no leaf has neighboring elements")
+    scaled = [(size, stride * n) for size, stride in flat]
+    scaled[grows[0]] = (flat[grows[0]][0] * n, 1)
+    return with_leaves(layout, scaled)
+
+
+def enlarge(layout: Layout, size: int) -> Layout:
+    """`layout` with its last leaf grown until it has `size` coordinates.
+
+    Raises:
+        CannotLower: it has more already, or the other leaves do not divide `size`.
+    """
+    *others, (_, stride) = layout.flat or ((1, 0),)
+    known = prod(extent for extent, _ in others)
+    if size < layout.size or size % known or not layout.flat:
+        raise refusal("enlarge", layout, size, f"it has {layout.size}, and {known} in all leaves but the last")
+    return with_leaves(layout, [*others, (size // known, stride)])
+
+
+def common_vector(a: Layout, b: Layout) -> int:
+    """How many elements, from offset 0 on, both layouts have at neighboring offsets and at the same coordinates.
+
+    Raises:
+        CannotLower: the layouts differ in size.
+    """
+    if a.size != b.size:
+        raise refusal("compare", a, b, f"sizes {a.size} and {b.size}")
+    shared = {x for x, y in zip(a.offsets(), b.offsets(), strict=True) if x == y}
+    return next(n for n in count() if n not in shared)
+
+
+def with_leaves(layout: Layout, modes: list[tuple[int, int]]) -> Layout:
+    """The layout nested as `layout`, with a size and a stride for every leaf."""
+    rest = iter(modes)
+
+    def nested(shape: IntTuple) -> tuple[IntTuple, IntTuple]:
+        if isinstance(shape, int):
+            return next(rest)
+        parts = [nested(part) for part in shape]
+        return tuple(size for size, _ in parts), tuple(stride for _, stride in parts)
+
+    return Layout(*nested(layout.shape))

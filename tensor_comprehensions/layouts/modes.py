@@ -1,0 +1,75 @@
+"""Operations on layouts mode by mode. Each is exact, or refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..core.errors import CannotLower
+from .algebra import as_layout, coalesce, compose, divide_layout, layout_product, refusal
+from .layout import Layout, concatenate
+
+Tiler = Layout | int
+"""What divides a mode: a layout of places in it, or so many neighbors."""
+
+
+def coalesce_modes(layout: Layout) -> Layout:
+    """The same function of a coordinate per mode, each mode with as few leaves as possible."""
+    return concatenate(*map(coalesce, layout.modes))
+
+
+def compose_modes(layout: Layout, tilers: Sequence[Tiler]) -> Layout:
+    """Each mode of `layout` at the places that its tiler gives.
+
+    Raises:
+        CannotLower: there are more or fewer tilers than modes, or a composition is not exact.
+    """
+    return concatenate(*_by_mode("compose", lambda mode, tiler: compose(mode, as_layout(tiler)), layout, tilers))
+
+
+def divide_modes(layout: Layout, tilers: Sequence[Tiler]) -> Layout:
+    """Two modes: a tile, which has each mode of `layout` at the places of its tiler; and the ways to move it.
+
+    Raises:
+        CannotLower: there are more or fewer tilers than modes, or a division is not exact.
+    """
+    parts = _by_mode("divide", divide_layout, layout, tilers)
+    return concatenate(concatenate(*(part[0] for part in parts)), concatenate(*(part[1] for part in parts)))
+
+
+def blocked_product(block: Layout, grid: Layout) -> Layout:
+    """`grid` of `block`s, mode by mode, so that the elements of a block are neighbors.
+
+    Raises:
+        CannotLower: the operands differ in their number of modes, or `block` cannot be repeated.
+    """
+    return coalesce_modes(concatenate(*(concatenate(b, g) for b, g in _repeated("block", block, grid))))
+
+
+def raked_product(block: Layout, grid: Layout) -> Layout:
+    """`grid` of `block`s, mode by mode, so that neighbors belong to different blocks.
+
+    Raises:
+        CannotLower: the operands differ in their number of modes, or `block` cannot be repeated.
+    """
+    return coalesce_modes(concatenate(*(concatenate(g, b) for b, g in _repeated("rake", block, grid))))
+
+
+def _by_mode(
+    what: str, operation: Callable[[Layout, Tiler], Layout], layout: Layout, tilers: Sequence[Tiler]
+) -> list[Layout]:
+    """The operation on every mode with its tiler."""
+    shown = f"({', '.join(map(str, tilers))})"
+    if len(tilers) != len(layout):
+        raise refusal(what, layout, shown, f"{len(tilers)} tilers for {len(layout)} modes")
+    try:
+        return list(map(operation, layout.modes, tilers))
+    except CannotLower as reason:
+        raise refusal(what, layout, shown, str(reason)) from None
+
+
+def _repeated(what: str, block: Layout, grid: Layout) -> list[tuple[Layout, Layout]]:
+    """The modes of `block`, each with that of its repetitions."""
+    if len(block) != len(grid):
+        raise refusal(what, block, grid, f"{len(block)} modes and {len(grid)}")
+    blocks, repetitions = layout_product(block, grid).modes
+    return list(zip(blocks.modes, repetitions.modes, strict=True))

@@ -1,0 +1,51 @@
+"""Swizzles: permutations of the offsets of a layout that spread rows over the banks of a memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.errors import ArgumentError
+
+MAX_OFFSET_BITS = 62
+"""Of offsets, and of how far they reach, so that index arithmetic fits 64 bits with a sign."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swizzle:
+    """`x ^ ((x & mask) >> shift)`, mask being `bits` ones from bit `base + shift` on; prints as `Sw<3,3,3>`.
+
+    A permutation of every aligned run of `period` offsets, and its own inverse.
+
+    Attributes:
+        bits: how many are permuted.
+        base: the lowest of them; 2^base neighbors stay together.
+        shift: how far above it those stand that they are combined with; no less than `bits`.
+    """
+
+    bits: int
+    base: int
+    shift: int
+
+    def __post_init__(self) -> None:
+        if min(self.bits, self.base, self.shift) < 0:
+            raise ArgumentError(f"{self} has a negative number", expected="bits, base and shift of 0 or more")
+        if self.bits + self.base + self.shift > MAX_OFFSET_BITS:
+            raise ArgumentError(f"{self} permutes no offsets", expected=f"up to {MAX_OFFSET_BITS} bits of an offset")
+        if self.shift < self.bits:
+            raise ArgumentError(
+                f"{self} has no inverse: it combines bits with themselves", expected=f"a shift of at least {self.bits}",
+                found=str(self.shift),
+            )  # fmt: skip
+
+    def __str__(self) -> str:
+        return f"Sw<{self.bits},{self.base},{self.shift}>"
+
+    def __call__(self, offset: int) -> int:
+        """Where the element at `offset` lies."""
+        mask = ((1 << self.bits) - 1) << (self.base + self.shift)
+        return offset ^ ((offset & mask) >> self.shift)
+
+    @property
+    def period(self) -> int:
+        """After how many offsets the same permutation begins again."""
+        return 1 << (self.bits + self.base + self.shift)

@@ -1,0 +1,138 @@
+"""Swizzles of shared tiles: bank conflicts counted for every access of a warp, and the choice that has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import lcm
+
+from ..core.errors import ArgumentError
+from ..layouts import Layout, Swizzle
+from ..loop_ir import build
+from ..loop_ir.bank_turns import WARP, extra_turns
+from ..loop_ir.nodes import Space
+from .tensors import DataTensor
+
+CHUNK_BYTES = 16
+"""The most that a lane accesses at once; a swizzle leaves it in one piece."""
+MAX_SWIZZLE_BITS = 3
+"""Chunks of 16 bytes that the banks serve at once are 2^3: more bits than these free nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What warps access at once of a part of a tile, which they walk over.
+
+    Attributes:
+        rows, columns: the sizes of the part.
+        tv: (thread, value) -> `row + column * rows`; 32 threads are a warp; the values of one lie side by side.
+    """
+
+    rows: int
+    columns: int
+    tv: Layout
+
+
+def load_matrix_access(columns: int, bits: int) -> Access:
+    """`ldmatrix.x4`: lane l reads 16 bytes of row l % 16, in the half l // 16 of a part two chunks wide."""
+    chunk = _elements(CHUNK_BYTES, bits)
+    return Access(16, 2 * chunk, Layout(((16, 2), chunk), ((1, 16 * chunk), 16)))
+
+
+def store_row_access(columns: int, bits: int) -> Access:
+    """Neighboring lanes write neighboring 16 bytes of rows."""
+    chunk = _elements(CHUNK_BYTES, bits)
+    across = max(1, columns // chunk)
+    rows = lcm(WARP, across) // across
+    return Access(rows, across * chunk, Layout(((across, rows), chunk), ((rows * chunk, 1), rows)))
+
+
+def store_fragment_access(columns: int, bits: int) -> Access:
+    """The sums of `mma`: lane l writes 4 bytes, or an element, of row l // 4, at the pair l % 4."""
+    word = _elements(4, bits)
+    return Access(8, 4 * word, Layout(((4, 8), word), ((8 * word, 1), 8)))
+
+
+ACCESSES: dict[str, Callable[[int, int], Access]] = {
+    "ldmatrix_x4_rows": load_matrix_access, "store_rows_16": store_row_access,
+    "store_fragment_4": store_fragment_access,
+}  # fmt: skip
+"""For the columns and the bits of an element of a tile, how an instruction accesses it."""
+
+
+def conflicts(tile: DataTensor, access: str | Access) -> int:
+    """Turns that one access of a warp takes beyond those of one without conflicts, the worst over the tile.
+
+    Args:
+        tile: rows and columns in shared memory, at an address that the swizzle's period divides.
+        access: what warps do, or its name in `ACCESSES`.
+
+    Raises:
+        ArgumentError: the tile is no such, or does not consist of parts that are accessed.
+    """
+    access = _resolve(tile, access)
+    size = tile.dtype.size
+    parts = tile.tile(access.rows, access.columns)
+    if parts.extents:
+        raise ArgumentError(
+            f"no whole number of accesses makes up {tile}", expected=f"parts of {access.rows} x {access.columns}"
+        )
+    swizzle = tile.swizzle or (lambda offset: offset)
+    part = parts[0, 0].partition(access.tv)
+    inside, values = part.offsets(), part.parts[1].size
+    worst = 0
+    for base in parts.levels[0].offsets():
+        places = [swizzle(base + offset) for offset in inside]
+        starts = places[::values]
+        if any(places[n] != starts[n // values] + n % values for n in range(len(places))):
+            raise ArgumentError(f"{tile} tears the {values} elements of a lane apart", expected="neighbors")
+        addresses = [size * start for start in starts]
+        turns = (extra_turns(addresses[n : n + WARP], values * size) for n in range(0, len(addresses), WARP))
+        worst = max(worst, *turns)
+    return worst
+
+
+def choose_swizzle(tile: DataTensor, accesses: Sequence[str | Access]) -> Swizzle | None:
+    """The first swizzle, beginning with none, under which no access conflicts; else that with the fewest turns.
+
+    Every candidate is proven, or refuted, by `conflicts`.
+    """
+    best, fewest = None, sum(conflicts(tile.swizzled(None), access) for access in accesses)
+    for swizzle in candidates(tile):
+        if fewest == 0:
+            break
+        turns = sum(conflicts(tile.swizzled(swizzle), access) for access in accesses)
+        if turns < fewest:
+            best, fewest = swizzle, turns
+    return best
+
+
+def candidates(tile: DataTensor) -> list[Swizzle]:
+    """Swizzles of 16-byte chunks that stay inside the tile; first the one for rows of 2^j chunks."""
+    chunk = _elements(CHUNK_BYTES, tile.dtype.bits)
+    base = chunk.bit_length() - 1
+    j = max(1, (tile.levels[0].flat[0][1] // chunk).bit_length() - 1)
+    rule = (min(MAX_SWIZZLE_BITS, j), max(MAX_SWIZZLE_BITS, j))
+    others = [(bits, shift) for bits in range(MAX_SWIZZLE_BITS, 0, -1) for shift in range(bits, rule[1] + 3)]
+    found = [Swizzle(bits, base, shift) for bits, shift in dict.fromkeys([rule, *others])]
+    return [s for s in found if tile.levels[0].cosize % (1 << (s.bits + s.base)) == 0]
+
+
+def _elements(size: int, bits: int) -> int:
+    """How many elements of `bits` make `size` bytes."""
+    return max(1, 8 * size // bits)
+
+
+def _resolve(tile: DataTensor, access: str | Access) -> Access:
+    if (
+        tile.memory is not Space.SHARED
+        or len(tile.parts) != 1
+        or len(tile.shape) != 2
+        or build.integer(tile.offset) != 0
+    ):
+        raise ArgumentError(f"cannot count the conflicts of {tile}", expected="rows and columns in SH, from its start")
+    if isinstance(access, Access):
+        return access
+    if access not in ACCESSES:
+        raise ArgumentError(f"no access is named '{access}'", expected=", ".join(ACCESSES), found=f"'{access}'")
+    return ACCESSES[access](tile.levels[0][1].size, tile.dtype.bits)

@@ -1,0 +1,197 @@
+"""A level of a tensor: dimensions, each hierarchical, with strides in memory and in every space of a guard.
+
+Enlarging a dimension makes coordinates that no element has, so a tensor remembers what they must stay below. That
+position is one more layout over the same coordinates, and every operation here treats all of them as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias, Union
+
+from ..layouts import Layout, coalesce, complement, compose, compose_together, concatenate, enlarge
+from ..layouts.layout import IntTuple, flatten_tuple
+from ..loop_ir import build
+from ..loop_ir.nodes import Expr
+
+Coordinate: TypeAlias = Union[int, Expr, slice, "tuple[Coordinate, ...]", None]
+"""Of a dimension: a number; None or `:` for all of it; or one for each of its parts."""
+Tiler: TypeAlias = int | Layout | None
+"""What a dimension is tiled by: so many neighbors, a layout of places, or None to keep it whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLevel:
+    """Dimensions, with a layout for the offset of an element and one for each guard's position.
+
+    Attributes:
+        layouts: of one shape, a mode for every dimension.
+        whole: for each dimension, whether it is the only tile of a dimension that was kept whole; it takes no index.
+    """
+
+    layouts: tuple[Layout, ...]
+    whole: tuple[bool, ...]
+
+    @staticmethod
+    def of(layout: Layout) -> TensorLevel:
+        """The level of a layout whose modes are the dimensions."""
+        return TensorLevel((layout,), (False,) * len(layout.modes))
+
+    @property
+    def shape(self) -> tuple[IntTuple, ...]:
+        """The sizes of each dimension."""
+        return tuple(mode.shape for mode in self.layouts[0].modes)
+
+    @property
+    def size(self) -> int:
+        """How many coordinates there are."""
+        return self.layouts[0].size
+
+    def dimension(self, n: int) -> tuple[Layout, ...]:
+        """Dimension `n` in every layout."""
+        return tuple(layout[n] for layout in self.layouts)
+
+    def select(self, dimensions: Sequence[int]) -> TensorLevel:
+        """These dimensions, in this order."""
+        layouts = tuple(concatenate(*(layout[n] for n in dimensions)) for layout in self.layouts)
+        return TensorLevel(layouts, tuple(self.whole[n] for n in dimensions))
+
+    def with_layouts(self, change: Callable[[Layout], Layout]) -> TensorLevel:
+        """The level with every layout changed."""
+        return TensorLevel(tuple(map(change, self.layouts)), self.whole)
+
+    def without_layouts(self, dropped: set[int]) -> TensorLevel:
+        """The level without the layouts of these numbers."""
+        return TensorLevel(tuple(x for n, x in enumerate(self.layouts) if n not in dropped), self.whole)
+
+    def with_guard(self, dimension: int | None = None) -> TensorLevel:
+        """The level with one more layout: the position in `dimension`, which is zero without one."""
+        modes = [_positions(mode.shape, n == dimension) for n, mode in enumerate(self.layouts[0].modes)]
+        return TensorLevel((*self.layouts, concatenate(*modes)), self.whole)
+
+    def enlarged(self, dimension: int, size: int) -> TensorLevel:
+        """The level with a dimension of `size`, of which all strides go on as before. Raises CannotLower."""
+
+        def grown(layout: Layout) -> Layout:
+            return concatenate(*(enlarge(m, size) if n == dimension else m for n, m in enumerate(layout.modes)))
+
+        return self.with_layouts(grown)
+
+    def divided(self, tilers: Sequence[Tiler]) -> tuple[TensorLevel, TensorLevel]:
+        """The level of the tiles, and that of a tile. Raises CannotLower where a tiler does not tile its dimension."""
+        parts = [_divide(self.dimension(n), tiler) for n, tiler in enumerate(tilers)]
+        every = range(len(self.layouts))
+        tiles = tuple(concatenate(*(tile[k] for tile, _ in parts)) for k in every)
+        rests = tuple(concatenate(*(rest[k] for _, rest in parts)) for k in every)
+        return TensorLevel(rests, tuple(tiler is None for tiler in tilers)), TensorLevel(tiles, self.whole)
+
+    def composed(self, inner: Layout) -> TensorLevel:
+        """The elements that a layout of coordinates finds, the first dimension fastest. Raises CannotLower."""
+        return TensorLevel(compose_together(self.layouts, inner), (False,) * len(inner.modes))
+
+    def reshaped(self, shape: IntTuple) -> TensorLevel:
+        """The same elements in the same row-major order in other dimensions. Raises CannotLower."""
+        return self.select(range(len(self.whole))[::-1]).composed(row_major(shape))
+
+    def joined(self, dimensions: Sequence[int]) -> TensorLevel:
+        """The level with some dimensions as one, where the first of them was; its first part is the fastest."""
+        rest = [n for n in range(len(self.whole)) if n not in dimensions]
+        at = sum(n < dimensions[0] for n in rest)
+
+        def join(layout: Layout) -> Layout:
+            joint = concatenate(*(layout[n] for n in dimensions))
+            return concatenate(*(layout[n] for n in rest[:at]), joint, *(layout[n] for n in rest[at:]))
+
+        whole = [self.whole[n] for n in rest]
+        return TensorLevel(tuple(map(join, self.layouts)), (*whole[:at], False, *whole[at:]))
+
+    def picked(self, at: Sequence[Coordinate]) -> tuple[TensorLevel, tuple[Expr, ...]]:
+        """What is left of the level at a coordinate per dimension, and how far it lies, in every layout."""
+        left = [[_remaining(layout[n], c) for n, c in enumerate(at)] for layout in self.layouts]
+        open_dimensions = [n for n, mode in enumerate(left[0]) if mode is not None]
+        layouts = tuple(concatenate(*(m for m in modes if m is not None)) for modes in left)
+        offsets = tuple(_total(_distance(layout[n], c) for n, c in enumerate(at)) for layout in self.layouts)
+        return TensorLevel(layouts, tuple(self.whole[n] for n in open_dimensions)), offsets
+
+
+def row_major(shape: IntTuple, step: int = 1) -> Layout:
+    """Contiguous over the dimensions, the last fastest; within a hierarchical one, its first part."""
+    modes: list[Layout] = []
+    for part in reversed(shape if isinstance(shape, tuple) else (shape,)):
+        compact = Layout.column_major(part)
+        modes.append(compose(Layout(compact.size, step), compact))
+        step *= compact.size
+    return concatenate(*reversed(modes))
+
+
+def offset_at(layout: Layout, coordinate: int | Expr) -> Expr:
+    """The offset at an integer coordinate, which a shape with several leaves takes apart."""
+    total: Expr = build.const(0)
+    reached, modes = 1, coalesce(layout).flat
+    for n, (size, stride) in enumerate(modes):
+        digit = build.div(coordinate, reached)
+        digit = digit if n == len(modes) - 1 else build.mod(digit, size)
+        total = build.add(total, build.mul(digit, stride))
+        reached *= size
+    return total
+
+
+def least_tiled(tiler: Layout) -> int:
+    """The least size that `tiler` tiles. Raises CannotLower where it tiles none."""
+    return tiler.size * complement(tiler).size
+
+
+def fits(shape: IntTuple, at: Coordinate) -> bool:
+    """Whether `at` is a coordinate of a dimension of this shape."""
+    if isinstance(at, tuple):
+        return isinstance(shape, tuple) and len(at) == len(shape) and all(map(fits, shape, at))
+    if isinstance(at, slice):
+        return at == slice(None)
+    if type(at) is int:
+        return 0 <= at < prod(flatten_tuple(shape))
+    return at is None or (isinstance(at, Expr) and at.type == build.INDEX)
+
+
+def _positions(shape: IntTuple, count: bool) -> Layout:
+    column = Layout.column_major(shape)
+    return column if count else compose(Layout(column.size, 0), column)
+
+
+def _divide(modes: tuple[Layout, ...], tiler: Tiler) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+    """A dimension in every layout: a tile of it, and the ways to move that."""
+    if tiler is None:
+        return modes, tuple(Layout(1, 0) for _ in modes)
+    tile = Layout(tiler, 1) if isinstance(tiler, int) else tiler
+    parts = compose_together(modes, concatenate(tile, complement(tile, modes[0].size)))
+    return tuple(p[0] for p in parts), tuple(p[1] for p in parts)
+
+
+def _remaining(dimension: Layout, at: Coordinate) -> Layout | None:
+    """What a coordinate leaves open of a dimension."""
+    match at:
+        case None | slice():
+            return dimension
+        case tuple():
+            parts = [_remaining(part, c) for part, c in zip(dimension.modes, at, strict=True)]
+            left = [p for p in parts if p is not None]
+            return concatenate(*left) if len(left) > 1 else left[0] if left else None
+    return None
+
+
+def _total(terms: Iterable[Expr]) -> Expr:
+    total: Expr = build.const(0)
+    for term in terms:
+        total = build.add(total, term)
+    return total
+
+
+def _distance(dimension: Layout, at: Coordinate) -> Expr:
+    """How far a coordinate lies along a dimension; nothing for what it leaves open."""
+    match at:
+        case None | slice():
+            return build.const(0)
+        case tuple():
+            return _total(_distance(part, c) for part, c in zip(dimension.modes, at, strict=True))
+    return offset_at(dimension, at)
