@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .nodes import Invoke
+from ..core.dtypes import BOOL, INT64, DType
+from .atoms import ATOMS, FLOAT8, MATMUL, WARP, Atom
+from .nodes import Invoke, Space
 
 CACHE_LINE = 64
 """Bytes that a prefetch brings near."""
+ALL_THREADS = 1024
+"""The threads of a block: as many as one may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intrinsic:
     """One row.
 
-    operands: how many views it takes, attributes: how many numbers.
+    operands: how many views it takes, attributes: how many numbers, values: the types of the values.
     hint: it computes nothing, so its views need not exist and it may be left out; only their indices are evaluated.
-    collective: all threads of a block come to it together, so it stands in control flow that is the same for all.
-    registers: whether its views are in registers.
+    group: so many neighboring threads come to it together, so it stands in control flow that is the same for them.
+    registers: the views that are in registers. atom: the row of `atoms.ATOMS` that says where their elements lie; each
+    view is then that of the first register of several along the last dimension.
     fragments: the views that are matrices in FRAGMENT buffers. written: the views whose memory it writes.
     """
 
@@ -25,18 +30,34 @@ class Intrinsic:
     operands: int
     attributes: int
     hint: bool = False
-    collective: bool = False
-    registers: bool = False
+    group: int = 1
+    registers: tuple[int, ...] = ()
     fragments: tuple[int, ...] = ()
     written: tuple[int, ...] = ()
+    values: tuple[DType, ...] = ()
+    atom: str = ""
 
 
 PREFETCH, PREFETCH_LATER = "prefetch", "prefetch_later"
-BARRIER, WARP_BARRIER = "barrier", "warp_barrier"
-SHUFFLE_XOR, SHUFFLE_DOWN = "shuffle_xor", "shuffle_down"
+BARRIER, WARP_BARRIER, BARRIER_PART = "barrier", "warp_barrier", "barrier_part"
+SHUFFLE_XOR, SHUFFLE_DOWN, SHUFFLE_INDEX = "shuffle_xor", "shuffle_down", "shuffle_index"
 COPY_ASYNC, COMMIT_ASYNC, WAIT_ASYNC = "copy_async", "commit_async", "wait_async"
+COPY_ASYNC_ZERO = "copy_async_zero"
 FRAGMENT_ZERO, FRAGMENT_LOAD, FRAGMENT_STORE = "fragment_zero", "fragment_load", "fragment_store"
 FRAGMENT_DOT_BFLOAT16 = "fragment_dot_bfloat16"
+
+
+def _of_atom(a: Atom) -> Intrinsic:
+    registers = tuple(n for n, o in enumerate(a.operands) if o.space is Space.REGISTER)
+    return Intrinsic(a.name, len(a.operands), 0, group=a.group, registers=registers, written=(0,), atom=a.name)
+
+
+def _is_invoked(a: Atom) -> bool:
+    """Whether both machines can run the atom, which a warp does."""
+    if a.group != WARP or not {"sm_75", "sm_80"} & set(a.architectures):
+        return False
+    return a.kind != MATMUL or not any(o.dtype in FLOAT8 for o in a.operands)
+
 
 INTRINSICS = {
     i.name: i
@@ -46,15 +67,22 @@ INTRINSICS = {
         # The same, but so much later that the first cache has other things to keep until then.
         Intrinsic(PREFETCH_LATER, operands=1, attributes=1, hint=True),
         # What threads of the block (of the warp) wrote before is seen by all of them after.
-        Intrinsic(BARRIER, operands=0, attributes=0, collective=True),
-        Intrinsic(WARP_BARRIER, operands=0, attributes=0, collective=True),
+        Intrinsic(BARRIER, operands=0, attributes=0, group=ALL_THREADS),
+        Intrinsic(WARP_BARRIER, operands=0, attributes=0, group=WARP),
         # destination, source; (mask or offset of lanes, width): each thread gets the source of the lane whose number
         # is its own xor the mask, or plus the offset, inside its group of `width` lanes; its own beyond the group.
-        Intrinsic(SHUFFLE_XOR, operands=2, attributes=2, collective=True, registers=True),
-        Intrinsic(SHUFFLE_DOWN, operands=2, attributes=2, collective=True, registers=True),
+        Intrinsic(SHUFFLE_XOR, operands=2, attributes=2, group=WARP, registers=(0, 1)),
+        Intrinsic(SHUFFLE_DOWN, operands=2, attributes=2, group=WARP, registers=(0, 1)),
+        # The same from the lane with a number, which is taken inside the group. (width,) (lane,)
+        Intrinsic(SHUFFLE_INDEX, operands=2, attributes=1, group=WARP, registers=(0, 1), values=(INT64,)),
+        # (number from 1 to 15, threads): as the barrier of the block, for so many threads: whole warps that wait at the
+        # barrier with this number.
+        Intrinsic(BARRIER_PART, operands=0, attributes=2, group=WARP),
         # shared destination, global source; (bytes,), 4, 8 or 16: begin to copy contiguous elements; the destination is
         # undefined until this thread has waited for the group, and to other threads until a barrier after that.
         Intrinsic(COPY_ASYNC, operands=2, attributes=1, written=(0,)),
+        # The same, but where the value is false the source, which need not exist, is not read: zeros are copied.
+        Intrinsic(COPY_ASYNC_ZERO, operands=2, attributes=1, written=(0,), values=(BOOL,)),
         # Close this thread's group of copies. (groups,): wait until so many of the last groups at most are not done.
         Intrinsic(COMMIT_ASYNC, operands=0, attributes=0),
         Intrinsic(WAIT_ASYNC, operands=0, attributes=1),
@@ -68,6 +96,8 @@ INTRINSICS = {
         # sum (m, n), left (m, k), right (k, n): add the products of the pairs of bfloat16 in left and right, as many
         # `DOT_BFLOAT16` along k as there are. Subnormal numbers may count as zero.
         Intrinsic(FRAGMENT_DOT_BFLOAT16, operands=3, attributes=0, fragments=(0, 1, 2), written=(0,)),
+        # registers, shared memory: each lane's row of 16 bytes; registers, registers; or sum, left, right of products.
+        *map(_of_atom, filter(_is_invoked, ATOMS.values())),
     )
 }
 
@@ -79,6 +109,6 @@ def is_hint(s: Invoke) -> bool:
 
 
 def is_collective(s: Invoke) -> bool:
-    """Whether all threads of a block come to `s` together."""
+    """Whether several threads come to `s` together."""
     known = INTRINSICS.get(s.name)
-    return known is not None and known.collective
+    return known is not None and known.group > 1

@@ -43,6 +43,8 @@ class Buffer:
     """A named array. `type` is that of one element (a vector type only in registers); strides count elements.
 
     dynamic: the caller's array, or the `Allocate`, says how long the first dimension is; its extent in `shape` is 0.
+    swizzle: (bits, base, shift) of a SHARED buffer: the element that the strides put at the offset x lies at
+    `x ^ ((x & mask) >> shift)`, mask being the `bits` bits from `base + shift` on. Indices do not know of it.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Buffer:
     strides: tuple[int, ...]
     space: Space = Space.GLOBAL
     dynamic: bool = False
+    swizzle: tuple[int, int, int] | None = None
 
     @property
     def span(self) -> int:
@@ -346,11 +349,15 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Invoke:
-    """An intrinsic of `intrinsics.INTRINSICS` by name, on views `(buffer, indices of its first element)`."""
+    """An intrinsic of `intrinsics.INTRINSICS` by name, on views `(buffer, indices of its first element)`.
+
+    attributes are numbers that the program knows, values those that the run computes.
+    """
 
     name: str
     operands: tuple[tuple[Buffer, tuple[Expr, ...]], ...]
     attributes: tuple[int, ...] = ()
+    values: tuple[Expr, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,10 +110,10 @@ def map_stmt(s: Stmt, on_expr: OnExpr, on_stmt: OnStmt) -> Stmt:
         case Check(condition, site, value):
             c, v = on_expr(condition), on_expr(value)
             return s if c is condition and v is value else Check(c, site, v)
-        case Invoke(name, operands, attributes):
-            views = tuple((b, map_tuple(w, on_expr)) for b, w in operands)
-            same = all(a[1] is b[1] for a, b in zip(operands, views, strict=True))
-            return s if same else Invoke(name, views, attributes)
+        case Invoke(name, operands, attributes, values):
+            views, given = tuple((b, map_tuple(w, on_expr)) for b, w in operands), map_tuple(values, on_expr)
+            same = given is values and all(a[1] is b[1] for a, b in zip(operands, views, strict=True))
+            return s if same else Invoke(name, views, attributes, given)
         case _:
             assert_never(s)
 
@@ -168,8 +168,8 @@ def stmt_expressions(s: Stmt) -> tuple[Expr, ...]:
             return (condition, value)
         case Let(_, value):
             return (value,)
-        case Invoke(_, operands):
-            return tuple(i for _, where in operands for i in where)
+        case Invoke(_, operands, _, values):
+            return (*(i for _, where in operands for i in where), *values)
         case Block():
             return ()
         case _:

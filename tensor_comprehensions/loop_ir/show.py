@@ -83,7 +83,8 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
 def _declaration(b: Buffer) -> str:
     shape = "".join(f"[{'' if b.dynamic and n == 0 else extent}]" for n, extent in enumerate(b.shape))
     strides = "" if b.strides == contiguous_strides(b.shape) else f" strides {b.strides}"
-    return f"{b.type} {b.name}{shape}{strides}"
+    swizzle = "" if b.swizzle is None else f" swizzle {b.swizzle}"
+    return f"{b.type} {b.name}{shape}{strides}{swizzle}"
 
 
 def _stmt_lines(s: Stmt, indent: str) -> Iterator[str]:
@@ -121,9 +122,9 @@ def _stmt_lines(s: Stmt, indent: str) -> Iterator[str]:
             yield from _stmt_lines(body, indent)
         case Check(condition, site, value):
             yield f"{indent}check {_expr(condition)} else fail site {site} with {_expr(value)}"
-        case Invoke(name, operands, attributes):
+        case Invoke(name, operands, attributes, values):
             views = [f"&{_access(b, where, None)}" for b, where in operands] + [str(a) for a in attributes]
-            yield f"{indent}{name}({', '.join(views)})"
+            yield f"{indent}{name}({', '.join([*views, *map(_expr, values)])})"
         case _:
             assert_never(s)
 

@@ -11,14 +11,14 @@ from ..core.dtypes import BOOL, INT64
 from ..core.errors import InternalError
 from ..core.math_functions import FUNCTIONS
 from . import build, index_arithmetic
+from .atoms import ATOMS, ROW_BYTES, WARP, Atom
 from .bounds import BoundsContext, Fact, condition_facts, lane_bounds
 from .instructions import INSTRUCTIONS
-from .intrinsics import FRAGMENT_LOAD, FRAGMENT_STORE, INTRINSICS
+from .intrinsics import ALL_THREADS, BARRIER_PART, FRAGMENT_LOAD, FRAGMENT_STORE, INTRINSICS
 from .nodes import (
     ARITHMETIC,
     BITS,
     COMPARISONS,
-    THREAD,
     Allocate,
     Binary,
     Block,
@@ -51,6 +51,8 @@ from .nodes import (
 )
 from .rewrite import allocated_buffers, children, walk_expr, walk_stmts
 from .show import format_program
+from .swizzled_buffer import contiguous_elements, swizzle_fault
+from .uniformity import Uniformity
 
 _INDEX = Type(INT64)
 _UPDATES = (None, "+", "*", "min", "max", "and", "or")
@@ -59,7 +61,7 @@ _UPDATES = (None, "+", "*", "min", "max", "and", "or")
 def verify(module: Module) -> None:
     """Check types, lanes, ranks, scopes, registers, parallelism and the bounds of plain affine accesses.
 
-    In kernels with a launch also that all threads of a block come to its barriers together, and that shared buffers
+    In kernels with a launch also that threads come together to what they must come to together, and that shared buffers
     have names of their own.
 
     Raises:
@@ -92,7 +94,7 @@ def _launched(kernel: Kernel, place: _Place) -> _Place:
         )
     shared = [b.name for b in allocated_buffers(kernel.body) if b.space is Space.SHARED]
     _require_unique(shared, f"shared buffers of {kernel.name}")
-    return replace(place, launched=True, varying=frozenset(THREAD))
+    return replace(place, threads=Uniformity.of(kernel.launch))
 
 
 def _require(condition: bool, message: str, node: Stmt | Expr | None = None) -> None:
@@ -110,8 +112,8 @@ class _Place:
     """What is in scope. lowered: no loop is left to unroll. guarded: a condition decides whether this runs.
 
     data: variables that memory decides, through bounds of loops, too.
-    launched: whether blocks of threads run this. varying: variables that may differ between the threads of a block.
-    divergent: whether some threads of a block may come here without the others.
+    threads: what is known of variables in the threads of a block; None: there are no blocks.
+    together: how many neighboring threads come here if one of them does.
     """
 
     buffers: dict[str, Buffer]
@@ -123,15 +125,13 @@ class _Place:
     guarded: bool = False
     hidden: frozenset[str] = frozenset()  # registers of the thread that started the parallel loop
     data: frozenset[str] = frozenset()
-    launched: bool = False
-    varying: frozenset[str] = frozenset()
-    divergent: bool = False
+    threads: Uniformity | None = None
+    together: int = ALL_THREADS
 
-    def differs(self, *parts: Expr) -> bool:
-        """Whether one of `parts` may differ between the threads of a block. What data decides may."""
-        every = (e for part in parts for e in walk_expr(part))
-        return self.launched and any(
-            isinstance(e, Load) or (isinstance(e, Var) and e.name in self.varying) for e in every
+    def under(self, *parts: Expr) -> _Place:
+        """The scope of what `parts` decide to run."""
+        return (
+            self if self.threads is None else replace(self, together=min(self.together, self.threads.agreement(*parts)))
         )
 
     def is_data(self, *parts: Expr) -> bool:
@@ -160,18 +160,19 @@ def _stmt(s: Stmt, place: _Place) -> None:
             _loop(s, place)
         case If(condition, then, otherwise):
             _require_type(condition, Type(BOOL), place, s)
-            guarded = replace(place, guarded=True, divergent=place.divergent or place.differs(condition))
+            guarded = replace(place.under(condition), guarded=True)
             _stmt(then, guarded)
             if otherwise is not None:
                 _stmt(otherwise, guarded)
         case While(condition, body):
             _require_type(condition, Type(BOOL), place, s)
-            divergent = place.divergent or place.differs(condition)
-            _stmt(body, replace(place, guarded=True, divergent=divergent))
+            _stmt(body, replace(place.under(condition), guarded=True))
         case Let(name, value, body):
             t = _expr(value, place)
             inner = place.bind(name, t, place.scope.in_let(name, value), value)
-            _stmt(body, replace(inner, varying=inner.varying | {name}) if place.differs(value) else inner)
+            if inner.threads is not None:
+                inner = replace(inner, threads=inner.threads.bind(name, value))
+            _stmt(body, inner)
         case Allocate(buffers, body, length):
             for buffer in buffers:
                 _allocated(buffer, place)
@@ -196,10 +197,10 @@ def _loop(s: Loop, place: _Place) -> None:
     _require_type(s.stop, _INDEX, place, s)
     _require(s.step > 0 and s.grain > 0 and min(s.vector_factors) > 0, f"bad step, grain or factor of loop {s.var}")
     inner = place.bind(s.var, _INDEX, place.scope.in_loop(s), s.start, s.stop)
-    if place.launched:
+    if inner.threads is not None:
         _require(s.kind in (LoopKind.SERIAL, LoopKind.UNROLLED), f"loop {s.var} of a launch is {s.kind.value}")
-    if place.differs(s.start, s.stop):
-        inner = replace(inner, varying=inner.varying | {s.var}, divergent=True)
+        threads = inner.threads.bind_loop(s.var, s.start, s.stop)
+        inner = replace(inner.under(s.start, s.stop), threads=threads)
     if s.kind is LoopKind.PARALLEL:
         _require(not place.parallel, f"parallel loop {s.var} is inside a parallel loop")
         private = frozenset(b.name for b in place.buffers.values() if b.space in (Space.REGISTER, Space.FRAGMENT))
@@ -211,8 +212,8 @@ def _allocated(buffer: Buffer, place: _Place) -> None:
     _require(buffer.name not in place.buffers, f"buffer {buffer.name} is allocated twice, one inside the other")
     _require(buffer.space is not Space.GLOBAL, f"{buffer.name} is allocated but global")
     if buffer.space is Space.SHARED:
-        _require(place.launched, f"{buffer.name} is shared, but there is no launch")
-        _require(not place.divergent, f"{buffer.name} is shared, but not all threads of a block allocate it")
+        _require(place.threads is not None, f"{buffer.name} is shared, but there is no launch")
+        _require(place.together == ALL_THREADS, f"{buffer.name} is shared, but not all threads of a block allocate it")
     _require(buffer.type.lanes == 1 or buffer.space is Space.REGISTER, f"{buffer.name} holds vectors in memory")
     _require_shape(buffer)
 
@@ -220,6 +221,8 @@ def _allocated(buffer: Buffer, place: _Place) -> None:
 def _require_shape(buffer: Buffer) -> None:
     _require(len(buffer.shape) == len(buffer.strides), f"{buffer} has other ranks of shape and strides")
     _require(not buffer.dynamic or buffer.shape[:1] == (0,), f"{buffer} is dynamic, but has an extent")
+    fault = swizzle_fault(buffer)
+    _require(fault is None, f"the swizzle of {buffer.name}: {fault}")
 
 
 def _store(s: Store, place: _Place) -> None:
@@ -235,18 +238,46 @@ def _invoke(s: Invoke, place: _Place) -> None:
     if known is not None:
         given = (len(s.operands), len(s.attributes))
         _require(given == (known.operands, known.attributes), f"{s.name} takes other operands", s)
-        _require(place.launched or not known.collective, f"{s.name} without a launch", s)
-        _require(not (known.collective and place.divergent), f"not all threads of a block come to {s.name}", s)
+        _require(len(s.values) == len(known.values), f"{s.name} takes other values", s)
+        for value, dtype in zip(s.values, known.values, strict=True):
+            _require_type(value, Type(dtype), place, s)
+        _require(place.threads is not None or known.group == 1, f"{s.name} without a launch", s)
+        group = "threads of a block" if known.group == ALL_THREADS else f"of {known.group} threads"
+        _require(place.together >= known.group, f"not all {group} come to {s.name}", s)
     for number, (buffer, where) in enumerate(s.operands):
         _require(_indices(buffer, where, place, s) == 1, f"an operand of {s.name} is a vector of places", s)
         inside = buffer.space is Space.REGISTER
-        expected = known is not None and known.registers
+        expected = known is not None and number in known.registers
         _require(inside is expected, f"an operand of {s.name} is {'' if inside else 'not '}in registers", s)
         inside = buffer.space is Space.FRAGMENT
         expected = known is not None and number in known.fragments
         _require(inside is expected, f"an operand of {s.name} is {'' if inside else 'no '}fragment", s)
     if s.name in (FRAGMENT_LOAD, FRAGMENT_STORE):
         _fragment_in_memory(s, place)
+    if s.name == BARRIER_PART:
+        number, threads = s.attributes
+        _require(0 < number < 16 and threads > 0 and threads % WARP == 0, "no barrier of a part has this form", s)
+    if known is not None and known.atom:
+        _atom_operands(s, ATOMS[known.atom], place)
+
+
+def _atom_operands(s: Invoke, atom: Atom, place: _Place) -> None:
+    """Are the operands what the atom's row says, and is there as much of them as it takes?"""
+    facts, understood = condition_facts(None, place.scope)
+    for (buffer, where), operand in zip(s.operands, atom.operands, strict=True):
+        count = operand.registers or ROW_BYTES // buffer.type.dtype.size
+        together = contiguous_elements(buffer)
+        if operand.space is Space.REGISTER:
+            expected = Type(operand.register)
+            _require(buffer.type == expected, f"{atom.name} takes registers of {expected}, not {buffer.type}", s)
+        else:
+            _require(buffer.space is operand.space, f"{atom.name} takes {operand.space.value} memory", s)
+            _require(together is None or together >= count, f"the swizzle of {buffer.name} divides rows", s)
+        _require(buffer.shape != () and buffer.strides[-1] == 1, f"{buffer.name} has no rows", s)
+        if understood and not place.guarded:
+            last = len(buffer.shape) - 1
+            _require_inside(buffer, last, where[-1], place, facts, s)
+            _require_inside(buffer, last, build.add(where[-1], count - 1), place, facts, s)
 
 
 def _fragment_in_memory(s: Invoke, place: _Place) -> None:

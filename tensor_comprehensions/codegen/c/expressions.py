@@ -12,9 +12,11 @@ import numpy as np
 from ...core.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT32, INT64, DType
 from ...core.errors import InternalError
 from ...core.naming import SEPARATOR
+from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.index_arithmetic import Interval
 from ...loop_ir.instructions import INSTRUCTIONS
+from ...loop_ir.swizzled_buffer import column_key
 from .dialect import CDialect
 from .int32_narrowing import LIMIT, int32_interval
 
@@ -168,13 +170,26 @@ def print_element(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintS
         raise InternalError(f"buffer {buffer.name} is used outside its allocation")
     if is_scalar(buffer, scope.dialect):
         return Text(name)
-    if array_shape(buffer) is not None:
+    if buffer.swizzle is not None:
+        subscripts = _swizzled(buffer, indices, scope)
+    elif array_shape(buffer) is not None:
         subscripts = [print_expr(i, scope).text for i in indices] or ["0"]
     else:
         subscripts = [_offset(buffer, indices, scope)]
     if buffer.type.lanes > 1:
         subscripts.append(_lane(scope))
     return Text(name + "".join(f"[{s}]" for s in subscripts))
+
+
+def _swizzled(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintScope) -> list[str]:
+    """The subscripts of an element whose column depends on its row."""
+    key, (*outer, column) = column_key(buffer), indices
+    moved = print_expr(build.mul(build.mod(build.div(outer[-1], key.divisor), key.count), key.factor), scope)
+    place = print_expr(column, scope)
+    last = place.text if moved.text == "0" else f"{place.at(SUM)} ^ {moved.at(SUM)}"
+    if array_shape(buffer) is None:
+        raise InternalError(f"{buffer.name} is swizzled, but no array")
+    return [*(print_expr(i, scope).text for i in outer), last]
 
 
 def print_read(buffer: ir.Buffer, place: Text, scope: PrintScope, type: str = "") -> Text:

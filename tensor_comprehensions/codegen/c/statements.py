@@ -16,11 +16,11 @@ from ...core.naming import mint
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.index_arithmetic import Interval
-from ...loop_ir.intrinsics import COPY_ASYNC, INTRINSICS, is_hint
+from ...loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO, INTRINSICS, is_hint
 from ...loop_ir.passes.hoist_packing import hoist_packing
 from ...loop_ir.rewrite import children, mentions, stmt_expressions, walk_expr, walk_stmts
 from .dialect import CDialect
-from .expressions import SUM, PrintScope, Text, array_shape, is_scalar, print_binary, print_element, print_expr
+from .expressions import OR, SUM, PrintScope, Text, array_shape, is_scalar, print_binary, print_element, print_expr
 from .int32_narrowing import int32_interval, int32_loop_interval
 from .vector_access import known_multiple, lane_members, vector_lvalue, whole_loads, whole_vector_type
 
@@ -135,11 +135,12 @@ def _invoke(s: ir.Invoke, scope: PrintScope) -> Iterator[str]:
         return
     lines, inner = _lift(stmt_expressions(s), scope)
     yield from lines
-    sign = "" if INTRINSICS[s.name].registers else "&"
+    known = INTRINSICS[s.name]
+    sign = "" if known.registers and not known.atom else "&"
     views = [f"{sign}{print_element(b, where, inner).text}" for b, where in s.operands]
-    if s.name == COPY_ASYNC and s.attributes[0] > s.operands[1][0].type.dtype.size:
+    if s.name in (COPY_ASYNC, COPY_ASYNC_ZERO) and s.attributes[0] > s.operands[1][0].type.dtype.size:
         scope.relying.add(s.operands[1][0].name)
-    yield spelling.format(*views, *s.attributes)
+    yield spelling.format(*views, *s.attributes, *(print_expr(v, inner).at(OR) for v in s.values))
 
 
 def _check(s: ir.Check, scope: PrintScope) -> Iterator[str]:

@@ -8,6 +8,7 @@ from ...core.dtypes import INT64
 from ...loop_ir import index_arithmetic
 from ...loop_ir import nodes as ir
 from ...loop_ir.rewrite import walk_expr
+from ...loop_ir.swizzled_buffer import contiguous_elements
 from .dialect import VectorType
 from .expressions import PrintScope, Text, print_element, print_read
 
@@ -24,6 +25,8 @@ def whole_vector_type(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: Pr
     if type is None or not together or buffer.space in (ir.Space.REGISTER, ir.Space.SCRATCH):
         return None
     if buffer.space is ir.Space.GLOBAL and not scope.aligned:
+        return None
+    if (kept := contiguous_elements(buffer)) is not None and kept < last.lanes:
         return None
     firsts = zip((*indices[:-1], last.base), buffer.strides, strict=True)
     return type if all(_is_multiple(i, last.lanes // _common(s, last.lanes), scope) for i, s in firsts) else None

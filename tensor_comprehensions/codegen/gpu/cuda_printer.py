@@ -8,6 +8,7 @@ from ...loop_ir import nodes as ir
 from ..c.dialect import C99, CDialect, VectorType, helpers
 from .gpu_printer import GpuCode, GpuDialect
 from .gpu_printer import emit_gpu_source as emit_gpu
+from .ptx import ATOM_CALLS, CALLED, definition
 
 _TYPES = {
     "bool": "bool", "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned int",
@@ -56,6 +57,7 @@ _VECTORS = _vectors()
 _HELPERS = {
     **_STRUCTURES,
     **helpers({n: t for n, t in _TYPES.items() if n not in _PACKED}, _UNSIGNED, _QUALIFIER),
+    **{name: definition(name) for name in CALLED},
     "fail": _FAIL,
     "INFINITY": "#define INFINITY __int_as_float(0x7f800000)",
     "NAN": "#define NAN __int_as_float(0x7fffffff)",
@@ -111,10 +113,14 @@ C = CDialect(
         "warp_barrier": "__syncwarp();",
         "shuffle_xor": "{} = __shfl_xor_sync(0xffffffff, {}, {}, {});",
         "shuffle_down": "{} = __shfl_down_sync(0xffffffff, {}, {}, {});",
+        "shuffle_index": "{0} = __shfl_sync(0xffffffff, {1}, {3}, {2});",
+        "barrier_part": "barrier_part<{}, {}>();",
         "copy_async": "__pipeline_memcpy_async({}, {}, {});",
+        "copy_async_zero": "copy_async_zero_{2}({0}, {1}, {3} ? {2} : 0);",
         "commit_async": "__pipeline_commit();",
         "wait_async": "__pipeline_wait_prior({});",
         "prefetch": "",
+        **ATOM_CALLS,
     },
     widening={"float16": "__half2float({})", "bfloat16": "__bfloat162float({})"},
     narrowing={

@@ -1,12 +1,13 @@
-"""Kernels with launches, interpreted: the threads of a block take turns between the places where all of them meet.
+"""Kernels with launches, interpreted: a coroutine per warp, which stops where warps meet.
 
-Statements around collectives run once for a block, and their bounds and conditions must agree among its threads; all
-others run thread by thread. Two threads of a block that meet in an element without a barrier between them are a race,
-and so are two blocks that meet in one at all, unless both update it atomically.
+Inside a warp, statements around collectives run once for its lanes, which must agree about their bounds and conditions;
+all others run thread by thread. Two threads of a block that meet in an element, with no barrier between them that both
+came to, are a race, and so are two blocks that meet in one at all, unless both update it atomically.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
@@ -16,54 +17,44 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import InternalError
+from ..atoms import ATOMS, WARP
 from ..intrinsics import (
     BARRIER,
-    COMMIT_ASYNC,
-    COPY_ASYNC,
+    BARRIER_PART,
+    INTRINSICS,
     SHUFFLE_DOWN,
+    SHUFFLE_INDEX,
     SHUFFLE_XOR,
-    WAIT_ASYNC,
     WARP_BARRIER,
     is_collective,
 )
-from ..nodes import BLOCK, THREAD, Allocate, Block, Expr, If, Invoke, Kernel, Launch, Let, Loop, Space, Stmt
+from ..nodes import BLOCK, THREAD, Allocate, Block, Expr, If, Invoke, Kernel, Launch, Let, Loop, Space, Stmt, While
 from ..rewrite import walk_stmts
+from .async_copies import Group
+from .atom_semantics import atom_meaning, read_row
 from .memory import CheckedMemory, Race
 from .ops import Value
+from .races import ThreadRace
 
 if TYPE_CHECKING:
     from .machine import Interpreter
 
-WARP = 32
 _SHARED_DEPTH, _PRIVATE_DEPTH = 1, 2  # races between blocks come first, then those between threads
-Run = Callable[[], None]
+Array = np.ndarray[Any, Any]
 
 
-@dataclass(slots=True, eq=False)
-class ThreadRace(Race):
-    """Who touched what since the last barrier. The iteration counts, before the thread, how often its warp has met."""
+@dataclass(frozen=True, slots=True)
+class BarrierWait:
+    """A warp is at a barrier. number: of the barrier, 0 being the block's. threads: how many it is for."""
 
-    threads: int = 1
+    number: int
+    threads: int
 
-    def enter(self, thread: int, turn: int) -> None:
-        """Make `thread`, whose warp has met `turn` times, the one that runs."""
-        self.iteration = turn * self.threads + thread
-        self.label = self.first + 1 + self.iteration
-
-    def others(self, who: Any) -> Any:
-        thread, turn = self.iteration % self.threads, self.iteration // self.threads
-        theirs, before = (who - self.first - 1) % self.threads, (who - self.first - 1) // self.threads
-        unordered = (theirs // WARP != thread // WARP) | (before >= turn)
-        return (who == self.first) | ((who > self.first) & (theirs != thread) & unordered)
+    def __str__(self) -> str:
+        return f"{BARRIER_PART} {self.number}" if self.number else BARRIER
 
 
-@dataclass(slots=True)
-class _Copy:
-    """A copy past the registers that has not landed."""
-
-    target: CheckedMemory
-    place: tuple[Any, ...]
-    value: Value
+Run = Callable[["Warp"], Iterator[BarrierWait]]
 
 
 @dataclass(slots=True)
@@ -73,29 +64,41 @@ class Thread:
     number: int
     values: dict[str, Value]
     memory: dict[str, CheckedMemory]
-    groups: list[list[_Copy]] = field(default_factory=lambda: [[]])
+    groups: list[Group] = field(default_factory=lambda: [Group()])
+
+
+@dataclass(slots=True)
+class Warp:
+    """Threads that run together. allocated: how often it came to the allocation of each shared buffer."""
+
+    number: int
+    threads: list[Thread]
+    allocated: Counter[str] = field(default_factory=Counter)
 
 
 def run_launch(machine: Interpreter, kernel: Kernel, launch: Launch) -> None:
     """Run all blocks of a kernel, in order."""
     threads = prod(launch.block)
-    between_blocks, between_threads = Race("blocks", reduces=True), ThreadRace("threads", reduces=True, threads=threads)
+    parts = any(isinstance(s, Invoke) and s.name == BARRIER_PART for s in walk_stmts(kernel.body))
+    between_blocks = Race("blocks", reduces=True)
+    between_threads = ThreadRace("threads", reduces=True, threads=threads, apart=parts)
     for memory in machine.memory.values():
         memory.marks.clear()
     machine.scopes = [(None, set()), (None, set())]
     machine.races = [between_blocks, between_threads]
-    state = _Launched(machine, between_threads, threads)
+    state = _Launched(machine, between_threads)
     run = state.stmt(kernel.body)
     outer = machine.memory
     for number, block in enumerate(_points(launch.grid)):
         between_blocks.step(number)
         places = dict(zip(BLOCK, map(np.int64, block), strict=True))
-        state.threads = [
-            Thread(n, {**places, **dict(zip(THREAD, map(np.int64, t), strict=True))}, dict(outer))
-            for n, t in enumerate(_points(launch.block))
-        ]
-        state.meet()
-        run()
+        state.begin(
+            [
+                Thread(n, {**places, **dict(zip(THREAD, map(np.int64, t), strict=True))}, dict(outer))
+                for n, t in enumerate(_points(launch.block))
+            ]
+        )
+        state.run_block(run)
     machine.scopes, machine.races, machine.memory = [], [], outer
 
 
@@ -106,50 +109,110 @@ def _points(extents: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
 
 
 class _Launched:
-    """Translates the statements of a kernel into functions that run them for the threads of the current block."""
+    """Translates the statements of a kernel into coroutines of the warps of the current block."""
 
-    def __init__(self, machine: Interpreter, race: ThreadRace, threads: int) -> None:
+    def __init__(self, machine: Interpreter, race: ThreadRace) -> None:
         self.machine, self.race = machine, race
-        self.threads: list[Thread] = []
-        self.turns = [0] * (threads // WARP + 1)
+        count = race.warps
+        self.warps: list[Warp] = []
+        self.turns = [0] * count
+        self.known = np.zeros((count, count), np.int64)
+        self.shared: dict[str, list[CheckedMemory]] = {}
 
-    def meet(self) -> None:
+    # --- warps ---------------------------------------------------------------------------------------------------
+
+    def begin(self, threads: list[Thread]) -> None:
+        """Enter a block."""
+        self.warps = [Warp(n // WARP, threads[n : n + WARP]) for n in range(0, len(threads), WARP)]
+        self.shared = {}
+        self.pass_barrier()
+
+    def run_block(self, run: Run) -> None:
+        """Let each warp run to where it waits, and release those whose barrier is complete, until all have ended."""
+        runs = {w.number: run(w) for w in self.warps}
+        waiting: dict[int, BarrierWait] = {}
+        ready = list(runs)
+        while ready:
+            for number in ready:
+                wait = next(runs[number], None)
+                if wait is None:
+                    del runs[number]
+                else:
+                    waiting[number] = wait
+            ready = [n for wait in dict.fromkeys(waiting.values()) for n in self.released(wait, waiting)]
+            for number in ready:
+                del waiting[number]
+        if waiting:
+            self.fail_deadlock(waiting, ended=[w.number for w in self.warps if w.number not in runs])
+
+    def released(self, wait: BarrierWait, waiting: dict[int, BarrierWait]) -> list[int]:
+        """The warps that wait as `wait` says, if that is all of them; they have met."""
+        found = [n for n, other in waiting.items() if other == wait]
+        count = sum(len(self.warps[n].threads) for n in found)
+        if count > wait.threads:
+            raise InternalError(f"threads of a block disagree: {count} wait at {wait}, which is for {wait.threads}")
+        if count < wait.threads:
+            return []
+        if wait.number == 0:
+            self.pass_barrier()
+        else:
+            self.join(found)
+        return found
+
+    def pass_barrier(self) -> None:
         """All threads have come to one place: nothing before it races with anything after."""
-        self.race.first += 1 + (1 + max(self.turns)) * self.race.threads
+        self.race.pass_barrier(max(self.turns))
         self.turns = [0] * len(self.turns)
+        self.known[...] = 0
+
+    def join(self, warps: list[int]) -> None:
+        """These warps have met: each knows what the others did, and what these knew."""
+        for n in warps:
+            self.turns[n] += 1
+            self.known[n, n] = self.turns[n]
+        self.known[warps] = self.known[warps].max(axis=0)
+
+    def fail_deadlock(self, waiting: dict[int, BarrierWait], ended: list[int]) -> None:
+        first, wait = next(iter(waiting.items()))
+        other = next((f"warp {n} at {w}" for n, w in waiting.items() if w != wait), None)
+        rest = other or (f"warp {ended[0]} has ended" if ended else "no other warp comes")
+        raise InternalError(f"threads of a block disagree: warp {first} waits at {wait}, {rest}")
 
     def select(self, t: Thread) -> None:
         """Make `t` the thread that runs."""
         self.machine.values, self.machine.memory, self.machine.thread = t.values, t.memory, t
-        self.race.enter(t.number, self.turns[t.number // WARP])
+        warp = t.number // WARP
+        self.race.enter(t.number, self.turns[warp], self.known[warp])
 
-    def each(self, run: Callable[[], Any]) -> list[Any]:
+    def each(self, warp: Warp, run: Callable[[], Any]) -> list[Any]:
         """The results of `run` in all threads."""
         results = []
-        for t in self.threads:
+        for t in warp.threads:
             self.select(t)
             results.append(run())
         return results
 
-    def agreed(self, run: Callable[[], Value], what: str) -> Value:
+    def agreed(self, warp: Warp, run: Callable[[], Value], what: str) -> Value:
         """The result of `run`, which must be the same in all threads."""
-        results = self.each(run)
+        results = self.each(warp, run)
         if any(x != results[0] for x in results):
-            raise InternalError(f"threads of a block disagree about {what}, where all must meet")
+            raise InternalError(f"threads of a warp disagree about {what}, where all must meet")
         return results[0]
+
+    # --- statements ----------------------------------------------------------------------------------------------
 
     def stmt(self, s: Stmt) -> Run:
         if not any(_is_common(c) for c in walk_stmts(s)):
-            return self.apart(self.machine.stmt(s))
+            return self.at_once(self.machine.stmt(s))
         match s:
             case Block(body):
                 return self.sequence([self.stmt(c) for c in body])
             case Loop():
                 return self.loop(s)
+            case While(condition, body):
+                return self.repeat(condition, self.stmt(body))
             case If(condition, then, otherwise):
-                test, yes = self.machine.expr(condition), self.stmt(then)
-                no = self.stmt(otherwise) if otherwise is not None else lambda: None
-                return lambda: yes() if self.agreed(test, "a condition") else no()
+                return self.branch(condition, self.stmt(then), None if otherwise is None else self.stmt(otherwise))
             case Let(name, value, body):
                 return self.let(name, value, body)
             case Allocate():
@@ -158,40 +221,61 @@ class _Launched:
                 return self.invoke(s)
         raise InternalError(f"not a statement for threads that meet: {s!r}")
 
-    def apart(self, work: Run) -> Run:
-        """Every thread does `work`."""
+    def at_once(self, work: Callable[[], None]) -> Run:
+        """Every thread does `work`, which waits for nobody."""
 
-        def run() -> None:
-            self.each(work)
+        def run(warp: Warp) -> Iterator[BarrierWait]:
+            self.each(warp, work)
+            return iter(())
 
         return run
 
     def sequence(self, runs: list[Run]) -> Run:
-        def run() -> None:
+        def run(warp: Warp) -> Iterator[BarrierWait]:
             for step in runs:
-                step()
+                yield from step(warp)
+
+        return run
+
+    def branch(self, condition: Expr, yes: Run, no: Run | None) -> Run:
+        test = self.machine.expr(condition)
+
+        def run(warp: Warp) -> Iterator[BarrierWait]:
+            if self.agreed(warp, test, "a condition"):
+                yield from yes(warp)
+            elif no is not None:
+                yield from no(warp)
+
+        return run
+
+    def repeat(self, condition: Expr, body: Run) -> Run:
+        test = self.machine.expr(condition)
+
+        def run(warp: Warp) -> Iterator[BarrierWait]:
+            while self.agreed(warp, test, "a condition"):
+                yield from body(warp)
 
         return run
 
     def loop(self, s: Loop) -> Run:
         start, stop, body = self.machine.expr(s.start), self.machine.expr(s.stop), self.stmt(s.body)
 
-        def run() -> None:
-            first, last = (self.agreed(e, f"the loop {s.var}") for e in (start, stop))
+        def run(warp: Warp) -> Iterator[BarrierWait]:
+            first, last = (self.agreed(warp, e, f"the loop {s.var}") for e in (start, stop))
             for i in range(int(first), int(last), s.step):
-                for t in self.threads:
+                for t in warp.threads:
                     t.values[s.var] = np.int64(i)
-                body()
+                yield from body(warp)
 
         return run
 
     def let(self, name: str, value: Expr, body: Stmt) -> Run:
         evaluate, inner = self.machine.expr(value), self.stmt(body)
 
-        def run() -> None:
-            for t, result in zip(self.threads, self.each(evaluate), strict=True):
+        def run(warp: Warp) -> Iterator[BarrierWait]:
+            for t, result in zip(warp.threads, self.each(warp, evaluate), strict=True):
                 t.values[name] = result
-            inner()
+            yield from inner(warp)
 
         return run
 
@@ -199,48 +283,97 @@ class _Launched:
         inner = self.stmt(s.body)
         shared, private = ([b for b in s.buffers if (b.space is Space.SHARED) is common] for common in (True, False))
 
-        def run() -> None:
-            everywhere = {b.name: CheckedMemory.undefined(b, _SHARED_DEPTH) for b in shared}
-            for t in self.threads:
+        def run(warp: Warp) -> Iterator[BarrierWait]:
+            everywhere = {}
+            for b in shared:  # the first warp that comes makes it
+                made = self.shared.setdefault(b.name, [])
+                if warp.allocated[b.name] == len(made):
+                    made.append(CheckedMemory.undefined(b, _SHARED_DEPTH))
+                everywhere[b.name] = made[warp.allocated[b.name]]
+                warp.allocated[b.name] += 1
+            for t in warp.threads:
                 t.memory |= everywhere | {b.name: CheckedMemory.undefined(b, _PRIVATE_DEPTH) for b in private}
-            inner()
+            yield from inner(warp)
 
         return run
+
+    # --- where threads meet --------------------------------------------------------------------------------------
 
     def invoke(self, s: Invoke) -> Run:
         if s.name == BARRIER:
-            return self.meet
+            return self.wait(BarrierWait(0, self.race.threads))
+        if s.name == BARRIER_PART:
+            return self.wait(BarrierWait(*s.attributes))
         if s.name == WARP_BARRIER:
-            return self.meet_in_warps
-        if s.name in (SHUFFLE_XOR, SHUFFLE_DOWN):
-            return self.shuffle(s)
+            return self.within_warp(lambda warp: self.join([warp.number]))
+        if s.name in (SHUFFLE_XOR, SHUFFLE_DOWN, SHUFFLE_INDEX):
+            return self.within_warp(self.shuffle(s))
+        if INTRINSICS[s.name].atom:
+            return self.within_warp(self.atom(s))
         raise InternalError(f"no meaning is known for the intrinsic {s.name}")
 
-    def meet_in_warps(self) -> None:
-        self.turns = [n + 1 for n in self.turns]
-
-    def shuffle(self, s: Invoke) -> Run:
-        (target, to), (source, where) = s.operands
-        offset, width = s.attributes
-        read = [self.machine.expr(i) for i in where]
-        written = [self.machine.expr(i) for i in to]
-
-        def value() -> Value:
-            return self.machine.memory[source.name].read(tuple([i() for i in read]), None, ())
-
-        def run() -> None:
-            values = self.each(value)
-            for t in self.threads:
-                self.select(t)
-                lane, first = t.number % WARP, t.number - t.number % WARP
-                other = lane ^ offset if s.name == SHUFFLE_XOR else lane + offset
-                other = lane if other // width != lane // width else other
-                if first + other >= len(values):
-                    raise InternalError(f"thread {t.number} takes a value from lane {other}, which does not exist")
-                place = tuple([i() for i in written])
-                self.machine.memory[target.name].write(place, values[first + other], None, ())
+    def wait(self, wait: BarrierWait) -> Run:
+        def run(warp: Warp) -> Iterator[BarrierWait]:
+            yield wait
 
         return run
+
+    def within_warp(self, meet: Callable[[Warp], None]) -> Run:
+        def run(warp: Warp) -> Iterator[BarrierWait]:
+            meet(warp)
+            return iter(())
+
+        return run
+
+    def shuffle(self, s: Invoke) -> Callable[[Warp], None]:
+        (target, to), (source, where) = s.operands
+        width = s.attributes[-1]
+        read = [self.machine.expr(i) for i in where]
+        written = [self.machine.expr(i) for i in to]
+        wanted = self.machine.expr(s.values[0]) if s.values else lambda: np.int64(s.attributes[0])
+
+        def value() -> tuple[Value, int]:
+            found = self.machine.memory[source.name].read(tuple([i() for i in read]), None, ())
+            return found, int(wanted())
+
+        def run(warp: Warp) -> None:
+            values = self.each(warp, value)
+            for lane, t in enumerate(warp.threads):
+                self.select(t)
+                other = _source_lane(s.name, lane, values[lane][1], width)
+                if other >= len(values):
+                    raise InternalError(f"thread {t.number} takes a value from lane {other}, which does not exist")
+                place = tuple([i() for i in written])
+                self.machine.memory[target.name].write(place, values[other][0], None, ())
+
+        return run
+
+    def atom(self, s: Invoke) -> Callable[[Warp], None]:
+        meaning = atom_meaning(ATOMS[INTRINSICS[s.name].atom])
+        views = [(b.name, [self.machine.expr(i) for i in where]) for b, where in s.operands]
+
+        def places() -> list[tuple[CheckedMemory, tuple[Value, ...]]]:
+            return [(self.machine.memory[name], tuple([i() for i in where])) for name, where in views]
+
+        def run(warp: Warp) -> None:
+            lanes = self.each(warp, places)
+
+            def row(lane: int) -> Array:
+                self.select(warp.threads[lane])
+                memory, where = lanes[lane][1]
+                return read_row(memory, where, self.machine.races)
+
+            meaning(lanes, row)
+
+        return run
+
+
+def _source_lane(name: str, lane: int, wanted: int, width: int) -> int:
+    """The lane from which a shuffle takes the value of `lane`."""
+    if name == SHUFFLE_INDEX:
+        return lane // width * width + wanted % width
+    other = lane ^ wanted if name == SHUFFLE_XOR else lane + wanted
+    return other if other // width == lane // width else lane
 
 
 def _is_common(s: Stmt) -> bool:
@@ -248,43 +381,3 @@ def _is_common(s: Stmt) -> bool:
     if isinstance(s, Allocate):
         return any(b.space is Space.SHARED for b in s.buffers)
     return isinstance(s, Invoke) and is_collective(s)
-
-
-# --- copies past the registers -----------------------------------------------------------------------------------
-
-
-def copy_async(machine: Interpreter, s: Invoke) -> Run:
-    """What a thread does at one of the three intrinsics of such copies."""
-    if s.name == COMMIT_ASYNC:
-        return lambda: machine.thread.groups.append([])
-    if s.name == WAIT_ASYNC:
-        return lambda: _land(machine.thread, s.attributes[0])
-    if s.name != COPY_ASYNC:
-        raise InternalError(f"no meaning is known for the intrinsic {s.name}")
-    (target, to), (source, where) = s.operands
-    written, read = [machine.expr(i) for i in to], [machine.expr(i) for i in where]
-    count = s.attributes[0] // target.type.dtype.size
-
-    def run() -> None:
-        left, right = machine.memory[target.name], machine.memory[source.name]
-        for n in range(count):
-            value = right.read(_moved(read, n), None, machine.races)
-            left.write(_moved(written, n), value, None, machine.races)
-            place = (0, *_moved(written, n))
-            left.written[place] = False
-            machine.thread.groups[-1].append(_Copy(left, place, value))
-
-    return run
-
-
-def _moved(indices: list[Callable[[], Value]], n: int) -> tuple[Value, ...]:
-    first = [i() for i in indices]
-    return (*first[:-1], first[-1] + n)
-
-
-def _land(thread: Thread, left: int) -> None:
-    """Let the groups land but the last `left` closed ones."""
-    while len(thread.groups) > left + 1:
-        for copy in thread.groups.pop(0):
-            copy.target.data[copy.place] = copy.value
-            copy.target.written[copy.place] = True

@@ -49,7 +49,8 @@ from ..nodes import (
 )
 from ..rewrite import mentions
 from . import matrix_tiles
-from .launch import copy_async, run_launch
+from .async_copies import copy_async
+from .launch import run_launch
 from .memory import CheckedMemory, Race, with_length
 from .ops import Value, binary_function, negate, reduce_lanes_of, round_to, rounding_function, storage_dtype
 

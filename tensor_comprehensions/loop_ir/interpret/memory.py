@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -16,8 +16,8 @@ Array = np.ndarray[Any, Any]
 Place = tuple[Any, ...]
 """Per dimension of the stored data an array with an entry per lane that takes part, or one number for all."""
 
-_ACTIONS = ("read", "write", "update")
-_CONFLICTS = {"read": (1, 2), "write": (0, 1, 2), "update": (0, 1)}
+ACTIONS = ("read", "write", "update")
+CONFLICTS = {"read": (1, 2), "write": (0, 1, 2), "update": (0, 1)}
 """Which actions of other iterations an action must not meet."""
 
 
@@ -51,24 +51,34 @@ class Race:
         """Note that the current iteration does `action` ("read", "write" or "update") to elements of `memory`."""
         marks = memory.marks.get(self)
         if marks is None:
-            marks = memory.marks[self] = tuple(np.zeros(memory.data.shape, np.int64) for _ in _ACTIONS)
-        mine = marks[_ACTIONS.index(action)]
+            marks = memory.marks[self] = tuple(np.zeros(memory.data.shape, np.int64) for _ in ACTIONS)
+        mine = marks[ACTIONS.index(action)]
         who = mine[where]
         several = isinstance(who, np.ndarray)
         if not several and who == self.label:
             return  # looked at when it came here first
-        for other in _CONFLICTS[action]:
+        for other in CONFLICTS[action]:
             found = marks[other][where]
             if np.logical_or.reduce(self.others(found), axis=None) if several else self.others(found):
-                raise InternalError(
-                    f"race in loop {self.var}: iteration {self.iteration} does a {action} of {memory.name_of(where)}"
-                    f" and another iteration a {_ACTIONS[other]}"
-                )
-        mine[where] = np.where(self.others(who), self.first, self.label) if several else self.mark(who)
+                self.fail(memory, where, action, other)
+        mine[where] = self.mark(who)
 
-    def mark(self, who: Any) -> int:
-        """What an element remembers when the current iteration comes after `who`."""
-        return self.first if self.others(who) else self.label
+    def fail(self, memory: CheckedMemory, where: Place, action: str, other: int) -> NoReturn:
+        raise InternalError(
+            f"race in loop {self.var}: iteration {self.iteration} does a {action} of {memory.name_of(where)}"
+            f" and another iteration a {ACTIONS[other]}"
+        )
+
+    def mark(self, who: Any) -> Any:
+        """What elements remember when the current iteration comes after `who`."""
+        others = self.others(who)
+        return (
+            np.where(others, self.first, self.label)
+            if isinstance(who, np.ndarray)
+            else self.first
+            if others
+            else self.label
+        )
 
     def others(self, who: Any) -> Any:
         """Where `who` is an iteration other than the current one."""

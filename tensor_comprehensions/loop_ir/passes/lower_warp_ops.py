@@ -8,7 +8,16 @@ from math import prod
 from ...core.errors import CannotLower
 from ...core.naming import mint
 from .. import build
-from ..intrinsics import BARRIER, COMMIT_ASYNC, COPY_ASYNC, SHUFFLE_DOWN, SHUFFLE_XOR, WAIT_ASYNC, WARP_BARRIER
+from ..intrinsics import (
+    BARRIER,
+    COMMIT_ASYNC,
+    COPY_ASYNC,
+    COPY_ASYNC_ZERO,
+    SHUFFLE_DOWN,
+    SHUFFLE_XOR,
+    WAIT_ASYNC,
+    WARP_BARRIER,
+)
 from ..nodes import THREAD, Buffer, Expr, Invoke, Kernel, Launch, Load, Space, Stmt, Store, Type
 from ..rewrite import map_stmt, walk_stmts
 
@@ -32,7 +41,7 @@ def emulate_shuffles(kernel: Kernel) -> Kernel:
         if isinstance(s, Invoke):
             if s.name in _SHUFFLES:
                 return _exchanged(s, buffers[s.operands[0][0].type.dtype], launch)
-            if s.name == COPY_ASYNC:
+            if s.name in _COPIES:
                 return _copied(s)
             if s.name in (COMMIT_ASYNC, WAIT_ASYNC):
                 return build.NOTHING
@@ -49,13 +58,13 @@ def scalarize_async_copies(kernel: Kernel) -> Kernel:
     """
 
     def on_stmt(s: Stmt) -> Stmt:
-        if not isinstance(s, Invoke) or s.name != COPY_ASYNC:
+        if not isinstance(s, Invoke) or s.name not in _COPIES:
             return map_stmt(s, lambda e: e, on_stmt)
         size = s.operands[0][0].type.dtype.size
         if s.attributes[0] == size:
             return s
         parts = _copied(s)
-        return map_stmt(parts, lambda e: e, lambda c: _begun(c, size)) if size >= _LEAST_BYTES else parts
+        return map_stmt(parts, lambda e: e, lambda c: _begun(c, size, s)) if size >= _LEAST_BYTES else parts
 
     return replace(kernel, body=on_stmt(kernel.body))
 
@@ -63,13 +72,14 @@ def scalarize_async_copies(kernel: Kernel) -> Kernel:
 _LEAST_BYTES = 4
 
 
-def _begun(s: Stmt, size: int) -> Stmt:
+def _begun(s: Stmt, size: int, whole: Invoke) -> Stmt:
     assert isinstance(s, Store)
     assert isinstance(s.value, Load)
-    return Invoke(COPY_ASYNC, ((s.buffer, s.indices), (s.value.buffer, s.value.indices)), (size,))
+    return Invoke(whole.name, ((s.buffer, s.indices), (s.value.buffer, s.value.indices)), (size,), whole.values)
 
 
 _SHUFFLES = (SHUFFLE_XOR, SHUFFLE_DOWN)
+_COPIES = (COPY_ASYNC, COPY_ASYNC_ZERO)
 
 
 def _exchanged(s: Invoke, exchange: Buffer, launch: Launch) -> Stmt:
@@ -99,9 +109,12 @@ def _exchanged(s: Invoke, exchange: Buffer, launch: Launch) -> Stmt:
 def _copied(s: Invoke) -> Stmt:
     (target, to), (source, where) = s.operands
     count = s.attributes[0] // target.type.dtype.size
+    inside = s.values[0] if s.values else None
     return build.block(
         *[
-            Store(target, (*to[:-1], build.add(to[-1], n)), Load(source, (*where[:-1], build.add(where[-1], n))))
+            Store(
+                target, (*to[:-1], build.add(to[-1], n)), Load(source, (*where[:-1], build.add(where[-1], n)), inside)
+            )
             for n in range(count)
         ]
     )

@@ -23,6 +23,8 @@ import numpy as np
 from ...codegen.gpu.gpu_printer import GpuCode, GpuKernelSource
 from ...core.errors import ArgumentError, InternalError
 from ...loop_ir import nodes as ir
+from ...loop_ir.intrinsics import BARRIER_PART
+from .emulated_atoms import atom_functions
 from .faults import EmulatorFailure, describe_failure
 
 SOURCES = Path(__file__).parent / "cuda_on_cpu"
@@ -99,6 +101,7 @@ class Emulated:
         with _lock:
             machine = _machine()
             machine.machine_load(table, len(regions))
+            ctypes.c_int.in_dll(machine, "machine_parts").value = BARRIER_PART in self.code.source
             for kernel in self.code.kernels:
                 taken = [memories[n].address for n in kernel.buffers]
                 if kernel.status:
@@ -194,8 +197,10 @@ def _part(prefix: str, code: GpuCode) -> str:
         "#include <cuda_fp16.h>",
         "#include <cuda_bf16.h>",
         "#include <cuda_pipeline_primitives.h>",
+        "#include <atoms.h>",
         *(f"#define {old} {new}" for old, new in renames),
         f"namespace {prefix}text {{",
+        atom_functions(code.source),
         f'#include "{prefix}kernel.cu"',
         f"thread_local __align__(16) unsigned char dynamic_shared[{max(16, dynamic)}];",
         f'extern "C" void *machine_anchor_{name}() {{ return dynamic_shared; }}',

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...codegen.gpu.gpu_printer import GpuCode, GpuKernelSource
 from ...loop_ir import nodes as ir
+from ...loop_ir.swizzled_buffer import swizzle_offset
 
 _SHARED = -1
 _ACTIONS = {0: "reads", 1: "writes", 2: "updates"}
@@ -89,6 +90,8 @@ def _place(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequence[ir.Buf
 def _element(buffer: ir.Buffer, offset: int) -> str:
     """The element of `buffer` that is `offset` bytes from its first."""
     left = offset // buffer.type.dtype.size
+    if buffer.swizzle is not None:
+        left = swizzle_offset(left, buffer.swizzle)
     subscripts = [0] * len(buffer.shape)
     for d in sorted(range(len(buffer.shape)), key=lambda d: -buffer.strides[d]):
         if buffer.strides[d] > 0 and buffer.shape[d] > 1:
@@ -105,8 +108,9 @@ def _symbol(library: Path, offset: int, kernel: GpuKernelSource) -> tuple[str, i
                 return b.name, offset - start
             start += size
     names = {identifier: b.name for identifier, b in zip(kernel.identifiers, kernel.arrays, strict=True)}
-    found = max(((at, n) for n, at in _offsets(library).items() if at <= offset), default=(0, ""))
-    return names.get(found[1], ""), offset - found[0]
+    known = ((at, n) for n, at in _offsets(library).items() if n in names and at <= offset)
+    start, found = max(known, default=(0, ""))
+    return names.get(found, ""), offset - start
 
 
 def _offsets(library: Path) -> dict[str, int]:

@@ -95,8 +95,7 @@ def masked_sum(
 ) -> Stmt:
     """The loop over the reduction `name` in a register tile, where its end depends on the tile.
 
-    step: where all points have a term; `steps_per_iteration` of them per iteration, each after `before`. masked:
-    where some have.
+    step: where all points have a term; `at_once` of them per iteration, each after `before`. masked: where some have.
     """
     part = region[name]
 

@@ -220,7 +220,7 @@ def _reduce(
 
 
 def _innermost(name: str, at_once: int, region: Region, before: Step, step: Step) -> Stmt:
-    """The loop over the reduction `name` with `steps_per_iteration` steps per iteration, then what is left of them."""
+    """The loop over the reduction `name` with `at_once` steps per iteration, then what is left of them."""
     full, rest = divmod(region[name].size, at_once)
     first = build.mul(Var(mint(name, "r")), at_once)
     parts: list[Stmt] = []

@@ -3,6 +3,7 @@
 // stays as it is.
 #pragma once
 
+#define TC_MACHINE  // the atoms have functions here
 #define __global__
 #define __device__
 #define __forceinline__ inline
@@ -21,7 +22,7 @@ void machine_warp_barrier(int line);
 unsigned long long machine_shuffle(int down, int lane, int width, unsigned long long value, int line);
 unsigned long long machine_atomic(void *place, int bytes);
 void machine_set(void *place, int bytes, unsigned long long value);
-void machine_copy(void *shared, const void *global, int bytes);
+void machine_copy(void *shared, const void *global, int bytes, int given);
 void machine_commit();
 void machine_wait(int groups);
 }
@@ -47,6 +48,10 @@ template <class T> inline T __shfl_xor_sync(unsigned, T v, int lane, int width =
 }
 template <class T> inline T __shfl_down_sync(unsigned, T v, int lane, int width = 32, int line = __builtin_LINE()) {
     return machine_shuffled(1, v, lane, width, line);
+}
+
+template <class T> inline T __shfl_sync(unsigned, T v, int lane, int width = 32, int line = __builtin_LINE()) {
+    return machine_shuffled(2, v, lane, width, line);
 }
 
 #define __ldg(address) (*(address))

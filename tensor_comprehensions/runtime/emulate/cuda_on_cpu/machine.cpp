@@ -12,6 +12,8 @@
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
+extern "C" void machine_copy(void *shared, const void *global, int bytes, int given);
+#include "atoms.h"
 
 struct Coordinates { unsigned x, y, z; };
 struct Place { Coordinates thread, block, threads, blocks; };
@@ -41,6 +43,7 @@ struct Failure {
 extern "C" {
 Place machine_place;
 Failure machine_failure;
+int machine_parts;  // whether parts of a block have barriers of their own
 int64_t machine_counts[3];  // accesses to tensors, accesses to shared memory, threads that waited at barriers
 }
 
@@ -49,10 +52,13 @@ namespace {
 struct Cell {
     int32_t writer = -1, write_epoch = -1, write_turn = -1;
     int32_t reader = -1, read_epoch = -1, read_turn = -1, read_block = -1;
+    int32_t list = -1;  // of readers by warp, where several warps read and parts of the block meet
     bool atomic = false, defined = false;
 };
 const int MANY = -2;
 const int SOME = -3;  // less a number: several readers, all in the warp with that number
+
+struct Reader { int thread, turn; };
 
 struct Memory {
     char *begin = nullptr, *end = nullptr;
@@ -61,9 +67,9 @@ struct Memory {
     std::vector<Cell> cells;
 };
 
-struct Copy { char *shared; const char *global; int bytes; };
+struct Copy { char *shared; const char *global; int bytes, given; };
 
-enum State { READY, AT_BARRIER, IN_WARP, DONE };
+enum State { READY, AT_BARRIER, AT_PART, IN_WARP, DONE };
 struct Fiber {
     void *stack = nullptr;
 #if !defined(__x86_64__)
@@ -72,12 +78,16 @@ struct Fiber {
     State state = DONE;
     int line = 0, down = 0, lane = 0, width = 0;  // of what it waits for; width 0: the warp's barrier
     uint64_t value = 0;
+    void (*act)(int first) = nullptr;  // of an atom: what its row does, and the operands of this lane
+    const void *row = nullptr, *places[3] = {};
     std::vector<std::vector<Copy>> groups;
 };
 
 std::vector<Memory> memories;  // shared memory last
 std::vector<Fiber> fibers;
 std::vector<int> turns;  // of each warp: how often its threads have met
+std::vector<Reader> readers;  // the lists of this epoch: a reader of each warp, or SOME
+std::vector<std::vector<int>> known;  // of each warp: how many turns of each other lie before what it does
 int current, block_number, epoch;
 void *main_stack;
 #if !defined(__x86_64__)
@@ -173,18 +183,49 @@ void fail_access(Kind kind, int region, int64_t cell, const void *address, Actio
 
 int block_of(int thread) { return thread / (int)fibers.size(); }
 
-// Whether what another thread did in this epoch comes before what the current one does, because their warp met between.
+// The warp of a thread, or of several that are `SOME` of it.
+int warp_of(int thread) { return thread <= SOME ? SOME - thread : thread % (int)fibers.size() / WARP; }
+
+// Whether what another thread did in this epoch comes before what the current one does, because their warps met between.
 bool in_order(int thread, int turn) {
-    int mine = current / WARP;
-    if (thread <= SOME) return SOME - thread == mine && turn < turns[mine];
-    return thread >= 0 && thread % (int)fibers.size() / WARP == mine && turn < turns[mine];
+    return thread != MANY && thread != -1 && turn < known[current / WARP][warp_of(thread)];
 }
 
-// Who read: another thread and `me`, as the one warp that they are in where that is so.
-int joined(int thread, int me) {
-    int warp = SOME - current / WARP, size = (int)fibers.size();
-    bool same = thread >= 0 ? thread / size == me / size && thread % size / WARP == me % size / WARP : thread == warp;
-    return same ? warp : MANY;
+// Remember that `me` reads: alone, with others of its warp, or with other warps.
+void note_reader(Cell &c, int me) {
+    int mine = current / WARP, turn = turns[mine];
+    if (c.read_epoch == epoch && c.reader == MANY) {
+        if (c.list >= 0) {
+            Reader &r = readers[c.list + mine];
+            bool together = r.thread != -1 && r.thread != me && r.turn == turn;
+            r = {together ? SOME - mine : me, turn};
+        }
+    } else if (c.read_epoch == epoch && c.reader != -1 && c.reader != me && !in_order(c.reader, c.read_turn)) {
+        int theirs = warp_of(c.reader);
+        if (theirs != mine && machine_parts) {
+            c.list = (int)readers.size();
+            readers.resize(readers.size() + turns.size(), {-1, 0});
+            readers[c.list + theirs] = {c.reader, c.read_turn};
+            readers[c.list + mine] = {me, turn};
+        }
+        c.reader = theirs == mine ? SOME - mine : MANY;
+    } else {
+        c.reader = me;
+        c.list = -1;
+    }
+    c.read_epoch = epoch;
+    c.read_turn = turn;
+}
+
+// Whether a reader in this epoch does not come before what `me` does.
+bool is_read_apart(const Cell &c, int me) {
+    if (c.read_epoch != epoch || c.reader == me || c.reader == -1) return false;
+    if (c.reader != MANY || c.list < 0) return !in_order(c.reader, c.read_turn);
+    for (size_t w = 0; w < turns.size(); w++) {
+        const Reader &r = readers[c.list + w];
+        if (r.thread != -1 && r.thread != me && !in_order(r.thread, r.turn)) return true;
+    }
+    return false;
 }
 
 void fail_race(int region, int64_t cell, const void *address, Action action, Action before, int other) {
@@ -209,10 +250,7 @@ void visit(int region, int64_t index, Action action, const void *address) {
             return fail_race(region, index, address, action, c.atomic ? ATOMIC : WRITE, c.writer);
     }
     if (action == READ) {
-        bool together = c.read_epoch == epoch && c.reader != me && c.reader != -1 && !in_order(c.reader, c.read_turn);
-        c.reader = together ? joined(c.reader, me) : me;
-        c.read_epoch = epoch;
-        c.read_turn = turns[current / WARP];
+        note_reader(c, me);
         c.read_block = c.read_block == -1 || c.read_block == block_number ? block_number : MANY;
         return;
     }
@@ -221,8 +259,7 @@ void visit(int region, int64_t index, Action action, const void *address) {
             int other = c.reader >= 0 && block_of(c.reader) != block_number ? c.reader : -1;
             return fail_race(region, index, address, action, READ, other);
         }
-        if (c.read_epoch == epoch && c.reader != me && c.reader != -1 && !in_order(c.reader, c.read_turn))
-            return fail_race(region, index, address, action, READ, c.reader);
+        if (is_read_apart(c, me)) return fail_race(region, index, address, action, READ, c.reader);
     }
     c.writer = me;
     c.write_epoch = epoch;
@@ -273,22 +310,33 @@ void fail_waiting(Kind kind, int thread, int other) {
     f.other_line = other < 0 || fibers[other].state == DONE ? 0 : fibers[other].line;
 }
 
-// All lanes of a warp are at one shuffle, or one barrier: give each its value. False after a failure.
+void wait_at(State state, int line) {
+    Fiber &f = fibers[current];
+    f.state = state;
+    f.line = line;
+    leave(f);
+}
+
+#include "atoms.cpp"
+
+// All lanes of a warp are at one shuffle, atom or barrier: give each its value. False after a failure.
 bool meet(int first, int count) {
     for (int k = 1; k < count; k++)
         if (fibers[first + k].line != fibers[first].line) return fail_waiting(DIVERGED, first, first + k), false;
+    if (fibers[first].act) return act_together(first, count);
     std::vector<uint64_t> values;
     for (int k = 0; k < count; k++) values.push_back(fibers[first + k].value);
     for (int k = 0; k < count; k++) {
         Fiber &f = fibers[first + k];
         f.state = READY;
         if (f.width == 0) continue;
-        int source = f.down ? k + f.lane : k ^ f.lane;
+        int source = f.down == 1 ? k + f.lane : k ^ f.lane;
+        if (f.down == 2) source = k / f.width * f.width + (f.lane % f.width + f.width) % f.width;
         if (source / f.width != k / f.width) source = k;
         if (source >= count) return fail_waiting(LANE, first + k, -1), false;
         f.value = values[source];
     }
-    if (fibers[first].width == 0) turns[first / WARP]++;
+    if (fibers[first].width == 0) known[first / WARP][first / WARP] = ++turns[first / WARP];
     return true;
 }
 
@@ -307,6 +355,7 @@ bool advance_block() {
     for (int k = 1; k < n; k++)
         if (fibers[k].line != fibers[0].line) return fail_waiting(DIVERGED, 0, k), false;
     epoch++;
+    readers.clear();
     machine_counts[2] += n;
     for (Fiber &f : fibers) f.state = READY;
     return true;
@@ -316,7 +365,7 @@ bool advance_block() {
 void fail_deadlock() {
     int waiting = -1, other = -1;
     for (int k = 0; k < (int)fibers.size(); k++)
-        if (fibers[k].state == AT_BARRIER || fibers[k].state == IN_WARP) { waiting = k; break; }
+        if (fibers[k].state != DONE) { waiting = k; break; }
     for (int k = 0; k < (int)fibers.size(); k++)
         if (fibers[k].state != fibers[waiting].state) { other = k; break; }
     fail_waiting(other >= 0 && fibers[other].state == DONE ? EXITED : DEADLOCK, waiting, other);
@@ -328,7 +377,9 @@ void run_block(Coordinates threads) {
     memset(shared.begin, 0xff, shared.end - shared.begin);
     std::fill(shared.cells.begin(), shared.cells.end(), Cell());
     std::fill(turns.begin(), turns.end(), 0);
+    known.assign(turns.size(), std::vector<int>(turns.size(), 0));
     epoch++;
+    readers.clear();
     for (int k = 0; k < n; k++) {
         prepare(fibers[k], stacks + (k + 1) * stack_bytes, run_thread);
         fibers[k].state = READY;
@@ -347,16 +398,10 @@ void run_block(Coordinates threads) {
         }
         for (int first = 0; first < n; first += WARP) moved |= advance_warp(first);
         moved |= advance_block();
+        moved |= advance_parts();
         if (machine_failure.kind) return;
         if (!moved && done < n) return fail_deadlock();
     }
-}
-
-void wait_at(State state, int line) {
-    Fiber &f = fibers[current];
-    f.state = state;
-    f.line = line;
-    leave(f);
 }
 
 // The memory of the thread-local variables, which shared arrays are, of the object that has the address.
@@ -412,8 +457,33 @@ uint64_t machine_atomic(void *place, int bytes) {
 
 void machine_set(void *place, int bytes, uint64_t value) { memcpy(place, &value, bytes); }
 
-void machine_copy(void *shared, const void *global, int bytes) {
-    touch(global, bytes, READ, CALLER);
+void machine_barrier_part(int number, int threads, int line) {
+    fibers[current].lane = number;
+    fibers[current].width = threads;
+    wait_at(AT_PART, line);
+}
+
+void machine_product(const MachineProduct *row, void *total, const void *left, const void *right, int line) {
+    Fiber &f = fibers[current];
+    f.places[0] = total, f.places[1] = left, f.places[2] = right;
+    wait_at_atom(multiply, row, line);
+}
+
+void machine_matrices(const MachineMove *row, unsigned *to, const void *from, int line) {
+    Fiber &f = fibers[current];
+    if (current % WARP < row->from.rows) touch(from, 16, READ, CALLER);
+    f.places[0] = to, f.places[1] = from;
+    wait_at_atom(move_matrices, row, line);
+}
+
+void machine_transposition(const MachineMove *row, unsigned *to, unsigned from, int line) {
+    Fiber &f = fibers[current];
+    f.places[0] = to, f.places[1] = &from;
+    wait_at_atom(move_matrices, row, line);
+}
+
+void machine_copy(void *shared, const void *global, int bytes, int given) {
+    if (given) touch(global, given, READ, CALLER);
     touch(shared, bytes, WRITE, CALLER);
     Memory &m = memories.back();
     int64_t first = ((char *)shared - m.begin) / m.grain;
@@ -421,7 +491,7 @@ void machine_copy(void *shared, const void *global, int bytes) {
     memset(shared, 0xff, bytes);
     auto &groups = fibers[current].groups;
     if (groups.empty()) groups.emplace_back();
-    groups.back().push_back({(char *)shared, (const char *)global, bytes});
+    groups.back().push_back({(char *)shared, (const char *)global, bytes, given});
 }
 
 void machine_commit() {
@@ -435,7 +505,8 @@ void machine_wait(int left) {
     Memory &m = memories.back();
     while ((int)groups.size() > left + 1) {
         for (const Copy &copy : groups.front()) {
-            memcpy(copy.shared, copy.global, copy.bytes);
+            memset(copy.shared, 0, copy.bytes);
+            memcpy(copy.shared, copy.global, copy.given);
             int64_t first = (copy.shared - m.begin) / m.grain;
             for (int64_t c = first; c < first + copy.bytes / m.grain; c++) m.cells[c].defined = true;
         }

@@ -1,0 +1,377 @@
+"""Statements of PTX, and the device functions that the text calls them by.
+
+A statement names its operands `$name`; their declarations say how many registers each takes. Those of the atoms come
+from the table of atoms, the others stand here, by the first architecture that takes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from ...core.dtypes import FLOAT32, FLOAT64, INT32, DType
+from ...loop_ir.atoms import ATOMS, HOPPER, MATMUL, Atom, AtomOperand
+from ...loop_ir.intrinsics import INTRINSICS
+from ...loop_ir.nodes import Space
+
+KNOWN = ("sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
+"""The architectures that the table tells apart."""
+GUARD = "TC_MACHINE"
+"""The macro of machines that have functions of their own under the names of atoms."""
+
+_CONSTRAINTS = {
+    "h": "unsigned short", "r": "unsigned int", "i": "int", "l": "unsigned long long", "f": "float", "d": "double",
+    "s": "void", "g": "void", "n": "int",
+}  # fmt: skip
+"""The C type of an operand by its letter. s: an address in shared memory, g: in global memory, n: a constant."""
+
+
+@dataclass(frozen=True, slots=True)
+class PtxOperand:
+    """An operand of a statement.
+
+    mode: "=" is written, "+" is read and written, "" is read. letter: of `_CONSTRAINTS`. count: the registers of a
+    vector; 0: no vector.
+    """
+
+    name: str
+    mode: str
+    letter: str
+    count: int
+
+    @property
+    def is_address(self) -> bool:
+        return self.letter in "sg"
+
+    @property
+    def declaration(self) -> str:
+        """How the function takes it: vectors, and what it writes, by address."""
+        spelling = _CONSTRAINTS[self.letter]
+        if self.is_address:
+            return f"const void *{self.name}"
+        if self.mode or self.count:
+            return f"{'' if self.mode else 'const '}{spelling} *{self.name}"
+        return f"{spelling} {self.name}"
+
+    def values(self) -> list[str]:
+        """The expressions of its registers in the function."""
+        match self.letter:
+            case "s":
+                return [f"(unsigned int)__cvta_generic_to_shared({self.name})"]
+            case "g":
+                return [f"__cvta_generic_to_global({self.name})"]
+        if self.count:
+            return [f"{self.name}[{n}]" for n in range(self.count)]
+        return [f"*{self.name}" if self.mode else self.name]
+
+    @property
+    def constraint(self) -> str:
+        return f"{self.mode}{ {'s': 'r', 'g': 'l', 'i': 'r'}.get(self.letter, self.letter) }"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One row.
+
+    Attributes:
+        name: of the device function.
+        text: the PTX, with `$name` for operands.
+        parameters: those that it writes first.
+        architectures: of `KNOWN`, whose assembler takes it.
+    """
+
+    name: str
+    text: str
+    parameters: tuple[PtxOperand, ...]
+    architectures: tuple[str, ...]
+
+    @property
+    def constants(self) -> tuple[PtxOperand, ...]:
+        """The operands that the instruction takes only as constants: parameters of a template."""
+        return tuple(p for p in self.parameters if p.letter == "n")
+
+    def numbered(self, constants: Mapping[str, int] | None = None) -> str:
+        """The statement with `%0`, `%1`, ... for its registers, and with constants in place of operands."""
+        found = {name: str(value) for name, value in (constants or {}).items()}
+        position = 0
+        for p in self.parameters:
+            if p.name in found:
+                continue
+            numbers = [f"%{position + n}" for n in range(max(1, p.count))]
+            found[p.name] = f"{{{','.join(numbers)}}}" if p.count else numbers[0]
+            position += len(numbers)
+        return re.sub(r"\$(\w+)", lambda m: found[m[1]], self.text)
+
+    def function(self) -> str:
+        """The device function."""
+        taken = ", ".join(p.declaration for p in self.parameters if p.letter != "n")
+        outputs = [f'"{p.constraint}"({v})' for p in self.parameters if p.mode for v in p.values()]
+        inputs = [f'"{p.constraint}"({v})' for p in self.parameters if not p.mode for v in p.values()]
+        body = [f'    asm volatile("{self.numbered()}"']
+        parts = [", ".join(outputs), ", ".join(inputs), '"memory"' if self.touches_memory else ""]
+        while parts and not parts[-1]:
+            parts.pop()
+        body += [f"        : {part}".rstrip() for part in parts]
+        body[-1] += ");"
+        constants = ", ".join(f"int {p.name}" for p in self.constants)
+        head = [f"template <{constants}>"] if constants else []
+        return "\n".join([*head, f"__device__ __forceinline__ void {self.name}({taken}) {{", *body, "}"])
+
+    @property
+    def touches_memory(self) -> bool:
+        """Whether other accesses to memory must not pass it."""
+        return any(p.is_address for p in self.parameters) or not any(p.mode for p in self.parameters)
+
+
+@cache
+def since(first: str) -> tuple[str, ...]:
+    """The architectures from `first` on. Those of `sm_90a` alone have no later ones."""
+    if first == "sm_90a":
+        return HOPPER
+    return tuple(a for a in KNOWN if int(a[3:].rstrip("a")) >= int(first[3:]))
+
+
+_DECLARATION = re.compile(r"([=+]?)([a-z])(\d*) (\w+)")
+
+
+def row(name: str, first: str, text: str, declared: str = "") -> Statement:
+    """A statement. declared: "=r d, f x, r4 v, s to": mode, letter, registers and name of each, in PTX's order."""
+    return Statement(name, text, _parameters(declared), since(first))
+
+
+@cache
+def _parameters(declared: str) -> tuple[PtxOperand, ...]:
+    found = [_DECLARATION.fullmatch(d) for d in declared.split(", ") if d]
+    parameters = tuple(PtxOperand(m[4], m[1], m[2], int(m[3] or 0)) for m in found if m is not None)
+    assert len(parameters) == len(found), declared
+    return parameters
+
+
+# --- atoms -------------------------------------------------------------------------------------------------------
+
+
+def _letter(dtype: DType) -> str:
+    """The register in which an operand lies: of its own type for sums, else 32 bits that are packed."""
+    return {FLOAT32: "f", INT32: "i", FLOAT64: "d"}.get(dtype, "r")
+
+
+def _vector(name: str, operand: AtomOperand, mode: str = "") -> str:
+    return f"{mode}{_letter(operand.dtype)}{operand.registers} {name}"
+
+
+def _product(atom: Atom, first: str) -> Statement:
+    total, a, b = atom.operands
+    declared = ", ".join((_vector("c", total, "+"), _vector("a", a), _vector("b", b)))
+    return row(atom.name, first, f"{atom.opcode} $c, $a, $b, $c;", declared)
+
+
+def _group_products(atom: Atom) -> Iterator[Statement]:
+    """Those of a warpgroup: with A in shared memory, and in registers. Zero for `more`: the sums begin anew."""
+    total, a, b = atom.operands
+    majors = 2 if b.dtype.bits == 16 else 0  # which only these types may choose: 0 along k, 1 across
+    signs = "" if total.dtype == INT32 else ", 1, 1"
+    sums = _vector("c", total, "+")
+    head = "{.reg .pred p; setp.ne.b32 p, $more, 0; " + atom.opcode
+    for across in range(2 if majors else 1):
+        suffix, major_a, major_b = ("_across" if across else "", ", 0", f", {across}") if majors else ("", "", "")
+        text = f"{head} $c, $a, $b, p{signs}{major_a}{major_b};}}"
+        yield row(f"{atom.name}{suffix}", "sm_90a", text, f"{sums}, l a, l b, r more")
+        text = f"{head} $c, $a, $b, p{signs}{major_b};}}"
+        yield row(f"{atom.name}_registers{suffix}", "sm_90a", text, f"{sums}, r{a.registers} a, l b, r more")
+
+
+def _matrix_move(atom: Atom) -> Statement:
+    count = max(o.registers for o in atom.operands)
+    if atom.opcode.startswith("ldmatrix"):
+        return row(atom.name, "sm_75", f"{atom.opcode} $to, [$from];", f"=r{count} to, s from")
+    return row(atom.name, "sm_90", f"{atom.opcode} [$to], $from;", f"s to, r{count} from")
+
+
+def _atoms() -> Iterator[Statement]:
+    for atom in ATOMS.values():
+        if atom.kind == MATMUL and atom.threads.size == 128:
+            yield from _group_products(atom)
+        elif atom.kind == MATMUL:
+            later = {"sm_75": "sm_75", "sm_89": "sm_89"}.get(atom.architectures[0], "sm_80")
+            yield _product(atom, later)
+        elif "matrix.sync.aligned.m8n8.x" in atom.opcode:
+            yield _matrix_move(atom)
+        elif atom.name == "movmatrix_trans":
+            yield row(atom.name, "sm_75", f"{atom.opcode} $to, $from;", "=r to, r from")
+        elif atom.name.startswith("copy_async"):
+            zero = atom.name.startswith("copy_async_zero")  # of so many bytes, the rest is zero
+            text = f"{atom.opcode} [$to], [$from], {atom.alignment}{', $bytes' if zero else ''};"
+            yield row(atom.name, "sm_80", text, "s to, g from, r bytes" if zero else "s to, g from")
+        else:
+            yield _thread_move(atom)
+
+
+def _thread_move(atom: Atom) -> Statement:
+    to, source = atom.operands
+    loads = to.space is Space.REGISTER
+    letter = "s" if Space.SHARED in (to.space, source.space) else "g"
+    registers = {16: "r4", 8: "r2", 4: "r", 2: "h"}[atom.alignment]
+    if loads:
+        return row(atom.name, "sm_75", f"{atom.opcode} $to, [$from];", f"={registers} to, {letter} from")
+    return row(atom.name, "sm_75", f"{atom.opcode} [$to], $from;", f"{letter} to, {registers} from")
+
+
+# --- other statements --------------------------------------------------------------------------------------------
+
+
+def _plain() -> Iterator[Statement]:
+    """Rows whose operands are registers alone: name, architecture, opcode, result and operands by letter."""
+    unary, binary, ternary = ("$d, $x", "$d, $x, $y", "$d, $x, $y, $z")
+    for name, first, opcode, operands, result, letter in (
+        *((f"{op}_float32", "sm_75", f"{op}.f32", binary, "f", "f") for op in ("add", "sub", "mul", "min", "max")),
+        ("max3_float32", "sm_100", "max.f32", ternary, "f", "f"),
+        ("fma_float32", "sm_75", "fma.rn.f32", ternary, "f", "f"),
+        ("fma_f16x2", "sm_75", "fma.rn.f16x2", ternary, "r", "r"),
+        ("fma_relu_f16x2", "sm_80", "fma.rn.relu.f16x2", ternary, "r", "r"),
+        ("fma_bf16x2", "sm_80", "fma.rn.bf16x2", ternary, "r", "r"),
+        ("add_f16x2", "sm_75", "add.f16x2", binary, "r", "r"),
+        ("mul_f16x2", "sm_75", "mul.f16x2", binary, "r", "r"),
+        ("max_f16x2", "sm_80", "max.f16x2", binary, "r", "r"),
+        ("max_bf16x2", "sm_80", "max.bf16x2", binary, "r", "r"),
+        ("add_bf16x2", "sm_90", "add.rn.bf16x2", binary, "r", "r"),
+        ("exp2_approx", "sm_75", "ex2.approx.ftz.f32", unary, "f", "f"),
+        *(
+            (f"{name}_approx", "sm_75", f"{op}.approx.f32", unary, "f", "f")
+            for name, op in (
+                ("log2", "lg2"),
+                ("reciprocal", "rcp"),
+                *((n, n) for n in ("rsqrt", "sqrt", "tanh", "sin")),
+            )
+        ),
+        ("exp2_f16x2", "sm_75", "ex2.approx.f16x2", unary, "r", "r"),
+        ("exp2_bf16x2", "sm_90", "ex2.approx.ftz.bf16x2", unary, "r", "r"),
+        ("tanh_f16x2", "sm_75", "tanh.approx.f16x2", unary, "r", "r"),
+        ("tanh_bf16x2", "sm_90", "tanh.approx.bf16x2", unary, "r", "r"),
+        *(
+            (f"pack_{relu}{t}", "sm_80", f"cvt.rn.{'relu.' if relu else ''}{t}.f32", binary, "r", "f")
+            for t in ("f16x2", "bf16x2")
+            for relu in ("", "relu_")
+        ),
+        ("round_tf32", "sm_80", "cvt.rna.tf32.f32", unary, "r", "f"),
+        ("pack_e4m3x2", "sm_89", "cvt.rn.satfinite.e4m3x2.f32", binary, "h", "f"),
+        ("unpack_e4m3x2", "sm_89", "cvt.rn.f16x2.e4m3x2", unary, "r", "h"),
+    ):
+        inputs = [f"{letter} {n}" for n in "xyz"[: operands.count("$") - 1]]
+        yield row(name, first, f"{opcode} {operands};", ", ".join((f"={result} d", *inputs)))
+
+
+def _accesses() -> Iterator[Statement]:
+    """Loads and stores that are no atoms of their own, and additions in memory."""
+    for space, letter in (("global", "g"), ("shared", "s")):
+        yield row(f"load_{space}_u64", "sm_75", f"ld.{space}.u64 $to, [$from];", f"=l to, {letter} from")
+        yield row(f"store_{space}_u64", "sm_75", f"st.{space}.u64 [$to], $from;", f"{letter} to, l from")
+    for name, how in (("cached", "nc"), ("streaming", "nc.L1::no_allocate.L2::128B")):
+        yield row(f"load_{name}_16", "sm_75", f"ld.global.{how}.v4.u32 $to, [$from];", "=r4 to, g from")
+    zeros = " ".join(f"mov.u32 %{n},0;" for n in range(4))
+    text = f"{{.reg .pred p; setp.ne.u32 p, $inside, 0; {zeros} @p ld.global.v4.u32 $to, [$from];}}"
+    yield row("load_inside_16", "sm_75", text, "=r4 to, g from, r inside")
+    yield row("copy_async_near_16", "sm_80", "cp.async.ca.shared.global [$to], [$from], 16;", "s to, g from")
+    yield row("add_global_float32", "sm_75", "red.global.add.f32 [$to], $x;", "g to, f x")
+    yield row("add_global_f16x2", "sm_75", "red.global.add.noftz.f16x2 [$to], $x;", "g to, r x")
+    yield row("add_global_4_float32", "sm_90", "red.global.add.v4.f32 [$to], $x;", "g to, f4 x")
+
+
+def _meetings() -> Iterator[Statement]:
+    """Where lanes exchange values, and threads wait for one another or for copies."""
+    for name, mode, clamp in (("xor", "bfly", 31), ("down", "down", 31), ("up", "up", 0), ("index", "idx", 31)):
+        text = f"shfl.sync.{mode}.b32 $d, $x, $lane, {clamp}, 0xffffffff;"
+        yield row(f"shuffle_{name}_all", "sm_75", text, "=r d, r x, r lane")
+    # The segments: 31 minus the width in the upper byte, as a mask, and the last lane of a segment in the lower one.
+    text = "shfl.sync.{}.b32 $d, $x, {}, $segments, 0xffffffff;"
+    yield row("shuffle_xor_part", "sm_75", text.format("bfly", "$mask"), "=r d, r x, n mask, n segments")
+    yield row("shuffle_index_part", "sm_75", text.format("idx", "$lane"), "=r d, r x, r lane, n segments")
+    for op in ("add.s32", "max.u32"):
+        text = f"redux.sync.{op} $d, $x, 0xffffffff;"
+        yield row(f"reduce_lanes_{op.replace('.', '_')}", "sm_80", text, "=r d, r x")
+    yield row("barrier_block", "sm_75", "bar.sync 0;")
+    yield row("barrier_part", "sm_75", "bar.sync $number, $threads;", "n number, n threads")
+    yield row("barrier_part_arrive", "sm_75", "bar.arrive $number, $threads;", "n number, n threads")
+    yield row("barrier_warp", "sm_75", "bar.warp.sync 0xffffffff;")
+    yield row("copy_async_commit", "sm_80", "cp.async.commit_group;")
+    yield row("copy_async_wait", "sm_80", "cp.async.wait_group $groups;", "n groups")
+    yield row("copy_async_wait_all", "sm_80", "cp.async.wait_all;")
+    text = "mma.sync.aligned.m8n8k4.row.col.f16.f16.f16.f16 $c, $a, $b, $c;"
+    yield row("mma_m8n8k4_row_col_f16", "sm_75", text, "+r4 c, r2 a, r2 b")
+
+
+def _hopper() -> Iterator[Statement]:
+    """Barriers in memory, copies of boxes, clusters, warpgroups."""
+    barrier = "mbarrier.{}.shared::cta.b64"
+    yield row("barrier_init", "sm_80", f"{barrier.format('init')} [$at], $arrivals;", "s at, n arrivals")
+    yield row("barrier_arrive", "sm_80", f"{{.reg .b64 st; {barrier.format('arrive')} st, [$at];}}", "s at")
+    yield row("barrier_expect", "sm_90", f"{barrier.format('arrive.expect_tx')} _, [$at], $bytes;", "s at, r bytes")
+    wait = f"{{.reg .pred p; W%=: {barrier.format('try_wait.parity')} p, [$at], $phase; @!p bra W%=;}}"
+    yield row("barrier_wait", "sm_90", wait, "s at, r phase")
+    yield row("copy_async_arrive", "sm_80", "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$at];", "s at")
+    remote = "{.reg .b32 q; mapa.shared::cluster.u32 q, $at, 1; "
+    arrive = "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [q];}"
+    yield row("barrier_arrive_remote", "sm_90", remote + arrive, "s at")
+    store = "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [q], $x, [q];}"
+    yield row("store_async_remote", "sm_90", remote + store, "s at, r x")
+    loads = "shared::cluster.global.mbarrier::complete_tx::bytes"
+    yield row(
+        "bulk_load", "sm_90", f"cp.async.bulk.{loads} [$to], [$from], $bytes, [$done];", "s to, g from, r bytes, s done"
+    )
+    for rank in (2, 3, 4, 5):
+        at = [f"x{n}" for n in range(rank)]
+        place, declared = ",".join(f"${x}" for x in at), ", ".join(f"r {x}" for x in at)
+        load = f"cp.async.bulk.tensor.{rank}d.{loads}"
+        yield row(
+            f"tma_load_{rank}",
+            "sm_90",
+            f"{load} [$to], [$map, {{{place}}}], [$done];",
+            f"s to, g map, {declared}, s done",
+        )
+        store = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group [$map, {{{place}}}], [$from];"
+        yield row(f"tma_store_{rank}", "sm_90", store, f"g map, {declared}, s from")
+        text = f"{load}.multicast::cluster [$to], [$map, {{{place}}}], [$done], $blocks;"
+        yield row(f"tma_load_{rank}_multicast", "sm_90", text, f"s to, g map, {declared}, s done, h blocks")
+        add = (
+            f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.add.tile.bulk_group [$map, {{{place}}}], [$from];"
+        )
+        yield row(f"tma_add_{rank}", "sm_90", add, f"g map, {declared}, s from")
+    yield row("prefetch_tensor_map", "sm_90", "prefetch.tensormap [$map];", "g map")
+    yield row("bulk_commit_and_wait", "sm_90", "cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;")
+    yield row("fence_async", "sm_90", "fence.proxy.async.shared::cta;")
+    yield row("fence_barrier_init", "sm_90", "fence.mbarrier_init.release.cluster;")
+    yield row("wgmma_fence", "sm_90a", "wgmma.fence.sync.aligned;")
+    yield row("wgmma_commit_and_wait", "sm_90a", "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;")
+    for change in ("dec", "inc"):
+        yield row(f"registers_{change}", "sm_90a", f"setmaxnreg.{change}.sync.aligned.u32 $count;", "n count")
+    yield row("cluster_barrier", "sm_90", "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;")
+    yield row("cluster_address", "sm_90", "mapa.shared::cluster.u32 $d, $at, $block;", "=r d, s at, r block")
+    yield row("grid_wait", "sm_90", "griddepcontrol.wait;")
+    yield row("grid_launch", "sm_90", "griddepcontrol.launch_dependents;")
+    yield row("elect", "sm_90", "{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 $d,1,0,p;}", "=r d")
+
+
+def _argument(s: Statement, position: int) -> str:
+    """The spelling of a call's argument from its address."""
+    p = s.parameters[position]
+    return "{}" if p.mode or p.count or p.is_address else "*{}"
+
+
+STATEMENTS = {s.name: s for part in (_atoms(), _plain(), _accesses(), _meetings(), _hopper()) for s in part}
+"""All statements by name."""
+
+
+ATOM_CALLS = {
+    i.name: f"{i.name}({', '.join(_argument(STATEMENTS[i.name], n) for n in range(i.operands))});"
+    for i in INTRINSICS.values()
+    if i.atom
+}
+"""How intrinsics that are atoms are called: with the addresses of their operands."""
+CALLED = (*ATOM_CALLS, "barrier_part", *(f"copy_async_zero_{size}" for size in (16, 8, 4)))
+"""The statements that programs use."""
+
+
+def definition(name: str) -> str:
+    """The device function `name`, for every machine that has none of its own."""
+    return f"#ifndef {GUARD}\n{STATEMENTS[name].function()}\n#endif"

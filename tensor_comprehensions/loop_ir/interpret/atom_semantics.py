@@ -1,0 +1,149 @@
+"""Atoms in the interpreter: gather from the lanes by the table's layouts, multiply or move matrices, scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ...core.dtypes import BFLOAT16, FLOAT16, DType
+from ...core.errors import InternalError
+from ..atoms import MATMUL, ROW_BYTES, TFLOAT32, WARP, Atom, AtomOperand, group_lanes
+from ..nodes import Buffer, Space
+from ..swizzled_buffer import contiguous_elements
+from .memory import CheckedMemory
+from .ops import Value
+
+Array = np.ndarray[Any, Any]
+View = tuple[CheckedMemory, tuple[Value, ...]]
+"""A memory and the indices of the first element."""
+Lanes = Sequence[Sequence[View]]
+ReadRow = Callable[[int], Array]
+"""The row of shared memory that a lane points at, as 16-bit numbers."""
+Meaning = Callable[[Lanes, ReadRow], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """An operand with its elements' places in the matrix, by columns: [thread, value]."""
+
+    operand: AtomOperand
+    places: Array
+    span: Array
+
+    def gather(self, views: Sequence[View], raw: type | None = None) -> Array:
+        """The matrix that the threads hold: in float64 or int64, or as the bits."""
+        registers = np.stack([m.read((*where[:-1], where[-1] + self.span), None, ()) for m, where in views])
+        values = registers.view(raw) if raw is not None else decode(registers, self.operand.dtype)
+        matrix = np.zeros(self.operand.rows * self.operand.columns, values.dtype)
+        matrix[self.places] = values
+        return matrix.reshape((self.operand.rows, self.operand.columns), order="F")
+
+    def scatter(self, views: Sequence[View], matrix: Array) -> None:
+        """Give each thread its elements."""
+        values = matrix.reshape(-1, order="F")[self.places]
+        bits = np.ascontiguousarray(encode(values, self.operand.dtype))
+        for (memory, where), row in zip(views, bits, strict=True):
+            memory.write((*where[:-1], where[-1] + self.span), row.view(memory.data.dtype), None, ())
+
+
+@cache
+def fragment_of(operand: AtomOperand) -> Fragment:
+    """`operand`, whose layout is evaluated."""
+    assert operand.layout is not None
+    threads, values = (range(mode.size) for mode in operand.layout.modes)
+    places = np.array([[operand.layout(t, v) for v in values] for t in threads])
+    return Fragment(operand, places, np.arange(operand.registers))
+
+
+def atom_meaning(atom: Atom) -> Meaning:
+    """What `atom` does to the views of the lanes of a warp, operand by operand."""
+    fragments = [fragment_of(o) for o in atom.operands]
+    meaning = _multiplication(atom, fragments) if atom.kind == MATMUL else _move(atom, fragments)
+
+    def run(lanes: Lanes, read_row: ReadRow) -> None:
+        if len(lanes) < WARP:
+            raise InternalError(f"{atom.name} in a warp of {len(lanes)} threads")
+        meaning(lanes, read_row)
+
+    return run
+
+
+def _move(atom: Atom, fragments: Sequence[Fragment]) -> Meaning:
+    to, source = fragments
+
+    def run(lanes: Lanes, read_row: ReadRow) -> None:
+        if source.operand.space is Space.SHARED:
+            matrix = np.stack([read_row(lane) for lane in range(source.operand.rows)])
+        else:
+            matrix = source.gather([v[1] for v in lanes], np.uint16)
+        to.scatter([v[0] for v in lanes], matrix)
+
+    return run
+
+
+def _multiplication(atom: Atom, fragments: Sequence[Fragment]) -> Meaning:
+    """`sum += A * B.T`, exactly: the terms are added to the sum one after another, and that is rounded once."""
+    groups = list(group_lanes(atom))
+
+    def run(lanes: Lanes, read_row: ReadRow) -> None:
+        for group in groups:
+            views = [[lanes[lane][n] for lane in group] for n in range(3)]
+            total, left, right = (f.gather(v) for f, v in zip(fragments, views, strict=True))
+            with np.errstate(all="ignore"):
+                for k in range(left.shape[1]):
+                    total = total + left[:, k, np.newaxis] * right[:, k]
+            fragments[0].scatter(views[0], total)
+
+    return run
+
+
+def decode(registers: Array, dtype: DType) -> Array:
+    """The numbers in registers: float64 or int64."""
+    bits = np.ascontiguousarray(registers)
+    if dtype == BFLOAT16:
+        wide: Array = bits.view(np.uint16).astype(np.uint32) << np.uint32(16)
+        return wide.view(np.float32).astype(np.float64)
+    if dtype == TFLOAT32:
+        kept: Array = bits.view(np.uint32) & np.uint32(0xFFFFE000)
+        return kept.view(np.float32).astype(np.float64)
+    found = bits.view(np.dtype(dtype.name))
+    return found.astype(np.float64 if dtype.is_float else np.int64)
+
+
+def encode(values: Array, dtype: DType) -> Array:
+    """Numbers rounded, or integers wrapped, to what registers hold."""
+    with np.errstate(all="ignore"):
+        return values.astype(np.float16 if dtype == FLOAT16 else np.dtype(dtype.name), copy=False)
+
+
+# --- rows of shared memory ---------------------------------------------------------------------------------------
+
+
+def read_row(memory: CheckedMemory, where: tuple[Value, ...], races: Any) -> Array:
+    """The 16 bytes from `memory[where]` on, as 16-bit numbers."""
+    b = memory.buffer
+    count = ROW_BYTES // b.type.dtype.size
+    require_aligned(b, where, ROW_BYTES)
+    return bits_of(np.asarray(memory.read((*where[:-1], where[-1] + np.arange(count)), None, races)), b.type.dtype)
+
+
+def bits_of(values: Array, dtype: DType) -> Array:
+    """The elements of a buffer as 16-bit numbers; bfloat16 is held in float32."""
+    if dtype == BFLOAT16:
+        wide: Array = np.ascontiguousarray(values).view(np.uint32) >> np.uint32(16)
+        return wide.astype(np.uint16)
+    return np.ascontiguousarray(values).view(np.uint16)
+
+
+def require_aligned(b: Buffer, where: tuple[Value, ...], size: int) -> None:
+    """The element must start a group of `size` bytes that lie together."""
+    count = size // b.type.dtype.size
+    offset = sum(int(i) * s for i, s in zip(where, b.strides, strict=True))
+    together = contiguous_elements(b)
+    if offset % count or (together is not None and together < count):
+        place = ", ".join(str(int(i)) for i in where)
+        raise InternalError(f"misaligned: {b.name}[{place}] is no start of {size} bytes that lie together")

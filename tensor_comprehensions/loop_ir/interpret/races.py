@@ -1,0 +1,91 @@
+"""Who touched which element in a launch: threads that barriers order, of the block, of parts of it or of warps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..atoms import WARP
+from .memory import ACTIONS, CONFLICTS, CheckedMemory, Place, Race
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(slots=True, eq=False)
+class ThreadRace(Race):
+    """Who touched what since the last barrier of the block.
+
+    The iteration counts, before the thread, how often its warp has met others, or its own lanes. After the threads of a
+    turn come its warps: several threads of each.
+    warps: how many there are. apart: whether elements remember each warp, else one, or that there were several.
+    known: how many turns of each other warp lie before what the warp of the current thread does.
+    """
+
+    threads: int = 1
+    apart: bool = False
+    thread: int = 0
+    known: Array = field(default_factory=lambda: np.zeros(1, np.int64))
+
+    turn_size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.turn_size = self.threads + self.warps
+
+    @property
+    def warps(self) -> int:
+        return -(-self.threads // WARP)
+
+    def enter(self, thread: int, turn: int, known: Array) -> None:
+        """Make `thread`, whose warp has met `turn` times, the one that runs."""
+        self.thread, self.known = thread, known
+        self.iteration = turn * self.turn_size + thread
+        self.label = self.first + 1 + self.iteration
+
+    def pass_barrier(self, turns: int) -> None:
+        """All threads have met, after that many turns of the warps."""
+        self.first += 1 + (1 + turns) * self.turn_size
+
+    def others(self, who: Any) -> Any:
+        if not isinstance(who, np.ndarray):  # most accesses: asked first, without the cost of arrays
+            if who <= self.first:
+                return who == self.first
+            before, thread = divmod(int(who) - self.first - 1, self.turn_size)
+            warp = thread // WARP if thread < self.threads else thread - self.threads
+            return thread != self.thread and before >= self.known[warp]
+        since: Array = who - self.first - 1
+        theirs: Array = since % self.turn_size
+        unordered = since // self.turn_size >= self.known[self.warps_of(theirs)]
+        return (who == self.first) | ((who > self.first) & (theirs != self.thread) & unordered)
+
+    def warps_of(self, theirs: Array) -> Array:
+        return np.where(theirs < self.threads, theirs // WARP, theirs - self.threads)
+
+    def mark(self, who: Any) -> Any:
+        """This thread alone; or several of its warp, in this turn; or several of any."""
+        others, warp = self.others(who), self.thread // WARP
+        lanes = self.label - self.thread + self.threads + warp
+        if isinstance(who, np.ndarray):
+            own = (who > self.first) & (self.warps_of((who - self.first - 1) % self.turn_size) == warp)
+            return np.where(others, np.where(own, lanes, self.first), self.label)
+        if not others or who == self.first:
+            return self.first if others else self.label
+        theirs = (int(who) - self.first - 1) % self.turn_size
+        own = theirs // WARP == warp if theirs < self.threads else theirs - self.threads == warp
+        return lanes if own else self.first
+
+    def visit(self, memory: CheckedMemory, where: Place, action: str) -> None:
+        if not self.apart:
+            Race.visit(self, memory, where, action)
+            return
+        marks = memory.marks.get(self)
+        if marks is None:
+            shape = (self.warps, *memory.data.shape)
+            marks = memory.marks[self] = tuple(np.zeros(shape, np.int64) for _ in ACTIONS)
+        every_warp = (slice(None), *where)
+        for other in CONFLICTS[action]:
+            if np.any(self.others(marks[other][every_warp])):
+                self.fail(memory, where, action, other)
+        mine = marks[ACTIONS.index(action)][self.thread // WARP]
+        mine[where] = self.mark(mine[where])

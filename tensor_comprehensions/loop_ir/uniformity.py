@@ -1,0 +1,139 @@
+"""How many neighboring threads of a block agree on an expression: 1, 8, 32, 128 or all of them.
+
+What threads alone decide is computed for each of them. Of other index arithmetic, the parts that a division or a
+remainder leaves alone are taken apart from the rest. Memory may tell every thread something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..core.dtypes import BOOL, INT64
+from . import build, index_arithmetic
+from .interpret.ops import ARITHMETIC
+from .intrinsics import ALL_THREADS
+from .nodes import THREAD, Binary, Const, Expr, Launch, Load, Select, Type, Unary, Var
+from .rewrite import children, walk_expr
+
+GROUPS = (128, 32, 8)
+"""The sizes of groups that instructions ask about, besides single threads and whole blocks."""
+Values = np.ndarray[Any, Any]
+_TYPES = (Type(INT64), Type(BOOL))
+
+
+@dataclass(frozen=True, slots=True)
+class Uniformity:
+    """What is known of the variables in scope.
+
+    Attributes:
+        values: by name, what a variable is in each thread, where only the thread decides.
+        groups: by name, how many neighbors agree on another variable. All agree on those in neither.
+    """
+
+    values: Mapping[str, Values] = field(default_factory=dict)
+    groups: Mapping[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(launch: Launch) -> Uniformity:
+        """At the beginning of a kernel."""
+        numbers = np.arange(prod(launch.block), dtype=np.int64)
+        values = {}
+        for name, extent in zip(THREAD, launch.block, strict=True):
+            if extent > 1:
+                values[name] = numbers % extent
+            numbers = numbers // extent
+        return Uniformity(values)
+
+    def bind(self, name: str, value: Expr) -> Uniformity:
+        """Where `name` is `value`."""
+        if self._is_shared(value):
+            return self
+        found = self._evaluate(value)
+        if found is not None:
+            return replace(self, values={**self.values, name: found})
+        return replace(self, groups={**self.groups, name: self.agreement(value)})
+
+    def bind_loop(self, name: str, start: Expr, stop: Expr) -> Uniformity:
+        """In a loop: threads that begin and end together have the same value in each iteration."""
+        group = self.agreement(start, stop)
+        return self if group == ALL_THREADS else replace(self, groups={**self.groups, name: group})
+
+    def agreement(self, *parts: Expr) -> int:
+        """How many neighbors agree on all of `parts`; `ALL_THREADS`: all of a block."""
+        return min((self._agreement(e) for e in parts), default=ALL_THREADS)
+
+    def _agreement(self, e: Expr) -> int:
+        if self._is_shared(e):
+            return ALL_THREADS
+        if isinstance(e, Load):
+            return 1
+        if isinstance(e, Var):
+            return self.groups[e.name] if e.name in self.groups else _group(self.values[e.name])
+        found = self._evaluate(e)
+        if found is not None:
+            return _group(found)
+        match e:
+            case Binary("div" | "mod", left, Const(int(d), Type(dtype, 1))) if d > 0 and dtype == INT64:
+                whole, rest = _apart(left, d)
+                kept = build.binary(e.op, rest, build.const(d))
+                if whole:
+                    return self.agreement(kept, *(whole if e.op == "div" else ()))
+        return self.agreement(*children(e))
+
+    def _is_shared(self, e: Expr) -> bool:
+        """Whether nothing in `e` tells threads apart."""
+        return not any(
+            isinstance(x, Load) or (isinstance(x, Var) and (x.name in self.values or x.name in self.groups))
+            for x in walk_expr(e)
+        )
+
+    def _evaluate(self, e: Expr) -> Values | None:
+        """`e` in each thread, where threads and constants decide it."""
+        if e.type not in _TYPES:
+            return None
+        match e:
+            case Const(value):
+                return np.asarray(value)
+            case Var(name):
+                return self.values.get(name)
+            case Unary(op, operand):
+                x = self._evaluate(operand)
+                return None if x is None else ~x if op == "not" else -x
+            case Binary(op, left, right):
+                a, b = self._evaluate(left), self._evaluate(right)
+                return None if a is None or b is None else _combine(op, a, b)
+            case Select(condition, then, otherwise):
+                c, a, b = (self._evaluate(x) for x in (condition, then, otherwise))
+                return None if c is None or a is None or b is None else np.where(c, a, b)
+        return None
+
+
+def _combine(op: str, a: Values, b: Values) -> Values | None:
+    if op in ("div", "mod"):
+        if not np.all(b):
+            return None
+        return np.floor_divide(a, b) if op == "div" else np.mod(a, b)
+    if op in ("min", "max"):
+        return np.minimum(a, b) if op == "min" else np.maximum(a, b)
+    return np.asarray(ARITHMETIC[op](a, b))
+
+
+def _apart(e: Expr, divisor: int) -> tuple[list[Expr], Expr]:
+    """The atoms of the sum `e` that come in multiples of `divisor`, and the rest of it."""
+    terms, constant = index_arithmetic.linear_terms(e)
+    whole = [atom for atom, c in terms.items() if c % divisor == 0]
+    rest = {atom: c for atom, c in terms.items() if c % divisor}
+    return whole, index_arithmetic.terms_to_expr(rest, constant)
+
+
+def _group(values: Values) -> int:
+    """How many neighbors have the same of `values`."""
+    if values.ndim == 0 or np.all(values == values[0]):
+        return ALL_THREADS
+    numbers = np.arange(len(values))
+    return next((g for g in GROUPS if np.array_equal(values, values[numbers // g * g])), 1)

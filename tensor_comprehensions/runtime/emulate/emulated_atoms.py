@@ -1,0 +1,52 @@
+"""The C++ of the atoms that a kernel's text calls, for the CPU: tables from the rows, and a function for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ...codegen.gpu.ptx import ATOM_CALLS
+from ...core.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT8, INT32, UINT8, UINT16
+from ...loop_ir.atoms import ATOMS, MATMUL, TFLOAT32, Atom, AtomOperand
+from ...loop_ir.nodes import Space
+
+_FORMATS = {
+    FLOAT16: "HALF", BFLOAT16: "BFLOAT", TFLOAT32: "TENSOR_FLOAT", FLOAT32: "FLOAT", FLOAT64: "DOUBLE",
+    INT8: "BYTE", UINT8: "UNSIGNED_BYTE", INT32: "INTEGER", UINT16: "BITS",
+}  # fmt: skip
+
+
+def atom_functions(source: str) -> str:
+    """The definitions of the atoms that `source` names."""
+    words = set(re.findall(r"[A-Za-z_]\w*", source))
+    return "".join(f"{line}\n" for name in ATOM_CALLS if name in words for line in _function(ATOMS[name]))
+
+
+def _function(atom: Atom) -> Iterator[str]:
+    operands = ", ".join(map(_operand, atom.operands))
+    row = f"machine_row_{atom.name}"
+    if atom.kind == MATMUL:
+        lanes = f"{atom.threads.size}, {_modes(atom.threads.flat, 2)}"
+        yield f"static const MachineProduct {row} = {{{operands}, {lanes}}};"
+        yield f"inline void {atom.name}(void *c, const void *a, const void *b, int line = __builtin_LINE()) {{"
+        yield f"    machine_product(&{row}, c, a, b, line);"
+    else:
+        in_memory = atom.operands[1].space is Space.SHARED
+        source = "const void *from" if in_memory else "unsigned from"
+        yield f"static const MachineMove {row} = {{{operands}}};"
+        yield f"inline void {atom.name}(unsigned *to, {source}, int line = __builtin_LINE()) {{"
+        yield f"    machine_{'matrices' if in_memory else 'transposition'}(&{row}, to, from, line);"
+    yield "}"
+
+
+def _operand(o: AtomOperand) -> str:
+    assert o.layout is not None
+    threads, values = (_modes(mode.flat, 3) for mode in o.layout.modes)
+    numbers = ", ".join(map(str, (_FORMATS[o.dtype], o.dtype.bits, o.rows, o.columns, o.registers)))
+    return f"{{{numbers}, {threads}, {values}}}"
+
+
+def _modes(flat: tuple[tuple[int, int], ...], count: int) -> str:
+    """(size, stride) of each mode, and of as many more that do nothing as there is room for."""
+    parts = (*flat, *[(1, 0)] * (count - len(flat)))
+    return f"{{{', '.join(f'{{{size}, {stride}}}' for size, stride in parts)}}}"
