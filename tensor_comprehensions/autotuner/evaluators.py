@@ -88,7 +88,7 @@ def device_lost(raw: bytes) -> bool:
 class LocalWorkers:
     """Worker processes of this machine: some that compile, and one for each device that runs.
 
-    They start when they are told to begin, or with the first request. Usage: `with Local(devices) as evaluator: ...`;
+    They start with `begin`, or with the first request. Usage: `with LocalWorkers(devices) as evaluator: ...`;
     afterwards none is left.
     """
 

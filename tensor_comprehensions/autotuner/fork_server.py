@@ -177,7 +177,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def send_json(control: socket.socket, value: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-    """Send an order or an answer, with descriptors. Raises Closed."""
+    """Send an order or an answer, with descriptors. Raises Disconnected."""
     text = json.dumps(value).encode()
     try:
         socket.send_fds(control, [_LENGTH.pack(len(text)) + text], descriptors)
@@ -186,7 +186,7 @@ def send_json(control: socket.socket, value: dict[str, Any], descriptors: tuple[
 
 
 def receive_json(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The next order or answer, with its descriptors. Raises Closed."""
+    """The next order or answer, with its descriptors. Raises Disconnected."""
     try:
         data, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
         while data and len(data) < _LENGTH.size + _LENGTH.unpack_from(data)[0]:

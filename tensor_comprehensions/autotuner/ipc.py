@@ -31,7 +31,7 @@ class Timeout(Exception):
 
 
 def send_frame(connection: socket.socket, kind: bytes, payload: bytes = b"") -> None:
-    """Send one message. Raises Closed."""
+    """Send one message. Raises Disconnected."""
     try:
         connection.sendall(_HEADER.pack(kind, len(payload)) + payload)
     except OSError as error:
@@ -43,7 +43,7 @@ def receive_frame(connection: socket.socket, seconds: float | None = None) -> tu
 
     seconds: how long to wait, None for ever. Time in which this process itself was stopped does not count.
 
-    Raises Closed, Garbage or Late.
+    Raises Disconnected, ProtocolError or Timeout.
     """
     patience = Deadline(seconds)
     kind, length = _HEADER.unpack(_exactly(connection, _HEADER.size, patience))

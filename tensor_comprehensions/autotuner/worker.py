@@ -215,7 +215,7 @@ def _known(problem: Problem) -> Problem:
 
 
 def workbench_of(message: pb.Problem, folder: str) -> Workbench:
-    """The bench of a problem, made where there is none. Raises Rejected where the inputs do not suit the def."""
+    """The bench of a problem, new or kept. Raises CandidateRejected where the inputs do not suit the def."""
     problem = _known(Problem(message))
     if problem.digest not in _benches:
         while len(_benches) >= PROBLEMS:
@@ -280,7 +280,7 @@ def load_candidate(code: pb.Code) -> LoadedCandidate:
 
 
 def check_candidate(made: Workbench, kernel: LoadedCandidate, kind: str, seed: int) -> tuple[TimedLaunch, float]:
-    """Run once on inputs of a kind: the launch, and the seconds it took. Raises Rejected where anything is wrong."""
+    """Run once on inputs of a kind: the launch and its seconds. Raises CandidateRejected where anything is wrong."""
     expected = made.expected(kind, seed)
     launch = TimedLaunch(kernel, made.memory(kind, seed))
     now = thread_clock()
@@ -323,7 +323,7 @@ def _evaluate(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
 def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     """Check every code on inputs that none has seen, and time those that pass in turns.
 
-    The timing of a code that fails has no runs. Raises Harmful where one may have harmed the others.
+    The timing of a code that fails has no runs. Raises MemoryCorruption where one may have harmed the others.
     """
     if request.options:
         _compile(request, reply, phase)

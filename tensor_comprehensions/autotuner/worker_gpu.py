@@ -94,7 +94,7 @@ class GpuRunner(Protocol):
     steady: bool
 
     def run(self, memory: ProblemMemory) -> float:
-        """Compute the outputs of `memory` from its inputs; seconds. Raises Rejected."""
+        """Compute the outputs of `memory` from its inputs; seconds. Raises CandidateRejected."""
 
     def sample(self, memory: ProblemMemory, first: float) -> float:
         """Seconds of a run, without regard to results, which took `first` before."""
@@ -213,7 +213,7 @@ def _digest(plan: Plan) -> str:
 
 
 def _checked(made: Workbench, runner: GpuRunner, kind: str, seed: int) -> float:
-    """Run once on inputs of a kind; seconds. Raises Rejected where anything is wrong."""
+    """Run once on inputs of a kind; seconds. Raises CandidateRejected where anything is wrong."""
     expected, memory = made.expected(kind, seed), made.memory(kind, seed)
     seconds = runner.run(memory)
     if place := memory.has_guard_damage():

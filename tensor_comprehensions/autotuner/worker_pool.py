@@ -92,7 +92,7 @@ class ForkServer:
         return self._folder
 
     def fork(self, settings: WorkerConfig) -> tuple[int, socket.socket]:
-        """A new worker: its process and the connection to it. Raises Closed."""
+        """A new worker: its process and the connection to it. Raises Disconnected."""
         ours, theirs = socket.socketpair()
         with theirs:
             order = {name: getattr(settings, name) for name in settings.__slots__}
@@ -103,7 +103,7 @@ class ForkServer:
                 raise
 
     def reap(self, pid: int) -> int:
-        """Wait for a worker that is dying: its exit code, or minus its signal. Raises Closed."""
+        """Wait for a worker that is dying: its exit code, or minus its signal. Raises Disconnected."""
         return int(self._ask({"reap": pid})["status"])
 
     def _ask(self, order: dict[str, Any], *descriptors: int) -> dict[str, Any]:

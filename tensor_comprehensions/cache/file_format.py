@@ -27,7 +27,7 @@ class CorruptEntry(Exception):
 
 
 def pack_entry(payload: bytes, secret: bytes | None = None) -> bytes:
-    """The bytes of an entry, signed if there is a secret key. Raises Damaged for a payload that is too large."""
+    """The bytes of an entry, signed if there is a secret key. Raises CorruptEntry for a payload that is too large."""
     if len(payload) > LARGEST:
         raise CorruptEntry(f"it has {len(payload)} bytes, and an entry may have {LARGEST}")
     start = _START.pack(MAGIC, VERSION, secret is not None, len(payload))
@@ -35,7 +35,7 @@ def pack_entry(payload: bytes, secret: bytes | None = None) -> bytes:
 
 
 def unpack_entry(data: bytes, secret: bytes | None = None) -> bytes:
-    """The payload of an entry. Raises Damaged for all bytes but those that `pack_entry` gave with the same key."""
+    """The payload of an entry. Raises CorruptEntry for all bytes but those that `pack_entry` gave with the same key."""
     if len(data) < HEADER:
         raise CorruptEntry(f"it ends after {len(data)} bytes")
     magic, version, signed, length = _START.unpack_from(data)

@@ -83,7 +83,7 @@ def make_key(
         alignment: bytes to which the addresses of tensors are multiples; 0: those of an element.
         flags: what else the emitted code depends on.
 
-    Raises NotAKey where the options hold a function, or where the text of this package cannot be known.
+    Raises Uncacheable where the options hold a function, or where the text of this package cannot be known.
     """
     tensors = [t for t in bound.tensors if t.role is not f.Role.TEMPORARY]
     parts = [
@@ -125,14 +125,14 @@ def refers_to_names(options: object) -> bool:
 
 
 def canonical_text(value: object) -> str:
-    """A value of an option or a target as a text that means the same in every process. Raises NotAKey."""
+    """A value of an option or a target as a text that means the same in every process. Raises Uncacheable."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, tuple):
         return f"({', '.join(map(canonical_text, value))})"
-    if type(value).__name__ == "Pipeline":
+    if type(value).__name__ == "Schedule":
         return repr(value)
     if is_dataclass(value) and not isinstance(value, type):
         return f"{type(value).__name__}({', '.join(f'{name}={text}' for name, text in _fields('', value))})"

@@ -28,7 +28,7 @@ def option_classes() -> Mapping[str, type]:
 
 
 def to_message(options: Any) -> Options:
-    """Every field of a record of options. Raises NotAKey where one holds a function."""
+    """Every field of a record of options. Raises Uncacheable where one holds a function."""
     message = Options(record=type(options).__name__)
     for x in fields(options):
         message.fields.append(Field(name=x.name, value=_value(getattr(options, x.name))))

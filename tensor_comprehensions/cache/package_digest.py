@@ -19,7 +19,7 @@ def package_digest(store: Store) -> str:
     """Of the text of this package as it was imported.
 
     It is read once; later processes find the digest in the store by the sizes and times of the files.
-    Raises Unreadable.
+    Raises SourceChanged.
     """
     known = store.read((PACKAGE, _imported)) if _imported else None
     if known is not None and len(known) == 64:
@@ -40,7 +40,7 @@ def package_digest(store: Store) -> str:
 def check_unchanged() -> None:
     """Has no file changed since the package was imported? What is compiled then may be of the old text or the new.
 
-    Raises Unreadable.
+    Raises SourceChanged.
     """
     if not _imported or _stamp() != _imported:
         raise SourceChanged("the package's own text has changed since it was imported")

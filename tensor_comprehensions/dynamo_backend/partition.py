@@ -172,7 +172,7 @@ def _sources(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def emit_def(region: FusedRegion) -> FusedRegion:
-    """`region` with its def. Raises Refused where an operation has no formula for its arguments."""
+    """`region` with its def. Raises UnsupportedArguments where an operation has no formula for its arguments."""
     writer = _Writer(frozenset(region.nodes))
     for node in region.nodes:
         try:

@@ -153,7 +153,7 @@ def parse_format(word: str, numbers: Sequence[int], rank: int) -> Format:
     """The format that `word(numbers)` means for a tensor of `rank` dimensions.
 
     Raises:
-        Mistake: there is no such format, or not for this rank.
+        TypeMistake: there is no such format, or not for this rank.
     """
     if word in _BLOCKED:
         return _blocked(word, tuple(numbers), rank)

@@ -20,7 +20,7 @@ from tensor_comprehensions.cache.store import Store
 from tensor_comprehensions.options import CpuOptions, MappingOptions
 from tensor_comprehensions.runtime.cuda import cubins
 from tensor_comprehensions.runtime.cuda.nvrtc import Toolchain
-from tensor_comprehensions.schedules import tile
+from tensor_comprehensions.schedules import tile, vectorize
 from tensor_comprehensions.target import AVX2, AVX512, GPUS
 from tensor_comprehensions.tc_lang import bind, compile_source
 from tests.helpers.programs import Program, programs
@@ -258,3 +258,8 @@ def test_a_package_that_is_not_files_has_no_digest(tmp_path: Path, monkeypatch: 
     with pytest.raises(Uncacheable):
         of()
     package_digest.package_digest.cache_clear()
+
+
+def test_a_schedule_is_written_as_it_prints() -> None:
+    schedule = tile(m=8) >> vectorize("n")
+    assert key.canonical_text((("C", schedule),)) == f"(('C', {schedule!r}))"

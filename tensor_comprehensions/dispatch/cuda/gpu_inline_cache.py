@@ -1,7 +1,7 @@
 """The short way of a call on a CUDA device: the kernels of earlier calls, found by looking at nothing but the call.
 
-Always holds: a lane only takes what the long way (`GpuKernels.call`) would take with the same result, and nothing here
-waits for the device, unless the kernel has checks to tell of.
+Always holds: an entry only takes what the long way (`GpuKernelTable.call`) would take with the same result. Nothing
+here waits for the device, unless the kernel has checks to report.
 """
 
 from __future__ import annotations
