@@ -103,10 +103,27 @@ def make_key(
     parts += _fields("options", options)
     if refers_to_names(options):
         parts.append(("spelling", names_digest(bound)))
-    parts += [(f"version.{name}", text) for name, text in toolchain_versions()]
-    parts.append(("source", _source()))
-    parts += [(f"flag.{name}", text) for name, text in sorted((flags or {}).items())]
-    return Key(tuple(parts))
+    return Key((*parts, *_toolchain_parts(flags)))
+
+
+def make_sparse_key(text: str, kernel: object, target: object, *, flags: Mapping[str, str] | None = None) -> Key:
+    """The key of a kernel for sparse operands, which depends neither on sizes nor on what is stored.
+
+    Args:
+        text: the def with the formats of its tensors.
+        kernel: what else it is for: tuples of numbers and texts.
+        target: what the kernel is for, a frozen dataclass.
+        flags: what else the emitted code depends on.
+
+    Raises Uncacheable where the text of this package cannot be known.
+    """
+    parts = [("kind", "sparse"), ("def", text), ("kernel", canonical_text(kernel)), *_fields("target", target)]
+    return Key((*parts, *_toolchain_parts(flags)))
+
+
+def _toolchain_parts(flags: Mapping[str, str] | None) -> list[tuple[str, str]]:
+    parts = [(f"version.{name}", text) for name, text in toolchain_versions()]
+    return [*parts, ("source", _source()), *((f"flag.{name}", text) for name, text in sorted((flags or {}).items()))]
 
 
 def names_digest(bound: BoundFunction) -> str:

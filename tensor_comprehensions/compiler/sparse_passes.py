@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter
+from typing import TYPE_CHECKING
 
-from ..codegen.c import c_printer
-from ..codegen.llvm import llvm_printer
 from ..core import knobs
 from ..core.diagnostics import get_logger
 from ..core.errors import ArgumentError, InternalError
+from ..core.lazy_import import lazy_module
 from ..loop_ir.binding import check_bindings
 from ..loop_ir.nodes import Module, Stmt
-from ..loop_ir.passes.scalar_promotion import hoist_accumulators
-from ..loop_ir.passes.simplify import simplify
-from ..loop_ir.passes.unroll import unroll_loops
-from ..loop_ir.passes.vectorize import vectorize_loops
 from ..loop_ir.show import format_program
-from ..loop_ir.verify import verify
 from ..runtime.cpu import host_symbols, object_code
 from ..runtime.cpu.object_code import Executable, ObjectCode
 from ..sparse.explain import explain, text_with_formats
@@ -30,12 +26,24 @@ from ..sparse.lower import Program, lower
 from ..sparse.sparse_problem import SparseProblem
 from ..target import CpuTarget
 
+if TYPE_CHECKING:
+    from ..codegen.c import c_printer
+    from ..codegen.llvm import llvm_printer
+    from ..loop_ir import verify
+    from ..loop_ir.passes import scalar_promotion, simplify, unroll, vectorize
+else:
+    c_printer, llvm_printer = lazy_module("codegen.c.c_printer"), lazy_module("codegen.llvm.llvm_printer")
+    verify = lazy_module("loop_ir.verify")
+    scalar_promotion, simplify, unroll, vectorize = (
+        lazy_module(f"loop_ir.passes.{name}") for name in ("scalar_promotion", "simplify", "unroll", "vectorize")
+    )
+
 SPARSE_PASSES: tuple[tuple[str, Callable[[Stmt], Stmt]], ...] = (
-    ("simplify", simplify),
-    ("vectorize", vectorize_loops),
-    ("unroll", unroll_loops),
-    ("hoist", hoist_accumulators),
-    ("simplify_again", simplify),
+    ("simplify", lambda s: simplify.simplify(s)),
+    ("vectorize", lambda s: vectorize.vectorize_loops(s)),
+    ("unroll", lambda s: unroll.unroll_loops(s)),
+    ("hoist", lambda s: scalar_promotion.hoist_accumulators(s)),
+    ("simplify_again", lambda s: simplify.simplify(s)),
 )
 """What happens to the body of every kernel after `lower` and before it is printed."""
 
@@ -46,17 +54,24 @@ class CompiledSparseKernel:
 
     Attributes:
         program: what was lowered, with its phases before the passes.
-        phases: the modules after the passes.
         code: the machine code of each phase. executables: the same, loaded.
-        seconds: the time of all passes.
+        seconds: the time of each step, in order; of finding it, if the cache had it.
     """
 
     program: Program
-    phases: tuple[Module, ...]
     code: tuple[ObjectCode, ...]
     executables: tuple[Executable, ...]
     target: CpuTarget
-    seconds: float
+    seconds: tuple[tuple[str, float], ...]
+
+    @property
+    def compile_seconds(self) -> float:
+        return sum(seconds for _, seconds in self.seconds)
+
+    @cached_property
+    def phases(self) -> tuple[Module, ...]:
+        """The modules after the passes, made again: a kernel runs without them."""
+        return tuple(map(_run_passes, self.program.phases))
 
     def source(self, kind: str) -> str:
         """All phases as text of a kind: "tc", "schedule", "loops", "c", "llvm" or "asm".
@@ -96,15 +111,23 @@ def compile_sparse(problem: SparseProblem, target: CpuTarget) -> CompiledSparseK
     """
     start = perf_counter()
     program = lower(problem, target)
-    phases = tuple(_run_passes(m) for m in program.phases)
+    lowered = perf_counter()
+    phases = tuple(map(_run_passes, program.phases))
     code = tuple(
         object_code.assemble(llvm_printer.emit_llvm(m, target, host_symbols.vector_functions()), target) for m in phases
     )
-    executables = tuple(object_code.load_object(c) for c in code)
-    seconds = perf_counter() - start
-    get_logger("passes").debug("%s: sparse, %.1f ms", problem.function.name, seconds * 1e3)
+    seconds = (("lower", lowered - start), ("generate", perf_counter() - lowered))
+    times = ", ".join(f"{step} {s * 1e3:.1f}" for step, s in seconds)
+    get_logger("passes").debug("%s: sparse, %s ms", problem.function.name, times)
     get_logger("schedule").debug("%s: sparse, loops %s", problem.function.name, program.orders)
-    return CompiledSparseKernel(program, phases, code, executables, target, seconds)
+    return with_code(program, code, target, seconds)
+
+
+def with_code(
+    program: Program, code: tuple[ObjectCode, ...], target: CpuTarget, seconds: tuple[tuple[str, float], ...] = ()
+) -> CompiledSparseKernel:
+    """The kernel of a program whose machine code is there already. Raises CannotLower where that cannot be loaded."""
+    return CompiledSparseKernel(program, code, tuple(map(object_code.load_object, code)), target, seconds)
 
 
 def _run_passes(module: Module) -> Module:
@@ -121,6 +144,6 @@ def _check(module: Module, step: str) -> None:
     if not knobs.current_knobs().verify:
         return
     try:
-        verify(module)
+        verify.verify(module)
     except InternalError as error:
         raise InternalError(f"{module.name}: after {step}: {error}") from error

@@ -30,6 +30,7 @@ from ..tc_lang.ir import BoundFunction, Function
 
 if TYPE_CHECKING:
     from ..compiler import cpu_passes
+    from ..compiler.sparse_passes import CompiledSparseKernel
     from ..loop_ir import nodes
     from ..loop_ir.nodes import CheckSite
     from ..structured.language import primitives
@@ -40,7 +41,7 @@ else:
         lazy_module("structured.language.primitives"),
     )
 
-C = TypeVar("C", bound=CompiledBase)
+C = TypeVar("C", bound="CompiledBase | CompiledSparseKernel")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import torch
 from patterns import formats, random_tensor, store
 from torch.utils import _pytree as pytree
 
+import tensor_comprehensions as tc
 from tensor_comprehensions.core.errors import ArgumentError
 from tensor_comprehensions.dispatch.sparse.interop import as_sparse, from_torch
 from tensor_comprehensions.dispatch.sparse.sparse_tensor import SparseTensor, to_format
@@ -185,6 +186,15 @@ MALFORMED = [
 def test_malformed_parts_are_named(pos: Any, crd: Any, values: Any, says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         SparseTensor.from_arrays("csr", (3, 4), (None, (pos, crd)), values)
+
+
+def test_arrays_of_dense_levels_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"level 0 of .* is dense, but has arrays"):
+        SparseTensor.from_arrays("csr", (3, 4), ((None, [0]), (POS, CRD)), VALUES)
+    arrays = (torch.tensor(POS), torch.tensor(CRD))
+    unchecked = SparseTensor(to_format("csr", 2), (3, 4), ((None, None), arrays), torch.tensor(VALUES))
+    with pytest.raises(ArgumentError, match=r"level 0 of .* is dense, but has arrays"):
+        tc.define("def f(float(N,M) A) -> (y) { y(i) +=! A(i,j) }").f(unchecked)
 
 
 def test_coordinates_below_repeats_are_sorted_together() -> None:

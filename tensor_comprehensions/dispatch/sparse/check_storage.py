@@ -28,6 +28,8 @@ def check_parts(
     for n, (level, arrays) in enumerate(zip(format.levels[: format.depth], levels, strict=False)):
         where = _Where(name, n)
         if level.is_dense:
+            if arrays is not None:
+                raise where.error("is dense, but has arrays", expected="None", found=type(arrays).__name__)
             positions, same = positions * extents[n], None
             continue
         if not isinstance(arrays, tuple) or len(arrays) != 2:

@@ -44,7 +44,7 @@ class SparseKernel:
 
     @property
     def compile_seconds(self) -> float:
-        return self.compiled.seconds
+        return self.compiled.compile_seconds
 
     @only_tc_errors
     def source(self, kind: str = "schedule") -> str:

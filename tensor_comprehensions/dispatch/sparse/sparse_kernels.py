@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...compiler.sparse_passes import CompiledSparseKernel, compile_sparse
+from ...compiler.sparse_passes import CompiledSparseKernel
 from ...core.dtypes import INT32, INT64
 from ...core.errors import ArgumentError, CannotLower, InternalError
 from ...core.memory_layout import contiguous_strides
@@ -30,6 +30,7 @@ from ..call_steps import CallSignature, check_names
 from . import pack
 from .fast_call import FastCall
 from .interop import from_scipy, from_torch, is_scipy
+from .sparse_cache import load_or_compile_sparse
 from .sparse_kernel import evaluate, without_gradients
 from .sparse_tensor import SparseTensor
 from .structure import Structure, check_structure, convert_format, structure_of
@@ -199,7 +200,7 @@ class SparseKernels:
             shared = shared_patterns(function)
             problem = SparseProblem(with_shared_formats(function, shared), types, fixed, tuple(shared.items()))
             try:
-                return compile_sparse(problem, host())
+                return load_or_compile_sparse(problem, host())
             except CannotLower as refusal:
                 raise ArgumentError(f"{function.name} cannot be lowered for these formats: {refusal}") from refusal
 

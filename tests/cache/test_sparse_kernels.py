@@ -1,0 +1,117 @@
+"""Kernels for sparse operands that an earlier process compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.cache.store import KERNEL, current_store
+from tensor_comprehensions.cli.main import main
+from tensor_comprehensions.core import knobs
+from tensor_comprehensions.dispatch.sparse import sparse_cache
+
+SPMV = "def spmv(float(N,M) A: csr, float(M) x) -> (y) { y(i) +=! A(i,j) * x(j) }"
+SPGEMM = "def spgemm(float(N,M) A: csr, float(M,K) B: csr) -> (C: csr) { C(i,k) +=! A(i,j) * B(j,k) }"
+FREE = "def free(float(N,M) A, float(M,K) X) -> (Y) { Y(i,k) +=! A(i,j) * X(j,k) }"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    with knobs.override_knobs(cache="readwrite", cache_dir=str(tmp_path / "cache"), verify=False):
+        yield tmp_path / "cache"
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the defs that are compiled from now on."""
+    names: list[str] = []
+    original = sparse_cache.compile_sparse
+
+    def noted(problem: Any, target: Any) -> Any:
+        names.append(problem.function.name)
+        return original(problem, target)
+
+    monkeypatch.setattr(sparse_cache, "compile_sparse", noted)
+    return names
+
+
+def matrix(rows: int = 20, columns: int = 20, format: str = "csr") -> Any:
+    generator = torch.Generator().manual_seed(rows)
+    dense = torch.rand(rows, columns, generator=generator)
+    return tc.as_sparse(dense.where(dense < 0.3, 0), format)
+
+
+def test_a_kernel_is_found(root: Path, compiled: list[str]) -> None:
+    a, x = matrix(), torch.rand(20)
+    first = tc.define(SPMV).spmv
+    assert torch.equal(first(a, x), tc.define(SPMV).spmv(a, x))
+    assert compiled == ["spmv"]
+    torch.testing.assert_close(first(a, x), a.dense() @ x)
+
+
+def test_all_phases_are_found(root: Path, compiled: list[str]) -> None:
+    a, b = matrix(20, 30), matrix(30, 25)
+    expected = tc.define(SPGEMM).spgemm(a, b)
+    kernel = tc.define(SPGEMM).spgemm.compile(a, b)
+    assert len(kernel.compiled.executables) > 1
+    assert torch.equal(kernel(a, b).dense(), expected.dense())
+    assert compiled == ["spgemm"]
+
+
+def test_a_kernel_of_the_cache_has_its_texts(root: Path, compiled: list[str]) -> None:
+    a, x = matrix(), torch.rand(20)
+    first, second = (tc.define(SPMV).spmv.compile(a, x) for _ in range(2))
+    assert compiled == ["spmv"]
+    for kind in ("tc", "schedule", "loops", "c", "llvm", "asm"):
+        assert first.source(kind) == second.source(kind)
+
+
+def test_what_a_kernel_depends_on_is_in_its_key(root: Path, compiled: list[str]) -> None:
+    def call(format: str, columns: int, index: torch.dtype) -> None:
+        a = matrix(format=format)
+        levels = [level and tuple(None if x is None else x.to(index) for x in level) for level in a.levels]
+        tc.define(FREE).free(tc.SparseTensor(a.format, a.shape, levels, a.values), torch.rand(20, columns))
+
+    for format, columns, index in (
+        ("csr", 8, torch.int64), ("csc", 8, torch.int64), ("csr", 9, torch.int64), ("csr", 8, torch.int32),
+    ):  # fmt: skip
+        call(format, columns, index)
+        call(format, columns, index)
+    assert len(compiled) == 4
+
+
+def test_a_damaged_entry_is_made_again(root: Path, compiled: list[str]) -> None:
+    a, x = matrix(), torch.rand(20)
+    expected = tc.define(SPMV).spmv(a, x)
+    (path,) = (root / "v2" / "kernel").rglob("*.tc")
+    path.write_bytes(path.read_bytes()[:-9])
+    assert torch.equal(tc.define(SPMV).spmv(a, x), expected)
+    assert compiled == ["spmv", "spmv"]
+
+
+def test_code_of_other_phases_is_passed_over(
+    root: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, x = matrix(), torch.rand(20)
+    monkeypatch.setattr(sparse_cache, "_content", lambda made: ({"sizes": [3], "symbols": [[]]}, b"four"))
+    expected = tc.define(SPMV).spmv(a, x)
+    assert torch.equal(tc.define(SPMV).spmv(a, x), expected)
+    assert "cannot be used: the machine code is shorter or longer" in caplog.text
+    assert compiled == ["spmv", "spmv"]
+
+
+def test_nothing_is_kept_while_the_cache_is_off(root: Path, compiled: list[str]) -> None:
+    with knobs.override_knobs(cache="off"):
+        tc.define(SPMV).spmv(matrix(), torch.rand(20))
+    assert not list(current_store().names((KERNEL,)))
+
+
+def test_the_command_lists_them(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tc.define(SPMV).spmv(matrix(), torch.rand(20))
+    assert main(["cache", "ls"]) == 0
+    assert "sparse" in capsys.readouterr().out
