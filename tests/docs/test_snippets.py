@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.core import knobs
 from tensor_comprehensions.core.knobs import Knobs
+from tensor_comprehensions.target import AVX512
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -85,6 +88,22 @@ def test_every_block_of_code_names_its_language(page: Path) -> None:
     assert all(
         opening != "```" and closing == "```" for opening, closing in zip(fences[::2], fences[1::2], strict=True)
     )
+
+
+def test_files_that_the_pages_name_exist() -> None:
+    """`structured/lower/pack.py` is below one of the folders that pages abbreviate."""
+    roots = (ROOT, ROOT / "tensor_comprehensions", ROOT / "tests", *(ROOT / "tensor_comprehensions").rglob("*/"))
+    for page in PAGES:
+        for name in re.findall(r"`((?:[a-z_]+/)*[a-z_]+(?:/|\.py))`", page.read_text()):
+            assert any((root / name).exists() for root in roots), f"{page.name}: {name}"
+
+
+def test_the_first_page_shows_the_loops_of_its_def() -> None:
+    found = {s.language: s.text for s in snippets(DOCS / "index.md")}
+    namespace: dict[str, Any] = {}
+    exec(found["python"], namespace)
+    loops = namespace["softmax"].compile(namespace["x"], target=AVX512).source("loops")
+    assert textwrap.dedent(loops.partition("kernel softmax:\n")[2]).strip() == found["text"].strip()
 
 
 def test_the_page_on_the_environment_has_every_variable_and_topic() -> None:
