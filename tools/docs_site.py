@@ -31,11 +31,12 @@ GROUPS: tuple[tuple[str, str, ModuleType, tuple[str, ...]], ...] = (
         "Errors",
         "tensor_comprehensions",
         tc,
-        tuple(n for n in tc.__all__ if n.endswith("Error") and isinstance(getattr(tc, n), type)),
+        tuple(sorted((n for n in tc.__all__ if n.endswith("Error")), key=lambda n: (n != "TCError", n))),
     ),
     ("Settings", "tensor_comprehensions.core.knobs", knobs, ("override_knobs",)),
 )
 """Heading, the module to import from, and the names."""
+_DOCUMENTED = frozenset(id(getattr(home, name)) for _, _, home, names in GROUPS for name in names)
 
 _SECTION = re.compile(r"^(Args|Arguments|Attributes|Raises|Returns|Yields|Example|Examples):$")
 
@@ -92,10 +93,10 @@ def _render_class(name: str, cls: type) -> str:
 
 
 def _public_members(cls: type) -> Iterator[tuple[str, Any]]:
-    """The documented methods and properties that the class or a base class of the package defines."""
+    """The documented methods and properties of the class, and of its bases that have no entry of their own."""
     seen: set[str] = set()
     for base in cls.__mro__:
-        if not base.__module__.startswith("tensor_comprehensions"):
+        if not base.__module__.startswith("tensor_comprehensions") or (base is not cls and id(base) in _DOCUMENTED):
             continue
         for member, value in vars(base).items():
             is_method = isinstance(value, property | staticmethod | classmethod) or inspect.isfunction(value)
