@@ -103,6 +103,12 @@ def test_pages_are_in_the_words_of_the_field(page: Path) -> None:
     assert [found[0] for word in OLD_WORDS for found in re.finditer(word, page.read_text())] == []
 
 
+def test_times_stand_on_the_page_of_benchmarks() -> None:
+    """Where they have a date and a machine; the README has a table with both."""
+    timed = {page_id(page) for page in PAGES if re.search(r"\d ?µs\b|\bgeomean\b", page.read_text(), re.IGNORECASE)}
+    assert timed <= {"README.md", "docs/benchmarks.md", "docs/developers/measurements.md"}
+
+
 def test_files_that_the_pages_name_exist() -> None:
     """`structured/lower/pack.py` is below one of the folders that pages abbreviate."""
     roots = (ROOT, ROOT / "tensor_comprehensions", ROOT / "tests", *(ROOT / "tensor_comprehensions").rglob("*/"))
