@@ -1,4 +1,4 @@
-"""Define the operators of `examples/*.tc`, run them on real tensors, check each against torch, and time both.
+"""Run every def of `examples/*.tc` at realistic sizes, check it against torch, and time both.
 
 Usage: python examples/demo.py [--rounds N] [NAME ...]
 """
@@ -27,7 +27,7 @@ Result = Tensor | tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """One def: where it stands, what it is called with and what torch does for the same work."""
+    """One def: its file, its name, its arguments, and the same computation in torch."""
 
     file: str
     name: str
@@ -37,7 +37,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """The defs with the sizes of everyday use."""
+    """The defs with realistic sizes."""
     r = torch.randn
     yield Case("matmul.tc", "matmul", (r(512, 512), r(512, 512)), torch.matmul)
     c = r(256, 384)
@@ -130,7 +130,7 @@ def _lstm_cell(x: Tensor, h: Tensor, c: Tensor, wx: Tensor, wh: Tensor, bias: Te
 
 
 def error(ours: Result, theirs: Result) -> float:
-    """The largest difference, relative to the largest magnitude of what torch computed."""
+    """The largest difference, relative to the largest magnitude of torch's result."""
     pairs = zip(ours, theirs, strict=True) if isinstance(ours, tuple) else [(ours, theirs)]
     worst = 0.0
     for a, b in pairs:
@@ -142,7 +142,7 @@ def error(ours: Result, theirs: Result) -> float:
 
 
 def seconds(calls: list[Callable[[], object]], rounds: int) -> list[float]:
-    """The median time of each of `calls`, run in turns so that whatever disturbs one disturbs all."""
+    """The median time of each of `calls`, interleaved so that other load disturbs all of them alike."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         for call, taken in zip(calls, times, strict=True):
@@ -172,11 +172,11 @@ def run(case: Case, rounds: int) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="run only these")
-    parser.add_argument("--rounds", type=int, default=15, help="runs of each, in turns (default 15)")
+    parser.add_argument("--rounds", type=int, default=15, help="interleaved runs of each (default 15)")
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
-    print(f"{torch.get_num_threads()} threads, medians of {options.rounds} runs in turns")
+    print(f"{torch.get_num_threads()} threads, medians of {options.rounds} interleaved runs")
     print(f"{'op':<22}{'first call':>13}{'ours':>13}{'torch':>13}{'speed-up':>10}   error")
     good = [run(case, options.rounds) for case in cases() if not options.names or case.name in options.names]
     print(f"{sum(good)} of {len(good)} agree with torch")

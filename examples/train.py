@@ -1,7 +1,7 @@
-"""Learn ratings with a layer written in TC: users and items have factors, and a rating is their inner product.
+"""Train a recommender with a layer written in TC: a rating is the inner product of a user's and an item's factors.
 
-The ratings are synthetic, made from hidden factors and noise, so that the best possible error is known. The gradients,
-which scatter into the tables of factors, are derived from the def.
+The ratings are synthetic: hidden factors plus noise, so the best possible error is known. The gradients, which scatter
+into the tables of factors, are derived from the def.
 
 Usage: python examples/train.py [--epochs N]
 """
@@ -27,7 +27,7 @@ USERS, ITEMS, FACTORS, NOISE = 400, 300, 8, 0.3
 
 
 def synthetic(count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Users, items and ratings: hidden factors, what users and items are worth on average, and noise."""
+    """Users, items and ratings, from hidden factors, means of users and items, and noise."""
     hidden = torch.randn(USERS, 4), torch.randn(ITEMS, 4), torch.randn(USERS), torch.randn(ITEMS)
     user, item = torch.randint(USERS, (count,)), torch.randint(ITEMS, (count,))
     clean = (hidden[0][user] * hidden[1][item]).sum(1) + hidden[2][user] + hidden[3][item] + 3
@@ -35,7 +35,7 @@ def synthetic(count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def model() -> tc.Module:
-    """The layer, with small random factors and everything else at 0."""
+    """The layer, with small random factors and all other parameters 0."""
     return tc.Module(
         RATING,
         {name: lambda x: x.normal_(std=0.1) for name in ("users", "items")}
@@ -45,7 +45,7 @@ def model() -> tc.Module:
 
 
 def train(epochs: int) -> tuple[float, float]:
-    """Train and print the error on held-out ratings; gives the first and the last of these errors."""
+    """Train, print the error on held-out ratings after each epoch, and return the first and the last error."""
     torch.manual_seed(0)
     user, item, score = synthetic(60_000)
     seen, held = slice(0, 50_000), slice(50_000, None)

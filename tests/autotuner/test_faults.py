@@ -1,4 +1,4 @@
-"""The table of faults at the end of docs/tuning.md names the tests that there are."""
+"""The table of faults at the end of docs/developers/testing.md names the tests that there are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-TABLE = (TESTS.parent / "docs" / "tuning.md").read_text().partition("## Faults by their numbers")[2]
+TABLE = (TESTS.parent / "docs" / "developers" / "testing.md").read_text().partition("## Faults by their numbers")[2]
 UNNUMBERED = {23, 25, *range(56, 63)}
 """Faults whose tests are about more than that."""
 

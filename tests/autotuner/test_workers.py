@@ -1,6 +1,6 @@
 """Worker processes that hang, crash or talk nonsense: whoever asked learns it, and the next one is well.
 
-The numbers of the faults are those of the table at the end of docs/tuning.md.
+The numbers of the faults are those of the table at the end of docs/developers/testing.md.
 """
 
 from __future__ import annotations

@@ -1,30 +1,62 @@
-"""The page on the language lists what the language has."""
+"""The page on the language has every function, every constant and the grammar of the package."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import pytest
-
+from tensor_comprehensions.core.dtypes import ALIASES, DTYPES
 from tensor_comprehensions.core.math_functions import FUNCTIONS
+from tensor_comprehensions.tc_lang import builtins
 from tensor_comprehensions.tc_lang.builtins import CONSTANTS, SPECIAL
+from tensor_comprehensions.tc_lang.formats import NAMES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text()
 SECTION = PAGE.partition("### Functions")[2].partition("###")[0]
-ARITIES = {"one": 1, "two": 2, "three": 3}
+TABLE = "\n".join(line.rpartition(" | ")[0] for line in SECTION.splitlines() if line.startswith("| `"))
+GRAMMAR = (Path(builtins.__file__).parent / "tc.lark").read_text()
+TERMINALS = {
+    "LPAR": '"("',
+    "RPAR": '")"',
+    "LBRACE": '"{"',
+    "RBRACE": '"}"',
+    "_TUPLE": '"("',
+    "COMMA": '","',
+    "_ARROW": '"->"',
+    "OR": '"||"',
+    "AND": '"&&"',
+    "COMPARE": '("<=" | ">=" | "==" | "!=" | "<" | ">")',
+    "ADD": '"+"',
+    "MINUS": '"-"',
+    "NOT": '"!"',
+    "MULTIPLY": '("*" | "/" | "%")',
+}
+"""Terminals that the page spells out."""
 
 
-@pytest.mark.parametrize("word", ARITIES)
-def test_the_functions_of_c_are_listed(word: str) -> None:
-    row = re.search(rf"^\| {word} \| (.*) \|$", SECTION, re.MULTILINE)
-    assert row is not None
-    listed = re.findall(r"`(\w+)`", row[1])
-    assert sorted(listed) == sorted(name for name, f in FUNCTIONS.items() if f.arity == ARITIES[word])
+def readable_grammar() -> str:
+    """The rules of the parser without what only the parser needs: names of alternatives, inlining, comments."""
+    rules = GRAMMAR[GRAMMAR.index("program:") : GRAMMAR.index("_ARROW:")]
+    rules = re.sub(r" *-> \w+$", "", rules, flags=re.MULTILINE)
+    rules = re.sub(r"^[?!]", "", rules, flags=re.MULTILINE)
+    rules = re.sub(r"\b_?[A-Z]+\b", lambda m: TERMINALS.get(m[0], m[0]), rules)
+    lines = [line for line in rules.splitlines() if line.strip()]
+    return "\n".join(f"    {line.strip()}" if line.startswith(" ") else line for line in lines) + "\n"
 
 
-def test_every_arity_has_a_row_and_the_rest_is_named() -> None:
-    assert {f.arity for f in FUNCTIONS.values()} == set(ARITIES.values())
-    rest = SECTION.partition("Beside them")[2].partition("Where")[0]
-    assert set(re.findall(r"`(\w+)`", rest)) == set(SPECIAL)
-    assert all(f"`{name}`" in PAGE for name in CONSTANTS)
+def test_every_function_is_listed_with_its_arguments() -> None:
+    listed = {m[1]: m[2].count(",") + 1 for m in re.finditer(r"`(\w+)\(([^)]*)\)`", TABLE)}
+    assert set(listed) == {*FUNCTIONS, *SPECIAL}
+    assert {name: listed[name] for name in FUNCTIONS} == {name: f.arity for name, f in FUNCTIONS.items()}
+
+
+def test_constants_types_and_formats_are_named() -> None:
+    assert all(f"`{name}`" in PAGE for name in (*CONSTANTS, *ALIASES))
+    types = PAGE.partition("## Types")[2].partition("##")[0]
+    assert all(re.search(rf"\b{name}\b", types) for name in DTYPES)
+    formats = PAGE.partition("## Formats")[2].partition("##")[0]
+    assert all(re.search(rf"\b{name}\b", formats) for name in NAMES)
+
+
+def test_the_grammar_is_that_of_the_parser() -> None:
+    assert f"```ebnf\n{readable_grammar()}```" in PAGE, readable_grammar()

@@ -95,7 +95,7 @@ def test_the_typed_program_runs() -> None:
 
 
 def test_what_is_missing_is_told_to_users() -> None:
-    page = (ROOT.parent / "docs" / "pytorch.md").read_text().partition("## Not there")[2]
+    page = (ROOT.parent / "docs" / "pytorch.md").read_text().partition("## Not supported")[2]
     for word in ("DTensor", "8 bits", "CuPy", "JAX"):
         assert word in page
     assert all(reason for reason in MISSING.values())
