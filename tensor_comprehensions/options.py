@@ -16,20 +16,21 @@ FUSION_STRATEGIES = ("max", "preserve3", "min")
 
 @dataclass(frozen=True, slots=True)
 class CpuOptions:
-    """How the polyhedral lowering lowers for a CPU. Every field has a default that is chosen from the sizes.
+    """How a def is lowered for a CPU. Every field has a default that is chosen from the sizes.
 
     Attributes:
         fusion: "max" fuses wherever dependences allow, "preserve3" only where parallelism survives,
             "min" keeps one loop nest per statement.
         tile: sizes for the outer band, outermost first; 0 leaves a dimension alone; empty chooses.
-        vectors: vectors in flight in an innermost vector loop; 0 chooses.
-        grain: least number of scalar operations worth a thread; 0 never runs in parallel.
-        structured: hand contractions to the register-tiled micro-kernels of `use_microkernels`.
-        contract: keep temporaries that fusion makes local in small thread-private buffers.
-        split_reductions: cut sums, and other reductions, that have no more results than terms into about so many parts
+        interleave: vectors in flight in an innermost vector loop; 0 chooses.
+        grain_size: least number of scalar operations worth a thread; 0 never runs in parallel.
+        use_microkernels: hand contractions to the register-tiled micro-kernels of `structured`.
+        localize_temporaries: keep temporaries that fusion makes local in small thread-private buffers.
+        split_k: cut sums, and other reductions, that have no more results than terms into about so many parts
             of at least 16 terms, which threads share and which are added up in a fixed order. 1 does not; 0 chooses.
-        schedule: how contractions are lowered, instead of as the cost model says: a pipeline, an expert (a function
-            of an op and a target that returns one), or pairs of the tensor that a contraction defines and one of these.
+        schedule: how contractions are lowered, instead of as the cost model says: a schedule, a heuristic (a
+            function of an op and a target that returns one), or pairs of the tensor that a contraction defines and
+            one of these.
     """
 
     fusion: str = field(default="preserve3", metadata={"choices": FUSION_STRATEGIES})
@@ -66,10 +67,10 @@ class MappingOptions:
         max_shared_memory: bytes of it for a block; 0 is what a block may have without asking.
         private_memory: keep accumulators and reused tiles in registers.
         cooperative_reductions: let the threads of a block share the terms of a reduction.
-        split_reductions: cut sums, and other reductions, that have fewer results than the target has threads into about
+        split_k: cut sums, and other reductions, that have fewer results than the target has threads into about
             so many parts of at least 16 terms; a second kernel adds the parts up. 1 does not.
-        collapse: make adjacent loops that walk memory as one loop one loop.
-        vector: elements that a thread computes next to each other along x.
+        collapse_loops: make adjacent loops that walk memory as one loop one loop.
+        vector_width: elements that a thread computes next to each other along x.
         double_buffer: copy the next tile to shared memory while the present one is used, where that is possible.
         shared_depth: so many loops of the schedule are around the copies to shared memory; -1 puts them where reuse is
             found: what one nest leaves for another inside the loops over tiles of the rows, the rest inside as many

@@ -123,20 +123,20 @@ class GpuTarget:
     Attributes:
         kind: "cuda".
         name: the architecture, as NVRTC names it.
-        processors: streaming multiprocessors of the typical card.
+        num_sms: streaming multiprocessors of the typical card.
         l2: bytes of the cache that they share.
         bandwidth: of its memory, in bytes per second.
         clock: cycles per second under load.
         float32_lanes: float32 operations that a processor starts in a cycle.
-        shared_optin: most bytes of shared memory that a block may ask for.
-        shared_per_processor: bytes that the blocks on one processor share.
-        threads_per_processor, blocks_per_processor: most that are there at once.
-        shared: bytes of shared memory that a block may have without asking.
+        max_shared_optin: most bytes of shared memory that a block may ask for.
+        shared_per_sm: bytes that the blocks on one processor share.
+        threads_per_sm, blocks_per_sm: most that are there at once.
+        max_shared: bytes of shared memory that a block may have without asking.
         warp: threads that run in step.
-        threads: most threads of a block.
+        max_threads_per_block: most threads of a block.
         block, grid: most threads of a block, and blocks, along x, y, z.
         registers: most registers of a thread.
-        registers_per_processor: registers that the threads on one processor, and those of one block, share.
+        registers_per_sm: registers that the threads on one processor, and those of one block, share.
         async_copies: whether there are copies from global to shared memory past the registers.
     """
 

@@ -79,7 +79,7 @@ class TuningResult:
         seconds, default_seconds: lower quartiles of a race between the two, in turns.
         validated: the winner was right on inputs that no candidate had seen.
         outcomes: of all candidates, in order.
-        elapsed: seconds in all. racing: of that, how long the race ran kernels.
+        elapsed: seconds in all. raced: of that, how long the race ran kernels.
         interrupted: the search was ended early.
     """
 

@@ -59,7 +59,7 @@ DEEPEST = 6
 
 @dataclass(frozen=True, slots=True)
 class Gene:
-    """A choice. keep: how often a random genome takes the first, on top of its share."""
+    """A choice. keep_probability: how often a random genome takes the first, on top of its share."""
 
     name: str
     choices: tuple[Any, ...]

@@ -46,8 +46,8 @@ class Measurement:
         validated: whether the results were compared with the reference evaluator's.
         samples: how many calls were timed.
         spread: distance between the quartiles, relative to the median.
-        spelling: digest of the names that the options refer to, "" where they refer to none; see `key.names_digest`.
-        versions: of the package and its compilers.
+        names_digest: digest of the names that the options refer to, "" where they refer to none; see
+        `key.names_digest`. versions: of the package and its compilers.
         tuner: what made it, "search" say; time: when, in seconds since 1970.
 
     Raises ArgumentError for a time that no call takes.

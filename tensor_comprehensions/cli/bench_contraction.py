@@ -128,7 +128,7 @@ def add_contract_parser(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "--seconds", type=float, default=SEARCH_SECONDS, help=f"for the search (default {SEARCH_SECONDS:g})"
     )
     parser.add_argument("--threads", type=int, default=0, help="of the pool (default: as torch has them)")
-    parser.add_argument("--explain", action="store_true", help="tell what every piece of the winner does")
+    parser.add_argument("--explain", action="store_true", help="explain every primitive of the winner")
     parser.add_argument("--emit", choices=tuple(KINDS), help="write the winner as text of this kind, such as c")
     parser.add_argument("--output", metavar="FILE", help="where to (default: named like the contraction)")
 

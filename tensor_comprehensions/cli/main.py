@@ -98,7 +98,7 @@ def _add_def(parser: argparse.ArgumentParser) -> None:
         flag = f"--{f.name.replace('_', '-')}"
         if f.name == "schedule":
             example = "tile(m=8, n=32) >> pack(B='n1')"
-            group.add_argument(flag, default="", metavar="PIPELINE", help=f"of contractions, such as {example!r}")
+            group.add_argument(flag, default="", metavar="SCHEDULE", help=f"of contractions, such as {example!r}")
         elif isinstance(f.default, bool):
             group.add_argument(flag, dest=f.name, action=argparse.BooleanOptionalAction, default=f.default)
         else:

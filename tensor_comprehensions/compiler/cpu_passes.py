@@ -53,8 +53,8 @@ def _polyhedral() -> Any:
 class Pass:
     """One step: what it does to the value that travels, how its result reads, and the log topic it belongs to.
 
-    show: None where the result is not for reading. again: the earlier pass that this one repeats: nothing is left to do
-    where all passes since have changed nothing.
+    show: None where the result is not for reading. repeats: the earlier pass that this one repeats: nothing is left
+    to do where all passes since have changed nothing.
     """
 
     name: str

@@ -278,8 +278,8 @@ class Store:
 class Loop:
     """`for var in range(start, stop, step)`; bounds are int64 expressions, step a positive constant.
 
-    grain: for PARALLEL, at least so many iterations make a chunk. factor: for VECTOR, the number of lanes and how
-    many vectors one trip handles (interleaved accumulators), as (lanes, vectors).
+    grain: for PARALLEL, at least so many iterations make a chunk. vector_factors: for VECTOR, the number of lanes and
+    how many vectors one trip handles (interleaved accumulators), as (lanes, vectors).
     """
 
     var: str

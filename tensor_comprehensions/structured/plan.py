@@ -53,14 +53,15 @@ class Plan:
         reductions: order of the reduction loops inside the register tile, outermost first.
         unrolled: how many of the innermost reduction loops are unrolled completely.
         packs: the factors that are copied first.
-        collapsed: how many of the outermost levels make up the parallel loop; 0 runs serially.
+        parallel_depth: how many of the outermost levels make up the parallel loop; 0 runs serially.
         grain: least number of its iterations worth a thread.
-        steps: of the innermost reduction loop that is left, taken per iteration.
-        streaming: whether the output is written past the caches.
+        unroll_steps: of the innermost reduction loop that is left, taken per iteration.
+        nontemporal: whether the output is written past the caches.
         instruction: of `tile_plans.INSTRUCTIONS`, by which the register tile is computed; "" for plain vectors.
-        ahead: the factors of which the lines for the next iteration around `levels[depth:]` are brought near.
-        joined: neighboring vectors of a panel that share a register, those of several rows of it where one has few.
-        unpacked: the results of `levels[unpacked:]` are kept in a panel until they are complete; None: stored at once.
+        prefetches: the factors of which the lines for the next iteration around `levels[depth:]` are brought near.
+        vectors_per_register: neighboring vectors of a panel that share a register, those of several rows of it where
+        one has few. output_panel_depth: the results of `levels[output_panel_depth:]` are kept in a panel until they are
+        complete; None: stored at once.
     """
 
     vector: str

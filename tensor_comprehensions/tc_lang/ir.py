@@ -349,7 +349,7 @@ class BoundStatement:
     reduction: None for `=`, else one of `+ * min max`, combined in `value.dtype` (the accumulator type of the
     target's), rounded once when the reduction of an element is complete.
     initialize: the element starts at the neutral element (the `!` forms).
-    staged: the right side reads the target at points other than the written one, so it must be evaluated
+    reads_own_target: the right side reads the target at points other than the written one, so it must be evaluated
     completely before anything is written.
     checks: what must be verified before the statement reads memory.
     exists: accesses of sparse tensors: the statement is for the places where they store an element.

@@ -42,10 +42,11 @@ class BackwardPlan:
 
     gradient, op: as a def and as an operator; None for a Python function.
     saved: positions whose values the gradient reads. held: those of which it takes only the sizes.
-    takes: of each argument of the gradient the position, or, counted from -1 down, the output whose gradient it is.
-    gives: for each value the place among what the gradient returns, None where it gets no gradient.
+    inputs: of each argument of the gradient the position, or, counted from -1 down, the output whose gradient it is.
+    outputs: for each value the place among what the gradient returns, None where it gets no gradient.
     forward: the operator that also gives the temporaries that are kept; None where none is.
-    again: the plan without them, for gradients that are to be differentiated themselves. Its values are saved, too.
+    double_backward: the plan without them, for gradients that are to be differentiated themselves. Its values are
+    saved, too.
     """
 
     gradient: Gradient | None

@@ -78,7 +78,7 @@ def partition_statements(
 ) -> tuple[FusionGroup, ...]:
     """Groups of nodes as a fusion strategy wants them.
 
-    worth: whether "preserve3" fuses: the group so far, the node alone, both together.
+    is_profitable: whether "preserve3" fuses: the group so far, the node alone, both together.
     """
     groups: list[FusionGroup] = []
     for node in scop.nodes:

@@ -80,11 +80,11 @@ class CachedCall:
     """A kernel for calls of one kind.
 
     Attributes:
-        entry: the address of its code. keep: what keeps it there.
+        entry: the address of its code. keep_alive: what keeps it there.
         arguments: what the arguments must be: of those that are part of the kernel, their values.
         spans: the bytes that each of them reaches over; 0 for numbers.
         operands: which arguments the kernel takes, in its order; new outputs and temporaries follow.
-        outputs: new outputs. written: arguments that are written to.
+        outputs: new outputs. mutated: arguments that are written to.
         temporaries: where each starts in one arena, and the arena's bytes.
     """
 

@@ -63,7 +63,7 @@ def tile_instructions(op: StructuredOp, target: CpuTarget) -> tuple[TileInstruct
 class TileLayout:
     """How a register tile is cut into fragments.
 
-    rows, columns, along: the iterators of the three dimensions. still: the factor that has the rows.
+    rows, columns, along: the iterators of the three dimensions. broadcast_operand: the factor that has the rows.
     """
 
     instruction: TileInstruction

@@ -26,9 +26,9 @@ class Factor:
     """One side of the product.
 
     Attributes:
-        used: the iterators it depends on.
-        steps: elements its accesses move per unit of each iterator, where that is one number.
-        plain: whether it is a load and nothing more.
+        iterators: the iterators it depends on.
+        strides: elements its accesses move per unit of each iterator, where that is one number.
+        is_plain_load: whether it is a load and nothing more.
         bytes: size in memory of one element of its buffer.
         stored: elements of that buffer, of the largest one if it reads several.
     """
@@ -58,11 +58,11 @@ class ContractionInfo:
 
     Attributes:
         vector: the iterator along the lanes.
-        unit: the iterator along which the output is contiguous; another one where register tiles are stored across.
-        moving, still: the factor that depends on the lanes (one, if both do), and the other.
-        bits: of the accumulator's type.
-        steps: multiply-adds per output element.
-        output_steps: the iterators that move the output and by how many elements, in either direction, least first.
+        output_unit_iter: the iterator along which the output is contiguous; another one where register tiles are
+        stored across. vector_operand, broadcast_operand: the factor that depends on the lanes (one, if both do), and
+        the other. bits: of the accumulator's type.
+        k_size: multiply-adds per output element.
+        output_strides: the iterators that move the output and by how many elements, in either direction, least first.
     """
 
     op: StructuredOp

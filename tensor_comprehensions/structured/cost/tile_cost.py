@@ -55,7 +55,7 @@ LONG_RUN = 256
 class RegisterTile:
     """Points of each tiled parallel iterator; others have one. `lanes` scalars per vector along the lane iterator.
 
-    joined: vectors that share a register.
+    vectors_per_register: vectors that share a register.
     """
 
     lanes: int
@@ -90,7 +90,7 @@ def multiply_cost(lanes: int, info: ContractionInfo, target: CpuTarget) -> float
 def step_cycles(
     info: ContractionInfo, target: CpuTarget, lanes: int, points: Mapping[str, Numbers], vectors_per_register: int = 1
 ) -> Numbers:
-    """Cycles of one step of the innermost reduction on register tiles. joined: vectors to a register."""
+    """Cycles of one step of the innermost reduction on register tiles. vectors_per_register: vectors to a register."""
     width, vector = lanes * vectors_per_register, info.vector
     cost, columns = vector_cost(width, info.bits, target), points[vector]
     vectors = np.ceil(columns / lanes) / vectors_per_register
@@ -219,7 +219,7 @@ def all_tiles_cycles(
 ) -> Numbers:
     """Cycles of all register tiles of the op, full and partial, were memory free, for each of several tilings.
 
-    sizes: points of the tiled parallel iterators; others have one. joined: vectors to a register.
+    sizes: points of the tiled parallel iterators; others have one. vectors_per_register: vectors to a register.
     """
     count = len(sizes[info.vector])
     points, tiling = np.array(list(sizes.values())), np.arange(count)

@@ -79,7 +79,7 @@ class Vectorize:
     """An iterator runs along the lanes of vectors; the points of the innermost tiles are registers.
 
     iterator: None chooses the longest along which the output is contiguous. lanes: 0 chooses from the target.
-    joined: so many vectors that are neighbors in a panel share a register.
+    vectors_per_register: so many vectors that are neighbors in a panel share a register.
     """
 
     iterator: str | None = None
@@ -108,7 +108,7 @@ class Unroll:
 class Parallel:
     """The outermost loops run as one loop whose iterations are shared among the threads.
 
-    grain: least number of iterations worth a thread; 0 chooses from the work in one.
+    grain_size: least number of iterations worth a thread; 0 chooses from the work in one.
     """
 
     loops: tuple[str, ...]
@@ -301,8 +301,8 @@ def peel(*loops: str) -> Schedule:
 def vectorize(iterator: str | None = None, *, lanes: int = 0, vectors_per_register: int = 1) -> Schedule:
     """Keep the points of the innermost tiles in registers, those of `iterator` along the lanes of vectors.
 
-    joined: so many vectors of a packed factor, of several rows of it where one has few, share a register: rows of 24
-    points leave no lanes of 16 idle as `lanes=8, vectors_per_register=2`.
+    vectors_per_register: so many vectors of a packed factor, of several rows of it where one has few, share a
+    register: rows of 24 points leave no lanes of 16 idle as `lanes=8, vectors_per_register=2`.
     """
     _check_numbers("vectorize", {"lanes": lanes}, least=0)
     _check_numbers("vectorize", {"vectors_per_register": vectors_per_register}, least=1)

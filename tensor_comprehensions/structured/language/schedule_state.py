@@ -33,14 +33,14 @@ class ScheduleState:
         op: as given; iterators of extent 1 are there and get no loop in the end.
         loops: around the register tile, outermost first.
         sums: the reduction loops inside it, outermost first.
-        joined: vectors of a panel that share a register.
+        vectors_per_register: vectors of a panel that share a register.
         packs: factors and the loop inside which they are copied; None: outside of all.
         padded: factors along which the last tiles are whole. peeled: loops whose last tile is code of its own.
-        shared: how many of the outermost loops the threads share. alone: whether they may.
-        streaming: whether the output is written past the caches.
+        shared: how many of the outermost loops the threads share. may_parallelize: whether they may.
+        nontemporal: whether the output is written past the caches.
         instruction: by which the register tile is computed; "" for plain vectors.
-        ahead: factors and the loop for whose next iteration they are brought near.
-        unpacked: the loop inside which results are kept in a panel until they are complete.
+        prefetches: factors and the loop for whose next iteration they are brought near.
+        output_panel_loop: the loop inside which results are kept in a panel until they are complete.
     """
 
     op: StructuredOp

@@ -32,9 +32,9 @@ class MemoryBoundPlan:
         vector: the iterator along the lanes. lanes: scalars per vector. vectors: how many are in flight at once.
         rows: steps of a sum that are added at once where the lanes run along the output; where they run along the sum,
             rows of a tile that are.
-        turned: whether reads across the lanes are turned in registers, in blocks of `lanes` rows and columns.
-        staged: whether what is turned goes through a buffer, one tile at a time, and leaves it in whole lines.
-        shared: whether the threads share the tiles. streaming: whether the output is written past the caches.
+        transposed: whether reads across the lanes are transposed in registers, in blocks of `lanes` rows and columns.
+        staged: whether what is transposed goes through a buffer, one tile at a time, and leaves it in whole lines.
+        shared: whether the threads share the tiles. nontemporal: whether the output is written past the caches.
     """
 
     tiles: tuple[tuple[str, int], ...]

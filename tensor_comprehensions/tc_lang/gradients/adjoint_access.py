@@ -39,7 +39,7 @@ class Solution:
 class GatherForm:
     """How one read looks from the element that is read.
 
-    left: the indices of the element, counted from 0, with their ranges.
+    unsolved: the indices of the element, counted from 0, with their ranges.
     solutions: what the indices of the statement that are now determined have become.
     """
 

@@ -45,7 +45,7 @@ class Reference:
     tag: names the occurrence in the whole program. relation: `S[i] -> T[x]`, the elements it may touch.
     affine: whether the subscripts are known; where they are not, data decides.
     subscripts: `S[i] -> [x]` where they are known, also at instances that a condition keeps from touching memory.
-    starter: the tag of the reference by which each element gets its first value before this one.
+    init_ref: the tag of the reference by which each element gets its first value before this one.
     lookup: how the element is found where data decides. Once `references.with_coordinates` has named what is looked up
         so a tensor of its own, `relation` and `subscripts` are those of the coordinates.
     """

@@ -162,8 +162,8 @@ class PromotionContext:
     tensors: the buffers of the tensors; local: those that nothing reads after the kernel.
     order: `S[i] -> [time]`, the schedule before any copy. threads: `S[i] -> [x, y, z]`, who runs an instance.
     instances: `S[i]` on the block and the thread that are parameters. budget: bytes of shared memory.
-    written_out: `S[i] -> [q]`, the loops that are written out.
-    blocked: the statements that find what they read in registers, which are filled by vectors.
+    unrolled_loops: `S[i] -> [q]`, the loops that are written out.
+    register_tiled: the statements that find what they read in registers, which are filled by vectors.
     unrolled: trips of a copy to shared memory up to which its loop is written out.
     walks: where neighboring threads are in sets of instances, as far as that was asked.
     """
