@@ -55,7 +55,7 @@ def gains(names: Sequence[str], budget: float, seed: int, search: str) -> Iterat
         op = next(iter(tensor_comprehensions.define(b.source)))
         arguments = normalize_arguments(op._kernels.interface, b.arguments(), {})
         tuned = op_api.autotune(
-            op._kernels, arguments, None, op_api.parse_effort(budget, 10000, POPULATION, seed, search)
+            op._kernels, arguments, None, op_api.parse_budget(budget, 10000, POPULATION, seed, search)
         )
         found.append(tuned.speedup)
         yield (

@@ -355,7 +355,7 @@ class Op(KernelDispatcher):
         with deferred_interrupts():
             from .autotuner import op_api
             from .autotuner.device import is_gpu
-        trying = op_api.parse_effort(budget, generations, population, seed, search)
+        trying = op_api.parse_budget(budget, generations, population, seed, search)
         devices = (devices,) if isinstance(devices, str) else devices
         if isinstance(devices, Sequence) and any(map(is_gpu, devices)):
             with deferred_interrupts():

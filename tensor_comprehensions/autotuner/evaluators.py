@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from . import tuner_pb2 as pb
 from .device import TuningDevice, available_cpus, cpu_fingerprint
-from .worker import CHECK, COMPILE, VERSION, forget_workbenches, handle_request, phase_limits
+from .worker import CHECK, COMPILE, VERSION, clear_prepared_problems, handle_request, phase_limits
 from .worker_pool import SERVICE, ForkServer, WorkerConfig, WorkerDied, WorkerPool
 
 
@@ -159,7 +159,7 @@ class InProcess:
 
     def close(self) -> None:
         """Give back the memory of the problems."""
-        forget_workbenches()
+        clear_prepared_problems()
 
 
 class _Processes:

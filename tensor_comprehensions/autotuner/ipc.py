@@ -45,14 +45,14 @@ def receive_frame(connection: socket.socket, seconds: float | None = None) -> tu
 
     Raises Disconnected, ProtocolError or Timeout.
     """
-    patience = Deadline(seconds)
+    patience = WaitBudget(seconds)
     kind, length = _HEADER.unpack(_exactly(connection, _HEADER.size, patience))
     if kind not in (REQUEST, PHASE, REPLY) or length > LARGEST:
         raise ProtocolError(f"a message of kind {kind!r} and {length} bytes")
     return kind, _exactly(connection, length, patience)
 
 
-class Deadline:
+class WaitBudget:
     """How much longer to wait, of `seconds` in all; one look at it counts for at most two ticks."""
 
     def __init__(self, seconds: float | None) -> None:
@@ -68,7 +68,7 @@ class Deadline:
         return self.left is not None and self.left <= 0
 
 
-def _exactly(connection: socket.socket, count: int, patience: Deadline) -> bytes:
+def _exactly(connection: socket.socket, count: int, patience: WaitBudget) -> bytes:
     parts: list[bytes] = []
     while count:
         readable, _, _ = select.select([connection], [], [], TICK)

@@ -25,7 +25,7 @@ from .device import TuningDevice, parse_devices
 from .evaluators import Evaluator, LocalWorkers
 from .job_file import check_settings, read_sizes_setting, read_source_file, read_table, read_text_setting
 from .journal import Journal
-from .op_api import parse_effort, tuning_task_of
+from .op_api import parse_budget, tuning_task_of
 from .search import GENERATIONS, POPULATION
 from .search_loop import SearchBudget, Tuner, TuningResult
 from .session import tune
@@ -86,7 +86,7 @@ def _tasks(entry: Any, job: Mapping[str, Any], path: Path, where: str) -> Iterat
     given = {**_TASK, **entry}
     budget = job["budget"] if given["budget"] is None else given["budget"]
     try:
-        trying = parse_effort(budget, job["generations"], job["population"], job["seed"], job["search"])
+        trying = parse_budget(budget, job["generations"], job["population"], job["seed"], job["search"])
     except ArgumentError as error:
         raise ArgumentError(f"{where}: {error.message}", expected=error.expected) from None
     several = read_sizes_setting(given["sizes"], where)

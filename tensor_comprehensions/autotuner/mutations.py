@@ -15,7 +15,7 @@ from ..structured.language.plan_to_schedule import factor_name
 from ..structured.language.primitives import Primitive, Schedule
 from ..structured.language.schedule_state import ScheduleState
 from ..structured.match.drop_unit_dims import drop_unit_dims
-from ..structured.op import Iterator, StructuredOp, loads_in, names_in
+from ..structured.op import Iterator, StructuredOp, loads_in, variable_names
 from ..structured.plan import Side, TileLoop
 from ..target import CpuTarget
 
@@ -200,7 +200,7 @@ def _packed(pieces: list[Primitive], factor: str, place: int, op: StructuredOp) 
 
 def _places(nest: ScheduleState, side: Side) -> Generator[str | None]:
     """The loops inside which a factor may be packed, outermost first: those that move it; None is outside of all."""
-    moved = names_in(nest.op.factors[side.value])
+    moved = variable_names(nest.op.factors[side.value])
     iterators = [loop.iterator for loop in nest.remaining_points]
     for depth in range(len(iterators) + 1):
         mine = not depth or iterators[depth - 1] in moved
@@ -219,7 +219,7 @@ def _ahead(pieces: list[Primitive], factor: str, value: int, op: StructuredOp) -
             kept += [written.Prefetch(others)] if others else []
         else:
             kept.append(p)
-    mine = [loop for loop in nest.remaining_points if loop.iterator in names_in(op.factors[side.value])]
+    mine = [loop for loop in nest.remaining_points if loop.iterator in variable_names(op.factors[side.value])]
     return kept if value == OFF or not mine else [*kept, written.Prefetch(((factor, nest.name(mine[-1])),))]
 
 

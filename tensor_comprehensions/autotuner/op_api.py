@@ -37,7 +37,7 @@ SEED_BITS = 63
 """Of a seed at most: seeds made from it fit into messages."""
 
 
-def parse_effort(budget: object, generations: object, population: object, seed: object, search: object) -> SearchBudget:
+def parse_budget(budget: object, generations: object, population: object, seed: object, search: object) -> SearchBudget:
     """How hard to try, as users say it. Raises ArgumentError."""
     for name, value, least, bits in (
         ("generations", generations, 1, GENERATION_BITS),

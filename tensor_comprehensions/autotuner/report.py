@@ -40,7 +40,7 @@ def result_facts(name: str, found: TuningResult) -> dict[str, Any]:
         "name": name,
         "options": repr(found.options),
         "seconds": found.seconds,
-        "seconds_in_search": search_seconds(found),
+        "seconds_in_search": best_candidate_seconds(found),
         "default_seconds": found.default_seconds,
         "speedup": found.speedup,
         "validated": found.validated,
@@ -64,7 +64,7 @@ def result_facts(name: str, found: TuningResult) -> dict[str, Any]:
     }
 
 
-def search_seconds(found: TuningResult) -> float | None:
+def best_candidate_seconds(found: TuningResult) -> float | None:
     """The time of the winner while candidates were timed, scaled to how fast the machine was at first."""
     return next((o.seconds for o in found.outcomes if o.options == found.options), None)
 
@@ -109,7 +109,7 @@ def _section(name: str, found: TuningResult) -> Iterator[str]:
         f" took {format_seconds(found.seconds)} in the race,"
         f" where untuned ones took {format_seconds(found.default_seconds)}"
     )
-    if (time := search_seconds(found)) is not None:
+    if (time := best_candidate_seconds(found)) is not None:
         yield f", and {format_seconds(time)} in the search, whose times are those below"
     yield ":</p>"
     yield f"<p><code>{escape(repr(found.options))}</code></p>"

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..compiler.cpu_passes import (
     is_only_contractions,
-    list_contractions,
+    list_schedulable_ops,
     resolve_schedules,
     splits_reductions,
     with_split_reductions,
@@ -289,7 +289,7 @@ def search_space(
     others: options that were good elsewhere; their values are among the choices.
     """
     every = (start, *others)
-    ops = list_contractions(bound, replace(start, schedule=None), target) if start.use_microkernels else ()
+    ops = list_schedulable_ops(bound, replace(start, schedule=None), target) if start.use_microkernels else ()
     ops = tuple(found for found in ops if found[2].is_product)
     alone = bool(ops) and is_only_contractions(bound, replace(start, schedule=None), target)
     genes = [*_field_genes(bound, every, bool(ops), alone and len(ops) == 1), *_parts_gene(bound, every, target)]
@@ -310,7 +310,7 @@ def schedule_space(
 
     Raises ArgumentError where there is no contraction, or no alternative applies.
     """
-    ops = list_contractions(bound, start, target)
+    ops = list_schedulable_ops(bound, start, target)
     if not ops:
         raise ArgumentError(
             f"{bound.name} has no contraction", expected="a contraction, or a single reduction or permutation"

@@ -16,7 +16,7 @@ from time import perf_counter
 import torch
 
 from ..cache.options_proto import from_message
-from ..compiler.cpu_passes import compile_object, job_of, lower_only
+from ..compiler.cpu_passes import compile_object, lower_only, pass_context_of
 from ..core.errors import CannotLower, TCError
 from ..options import CpuOptions
 from ..runtime.cpu import object_code
@@ -136,7 +136,7 @@ def compile_candidate(problem: Problem, options: object) -> pb.Code:
     if not isinstance(options, CpuOptions):
         raise CandidateRejected(pb.INVALID, f"options for another device: {type(options).__name__}")
     bound, text = _known(problem).bound, problem.message.source
-    job = job_of(bound, options, host())
+    job = pass_context_of(bound, options, host())
     made = lower_only(bound, text, job)
 
     def code() -> pb.Code:
@@ -176,7 +176,7 @@ _codes = CompiledCodeCache(CODES)
 # --- measuring ---------------------------------------------------------------------------------------------------
 
 
-class Workbench:
+class PreparedProblem:
     """A problem ready to run candidates on, with its right results."""
 
     def __init__(self, problem: Problem, folder: str) -> None:
@@ -201,7 +201,7 @@ class Workbench:
         return self._oracle.expected_outputs(self.memory(kind, seed), kind, seed)
 
 
-_benches: OrderedDict[str, Workbench] = OrderedDict()
+_benches: OrderedDict[str, PreparedProblem] = OrderedDict()
 
 
 @functools.lru_cache(PROBLEMS)
@@ -214,18 +214,18 @@ def _known(problem: Problem) -> Problem:
     return _by_message(problem.message.SerializeToString(deterministic=True))
 
 
-def workbench_of(message: pb.Problem, folder: str) -> Workbench:
+def prepare_problem(message: pb.Problem, folder: str) -> PreparedProblem:
     """The bench of a problem, new or kept. Raises CandidateRejected where the inputs do not suit the def."""
     problem = _known(Problem(message))
     if problem.digest not in _benches:
         while len(_benches) >= PROBLEMS:
             _benches.popitem(last=False)
-        _benches[problem.digest] = Workbench(problem, folder)
+        _benches[problem.digest] = PreparedProblem(problem, folder)
     _benches.move_to_end(problem.digest)
     return _benches[problem.digest]
 
 
-def forget_workbenches() -> None:
+def clear_prepared_problems() -> None:
     """Keep no problem any longer."""
     _benches.clear()
     _by_message.cache_clear()
@@ -234,7 +234,7 @@ def forget_workbenches() -> None:
 
 def _measure(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     phase(CHECK)
-    made = workbench_of(request.problem, request.folder)
+    made = prepare_problem(request.problem, request.folder)
     for kind in KINDS:
         made.expected(kind, 0)
     phase(RUN)
@@ -243,7 +243,7 @@ def _measure(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     reply.running = perf_counter() - start
 
 
-def _run(made: Workbench, codes: Sequence[pb.Code], request: pb.Request, reply: pb.Reply) -> None:
+def _run(made: PreparedProblem, codes: Sequence[pb.Code], request: pb.Request, reply: pb.Reply) -> None:
     kernel = load_candidate(codes[0])
     first = 0.0
     for kind in KINDS:
@@ -279,7 +279,7 @@ def load_candidate(code: pb.Code) -> LoadedCandidate:
     return LoadedCandidate(executable, tuple(code.temporaries))
 
 
-def check_candidate(made: Workbench, kernel: LoadedCandidate, kind: str, seed: int) -> tuple[TimedLaunch, float]:
+def check_candidate(made: PreparedProblem, kernel: LoadedCandidate, kind: str, seed: int) -> tuple[TimedLaunch, float]:
     """Run once on inputs of a kind: the launch and its seconds. Raises CandidateRejected where anything is wrong."""
     expected = made.expected(kind, seed)
     launch = TimedLaunch(kernel, made.memory(kind, seed))
@@ -330,7 +330,7 @@ def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
         request.codes.extend(reply.codes)
         reply.ClearField("codes")
     phase(CHECK)
-    made = workbench_of(request.problem, request.folder)
+    made = prepare_problem(request.problem, request.folder)
     kinds = MORE_KINDS if request.fresh else KINDS
     seed = FRESH if request.fresh else 0
     for kind in kinds:

@@ -38,12 +38,12 @@ from .worker import (
     CandidateRejected,
     MemoryCorruption,
     Phase,
+    PreparedProblem,
     Stage,
-    Workbench,
     answer_request,
     place_timings,
+    prepare_problem,
     timing_message,
-    workbench_of,
 )
 
 LAUNCH = 2e-6
@@ -212,7 +212,7 @@ def _digest(plan: Plan) -> str:
     return sha256("\0".join(texts).encode()).hexdigest()
 
 
-def _checked(made: Workbench, runner: GpuRunner, kind: str, seed: int) -> float:
+def _checked(made: PreparedProblem, runner: GpuRunner, kind: str, seed: int) -> float:
     """Run once on inputs of a kind; seconds. Raises CandidateRejected where anything is wrong."""
     expected, memory = made.expected(kind, seed), made.memory(kind, seed)
     seconds = runner.run(memory)
@@ -229,7 +229,7 @@ def _evaluate(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     runner, reply.digest = _made(request, from_message(request.options[0]))
     reply.compiling = perf_counter() - start
     phase(CHECK)
-    made = workbench_of(request.problem, request.folder)
+    made = prepare_problem(request.problem, request.folder)
     for kind in KINDS:
         made.expected(kind, 0)
     phase(RUN)
@@ -248,7 +248,7 @@ def _race(request: pb.Request, reply: pb.Reply, phase: Phase) -> None:
     phase(COMPILE)
     runners = [_made(request, from_message(o))[0] for o in request.options]
     phase(CHECK)
-    made = workbench_of(request.problem, request.folder)
+    made = prepare_problem(request.problem, request.folder)
     kinds, seed = (MORE_KINDS, FRESH) if request.fresh else (KINDS, 0)
     for kind in kinds:
         made.expected(kind, seed)

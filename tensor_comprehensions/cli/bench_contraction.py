@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..api import SEARCH_SECONDS, Op, define
-from ..compiler.cpu_passes import KINDS, list_contractions
+from ..compiler.cpu_passes import KINDS, list_schedulable_ops
 from ..core.error_boundary import only_tc_errors
 from ..core.errors import ArgumentError
 from ..dispatch.arguments import parse_sizes
@@ -172,7 +172,7 @@ class CandidateRow:
 
 def _ops(op: Op, tensors: Sequence[Tensor]) -> Iterator[tuple[str, str, StructuredOp]]:
     compiled = op.compile(*tensors).compiled
-    yield from list_contractions(compiled.bound, CpuOptions(), compiled.target)
+    yield from list_schedulable_ops(compiled.bound, CpuOptions(), compiled.target)
 
 
 def _ranked(op: Op, tensors: Sequence[Tensor]) -> Iterator[CandidateRow]:

@@ -117,7 +117,7 @@ class CompiledCpuKernel(CompiledBase):
 
     @property
     def job(self) -> PassContext:
-        return cpu_passes.job_of(self.bound, self.options, self.target)
+        return cpu_passes.pass_context_of(self.bound, self.options, self.target)
 
     @property
     def resources(self) -> dict[str, int]:

@@ -36,7 +36,7 @@ from ..structured.language.schedule_types import schedule_for
 from ..structured.language.translate_schedule import translate_schedule
 from ..structured.op import StructuredOp
 from ..target import CpuTarget
-from ..tc_lang.canonical_bound import Spelling, canonicalize, errors_of
+from ..tc_lang.canonical_bound import OriginalNames, canonicalize, errors_of
 from ..tc_lang.ir import BoundFunction
 from ..tc_lang.legalize import legalize
 from .compiled_kernel import CompiledBase, CompiledCpuKernel, PassContext
@@ -115,20 +115,20 @@ LOWERING = PASSES[:3]
 
 def sites_of(module: Module, bound: BoundFunction) -> tuple[CheckSite, ...]:
     """What a failed check of `bound` means, with the names of its program."""
-    spelling = Spelling.of(bound) if module.sites else None
+    spelling = OriginalNames.of(bound) if module.sites else None
     return tuple(replace(s, tensor=spelling.name(s.tensor)) for s in module.sites) if spelling else ()
 
 
-def readable(module: Module, bound: BoundFunction) -> Module:
+def with_original_names(module: Module, bound: BoundFunction) -> Module:
     """What `bound` was lowered to, with the names of its program."""
-    return rename(module, Spelling.of(bound).name, bound.name)
+    return rename(module, OriginalNames.of(bound).name, bound.name)
 
 
 KINDS: dict[str, Callable[[CompiledCpuKernel], str]] = {
     "tc": lambda k: k.text,
     "schedule": lambda k: _polyhedral().explain_cpu(legalize(k.bound), k.options, k.target),
-    "loops": lambda k: format_program(readable(k.rerun_until("simplify"), k.bound)),
-    "c": lambda k: c_printer.emit_c(readable(k.rerun_until("simplify"), k.bound), header=k.text),
+    "loops": lambda k: format_program(with_original_names(k.rerun_until("simplify"), k.bound)),
+    "c": lambda k: c_printer.emit_c(with_original_names(k.rerun_until("simplify"), k.bound), header=k.text),
     "llvm": lambda k: k.rerun_until("emit"),
     "asm": lambda k: object_code.host_assembly(k.rerun_until("emit"), k.target),
 }
@@ -137,7 +137,7 @@ KINDS: dict[str, Callable[[CompiledCpuKernel], str]] = {
 
 def compile_function(bound: BoundFunction, text: str, options: CpuOptions, target: CpuTarget) -> CompiledCpuKernel:
     """Run `PASSES` on `bound`, whose def reads `text`."""
-    job = job_of(bound, options, target)
+    job = pass_context_of(bound, options, target)
     results, seconds, dump = run_passes(PASSES, bound, text, job)
     module: Module = results["simplify_again"]
     compiled = CompiledCpuKernel(
@@ -202,7 +202,7 @@ def log_compilation(made: CompiledBase, dump: Dump | None) -> None:
     get_logger("passes").debug("%s: %.1f ms: %s", name, made.compile_seconds * 1e3, times)
 
 
-def list_contractions(
+def list_schedulable_ops(
     bound: BoundFunction, options: CpuOptions, target: CpuTarget
 ) -> tuple[tuple[str, str, StructuredOp], ...]:
     """The ops that schedules apply to: the name in the schedule, the tensor that it defines, and the op.
@@ -238,7 +238,7 @@ def resolve_schedules(bound: BoundFunction, options: CpuOptions, target: CpuTarg
     """
     if options.schedule is None:
         return options
-    found = list_contractions(bound, options, target)
+    found = list_schedulable_ops(bound, options, target)
     tensors = [name for _, name, _ in found]
     if not found:
         raise ArgumentError(
@@ -264,7 +264,7 @@ def resolve_schedules(bound: BoundFunction, options: CpuOptions, target: CpuTarg
     return replace(options, schedule=tuple(pairs))
 
 
-def job_of(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> PassContext:
+def pass_context_of(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> PassContext:
     """What the passes get to compile `bound`: schedules name the loops of its canonical form. Raises as
     `resolve_schedules`."""
     options = resolve_schedules(bound, options, target)
@@ -272,7 +272,7 @@ def job_of(bound: BoundFunction, options: CpuOptions, target: CpuTarget) -> Pass
         return PassContext(options, target, bound.name)
     assert isinstance(options.schedule, tuple)
     own, canonical = (
-        {name: op for name, _, op in list_contractions(b, options, target)} for b in (bound, canonicalize(bound))
+        {name: op for name, _, op in list_schedulable_ops(b, options, target)} for b in (bound, canonicalize(bound))
     )
     pairs = ((name, translate_schedule(p, own[name], canonical[name])) for name, p in options.schedule)  # type: ignore[arg-type]
     return PassContext(replace(options, schedule=tuple(pairs)), target, bound.name)
@@ -292,7 +292,7 @@ def _observe(bound: BoundFunction, step: Pass, value: Any, number: int, dump: Du
     log = get_logger(step.topic) if step.topic and get_logger(step.topic).isEnabledFor(DEBUG) else None
     if step.show is None or (dump is None and log is None):
         return
-    text = step.show(readable(value, bound) if isinstance(value, Module) else value)
+    text = step.show(with_original_names(value, bound) if isinstance(value, Module) else value)
     if dump is not None:
         dump.write(number, step.name, text, step.suffix)
     if log is not None:

@@ -30,7 +30,7 @@ from ..tc_lang.canonical_bound import canonicalize
 from ..tc_lang.ir import BoundFunction
 from ..tc_lang.legalize import legalize
 from .compiled_kernel import CompiledBase
-from .cpu_passes import Pass, log_compilation, readable, run_passes, sites_of
+from .cpu_passes import Pass, log_compilation, run_passes, sites_of, with_original_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +184,15 @@ class CompiledGpuKernel(CompiledBase):
 GPU_KINDS: Mapping[str, Callable[[CompiledGpuKernel], str]] = {
     "tc": lambda k: k.text,
     "schedule": lambda k: str(_mapper().explain_gpu(legalize(k.bound), k.options, k.target)),
-    "loops": lambda k: format_program(readable(k.rerun_until("simplify"), k.bound)),
+    "loops": lambda k: format_program(with_original_names(k.rerun_until("simplify"), k.bound)),
     "cuda": lambda k: (
-        cuda_printer.emit_cuda(readable(k.rerun_until("simplify"), k.bound), header=k.header, aligned=k.aligned).source
+        cuda_printer.emit_cuda(
+            with_original_names(k.rerun_until("simplify"), k.bound), header=k.header, aligned=k.aligned
+        ).source
     ),
-    "opencl": lambda k: opencl_printer.emit_opencl(readable(k.rerun_until("simplify"), k.bound), header=k.text).source,
+    "opencl": lambda k: (
+        opencl_printer.emit_opencl(with_original_names(k.rerun_until("simplify"), k.bound), header=k.text).source
+    ),
 }
 """What `source` of a kernel for a graphics processor can show."""
 

@@ -21,7 +21,7 @@ from ..target import CpuTarget
 from ..tc_lang.ir import BoundFunction, Function
 from .call_steps import Arguments, allocate_output, copy_initial_values, evaluate_reference
 from .inline_cache import plain_launcher
-from .kernel_cache import deserialize_kernel, kernel_key
+from .persistent_kernel_cache import deserialize_kernel, kernel_key
 
 TOLERANCE = 1e-3
 """How far, relative to the largest element, the results of a kernel put there by hand may be from the reference."""

@@ -24,7 +24,7 @@ from ..runtime.cpu.python_launch import CpuLauncher
 from ..target import CpuTarget
 from ..tc_lang.formats import Format
 from ..tc_lang.ir import BoundFunction, Function
-from . import kernel_cache
+from . import persistent_kernel_cache
 from .call_steps import (
     Arguments,
     ArgumentShapes,
@@ -135,13 +135,13 @@ class KernelTable:
             nonlocal found
             found = False
             bound = with_strides(self.bind(sizes), strides)
-            compiled = kernel_cache.load_or_compile(self.function, bound, options, machine.target)
+            compiled = persistent_kernel_cache.load_or_compile(self.function, bound, options, machine.target)
             return LoadedKernel(compiled, plain_launcher(compiled))
 
         key = (sizes, strides, options, machine.target)
         route = self.routes.get(key, make)
         if get_logger("cache").isEnabledFor(DEBUG):
-            self._explain(found, key, "loaded" if kernel_cache.was_cache_hit(route.compiled) else "compiled")
+            self._explain(found, key, "loaded" if persistent_kernel_cache.was_cache_hit(route.compiled) else "compiled")
         self._last_key = key
         return route
 

@@ -37,13 +37,15 @@ def operator_for(equation: str, *operands: Any, format: str | None = None) -> Op
     if set(types) == {"bool"} and len(types) > 1:
         raise ArgumentError("einsum: the operands are bool, which have no products", suggestion="pass x.int()")
     sparse = [may_be_sparse(x) for x in operands]
-    densities = [stored_part(x) if s else 1.0 for x, s in zip(operands, sparse, strict=True)] if any(sparse) else []
+    densities = (
+        [density_power_of_two(x) if s else 1.0 for x, s in zip(operands, sparse, strict=True)] if any(sparse) else []
+    )
     text = equation_to_def(equated, types, densities)
     formats = None if format is None else {RESULT: format}
     return _by_text.get((text, format), lambda: define(text, formats=formats)[NAME])
 
 
-def stored_part(x: Any) -> float:
+def density_power_of_two(x: Any) -> float:
     """The part of the elements of a sparse tensor of any kind that it stores, as a power of 2."""
     nnz = x._nnz() if isinstance(x, torch.Tensor) else x.nnz
     blocks = x.values().shape[1:].numel() if isinstance(x, torch.Tensor) and x.layout in _BLOCKED else 1

@@ -20,11 +20,11 @@ from .elements import common_vector, enlarge, narrow, widen
 from .layout import Layout, concatenate
 from .layout_notation import parse
 from .modes import blocked_product, coalesce_modes, compose_modes, divide_modes, raked_product
-from .reads import AccessMovement, LayoutRead, can_merge, coalesce_together
+from .reads import AccessStride, LayoutRead, can_merge, coalesce_together
 from .swizzle import Swizzle
 
 __all__ = [
-    "AccessMovement",
+    "AccessStride",
     "Layout",
     "LayoutRead",
     "Swizzle",

@@ -10,7 +10,7 @@ from ..core.errors import InternalError
 from .layout import Layout
 
 
-class AccessMovement(Enum):
+class AccessStride(Enum):
     """How an access moves along one iterator."""
 
     BROADCAST = "broadcast"
@@ -19,10 +19,10 @@ class AccessMovement(Enum):
     STRIDED = "strided"
 
     @staticmethod
-    def of(step: int) -> AccessMovement:
+    def of(step: int) -> AccessStride:
         """The movement of `step` elements per iteration."""
-        return {0: AccessMovement.BROADCAST, 1: AccessMovement.CONTIGUOUS, -1: AccessMovement.REVERSED}.get(
-            step, AccessMovement.STRIDED
+        return {0: AccessStride.BROADCAST, 1: AccessStride.CONTIGUOUS, -1: AccessStride.REVERSED}.get(
+            step, AccessStride.STRIDED
         )
 
 
@@ -67,9 +67,9 @@ class LayoutRead:
         """Elements between the addresses of neighbors along an iterator."""
         return self.layout.flat[self.iterators.index(iterator)][1]
 
-    def movement(self, iterator: str) -> AccessMovement:
+    def movement(self, iterator: str) -> AccessStride:
         """How the read moves along an iterator."""
-        return AccessMovement.of(self.step(iterator))
+        return AccessStride.of(self.step(iterator))
 
 
 def can_merge(reads: Iterable[LayoutRead], inner: str, outer: str) -> bool:

@@ -148,6 +148,6 @@ def loads_in(e: Expr) -> tuple[Load, ...]:
     return tuple(x for x in walk_expr(e) if isinstance(x, Load))
 
 
-def names_in(e: Expr) -> tuple[str, ...]:
+def variable_names(e: Expr) -> tuple[str, ...]:
     """The variables in `e`, each once, in order of appearance."""
     return tuple(dict.fromkeys(x.name for x in walk_expr(e) if isinstance(x, Var)))

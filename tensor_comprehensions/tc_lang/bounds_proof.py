@@ -24,7 +24,7 @@ from .affine import (
     to_affine_cached,
 )
 from .ir import Access, Binary, Cast, Const, Expr, Index, Select, Unary, operands_of, walk_expr, with_operands
-from .numpy_eval import Array, NumpyEvaluator, index_grid
+from .numpy_expression import Array, NumpyExpressionEvaluator, index_grid
 from .type_rules import COMPARISONS
 
 ENUMERATED = 1 << 17
@@ -160,7 +160,7 @@ def _enumerate(subscript: Expr, extent: int, guards: list[tuple[Expr, bool]], bo
     ranges = {name: (box[name][0], box[name][1] + 1) for name in names}
     if prod(upper - lower for lower, upper in ranges.values()) > ENUMERATED:
         return Finding(Verdict.UNKNOWN)
-    evaluate = NumpyEvaluator(index_grid(ranges), _no_memory)
+    evaluate = NumpyExpressionEvaluator(index_grid(ranges), _no_memory)
     with np.errstate(all="ignore"):
         values = evaluate(subscript)
         bad = (values < 0) | (values >= extent)
@@ -203,7 +203,7 @@ def is_injective(subscripts: tuple[Expr, ...], box: Mapping[str, Interval]) -> b
     points = prod(extents.values())
     if points > ENUMERATED or any(reads_tensors(e) for e in subscripts):
         return None
-    evaluate = NumpyEvaluator(index_grid(ranges), _no_memory)
+    evaluate = NumpyExpressionEvaluator(index_grid(ranges), _no_memory)
     shape = tuple(extents.values())
     columns = [np.broadcast_to(evaluate(e), shape).reshape(-1) for e in subscripts]
     return len(np.unique(np.stack(columns), axis=1).T) == points if columns else points <= 1

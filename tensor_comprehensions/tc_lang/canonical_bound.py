@@ -1,7 +1,7 @@
 """The canonical form of a bound def: lowering sees this one, so that the names of a program cannot reach it.
 
 Tensors are `a0`, `a1`, ... in order, indices `i0`, `i1`, ... in the order of the statements, and no two are called
-alike. Statements keep their numbers. `Spelling` gives the program's names back, for people to read.
+alike. Statements keep their numbers. `OriginalNames` gives the program's names back, for people to read.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ def _statement(s: f.BoundStatement, tensors: Mapping[str, str], indices: Mapping
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
+class OriginalNames:
     """The names of a program for the canonical ones. function: the def's."""
 
     function: str
     names: Mapping[str, str]
 
     @staticmethod
-    def of(bound: BoundFunction) -> Spelling:
+    def of(bound: BoundFunction) -> OriginalNames:
         """For what `canonicalize(bound)` becomes."""
         plain = canonicalize(bound)
         pairs = [(t.name, own.name) for t, own in zip(plain.tensors, bound.tensors, strict=True)]
         pairs += [(i.name, own.name) for i, own in zip(_indices(plain), _indices(bound), strict=True)]
-        return Spelling(bound.name, dict(pairs))
+        return OriginalNames(bound.name, dict(pairs))
 
     def name(self, name: str) -> str:
         """A canonical name, or one that was minted from such, as the program would have it."""
@@ -91,13 +91,13 @@ def errors_of(bound: BoundFunction) -> Iterator[None]:
     try:
         yield
     except TCError as error:
-        text = Spelling.of(bound).text
+        text = OriginalNames.of(bound).text
         error.message, error.suggestion = text(error.message), text(error.suggestion)
         error.expected, error.found = text(error.expected), text(error.found)
         error.args = (error.message,)
         raise
     except CannotLower as refusal:
-        raise CannotLower(Spelling.of(bound).text(str(refusal))) from refusal
+        raise CannotLower(OriginalNames.of(bound).text(str(refusal))) from refusal
 
 
 def _indices(bound: BoundFunction) -> Iterator[f.BoundIndex]:

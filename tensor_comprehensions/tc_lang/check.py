@@ -11,6 +11,7 @@ from . import syntax as s
 from . import type_rules as t
 from .canonical import canonical_text_of_def
 from .expression_checker import CheckContext, ExpressionChecker, TensorInfo
+from .foreign_syntax_hints import suggest_name
 from .formats import Format, parse_format
 from .inline import InlinedBody, Item
 from .ir import (
@@ -28,12 +29,11 @@ from .ir import (
     Symbol,
     walk_expr,
 )
-from .mistake import TypeMistake
 from .parse import parse_program, text_of
 from .ranges import symbolic_ranges
 from .sparse_rules import check_sparse_accesses
-from .suggestions import of_name
 from .type_rules import TypedExpr
+from .unlocated_error import UnlocatedTypeError
 
 REDUCTIONS = {"=": None, "+=": "+", "*=": "*", "min=": "min", "max=": "max"}
 
@@ -180,7 +180,7 @@ def _format(x: TensorInfo, world: CheckContext) -> Format | None:
         return None
     try:
         return parse_format(x.format.word, x.format.numbers, max(0, x.rank))
-    except TypeMistake as m:
+    except UnlocatedTypeError as m:
         raise world.error(
             m.message, x.format.span, expected=m.expected, found=m.found, suggestion=m.suggestion
         ) from None
@@ -311,7 +311,7 @@ def _check_indices(
             used[name],
             expected="a reduction operator: +=!, *=!, min=!, max=!",
             found="=",
-            suggestion=of_name(name),
+            suggestion=suggest_name(name),
         )
     for c in item.tree.clauses:
         if isinstance(c, s.Range) and c.index not in checker.indices:
@@ -328,7 +328,7 @@ def _checked(n: int, item: Item, world: CheckContext) -> Statement:
     reduction = REDUCTIONS[operator]
     try:
         value = _stored(parts.value, target, reduction)
-    except TypeMistake as m:
+    except UnlocatedTypeError as m:
         raise world.error(
             m.message, tree.value.span, expected=m.expected, found=m.found, suggestion=m.suggestion
         ) from None
@@ -352,14 +352,14 @@ def _stored(x: TypedExpr, target: TensorInfo, reduction: str | None) -> Expr:
     to = target.dtype
     assert to is not None
     if not x.weak and promote_dtypes(to, x.type) != to:
-        raise TypeMistake(
+        raise UnlocatedTypeError(
             f"'{target.name}' is {to}, and this value is {x.type}",
             expected=str(to),
             found=str(x.type),
             suggestion=f"cast it: {to}(...)",
         )
     if not x.weak and x.type != to and not target.typed:
-        raise TypeMistake(
+        raise UnlocatedTypeError(
             f"'{target.name}' is {to} by another definition, and this value is {x.type}",
             expected=str(to),
             found=str(x.type),
@@ -368,7 +368,7 @@ def _stored(x: TypedExpr, target: TensorInfo, reduction: str | None) -> Expr:
     if reduction is None:
         return t.rounded_to(x, to)
     if to.is_bool and reduction in ("+", "*"):
-        raise TypeMistake(
+        raise UnlocatedTypeError(
             f"'{reduction}=' does not take bool", expected="numbers", found="bool", suggestion="int32(...)"
         )
     return t.convert(x, to).expr

@@ -16,10 +16,10 @@ from ..core.errors import CheckError, Span
 from . import syntax as s
 from . import type_rules as t
 from .builtins import CONSTANTS, builtin_arity, builtin_names, is_builtin
+from .foreign_syntax_hints import suggest_function
 from .ir import Access, Cast, Const, Index, Role, Size, walk_expr
-from .mistake import TypeMistake
-from .suggestions import suggest_function
 from .type_rules import TypedExpr
+from .unlocated_error import UnlocatedTypeError
 
 SHORT = 2
 """Letters of a name that may be a slip whatever it looks like: `v` for `w`."""
@@ -120,7 +120,7 @@ class ExpressionChecker:
             )
         try:
             return self._dispatch(e, index)
-        except TypeMistake as m:
+        except UnlocatedTypeError as m:
             raise self.world.error(
                 m.message, e.span, expected=m.expected, found=m.found, suggestion=m.suggestion
             ) from None

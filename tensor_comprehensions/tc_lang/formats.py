@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from enum import Enum
 
 from ..core.errors import InternalError
-from .mistake import TypeMistake
+from .unlocated_error import UnlocatedTypeError
 
 
 class LevelKind(Enum):
@@ -160,19 +160,19 @@ def parse_format(word: str, numbers: Sequence[int], rank: int) -> Format:
     order: tuple[int, ...]
     letters, order = _MATRICES.get(word, ("", ()))
     if letters and numbers:
-        raise TypeMistake(f"'{word}' takes no numbers", found=_spell(word, numbers), suggestion=f"write {word}")
+        raise UnlocatedTypeError(f"'{word}' takes no numbers", found=_spell(word, numbers), suggestion=f"write {word}")
     if not letters and word in _ANY_RANK:
         letters = _word_of(word, rank)
     if not letters and not (word == "dense" and rank == 0):
         letters = _letters(word)
     if len(letters) != rank:
-        raise TypeMistake(
+        raise UnlocatedTypeError(
             f"the format '{word}' is for {_dimensions(len(letters))}, the tensor has {rank}",
             expected=f"{rank} levels", found=_spell(word, numbers),
         )  # fmt: skip
     order = order or tuple(numbers) or tuple(range(rank))
     if sorted(order) != list(range(rank)):
-        raise TypeMistake(
+        raise UnlocatedTypeError(
             f"({','.join(map(str, order))}) is no order of {_dimensions(rank)}",
             expected=f"each of 0 to {rank - 1} once" if rank > 1 else "0",
             found=_spell(word, numbers),
@@ -185,16 +185,18 @@ def _letters(word: str) -> str:
     unknown = next((letter for letter in word if letter not in LEVELS), None)
     if unknown is not None:
         near = get_close_matches(word, NAMES, n=1, cutoff=0.3)
-        raise TypeMistake(
+        raise UnlocatedTypeError(
             f"there is no format '{word}'",
             expected=f"{', '.join(NAMES)}, or a letter of {' '.join(LEVELS)} for each level",
             suggestion=f"did you mean {near[0]}?" if near else "",
         )
     for above, below in zip(("", *word), word, strict=False):
         if below in "qc" and not above:
-            raise TypeMistake(f"the format '{word}' begins with a singleton", expected="d, s or u as first level")
+            raise UnlocatedTypeError(
+                f"the format '{word}' begins with a singleton", expected="d, s or u as first level"
+            )
         if above in ("u", "c") and below in ("s", "u"):
-            raise TypeMistake(
+            raise UnlocatedTypeError(
                 f"in the format '{word}' a compressed level follows one with repeated coordinates",
                 expected="q, c or d after u and c",
             )
@@ -203,9 +205,9 @@ def _letters(word: str) -> str:
 
 def _blocked(word: str, blocks: tuple[int, ...], rank: int) -> Format:
     if rank != 2:
-        raise TypeMistake(f"the format '{word}' is for 2 dimensions, the tensor has {rank}")
+        raise UnlocatedTypeError(f"the format '{word}' is for 2 dimensions, the tensor has {rank}")
     if len(blocks) != 2 or min(blocks) < 1:
-        raise TypeMistake(
+        raise UnlocatedTypeError(
             f"'{word}' needs the two extents of a block, from 1 up",
             expected=f"{word}(2,2)", found=_spell(word, blocks),
         )  # fmt: skip

@@ -32,7 +32,7 @@ from .ir import (
     walk_expr,
     with_operands,
 )
-from .numpy_eval import Array, NumpyEvaluator
+from .numpy_expression import Array, NumpyExpressionEvaluator
 
 Region = tuple[Inequality, ...]
 """The points at which all of these hold."""
@@ -192,7 +192,7 @@ def value_outside(e: Expr, region: Region, facts: Facts, box: Box) -> Outside | 
 def _computed(e: Expr) -> Const | None:
     try:
         with np.errstate(all="ignore"):
-            value = NumpyEvaluator({}, _no_memory)(e)
+            value = NumpyExpressionEvaluator({}, _no_memory)(e)
     except (ArithmeticError, ValueError):
         return None
     return Const(np.asarray(value).item(), e.dtype)

@@ -11,7 +11,7 @@ from ..core.dtypes import ALIASES, DTYPES
 from ..core.errors import ParseError, Span
 from ..core.interrupts import deferred_interrupts
 from . import syntax as s
-from .suggestions import of_number, suggest_syntax
+from .foreign_syntax_hints import suggest_literal, suggest_syntax
 
 MAX_DEPTH = 150
 """How deep an expression may nest: every later stage may recurse over expressions without fear."""
@@ -95,7 +95,7 @@ def _unexpected_token(text: str, e: Any) -> ParseError:
 
 def _check_number(text: str, at: int) -> None:
     """Refuse a number with a suffix, or before a name, which the grammar sees as several things."""
-    found = of_number(text, at)
+    found = suggest_literal(text, at)
     if found is not None:
         start, end, way_out = found
         raise ParseError(

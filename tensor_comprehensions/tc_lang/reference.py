@@ -17,7 +17,7 @@ from ..core.dtypes import DType
 from ..core.errors import ArgumentError, InternalError, RangeError
 from .bind import are_offset_indices, neutral_element
 from .ir import Access, BoundFunction, BoundIndex, BoundsCheck, BoundStatement, Role, Tensor
-from .numpy_eval import Array, NumpyEvaluator, combine_arrays, convert_array, index_grid, numpy_dtype
+from .numpy_expression import Array, NumpyExpressionEvaluator, combine_arrays, convert_array, index_grid, numpy_dtype
 
 CHUNK = 1 << 21
 """How many points of a statement's index grid are evaluated at a time."""
@@ -112,7 +112,7 @@ def _assign(s: BoundStatement, old: Array, reader: _Reader) -> Array:
 
 def _values(s: BoundStatement, box: dict[str, tuple[int, int]], reader: _Reader) -> tuple[tuple[Array, ...], Array]:
     """The elements that a box of the grid writes and the values it gives them, all of the box's shape."""
-    evaluator = NumpyEvaluator(index_grid(box), reader)
+    evaluator = NumpyExpressionEvaluator(index_grid(box), reader)
     shape = tuple(upper - lower for lower, upper in box.values())
     points = tuple(np.broadcast_to(evaluator(e), shape) for e in s.subscripts)
     return points, np.broadcast_to(evaluator(s.value), shape)
@@ -148,7 +148,7 @@ def _combine_at(op: str, new: Array, points: tuple[Array, ...], value: Array, *,
 def _verify(check: BoundsCheck, indices: Sequence[BoundIndex], reader: _Reader) -> None:
     """Raise RangeError for the first element, in the order of the indices, that a check forbids."""
     for box in _chunks(indices):
-        evaluator = NumpyEvaluator(index_grid(box), reader)
+        evaluator = NumpyExpressionEvaluator(index_grid(box), reader)
         where = None if check.guard is None else evaluator(check.guard)
         values = evaluator(check.subscript, where)
         bad = (values < 0) | (values >= check.extent)

@@ -34,7 +34,7 @@ from .ir import (
     Unary,
     walk_expr,
 )
-from .numpy_eval import Array, combine_arrays, convert_array, index_grid, numpy_dtype
+from .numpy_expression import Array, combine_arrays, convert_array, index_grid, numpy_dtype
 
 _SCATTER: dict[str, Any] = {"+": np.add, "*": np.multiply, "min": np.minimum, "max": np.maximum}
 

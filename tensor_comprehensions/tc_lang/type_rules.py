@@ -15,7 +15,7 @@ from ..core.dtypes import BOOL, FLOAT32, INT32, INT64, DType, Kind, promote_dtyp
 from ..core.errors import InternalError
 from .builtins import CONSTANTS, canonical_name
 from .ir import Binary, Call, Cast, Const, Expr, Select, Unary
-from .mistake import TypeMistake
+from .unlocated_error import UnlocatedTypeError
 
 MAX_DEPTH = 220
 MAX_NODES = 20000
@@ -43,14 +43,14 @@ def make_typed(expr: Expr, type: DType, *parts: TypedExpr, weak: bool = False) -
     depth = 1 + max((p.depth for p in parts), default=0)
     nodes = 1 + sum(p.nodes for p in parts)
     if depth > MAX_DEPTH:
-        raise TypeMistake(
+        raise UnlocatedTypeError(
             "this expression nests too deeply once lets and builtins are expanded",
             expected=f"at most {MAX_DEPTH} levels",
             found=f"{depth} levels",
             suggestion="store parts of it in temporaries",
         )
     if nodes > MAX_NODES:
-        raise TypeMistake(
+        raise UnlocatedTypeError(
             "this expression is too large once lets and builtins are expanded",
             expected=f"at most {MAX_NODES} nodes",
             found=f"{nodes} nodes",
@@ -63,10 +63,12 @@ def literal_type(value: int | float, *, index: bool = False) -> TypedExpr:
     """The type of a literal: float32 as written with `.` or `e`, else a weak integer."""
     if isinstance(value, float):
         if math.isinf(value):
-            raise TypeMistake("this number does not fit float64", suggestion="write `inf` for infinity")
+            raise UnlocatedTypeError("this number does not fit float64", suggestion="write `inf` for infinity")
         return TypedExpr(Const(value, FLOAT32), FLOAT32)
     if not -(2**31) <= value < 2**31:
-        raise TypeMistake("this integer does not fit int32", expected="-2147483648 to 2147483647", found=str(value))
+        raise UnlocatedTypeError(
+            "this integer does not fit int32", expected="-2147483648 to 2147483647", found=str(value)
+        )
     return _weak(value, index)
 
 
@@ -78,7 +80,7 @@ def named_constant(name: str) -> TypedExpr:
 def _weak(value: int, index: bool) -> TypedExpr:
     dtype = INT64 if index else INT32
     if not -(2 ** (dtype.bits - 1)) <= value < 2 ** (dtype.bits - 1):
-        raise TypeMistake(f"the value of these literals does not fit {dtype}", found=str(value))
+        raise UnlocatedTypeError(f"the value of these literals does not fit {dtype}", found=str(value))
     return TypedExpr(Const(value, dtype), dtype, weak=True)
 
 
@@ -121,7 +123,7 @@ def _fit(value: int, to: DType) -> int | float | bool:
         return bool(value)
     top = 2 ** (to.bits - (1 if to.kind is Kind.SIGNED else 0))
     if not -(2 ** (to.bits - 1)) <= value < top:
-        raise TypeMistake(
+        raise UnlocatedTypeError(
             f"the literal {value} does not fit {to}",
             expected=f"{-top if to.is_signed else 0} to {top - 1}",
             found=str(value),
@@ -181,13 +183,13 @@ def typed_binary(op: str, a: TypedExpr, b: TypedExpr, *, index: bool = False) ->
             left, right = convert(left, INT32), convert(right, INT32)
         return make_typed(Binary(op, left.expr, right.expr, BOOL), BOOL, left, right)
     if to.is_bool:
-        raise TypeMistake(
+        raise UnlocatedTypeError(
             f"'{op}' does not take bool", expected="numbers", found="bool", suggestion="cast it: int32(x), float(x)"
         )
     if op == "%" and to.is_float:
-        raise TypeMistake("'%' takes integers", expected="integers", found=str(to), suggestion="use fmod(a, b)")
+        raise UnlocatedTypeError("'%' takes integers", expected="integers", found=str(to), suggestion="use fmod(a, b)")
     if op in ("/", "%") and to.is_integer and isinstance(right.expr, Const) and right.expr.value == 0:
-        raise TypeMistake(f"'{op}' divides by zero")
+        raise UnlocatedTypeError(f"'{op}' divides by zero")
     return make_typed(Binary(op, left.expr, right.expr, left.expr.dtype), to, left, right)
 
 
@@ -200,7 +202,9 @@ def _logical(op: str, a: TypedExpr, b: TypedExpr) -> TypedExpr:
 def require_bool(x: TypedExpr, what: str) -> None:
     """Refuse an operand or a condition that is not bool."""
     if not x.type.is_bool:
-        raise TypeMistake(f"{what} takes bool", expected="bool", found=str(x.type), suggestion="compare: `x != 0`")
+        raise UnlocatedTypeError(
+            f"{what} takes bool", expected="bool", found=str(x.type), suggestion="compare: `x != 0`"
+        )
 
 
 def _folded(op: str, a: int, b: int, index: bool) -> TypedExpr:
@@ -210,7 +214,7 @@ def _folded(op: str, a: int, b: int, index: bool) -> TypedExpr:
         return TypedExpr(Const(holds, BOOL), BOOL)
     if op in ("/", "%"):
         if b == 0:
-            raise TypeMistake(f"'{op}' divides by zero")
+            raise UnlocatedTypeError(f"'{op}' divides by zero")
         quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
         return _weak(quotient if op == "/" else a - quotient * b, index)
     value = {"+": a + b, "-": a - b, "*": a * b, "min": min(a, b), "max": max(a, b)}[op]
@@ -220,7 +224,7 @@ def _folded(op: str, a: int, b: int, index: bool) -> TypedExpr:
 def typed_negate(x: TypedExpr, *, index: bool = False) -> TypedExpr:
     """`-x`."""
     if x.type.is_bool:
-        raise TypeMistake("'-' does not take bool", expected="a number", found="bool", suggestion="use '!'")
+        raise UnlocatedTypeError("'-' does not take bool", expected="a number", found="bool", suggestion="use '!'")
     if x.weak and isinstance(x.expr, Const):
         return _weak(-int(x.expr.value), index)
     if isinstance(x.expr, Const) and x.expr.dtype.is_float:
@@ -287,7 +291,7 @@ def _extremum(name: str, arguments: Sequence[TypedExpr], index: bool) -> TypedEx
 
 def _integer_abs(x: TypedExpr, index: bool) -> TypedExpr:
     if x.type.is_bool:
-        raise TypeMistake("'abs' takes a number", expected="a number", found="bool")
+        raise UnlocatedTypeError("'abs' takes a number", expected="a number", found="bool")
     if x.weak and isinstance(x.expr, Const):
         return _weak(abs(int(x.expr.value)), index)
     x = resolve_weak(x)

@@ -341,13 +341,13 @@ def test_loops_that_are_the_same_are_compiled_once(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(worker, "compile_object", counting)
     options = [CpuOptions(), CpuOptions(grain_size=1 << 20), CpuOptions(fusion="min"), CpuOptions(grain_size=1 << 21)]
-    worker.forget_workbenches()
+    worker.clear_prepared_problems()
     codes = [worker.compile_candidate(what, o) for o in options]
     assert len(made) == len({c.program for c in codes}) == 2
     for o, code in zip(options, codes, strict=True):
-        worker.forget_workbenches()
+        worker.clear_prepared_problems()
         assert worker.compile_candidate(what, o) == code
-    worker.forget_workbenches()
+    worker.clear_prepared_problems()
 
 
 def test_of_code_that_is_kept_what_was_used_longest_ago_is_forgotten() -> None:

@@ -22,7 +22,7 @@ from tensor_comprehensions.cache.stored_kernels import StoredKernel
 from tensor_comprehensions.compiler.gpu_passes import CompiledGpuKernel
 from tensor_comprehensions.core import knobs
 from tensor_comprehensions.core.errors import RangeError
-from tensor_comprehensions.dispatch import kernel_cache
+from tensor_comprehensions.dispatch import persistent_kernel_cache
 from tensor_comprehensions.dispatch.cuda import gpu_kernel_cache as gpu_recall
 from tensor_comprehensions.options import MappingOptions
 from tensor_comprehensions.runtime.cuda import cubins, nvrtc
@@ -70,7 +70,7 @@ def made(**more: Any) -> CompiledGpuKernel:
 def test_a_text_that_was_made_is_found(root: Path, mapped: list[str], options: MappingOptions | None) -> None:
     first, again = made(options=options), made(options=options)
     assert mapped == ["mm"]
-    assert again.seconds[0][0] == kernel_cache.FOUND
+    assert again.seconds[0][0] == persistent_kernel_cache.FOUND
     for name in ("bound", "text", "options", "target", "aligned", "code", "arguments", "temporaries", "sites"):
         assert getattr(again, name) == getattr(first, name), name
     found = tc.define(MATMUL).mm.compile(A, B, target=SM90, options=options).emulate(A, B)
@@ -80,7 +80,7 @@ def test_a_text_that_was_made_is_found(root: Path, mapped: list[str], options: M
 def test_what_a_text_depends_on_is_in_its_key(root: Path, mapped: list[str]) -> None:
     made()
     for more in ({"target": "cuda:sm_80"}, {"options": SHARED}, {"options": replace(SHARED, unroll=2)}):
-        assert made(**more).seconds[0][0] != kernel_cache.FOUND
+        assert made(**more).seconds[0][0] != persistent_kernel_cache.FOUND
     tc.define(MATMUL.replace("mm", "product")).product.compile(A, B, target=SM90)  # the text has the name
     assert mapped == ["mm"] * 4 + ["product"]
 

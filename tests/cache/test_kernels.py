@@ -23,7 +23,7 @@ from tensor_comprehensions.compiler import cpu_passes
 from tensor_comprehensions.compiler.cpu_passes import KINDS
 from tensor_comprehensions.core import knobs
 from tensor_comprehensions.core.errors import CannotLower
-from tensor_comprehensions.dispatch import kernel_cache
+from tensor_comprehensions.dispatch import persistent_kernel_cache
 from tensor_comprehensions.options import CpuOptions
 from tensor_comprehensions.runtime.cpu import host_symbols, object_code
 from tensor_comprehensions.schedules import tile, vectorize
@@ -117,7 +117,7 @@ def test_what_was_compiled_is_found(root: Path, compiled: list[str]) -> None:
     torch.testing.assert_close(again(a, b), first, rtol=0, atol=0)
     assert compiled == ["mm"]
     kernel = again.compile(a, b)
-    assert [name for name, _ in kernel.compiled.seconds] == [kernel_cache.FOUND]
+    assert [name for name, _ in kernel.compiled.seconds] == [persistent_kernel_cache.FOUND]
     assert kernel.resources == op.compile(a, b).resources
 
 
@@ -134,7 +134,7 @@ def test_the_forms_of_a_kernel_that_was_found(root: Path, kind: str) -> None:
     op, a, b = mm()
     made = op.compile(a, b)
     found = mm()[0].compile(a, b)
-    assert [name for name, _ in found.compiled.seconds] == [kernel_cache.FOUND]
+    assert [name for name, _ in found.compiled.seconds] == [persistent_kernel_cache.FOUND]
     assert found.source(kind) == made.source(kind)
 
 

@@ -16,6 +16,12 @@ NODES = {"tc_lang/syntax.py", "tc_lang/ir.py", "loop_ir/nodes.py"}
 """Trees of three levels: their nodes share names on purpose and are written with the name of the module."""
 OLD_MODULES = frozenset(
     {
+        "tc_lang/mistake",
+        "tc_lang/numpy_eval",
+        "dispatch/kernel_cache",
+        "codegen/llvm/builder",
+        "tc_lang/suggestions",
+        "structured/planners/panel_extent",
         "autotuner/call",
         "autotuner/call_gpu",
         "autotuner/edits",

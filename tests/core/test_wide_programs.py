@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import tensor_comprehensions as tc
 from tensor_comprehensions.codegen.llvm import llvm_printer
 from tensor_comprehensions.compiler.compiled_kernel import PassContext
-from tensor_comprehensions.compiler.cpu_passes import PASSES, readable
+from tensor_comprehensions.compiler.cpu_passes import PASSES, with_original_names
 from tensor_comprehensions.core.dtypes import BFLOAT16, DType
 from tensor_comprehensions.dispatch.call_steps import canonical_strides, normalize_arguments, shapes_of, with_strides
 from tensor_comprehensions.loop_ir.nodes import Module
@@ -169,7 +169,9 @@ def test_interpreted_after_every_pass(r: Random) -> None:
             break
         value = step.run(value, job)
         if step.name in ("simplify", "vectorize", "simplify_again"):
-            check_interpreted(program, readable(value, bound), inputs | initials, op.function.returns, expected)
+            check_interpreted(
+                program, with_original_names(value, bound), inputs | initials, op.function.returns, expected
+            )
 
 
 def check_interpreted(

@@ -10,7 +10,7 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.compiler.compiled_kernel import CompiledCpuKernel
-from tensor_comprehensions.compiler.cpu_passes import readable
+from tensor_comprehensions.compiler.cpu_passes import with_original_names
 from tensor_comprehensions.dispatch.call_steps import launch_error, normalize_arguments
 from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.loop_ir.interpret.ops import storage_dtype
@@ -38,7 +38,7 @@ def run(kernel: tc.Kernel, *tensors: Any, out: torch.Tensor | None = None, **ini
 
 def interpreted(compiled: CompiledCpuKernel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The outputs of the loop program that is compiled. Raises RangeError as a call does."""
-    module: Module = readable(compiled.rerun_until("simplify_again"), compiled.bound)
+    module: Module = with_original_names(compiled.rerun_until("simplify_again"), compiled.bound)
     arrays, failures = interpret_module(module, inputs)
     if failures:
         site, value = failures[0]

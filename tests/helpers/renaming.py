@@ -12,7 +12,7 @@ from typing import Any
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.compiler.compiled_kernel import PassContext
-from tensor_comprehensions.compiler.cpu_passes import PASSES, readable
+from tensor_comprehensions.compiler.cpu_passes import PASSES, with_original_names
 from tensor_comprehensions.compiler.gpu_passes import GPU_PASSES, GpuPassContext
 from tensor_comprehensions.core.naming import SEPARATOR
 from tensor_comprehensions.loop_ir.names import Names
@@ -174,6 +174,6 @@ def _lowered() -> Iterator[Module]:
             for step in passes:
                 value = step.run(value, job)
                 if step.name in ("lower", "hoist"):
-                    yield readable(value, bound)
+                    yield with_original_names(value, bound)
                 if step.name == ("lower" if passes is GPU_PASSES else "hoist"):
                     break

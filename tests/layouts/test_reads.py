@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensor_comprehensions.core.errors import InternalError
-from tensor_comprehensions.layouts import AccessMovement, Layout, LayoutRead, can_merge, coalesce_together
+from tensor_comprehensions.layouts import AccessStride, Layout, LayoutRead, can_merge, coalesce_together
 
 
 def reads(extents: dict[str, int], *tensors: str) -> list[LayoutRead]:
@@ -24,13 +24,13 @@ def test_movement() -> None:
     assert image.layout == Layout((3, 8, 6), (1, -3, 120))
     assert image.origin == 81
     assert [image.movement(i) for i in "cwh"] == [
-        AccessMovement.CONTIGUOUS,
-        AccessMovement.STRIDED,
-        AccessMovement.STRIDED,
+        AccessStride.CONTIGUOUS,
+        AccessStride.STRIDED,
+        AccessStride.STRIDED,
     ]
     diagonal = LayoutRead.of(extents, [{"w": 1}, {"w": -1}], (2, 3))
-    assert diagonal.movement("w") is AccessMovement.REVERSED
-    assert diagonal.movement("h") is AccessMovement.BROADCAST
+    assert diagonal.movement("w") is AccessStride.REVERSED
+    assert diagonal.movement("h") is AccessStride.BROADCAST
     assert diagonal.step("w") == -1
 
 

@@ -19,7 +19,7 @@ from tensor_comprehensions.autotuner import tuner_pb2 as pb
 from tensor_comprehensions.autotuner.device import parse_device
 from tensor_comprehensions.autotuner.jobs import parse_shard, read_job
 from tensor_comprehensions.autotuner.journal import Journal
-from tensor_comprehensions.autotuner.op_api import parse_effort, store_of
+from tensor_comprehensions.autotuner.op_api import parse_budget, store_of
 from tensor_comprehensions.autotuner.report import write_report
 from tensor_comprehensions.autotuner.session import parse_seconds
 from tensor_comprehensions.cache.options_proto import to_message
@@ -120,7 +120,7 @@ def test_budgets() -> None:
         lambda: parse_device("cpu:0-" + "9" * 5000),
         lambda: parse_device("cpu:٣"),
         lambda: parse_bytes("TC_CACHE_MAX_SIZE", "9" * 5000),
-        lambda: parse_effort(1, 1, 4, 1 << 100_000, "genetic"),
+        lambda: parse_budget(1, 1, 4, 1 << 100_000, "genetic"),
         lambda: parse_schedule("(" * 5000 + "tile(m=8)" + ")" * 5000),
         lambda: parse_schedule("tile(m=8) >> " * 4000 + "tile(m=8)"),
         lambda: parse_schedule("tile(m=" + "-" * 50_000 + "8)"),

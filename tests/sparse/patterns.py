@@ -10,7 +10,7 @@ import torch
 
 from tensor_comprehensions.dispatch.sparse.sparse_tensor import SparseTensor
 from tensor_comprehensions.tc_lang.formats import Format, Level, LevelKind, parse_format
-from tensor_comprehensions.tc_lang.mistake import TypeMistake
+from tensor_comprehensions.tc_lang.unlocated_error import UnlocatedTypeError
 
 
 def formats(rank: int, *, orders: bool = True) -> Iterator[Format]:
@@ -19,7 +19,7 @@ def formats(rank: int, *, orders: bool = True) -> Iterator[Format]:
         for order in permutations(range(rank)) if orders else [tuple(range(rank))]:
             try:
                 format = parse_format("".join(letters), order, rank)
-            except TypeMistake:
+            except UnlocatedTypeError:
                 continue
             if not any(
                 _holds_one(above, below) for above, below in zip(format.levels, format.levels[1:], strict=False)

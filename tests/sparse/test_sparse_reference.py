@@ -11,7 +11,7 @@ from tensor_comprehensions.core.errors import TCError
 from tensor_comprehensions.tc_lang import compile_source
 from tensor_comprehensions.tc_lang.bind import bind
 from tensor_comprehensions.tc_lang.ir import Const, Function, Size
-from tensor_comprehensions.tc_lang.numpy_eval import convert_array, numpy_dtype
+from tensor_comprehensions.tc_lang.numpy_expression import convert_array, numpy_dtype
 from tensor_comprehensions.tc_lang.sparse_reference import Stored, evaluate_sparse
 from tensor_comprehensions.tc_lang.sparse_rules import with_formats
 

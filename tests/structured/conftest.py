@@ -13,7 +13,7 @@ from tensor_comprehensions.loop_ir import build
 from tensor_comprehensions.loop_ir.index_arithmetic import Interval, index_interval
 from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.loop_ir.nodes import Buffer, Expr, Kernel, Load, Module, Stmt, Var
-from tensor_comprehensions.structured.op import Iterator, IteratorKind, StructuredOp, loads_in, names_in
+from tensor_comprehensions.structured.op import Iterator, IteratorKind, StructuredOp, loads_in, variable_names
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -37,7 +37,7 @@ class Ops:
         """`C:i,j = A:i,k x B:k,j` with the given extents; iterators absent from the output are summed."""
         output, factors = text.split("=")
         c, a, b = (cls.access(t, sizes, storage or dtype) for t in (output, *factors.split(" x ")))
-        free = [n for i in c.indices for n in names_in(i)]
+        free = [n for i in c.indices for n in variable_names(i)]
         kinds = {n: IteratorKind.PARALLEL if n in free else IteratorKind.REDUCTION for n in sizes}
         iterators = tuple(Iterator(n, extent, kinds[n]) for n, extent in sizes.items())
         return StructuredOp("c", iterators, c, build.cast(a, dtype), build.cast(b, dtype), **extra)

@@ -39,7 +39,7 @@ from tensor_comprehensions.tc_lang.ir import (
     Unary,
     walk_expr,
 )
-from tensor_comprehensions.tc_lang.numpy_eval import NumpyEvaluator, index_grid
+from tensor_comprehensions.tc_lang.numpy_expression import NumpyExpressionEvaluator, index_grid
 
 i, j = Index("i", INT64), Index("j", INT64)
 
@@ -284,7 +284,7 @@ subscripts = st.recursive(leaf, _larger, max_leaves=8)
 def values(e: Expr) -> object:
     ranges = {name: (low, high + 1) for name, (low, high) in BOX.items()}
     with np.errstate(all="ignore"):
-        return np.broadcast_to(NumpyEvaluator(index_grid(ranges), lambda *_: None)(e), (8, 6))
+        return np.broadcast_to(NumpyExpressionEvaluator(index_grid(ranges), lambda *_: None)(e), (8, 6))
 
 
 def divides_by_zero(e: Expr) -> bool:

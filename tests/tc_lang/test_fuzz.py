@@ -15,7 +15,7 @@ from tensor_comprehensions.core.errors import TCError
 from tensor_comprehensions.tc_lang import bind, compile_source
 from tensor_comprehensions.tc_lang.ir import BoundFunction, Role
 from tensor_comprehensions.tc_lang.legalize import legalize
-from tensor_comprehensions.tc_lang.numpy_eval import numpy_dtype
+from tensor_comprehensions.tc_lang.numpy_expression import numpy_dtype
 from tensor_comprehensions.tc_lang.reference import evaluate_def
 
 TOKEN = re.compile(r"\s+|[A-Za-z_]\w*|\d+\.?\d*|->|[-+*]=!?|min=!?|max=!?|.", re.DOTALL)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...core.errors import InternalError
 from ...loop_ir.nodes import BITS, Binary, Const, Expr, Ramp, Type
-from .builder import Builder
+from .hoisting_builder import HoistingBuilder
 from .types import (
     constant_vector,
     llvm_constant,
@@ -24,7 +24,7 @@ _ORDERED = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge
 UPDATES = {"+": "add", "*": "mul", "min": "min", "max": "max", "and": "and", "or": "or"}  # of Store and ReduceLanes
 
 
-def emit_unary(b: Builder, op: str, value: str, type: Type) -> str:
+def emit_unary(b: HoistingBuilder, op: str, value: str, type: Type) -> str:
     """`neg` or `not`."""
     text = register_type(type)
     if op == "not":
@@ -34,7 +34,7 @@ def emit_unary(b: Builder, op: str, value: str, type: Type) -> str:
     return b.define(f"sub {text} {splat_constant('0', scalar_type(type.dtype), type.lanes)}, {value}", (value,))
 
 
-def emit_binary(b: Builder, op: str, left: str, right: str, type: Type, *, keep_nan: bool = True) -> str:
+def emit_binary(b: HoistingBuilder, op: str, left: str, right: str, type: Type, *, keep_nan: bool = True) -> str:
     """An operator that is not an integer division. `keep_nan`: the left of `min`, `max` may be NaN."""
     text = register_type(type)
     if op in _ORDERED:
@@ -48,7 +48,7 @@ def emit_binary(b: Builder, op: str, left: str, right: str, type: Type, *, keep_
     return b.define(f"{name} {text} {left}, {right}", (left, right))
 
 
-def emit_compare(b: Builder, op: str, left: str, right: str, type: Type) -> str:
+def emit_compare(b: HoistingBuilder, op: str, left: str, right: str, type: Type) -> str:
     """A comparison; NaN is unequal to everything."""
     if type.dtype.is_float:
         name = f"fcmp {_ORDERED[op]}"
@@ -59,13 +59,13 @@ def emit_compare(b: Builder, op: str, left: str, right: str, type: Type) -> str:
     return b.define(f"{name} {register_type(type)} {left}, {right}", (left, right))
 
 
-def emit_select(b: Builder, condition: str, then: str, otherwise: str, type: Type) -> str:
+def emit_select(b: HoistingBuilder, condition: str, then: str, otherwise: str, type: Type) -> str:
     """Lane by lane."""
     mask, text = vector_type("i1", type.lanes), register_type(type)
     return b.define(f"select {mask} {condition}, {text} {then}, {text} {otherwise}", (condition, then, otherwise))
 
 
-def _extreme(b: Builder, op: str, left: str, right: str, type: Type, keep_nan: bool) -> str:
+def _extreme(b: HoistingBuilder, op: str, left: str, right: str, type: Type, keep_nan: bool) -> str:
     """`left > right ? left : right` is one instruction and gives `right` when either is NaN: only `left` needs care."""
     comparison = emit_compare(b, "lt" if op == "min" else "gt", left, right, type)
     chosen = emit_select(b, comparison, left, right, type)
@@ -75,7 +75,9 @@ def _extreme(b: Builder, op: str, left: str, right: str, type: Type, keep_nan: b
     return emit_select(b, nan, left, chosen, type)
 
 
-def emit_divide(b: Builder, op: str, left: str, right: str, type: Type, ranges: tuple[Interval, Interval]) -> str:
+def emit_divide(
+    b: HoistingBuilder, op: str, left: str, right: str, type: Type, ranges: tuple[Interval, Interval]
+) -> str:
     """Floor division or its remainder on integers. By 0 both give 0, and the smallest integer by -1 is itself."""
     (low, _), (least, most) = ranges
     if least == most and most > 0:
@@ -92,7 +94,7 @@ def emit_divide(b: Builder, op: str, left: str, right: str, type: Type, ranges: 
     return emit_select(b, _is(b, right, 0, type), _literal(0, type), result, type)
 
 
-def _by_constant(b: Builder, op: str, left: str, divisor: int, type: Type, natural: bool) -> str:
+def _by_constant(b: HoistingBuilder, op: str, left: str, divisor: int, type: Type, natural: bool) -> str:
     text = register_type(type)
     if divisor & (divisor - 1) == 0:
         shift = "ashr" if type.dtype.is_signed else "lshr"
@@ -104,7 +106,7 @@ def _by_constant(b: Builder, op: str, left: str, divisor: int, type: Type, natur
     return _signed(b, op, left, right, type, False)
 
 
-def _signed(b: Builder, op: str, left: str, right: str, type: Type, minus_one: bool) -> str:
+def _signed(b: HoistingBuilder, op: str, left: str, right: str, type: Type, minus_one: bool) -> str:
     """From the quotient rounded to zero: one less, or its remainder one divisor more, where the signs disagree."""
     text, divisor = register_type(type), right
     if minus_one:  # the smallest integer by -1 traps
@@ -127,11 +129,11 @@ def _signed(b: Builder, op: str, left: str, right: str, type: Type, minus_one: b
     return emit_select(b, _is(b, right, -1, type), negative, floor, type)
 
 
-def _raw(b: Builder, op: str, sign: str, left: str, right: str, type: Type) -> str:
+def _raw(b: HoistingBuilder, op: str, sign: str, left: str, right: str, type: Type) -> str:
     return b.define(f"{sign}{'div' if op == 'div' else 'rem'} {register_type(type)} {left}, {right}", (left, right))
 
 
-def _is(b: Builder, value: str, number: int, type: Type) -> str:
+def _is(b: HoistingBuilder, value: str, number: int, type: Type) -> str:
     return b.define(f"icmp eq {register_type(type)} {value}, {_literal(number, type)}", (value,))
 
 
@@ -142,7 +144,7 @@ def _literal(value: int, type: Type) -> str:
 # --- vectors -----------------------------------------------------------------------------------------------------
 
 
-def emit_broadcast(b: Builder, value: str, element: str, lanes: int) -> str:
+def emit_broadcast(b: HoistingBuilder, value: str, element: str, lanes: int) -> str:
     """A scalar operand in every lane."""
     if not value.startswith("%"):
         return splat_constant(value, element, lanes)
@@ -151,7 +153,7 @@ def emit_broadcast(b: Builder, value: str, element: str, lanes: int) -> str:
     return b.define(f"shufflevector {text} {first}, {text} poison, <{lanes} x i32> zeroinitializer", (first,))
 
 
-def emit_ramp(b: Builder, base: str, stride: int, type: Type) -> str:
+def emit_ramp(b: HoistingBuilder, base: str, stride: int, type: Type) -> str:
     """`base + stride * lane`."""
     element, text = scalar_type(type.dtype), register_type(type)
     if not base.startswith("%"):
@@ -161,7 +163,7 @@ def emit_ramp(b: Builder, base: str, stride: int, type: Type) -> str:
     return b.define(f"add {text} {first}, {steps}", (first,))
 
 
-def emit_shuffle(b: Builder, first: str, second: str, lanes: Sequence[int], element: str, width: int) -> str:
+def emit_shuffle(b: HoistingBuilder, first: str, second: str, lanes: Sequence[int], element: str, width: int) -> str:
     """Lanes of two vectors of `width`: those of `second` count on from `width`."""
     text = vector_type(element, width)
     mask = constant_vector(lanes, "i32")
@@ -169,7 +171,7 @@ def emit_shuffle(b: Builder, first: str, second: str, lanes: Sequence[int], elem
     return b.define(f"shufflevector {text} {first}, {text} {second}, <{len(lanes)} x i32> {mask}", operands)
 
 
-def emit_reduce_lanes(b: Builder, op: str, value: str, type: Type) -> str:
+def emit_reduce_lanes(b: HoistingBuilder, op: str, value: str, type: Type) -> str:
     """All lanes combined, as a tree."""
     if op == BITS:
         packed = b.define(f"bitcast {register_type(type)} {value} to i{type.lanes}", (value,))
@@ -194,7 +196,7 @@ def emit_reduce_lanes(b: Builder, op: str, value: str, type: Type) -> str:
     return b.define(f"call {prefix}{register_type(element)} {intrinsic}({arguments})", (value,))
 
 
-def _tree(b: Builder, op: str, value: str, type: Type) -> str:
+def _tree(b: HoistingBuilder, op: str, value: str, type: Type) -> str:
     """Halves against halves; an odd lane waits."""
     lanes, dtype = type.lanes, type.dtype
     element = scalar_type(dtype)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from ...core.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, DType
 from ...loop_ir.nodes import Type
-from .builder import Builder
+from .hoisting_builder import HoistingBuilder
 from .types import mangled_suffix, register_type, splat_constant, vector_type
 
 
-def emit_cast(b: Builder, value: str, source: Type, to: DType, *, f16c: bool) -> str:
+def emit_cast(b: HoistingBuilder, value: str, source: Type, to: DType, *, f16c: bool) -> str:
     """`value` as `to`. f16c: the processor converts float16 by itself."""
     dtype, result = source.dtype, Type(to, source.lanes)
     if dtype == to:
@@ -42,7 +42,7 @@ def _instruction(dtype: DType, to: DType) -> str:
     return "trunc" if to.bits < dtype.bits else "sext" if dtype.is_signed else "zext"
 
 
-def _saturate(b: Builder, value: str, source: Type, result: Type) -> str:
+def _saturate(b: HoistingBuilder, value: str, source: Type, result: Type) -> str:
     sign = "s" if result.dtype.is_signed else "u"
     name = f"@llvm.fpto{sign}i.sat.{mangled_suffix(result)}.{mangled_suffix(source)}"
     b.declare(f"{register_type(result)} {name}({register_type(source)})")
@@ -52,7 +52,7 @@ def _saturate(b: Builder, value: str, source: Type, result: Type) -> str:
 class _Bits:
     """32-bit integer work on the bits of float32 lanes."""
 
-    def __init__(self, b: Builder, lanes: int) -> None:
+    def __init__(self, b: HoistingBuilder, lanes: int) -> None:
         self.b, self.lanes = b, lanes
         self.word, self.float = vector_type("i32", lanes), vector_type("float", lanes)
 
@@ -78,7 +78,7 @@ class _Bits:
         return self.b.define(f"{name} {vector_type(source, self.lanes)} {x} to {vector_type(to, self.lanes)}", (x,))
 
 
-def _to_single(b: Builder, value: str, source: Type, f16c: bool) -> str:
+def _to_single(b: HoistingBuilder, value: str, source: Type, f16c: bool) -> str:
     w = _Bits(b, source.lanes)
     if source.dtype == BFLOAT16:
         return w.number(w.op("shl", w.resize("zext", value, "i16", "i32"), 16))
@@ -96,7 +96,7 @@ def _to_single(b: Builder, value: str, source: Type, f16c: bool) -> str:
     return w.number(w.op("or", number, w.op("shl", w.op("and", half, 0x8000), 16)))
 
 
-def _from_single(b: Builder, value: str, result: Type, f16c: bool) -> str:
+def _from_single(b: HoistingBuilder, value: str, result: Type, f16c: bool) -> str:
     w = _Bits(b, result.lanes)
     if result.dtype == FLOAT16 and f16c:
         return w.resize("fptrunc", value, "float", "half")
@@ -127,7 +127,7 @@ def _half_bits(w: _Bits, bits: str) -> str:
     return w.op("or", number, w.op("and", w.op("lshr", bits, 16), 0x8000))
 
 
-def _single(b: Builder, value: str, source: Type, f16c: bool) -> str:
+def _single(b: HoistingBuilder, value: str, source: Type, f16c: bool) -> str:
     """`value` as float32; a float64 is rounded to odd, so that rounding once more to 16 bits is rounding once."""
     near = emit_cast(b, value, source, FLOAT32, f16c=f16c)
     if source.dtype != FLOAT64:

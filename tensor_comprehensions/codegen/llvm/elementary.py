@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...core.dtypes import FLOAT32
 from ...loop_ir.nodes import Type
 from .arithmetic import emit_binary, emit_compare, emit_select
-from .builder import Builder
+from .hoisting_builder import HoistingBuilder
 from .types import (
     constant_vector,
     llvm_constant,
@@ -91,7 +91,7 @@ _ROUND_CURRENT = 4  # of AVX-512: as the control register says
 class _Lanes:
     """Arithmetic on vectors of one width. `scales`: there is an instruction that multiplies by 2**n."""
 
-    b: Builder
+    b: HoistingBuilder
     type: Type
     scales: bool
 
@@ -224,7 +224,7 @@ def _erf_in_two(v: _Lanes, x: str) -> str:
 _FUNCTIONS: Mapping[str, Callable[[_Lanes, str], str]] = {"exp": _exp, "tanh": _tanh, "erf": _erf}
 
 
-def emit_inline_function(b: Builder, function: str, x: str, type: Type, widest: int) -> str | None:
+def emit_inline_function(b: HoistingBuilder, function: str, x: str, type: Type, widest: int) -> str | None:
     """`function(x)` on 4, 8 or 16 lanes, or None where the library serves better; `widest` as in
     `vector_math.emit_call`."""
     if type.dtype != FLOAT32 or function not in _FUNCTIONS:

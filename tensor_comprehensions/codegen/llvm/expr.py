@@ -30,8 +30,8 @@ from ...loop_ir.nodes import (  # fmt: skip
 from ...target import CpuTarget
 from . import arithmetic as arithmetic
 from . import memory_access, vector_math
-from .builder import Builder
 from .casts import emit_cast
+from .hoisting_builder import HoistingBuilder
 from .types import constant_vector, llvm_constant, register_type, scalar_type, vector_type
 from .value_ranges import Interval, value_interval
 
@@ -42,7 +42,7 @@ _COMPARE = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": opera
 class Printer:
     """What is in scope at one point of a function: names of variables, what is known of them, addresses of buffers."""
 
-    b: Builder
+    b: HoistingBuilder
     target: CpuTarget
     symbols: Mapping[str, str]
     variables: dict[str, str] = field(default_factory=dict)

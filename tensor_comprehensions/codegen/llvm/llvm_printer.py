@@ -44,9 +44,9 @@ from ...loop_ir.passes.hoist_packing import hoist_packing
 from ...target import CpuTarget
 from . import arithmetic as arithmetic
 from . import memory_access
-from .builder import Builder
 from .captures import Usage, loop_writes, usage_of
 from .expr import Printer
+from .hoisting_builder import HoistingBuilder
 from .tile_registers import TileRegisters
 from .types import register_type
 from .value_ranges import Interval, loop_interval, trip_count, value_interval
@@ -143,7 +143,7 @@ class _FunctionWriter:
 
     def __init__(self, module: _ModuleWriter, name: str, used: Usage, writes: Mapping[int, frozenset[str]]) -> None:
         self.module, self.name, self.used, self.writes = module, name, used, writes
-        self.p = Printer(Builder(module.declarations), module.target, module.symbols)
+        self.p = Printer(HoistingBuilder(module.declarations), module.target, module.symbols)
         self.b = self.p.b
         self.fragments = TileRegisters(self.b, module.target)
         self.signature: list[str] = []

@@ -12,7 +12,7 @@ from ...core.dtypes import BOOL, INT64, UINT8
 from ...core.errors import InternalError
 from ...loop_ir.nodes import Binary, Broadcast, Buffer, Cast, Const, Expr, Load, Ramp, Space, Type, Unary, Var
 from .arithmetic import emit_broadcast, emit_shuffle
-from .builder import Builder
+from .hoisting_builder import HoistingBuilder
 from .types import constant_vector, llvm_literal, mask_literal, memory_type, register_type, splat_constant, vector_type
 
 STREAMED = (16, 32, 64)
@@ -22,7 +22,7 @@ STREAMED = (16, 32, 64)
 class ValueContext(Protocol):
     """What memory access needs of the function being printed."""
 
-    b: Builder
+    b: HoistingBuilder
 
     def value(self, e: Expr) -> str: ...
     def known_mask(self, e: Expr) -> tuple[bool, ...] | None: ...
@@ -97,7 +97,7 @@ def _accumulate_value(values: ValueContext, place: FlatAddress, e: Expr, scale: 
         place.constant += scale * int(value)
 
 
-def _linear(b: Builder, terms: Mapping[str, int], type: str, lanes: int) -> str:
+def _linear(b: HoistingBuilder, terms: Mapping[str, int], type: str, lanes: int) -> str:
     """`sum of coefficient * value`, of scalars or vectors of int64."""
     total = ""
     for value, coefficient in terms.items():
@@ -171,14 +171,14 @@ def _mask(values: ValueContext, mask: Expr | None, lanes: int) -> tuple[str | No
     return values.value(mask), ()
 
 
-def from_memory(b: Builder, raw: str, type: Type) -> str:
+def from_memory(b: HoistingBuilder, raw: str, type: Type) -> str:
     """A bool becomes one bit."""
     if type.dtype != BOOL:
         return raw
     return b.define(f"icmp ne {vector_type('i8', type.lanes)} {raw}, {splat_constant('0', 'i8', type.lanes)}", (raw,))
 
 
-def to_memory(b: Builder, value: str, type: Type) -> str:
+def to_memory(b: HoistingBuilder, value: str, type: Type) -> str:
     """A bool becomes one byte, 0 or 1."""
     if type.dtype != BOOL:
         return value

@@ -10,7 +10,7 @@ from ...loop_ir.intrinsics import FRAGMENT_DOT_BFLOAT16, FRAGMENT_LOAD, FRAGMENT
 from ...loop_ir.nodes import Buffer, Const, Invoke
 from ...target import CpuTarget
 from . import memory_access
-from .builder import Builder
+from .hoisting_builder import HoistingBuilder
 
 REGISTERS, ROWS, ROW_BYTES = 8, 16, 64
 _CONFIGURATION = "@tc_tile_configuration"
@@ -23,7 +23,7 @@ _MEMORY = {FRAGMENT_LOAD: "tileloadd64", FRAGMENT_STORE: "tilestored64"}
 class TileRegisters:
     """The FRAGMENT buffers in scope at one point of a function, each with the number of its first register."""
 
-    b: Builder
+    b: HoistingBuilder
     target: CpuTarget
     first: dict[str, int] = field(default_factory=dict)
     used: int = 0

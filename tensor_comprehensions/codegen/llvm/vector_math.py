@@ -18,8 +18,8 @@ from ...loop_ir.instructions import (
 )
 from ...loop_ir.nodes import Type
 from .arithmetic import emit_binary, emit_compare, emit_select, emit_shuffle
-from .builder import Builder
 from .elementary import emit_inline_function
+from .hoisting_builder import HoistingBuilder
 from .types import llvm_constant, mangled_suffix, register_type, scalar_type, vector_type
 
 _INTRINSICS = {
@@ -45,7 +45,7 @@ def function_key(function: str, type: Type) -> str:
 
 
 def emit_call(
-    b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int,
+    b: HoistingBuilder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int,
     *, dots: bool = False,
 ) -> str:  # fmt: skip
     """`function(arguments)` lane by lane. `symbols` maps `function_key` to names; `widest` is the bits of a vector
@@ -73,28 +73,28 @@ def emit_call(
     return _library(b, function, arguments, type, symbols, widest)
 
 
-def _intrinsic(b: Builder, name: str, arguments: Sequence[str], type: Type) -> str:
+def _intrinsic(b: HoistingBuilder, name: str, arguments: Sequence[str], type: Type) -> str:
     text = register_type(type)
     symbol = f"@llvm.{name}.{mangled_suffix(type)}"
     b.declare(f"{text} {symbol}({', '.join([text] * len(arguments))})")
     return b.define(f"call {text} {symbol}({', '.join(f'{text} {a}' for a in arguments)})", arguments)
 
 
-def _count_bits(b: Builder, name: str, arguments: Sequence[str], type: Type) -> str:
+def _count_bits(b: HoistingBuilder, name: str, arguments: Sequence[str], type: Type) -> str:
     text, symbol, (value,) = register_type(type), f"@llvm.{name}.{mangled_suffix(type)}", arguments
     flag = ", i1 false" if name == "cttz" else ""  # 0 has a result
     b.declare(f"{text} {symbol}({text}{', i1' if flag else ''})")
     return b.define(f"call {text} {symbol}({text} {value}{flag})", arguments)
 
 
-def _pair(b: Builder, arguments: Sequence[str], lanes: int) -> str:
+def _pair(b: HoistingBuilder, arguments: Sequence[str], lanes: int) -> str:
     narrow, wide = vector_type("i16", lanes), vector_type("i32", lanes)
     low, high = (b.define(f"zext {narrow} {a} to {wide}", (a,)) for a in arguments)
     shifted = b.define(f"shl {wide} {high}, {llvm_constant(16, Type(UINT32, lanes))}", (high,))
     return b.define(f"or {wide} {shifted}, {low}", (shifted, low))
 
 
-def _dot(b: Builder, arguments: Sequence[str], type: Type, widest: int) -> str:
+def _dot(b: HoistingBuilder, arguments: Sequence[str], type: Type, widest: int) -> str:
     """One instruction where vectors fill a register that it takes, else two multiply-adds, the second pair first."""
     total, *factors = arguments
     wide, text = vector_type("i32", type.lanes), register_type(type)
@@ -114,7 +114,7 @@ def _dot(b: Builder, arguments: Sequence[str], type: Type, widest: int) -> str:
     return total
 
 
-def _positive_difference(b: Builder, arguments: Sequence[str], type: Type) -> str:
+def _positive_difference(b: HoistingBuilder, arguments: Sequence[str], type: Type) -> str:
     left, right = arguments
     difference = emit_binary(b, "sub", left, right, type)
     below = emit_compare(b, "le", left, right, type)
@@ -122,7 +122,7 @@ def _positive_difference(b: Builder, arguments: Sequence[str], type: Type) -> st
 
 
 def _library(
-    b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int
+    b: HoistingBuilder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int
 ) -> str:
     widths = [
         n
@@ -142,7 +142,7 @@ def _library(
 
 
 def _part(
-    b: Builder, function: str, arguments: Sequence[str], type: Type, start: int, count: int,
+    b: HoistingBuilder, function: str, arguments: Sequence[str], type: Type, start: int, count: int,
     symbols: Mapping[str, str], widest: int,
 ) -> tuple[str, int, int]:  # fmt: skip
     """Lanes `start` to `start + count`, evaluated in the narrowest vector that holds them: (value, count, width)."""
@@ -155,7 +155,7 @@ def _part(
 
 
 def _vector(
-    b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int
+    b: HoistingBuilder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str], widest: int
 ) -> str:
     """Lanes of a width that the library has."""
     return emit_inline_function(b, function, arguments[0], type, widest) or _symbol(
@@ -163,7 +163,7 @@ def _vector(
     )
 
 
-def _concatenate(b: Builder, parts: Sequence[tuple[str, int, int]], type: Type) -> str:
+def _concatenate(b: HoistingBuilder, parts: Sequence[tuple[str, int, int]], type: Type) -> str:
     element, total, done = scalar_type(type.dtype), "poison", 0
     for value, count, width in parts:
         wide = emit_shuffle(b, value, "poison", [min(i, width - 1) for i in range(type.lanes)], element, width)
@@ -173,7 +173,7 @@ def _concatenate(b: Builder, parts: Sequence[tuple[str, int, int]], type: Type) 
     return total
 
 
-def _symbol(b: Builder, symbol: str, arguments: Sequence[str], type: Type) -> str:
+def _symbol(b: HoistingBuilder, symbol: str, arguments: Sequence[str], type: Type) -> str:
     """A call that reads no memory; it stays in its region, because it costs more than what moving it may save."""
     text = register_type(type)
     b.declare(f"{text} @{symbol}({', '.join([text] * len(arguments))}) memory(none) nounwind willreturn")
@@ -181,7 +181,9 @@ def _symbol(b: Builder, symbol: str, arguments: Sequence[str], type: Type) -> st
     return b.define(f"call {text} @{symbol}({operands})", arguments, reads=_NOTHING)
 
 
-def _per_lane(b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str]) -> str:
+def _per_lane(
+    b: HoistingBuilder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str]
+) -> str:
     one = Type(type.dtype)
     if type.lanes == 1:
         return _scalar(b, function, arguments, one, symbols)
@@ -193,7 +195,7 @@ def _per_lane(b: Builder, function: str, arguments: Sequence[str], type: Type, s
     return result
 
 
-def _scalar(b: Builder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str]) -> str:
+def _scalar(b: HoistingBuilder, function: str, arguments: Sequence[str], type: Type, symbols: Mapping[str, str]) -> str:
     """The C library's function, in the precision that keeps the error small."""
     double = Type(FLOAT64)
     if type.dtype == FLOAT32 and function in _THROUGH_DOUBLE:

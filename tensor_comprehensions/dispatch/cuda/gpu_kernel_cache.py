@@ -21,7 +21,7 @@ from ...options import MappingOptions
 from ...runtime.cuda.launch import ALIGNMENT
 from ...target import GpuTarget
 from ...tc_lang.ir import BoundFunction, Function
-from ..kernel_cache import CacheAdapter, deserialize_sites, load_or_make, serialize_sites
+from ..persistent_kernel_cache import CacheAdapter, deserialize_sites, load_or_make, serialize_sites
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ...sparse.explain import text_with_formats
 from ...sparse.lower import lower
 from ...sparse.sparse_problem import SparseProblem
 from ...target import CpuTarget
-from ..kernel_cache import CacheAdapter, load_or_make
+from ..persistent_kernel_cache import CacheAdapter, load_or_make
 
 
 def load_or_compile_sparse(problem: SparseProblem, target: CpuTarget) -> CompiledSparseKernel:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...compiler.sparse_passes import CompiledSparseKernel
 from ...core.error_boundary import only_tc_errors
 from ...tc_lang.bind import bind
-from ...tc_lang.numpy_eval import Array
+from ...tc_lang.numpy_expression import Array
 from ...tc_lang.sparse_reference import Stored, evaluate_sparse
 from ..arguments import TORCH_TYPES
 from ..signatures import format_signature

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ...core.errors import ArgumentError
 from ...tc_lang.formats import Format, parse_format
-from ...tc_lang.mistake import TypeMistake
+from ...tc_lang.unlocated_error import UnlocatedTypeError
 from . import pack
 from .check_storage import check_parts
 
@@ -208,7 +208,7 @@ def to_format(format: FormatLike, rank: int) -> Format:
     word, numbers = split_format(format)
     try:
         return parse_format(word, numbers, rank)
-    except TypeMistake as m:
+    except UnlocatedTypeError as m:
         raise ArgumentError(m.message, expected=m.expected, found=m.found, suggestion=m.suggestion) from None
 
 

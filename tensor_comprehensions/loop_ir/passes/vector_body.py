@@ -67,19 +67,19 @@ class VectorBody:
 
     # Statements: every leaf is repeated for each copy in place, so that the copies interleave.
 
-    def stmt(self, s: Stmt) -> Stmt:
+    def vectorize_stmt(self, s: Stmt) -> Stmt:
         match s:
             case Block(body):
-                return build.block(*[self.stmt(c) for c in body])
+                return build.block(*[self.vectorize_stmt(c) for c in body])
             case Store():
                 if id(s) in self.accumulators:
                     return build.block(*[self.accumulate(s, c) for c in self.copies])
                 return build.block(*[self.store(s, c) for c in self.copies])
             case Loop(name, start, stop):
-                bounds = (self.expr(start, 0), self.expr(stop, 0))
+                bounds = (self.vectorize_expr(start, 0), self.vectorize_expr(stop, 0))
                 if any(b.type.lanes > 1 for b in bounds):
                     raise CannotLower(f"the bounds of loop {name} differ between the lanes of a vector loop")
-                return replace(s, start=bounds[0], stop=bounds[1], body=self.stmt(s.body))
+                return replace(s, start=bounds[0], stop=bounds[1], body=self.vectorize_stmt(s.body))
             case If():
                 return self.conditional(s)
             case Let():
@@ -91,8 +91,8 @@ class VectorBody:
         raise CannotLower(f"{type(s).__name__} has no vector form")
 
     def store(self, s: Store, c: int) -> Stmt:
-        where, value = tuple(self.expr(i, c) for i in s.indices), self.expr(s.value, c)
-        own = self.expr(s.mask, c) if s.mask is not None else None
+        where, value = tuple(self.vectorize_expr(i, c) for i in s.indices), self.vectorize_expr(s.value, c)
+        own = self.vectorize_expr(s.mask, c) if s.mask is not None else None
         if s.buffer.name in self.private:
             target, where = self.privatize(s.buffer, where, c)
             guard = build.both(own, self.condition(c))
@@ -107,7 +107,7 @@ class VectorBody:
         What is the same in all copies is said in the first.
         """
         ((buffer, indices),) = s.operands
-        where = tuple(self.expr(i, c) for i in indices)
+        where = tuple(self.vectorize_expr(i, c) for i in indices)
         wide = [d for d, i in enumerate(where) if i.type.lanes > 1]
         if not wide:
             return Invoke(s.name, ((buffer, where),), s.attributes) if c == 0 else build.NOTHING
@@ -123,25 +123,25 @@ class VectorBody:
     def accumulate(self, s: Store, c: int) -> Stmt:
         accumulator = self.accumulators[id(s)]
         reduction = accumulator.reduction
-        value = build.broadcast(self.expr(in_accumulator_type(s.value, reduction.dtype), c), self.lanes)
-        own = self.expr(s.mask, c) if s.mask is not None else None
+        value = build.broadcast(self.vectorize_expr(in_accumulator_type(s.value, reduction.dtype), c), self.lanes)
+        own = self.vectorize_expr(s.mask, c) if s.mask is not None else None
         guard = self.to_vector(build.both(own, self.mask(c)))
         if guard is not None:
             value = build.select(guard, value, reduction.neutral)
         return Store(accumulator.buffer, (build.const(c),), value, s.op)
 
     def conditional(self, s: If) -> Stmt:
-        conditions = [self.expr(s.condition, c) for c in self.copies]
+        conditions = [self.vectorize_expr(s.condition, c) for c in self.copies]
         if all(e.type.lanes == 1 for e in conditions):
-            otherwise = self.stmt(s.otherwise) if s.otherwise is not None else None
-            return build.when(conditions[0], self.stmt(s.then), otherwise)
+            otherwise = self.vectorize_stmt(s.otherwise) if s.otherwise is not None else None
+            return build.when(conditions[0], self.vectorize_stmt(s.then), otherwise)
         # The condition gets a name: the branches may overwrite what it reads.
         bound = [self.names.fresh(mint("mask")) for _ in self.copies]
         held: list[Expr] = [build.var(n, BOOL, self.lanes) for n in bound]
-        then = self.where(held).stmt(s.then)
+        then = self.where(held).vectorize_stmt(s.then)
         parts = [then]
         if s.otherwise is not None:
-            parts.append(self.where([build.logical_not(h) for h in held]).stmt(s.otherwise))
+            parts.append(self.where([build.logical_not(h) for h in held]).vectorize_stmt(s.otherwise))
         inner = build.block(*parts)
         for name, e in zip(reversed(bound), reversed(conditions), strict=True):
             inner = Let(name, build.broadcast(e, self.lanes), inner)
@@ -151,20 +151,20 @@ class VectorBody:
         return replace(self, branch=tuple(build.both(self.condition(c), e) for c, e in enumerate(conditions)))
 
     def let(self, s: Let) -> Stmt:
-        bound = [self.expr(s.value, c) for c in self.copies]
+        bound = [self.vectorize_expr(s.value, c) for c in self.copies]
         if all(e.type.lanes == 1 for e in bound):
-            return Let(s.name, bound[0], self.stmt(s.body))
+            return Let(s.name, bound[0], self.vectorize_stmt(s.body))
         chosen = [s.name if len(bound) == 1 else self.names.fresh(s.name) for _ in bound]
         types = [Type(e.type.dtype, self.lanes) for e in bound]
         values = tuple({**self.values[c], s.name: Var(chosen[c], types[c])} for c in self.copies)
-        inner = replace(self, values=values).stmt(s.body)
+        inner = replace(self, values=values).vectorize_stmt(s.body)
         for name, e in zip(reversed(chosen), reversed(bound), strict=True):
             inner = Let(name, e, inner)
         return inner
 
     def allocate(self, s: Allocate) -> Stmt:
         private = {b.name: tuple(self.widened_buffer(b) for _ in self.copies) for b in s.buffers}
-        inner = replace(self, private=self.private | private).stmt(s.body)
+        inner = replace(self, private=self.private | private).vectorize_stmt(s.body)
         return build.allocate(chain.from_iterable(private.values()), inner)
 
     def widened_buffer(self, b: Buffer) -> Buffer:
@@ -188,33 +188,35 @@ class VectorBody:
 
     # Expressions: what is the same in all lanes stays scalar until it meets a vector.
 
-    def expr(self, e: Expr, c: int) -> Expr:
+    def vectorize_expr(self, e: Expr, c: int) -> Expr:
         match e:
             case Const():
                 return e
             case Var(name):
                 return self.values[c].get(name, e)
             case Binary(op, left, right):
-                a, b = self.expr(left, c), self.expr(right, c)
+                a, b = self.vectorize_expr(left, c), self.vectorize_expr(right, c)
                 if op in ("div", "mod") and a.type.dtype.is_integer and type(b) is not Const:
                     b = self.safe_divisor(b, c)
                 return build.binary(op, a, b)
             case Load():
                 return self.load(e, c)
             case Unary(op, operand):
-                return build.unary(op, self.expr(operand, c))
+                return build.unary(op, self.vectorize_expr(operand, c))
             case Select(condition, then, otherwise):
-                return build.select(self.expr(condition, c), self.expr(then, c), self.expr(otherwise, c))
+                return build.select(
+                    self.vectorize_expr(condition, c), self.vectorize_expr(then, c), self.vectorize_expr(otherwise, c)
+                )
             case Cast(operand, dtype):
-                return build.cast(self.expr(operand, c), dtype)
+                return build.cast(self.vectorize_expr(operand, c), dtype)
             case Call(function, arguments):
-                return build.call(function, *[self.expr(a, c) for a in arguments])
+                return build.call(function, *[self.vectorize_expr(a, c) for a in arguments])
             case Ramp() | Broadcast() | Shuffle() | ReduceLanes():
                 raise CannotLower("a vector loop contains explicit vectors")
 
     def load(self, e: Load, c: int) -> Expr:
-        where = tuple(self.expr(i, c) for i in e.indices)
-        own = self.expr(e.mask, c) if e.mask is not None else None
+        where = tuple(self.vectorize_expr(i, c) for i in e.indices)
+        own = self.vectorize_expr(e.mask, c) if e.mask is not None else None
         if e.buffer.name in self.private:
             target, where = self.privatize(e.buffer, where, c)
             return Load(target, where, self.to_vector(build.both(own, self.condition(c))))

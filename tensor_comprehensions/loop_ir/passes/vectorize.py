@@ -259,7 +259,7 @@ def _emit_piece(
     tail, let = _tail_mask(piece, lanes, names)
     by_store = {id(s): a for a in accumulators for s in a.reduction.stores}
     widened = VectorBody(lanes, values, by_store, names, tail)
-    inner = widened.stmt(body)
+    inner = widened.vectorize_stmt(body)
     if not piece.once:
         return Loop(loop.var, piece.start, piece.stop, inner, step=lanes * piece.copies)
     if let is not None:

@@ -15,7 +15,7 @@ from ...structured.match.drop_unit_dims import drop_unit_dims
 from ...structured.memory_bound.nest_plan import memory_bound_schedule
 from ...target import CpuTarget
 from ...tc_lang.ir import BoundFunction, Tensor
-from ..schedule.access_cost import is_pointwise, total_op_count, transposed_read_dim, vector_dim
+from ..schedule.access_cost import is_fully_parallel, total_op_count, transposed_read_dim, vector_dim
 from ..schedule.legality import ScheduledGroup
 from ..schedule.storage import fits_register, needs_line_staging, nontemporal_outputs, temporary_footprint
 from ..schedule.tile_sizes import tile_order
@@ -110,7 +110,7 @@ def _streams(function: BoundFunction, scheduled: ScheduledGroup, target: CpuTarg
 
 def _is_transposition(function: BoundFunction, scheduled: ScheduledGroup, target: CpuTarget) -> bool:
     """Is the group one pointwise nest with reads to transpose, whose blocks need no masks in tiles of known size?"""
-    if len(scheduled.leaves) > 1 or not is_pointwise(scheduled.leaves[0]):
+    if len(scheduled.leaves) > 1 or not is_fully_parallel(scheduled.leaves[0]):
         return False
     lanes = vector_dim(function, scheduled.leaves[0], target)
     return lanes is not None and transposed_read_dim(function, scheduled.leaves[0], lanes) is not None

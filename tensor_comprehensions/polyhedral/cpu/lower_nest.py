@@ -24,7 +24,7 @@ from ...tc_lang.ir import BoundFunction, BoundStatement, Inequality, Tensor
 from ..schedule.access_cost import (
     access_stride,
     is_column_reduction,
-    is_pointwise,
+    is_fully_parallel,
     loop_order,
     transposed_read_dim,
     vector_dim,
@@ -112,7 +112,7 @@ class NestLowering:
         row = transposed_read_dim(self.function, leaf, lanes)
         stores = [self._update(leaf, n) for n in leaf.nodes]
         if row is not None and (reads := transposable_reads(stores, row.name, lanes.name)):
-            if not is_pointwise(leaf):
+            if not is_fully_parallel(leaf):
                 return None
             turned, vectors = True, vectors if self.staged else 1
             count = transpose_block_side(stores, reads, [self._extent(d) for d in (row, lanes)], self.target)
@@ -262,7 +262,7 @@ class NestLowering:
         if not reads:
             return None
         extents = [self._extent(d) for d in (row, lanes)]
-        block = transpose_block_side(stores, reads, extents, self.target, pointwise=is_pointwise(leaf))
+        block = transpose_block_side(stores, reads, extents, self.target, pointwise=is_fully_parallel(leaf))
         if self.movement is not None:
             block = min(self.movement.lanes, max(2, 1 << (min(extents) - 1).bit_length()))
         down, along = (Axis(d.name, *self._range(leaf, d)) for d in (row, lanes))
@@ -272,7 +272,7 @@ class NestLowering:
             body = transpose_nontemporal(
                 stores, reads, down, along, (lanes.lower, lanes.upper), (block, factor[1]), before
             )
-        elif is_pointwise(leaf) and not self.staged:
+        elif is_fully_parallel(leaf) and not self.staged:
             near = loads_in_pieces(stores, reads, down, along, block, self.target)
             ahead = prefetch_distance(reads, self.target)
             body = transpose_loops(stores, reads, down, along, block, ahead=ahead, near=near)

@@ -42,7 +42,7 @@ def vector_dim(function: BoundFunction, leaf: LoopNest, target: CpuTarget) -> Ne
 def _cost(function: BoundFunction, leaf: LoopNest, dim: NestDim, target: CpuTarget) -> tuple[float, int]:
     lanes = target.lanes(32)
     total = 0.0
-    rows, turning = _turning_rows(leaf, dim), TRANSPOSED if is_pointwise(leaf) else STAGED
+    rows, turning = _turning_rows(leaf, dim), TRANSPOSED if is_fully_parallel(leaf) else STAGED
     for node in leaf.nodes:
         index = dim.index(node)
         for access in node.reads:
@@ -77,7 +77,7 @@ def transposed_read_dim(function: BoundFunction, leaf: LoopNest, lanes: NestDim)
     return best if best is not None and turned[best.name] else None
 
 
-def is_pointwise(leaf: LoopNest) -> bool:
+def is_fully_parallel(leaf: LoopNest) -> bool:
     """Are the iterations of all dimensions independent?"""
     return all(d.kind is DimKind.PARALLEL for d in leaf.dims)
 

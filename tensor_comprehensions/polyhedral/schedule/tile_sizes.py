@@ -13,7 +13,7 @@ from ..scop.scop import ScopStatement
 from .access_cost import (
     access_stride,
     is_column_reduction,
-    is_pointwise,
+    is_fully_parallel,
     op_count,
     total_op_count,
     transposed_read_dim,
@@ -63,7 +63,7 @@ def row_tiles(
         return _contraction_tiles(group)
     shared = 0 < options.grain_size < total_op_count(function, leaves)
     sizes = _lane_tiles(function, group, leaves, target, shared=shared)
-    if len(leaves) == 1 and is_pointwise(leaves[0]):
+    if len(leaves) == 1 and is_fully_parallel(leaves[0]):
         return _with_neighbors(function, group, leaves[0], sizes)
     return sizes
 
@@ -78,7 +78,7 @@ def _lane_tiles(
     wanted = _vector_rows(function, leaves, target)
     transposed = _transposed_rows(function, leaves, target)
     if transposed:
-        through = is_pointwise(leaves[0]) and bool(needs_line_staging(function, group, target))
+        through = is_fully_parallel(leaves[0]) and bool(needs_line_staging(function, group, target))
         return _transposed_tiles(group, wanted, transposed, long=nests == 1, through=through)
     others = prod(r.extent for k, r in enumerate(group.rows) if k not in wanted)
     together = rows_at_once(function, group, leaves, target)

@@ -18,7 +18,7 @@ from ...target import CpuTarget
 from ..analysis.access_strides import access_strides, iterator_coefficients
 from ..analysis.contraction_info import ContractionInfo
 from ..lower.tile import num_tiles
-from ..op import Iterator, StructuredOp, names_in
+from ..op import Iterator, StructuredOp, variable_names
 from ..plan import PackStep, Plan, Side, TileLoop
 
 ROW_CYCLES = 0.5
@@ -97,10 +97,10 @@ def tile_layout(op: StructuredOp, plan: Plan) -> TileLayout:
     """
     instruction = INSTRUCTIONS[plan.instruction]
     rows = [i.name for i in op.parallel if plan.tile(i.name) > 1 and i.name != plan.vector]
-    still = [side for side in Side if plan.vector not in names_in(op.factors[side.value])]
-    if len(still) != 1 or len(rows) != 1 or rows[0] not in names_in(op.factors[still[0].value]):
+    still = [side for side in Side if plan.vector not in variable_names(op.factors[side.value])]
+    if len(still) != 1 or len(rows) != 1 or rows[0] not in variable_names(op.factors[still[0].value]):
         raise CannotLower("fragments: a register tile needs rows along one iterator of the factor without the lanes")
-    if rows[0] in names_in(op.factors[1 - still[0].value]):
+    if rows[0] in variable_names(op.factors[1 - still[0].value]):
         raise CannotLower("fragments: both factors depend on the iterator of the rows")
     if not op.pairs or op.pairs not in plan.reductions:
         raise CannotLower("fragments: there is no sum over pairs")

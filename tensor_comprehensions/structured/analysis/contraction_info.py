@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...core.errors import CannotLower
 from ...loop_ir.nodes import Expr, Load
-from ..op import Iterator, StructuredOp, loads_in, names_in
+from ..op import Iterator, StructuredOp, loads_in, variable_names
 from ..plan import PackStep, Plan, Side
 from .access_strides import access_strides, common_strides
 
@@ -214,7 +214,7 @@ def _factor(op: StructuredOp, side: Side, value: Expr, iterators: list[str]) -> 
     accesses = loads_in(value)
     if not accesses:
         raise CannotLower(f"{op.name}: the {side.name.lower()} factor reads no tensor")
-    used = frozenset(names_in(value)) & frozenset(iterators)
+    used = frozenset(variable_names(value)) & frozenset(iterators)
     plain = isinstance(value, Load) and value.mask is None and access_strides(value, iterators) is not None
     stored = max(prod(a.buffer.shape) for a in accesses)
     return Factor(side, used, common_strides(accesses, iterators), plain, accesses[0].buffer.type.dtype.size, stored)
@@ -223,4 +223,4 @@ def _factor(op: StructuredOp, side: Side, value: Expr, iterators: list[str]) -> 
 def is_shared_panel(op: StructuredOp, plan: Plan, step: PackStep) -> bool:
     """Whether all iterations of the parallel loop make one and the same panel, so that a thread makes it once."""
     around = {level.iterator for level in plan.levels[: step.depth] if level.size < op.extent(level.iterator)}
-    return 0 < step.depth == plan.parallel_depth and not around & set(names_in(op.factors[step.side.value]))
+    return 0 < step.depth == plan.parallel_depth and not around & set(variable_names(op.factors[step.side.value]))

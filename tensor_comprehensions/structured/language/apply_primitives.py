@@ -12,7 +12,7 @@ from ...target import CpuTarget
 from ..amx.tile_plans import tile_instructions
 from ..lower.tile import num_tiles
 from ..match.drop_unit_dims import drop_unit_dims
-from ..op import StructuredOp, names_in
+from ..op import StructuredOp, variable_names
 from ..plan import Plan
 from . import primitives as written
 from .finalize import finalize, num_accumulators
@@ -213,7 +213,7 @@ def _vectorize(piece: written.Vectorize, nest: ScheduleState) -> ScheduleState:
         raise CannotLower(f"{piece}: there are no sums of products to share registers")
     if lane_iterator.extent < 2:
         raise CannotLower(f"{piece}: {shown} has one value")
-    if all(lane_iterator.name not in names_in(factor) for factor in nest.op.factors):
+    if all(lane_iterator.name not in variable_names(factor) for factor in nest.op.factors):
         raise CannotLower(f"{piece}: no factor depends on {shown}")
     across = "; sums are turned to be stored" if nest.op.is_product and lane_iterator not in contiguous else ""
     beside = (

@@ -12,7 +12,7 @@ from ..analysis.access_strides import access_strides
 from ..lower.panel_prefetch import why_no_prefetch
 from ..lower.tile import num_tiles
 from ..match.drop_unit_dims import drop_unit_dims
-from ..op import StructuredOp, loads_in, names_in
+from ..op import StructuredOp, loads_in, variable_names
 from ..plan import Edge, PackStep, Plan, Side, TileLoop
 from ..planners.blocking import PARALLEL_WORK
 from .schedule_state import ScheduleState, StateLoop, contiguous_along, padded_iterators
@@ -200,7 +200,7 @@ def _check_joined(nest: ScheduleState, plan: Plan) -> None:
     if plan.instruction:
         raise CannotLower("vectorize: fragments have registers of their own, which nothing shares")
     packed = {step.side for step in plan.packs}
-    if any(plan.vector in names_in(nest.op.factors[side.value]) and side not in packed for side in Side):
+    if any(plan.vector in variable_names(nest.op.factors[side.value]) and side not in packed for side in Side):
         raise CannotLower(
             f"vectorize: joined={plan.vectors_per_register} vectors are side by side in a panel only; pack the factor"
         )
@@ -239,7 +239,7 @@ def _check_pack(nest: ScheduleState, plan: Plan, step: PackStep) -> None:
 
 def why_no_panel(nest: ScheduleState, side: Side, loops: Sequence[str], depth: int) -> str | None:
     """Why no panel of a factor can be made inside the first `depth` of `loops`, which are over these iterators."""
-    used = names_in(nest.op.factors[side.value])
+    used = variable_names(nest.op.factors[side.value])
     inside = [iterator for iterator in loops[depth:] if iterator in used]
     for iterator in inside:
         shown = nest.describe_loops(iterator)

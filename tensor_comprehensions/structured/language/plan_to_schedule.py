@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from ..lower.tile import num_tiles
-from ..op import StructuredOp, loads_in, names_in
+from ..op import StructuredOp, loads_in, variable_names
 from ..plan import Edge, Plan, Side
 from . import primitives as written
 from .finalize import default_grain_size, with_remainder
@@ -47,7 +47,7 @@ def plan_to_schedule(plan: Plan, op: StructuredOp) -> Schedule:
 def _edges(nest: ScheduleState, plan: Plan) -> Iterator[Primitive]:
     """What says how the last tiles end."""
     padded = {level.iterator for level in plan.levels if level.edge is Edge.PADDED}
-    sides = [step.side for step in plan.packs if padded & set(names_in(nest.op.factors[step.side.value]))]
+    sides = [step.side for step in plan.packs if padded & set(variable_names(nest.op.factors[step.side.value]))]
     if sides:
         yield written.Pad(tuple(factor_name(nest.op, side) for side in sides))
     usual = [Edge.BRANCH if depth < plan.parallel_depth else Edge.PEELED for depth in range(len(plan.levels))]

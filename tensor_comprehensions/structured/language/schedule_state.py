@@ -9,7 +9,7 @@ from ...core.naming import SEPARATOR
 from ...target import CpuTarget
 from ..analysis.access_strides import access_strides
 from ..op import Iterator as Dimension
-from ..op import StructuredOp, loads_in, names_in
+from ..op import StructuredOp, loads_in, variable_names
 from ..plan import Side
 
 NOWHERE = CpuTarget("cpu", "", "", 512, 32, ())
@@ -149,8 +149,8 @@ def reduction_loop_name(nest: ScheduleState, iterator: str) -> tuple[str, ...]:
 def padded_iterators(nest: ScheduleState) -> list[str]:
     """The iterators that move nothing but factors to be padded."""
     others = [f for side, f in zip(Side, nest.op.factors, strict=True) if side not in nest.padded]
-    mine = {n for side in nest.padded for n in names_in(nest.op.factors[side.value])}
-    elsewhere = {n for factor in others for n in names_in(factor)}
+    mine = {n for side in nest.padded for n in variable_names(nest.op.factors[side.value])}
+    elsewhere = {n for factor in others for n in variable_names(factor)}
     return [i.name for i in nest.op.parallel if i.name in mine and i.name not in elsewhere]
 
 

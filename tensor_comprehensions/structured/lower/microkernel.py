@@ -11,7 +11,7 @@ from ...loop_ir import build
 from ...loop_ir.nodes import Allocate, Block, Buffer, Call, Expr, Let, Load, Loop, Space, Stmt, Store, Type, Var
 from ...loop_ir.rewrite import walk_expr
 from ..analysis.access_strides import access_strides
-from ..op import ACCUMULATOR, HalfSpace, StructuredOp, loads_in, names_in
+from ..op import ACCUMULATOR, HalfSpace, StructuredOp, loads_in, variable_names
 from ..plan import Plan
 from .accumulators import (
     Accumulator,
@@ -110,7 +110,7 @@ def _row_order(op: StructuredOp, plan: Plan) -> list[str]:
 
 def _beside(op: StructuredOp, plan: Plan) -> frozenset[str]:
     """The parallel iterators that leave the vectors alone."""
-    vectors = {name for f in op.factors if plan.vector in names_in(f) for name in names_in(f)}
+    vectors = {name for f in op.factors if plan.vector in variable_names(f) for name in variable_names(f)}
     return frozenset(i.name for i in op.parallel if i.name not in vectors)
 
 
@@ -326,7 +326,7 @@ def _slide(
 
 def _moves(operand: Operand, cell: Accumulator) -> list[str]:
     """The tile's iterators that change what an operand reads."""
-    used = names_in(operand.value)
+    used = variable_names(operand.value)
     return [name for name in cell.offsets if name in used or local_var(name) in used or tile_number_var(name) in used]
 
 

@@ -12,7 +12,7 @@ from ...loop_ir import build
 from ...loop_ir.buffer_view import BufferDim, buffer_shape
 from ...loop_ir.nodes import Buffer, Expr, Space, Stmt, Var
 from ..amx.tile_plans import TileLayout, tile_layout
-from ..op import StructuredOp, names_in
+from ..op import StructuredOp, variable_names
 from ..plan import Edge, Plan, TileLoop
 from .microkernel import Operand
 from .pack_copy import PackCopy, PanelShape, pack_tile
@@ -37,7 +37,7 @@ class PackedPanel:
 
 def make_panel(op: StructuredOp, plan: Plan, factor: Expr, region: Region, depth: int, name: str) -> PackedPanel:
     """The panel `name` for what `factor` reads in `region`, inside `plan.levels[depth:]`."""
-    used = frozenset(names_in(factor))
+    used = frozenset(variable_names(factor))
     inner = [
         level for level in plan.levels[depth:] if level.iterator in used and op.iterator(level.iterator).is_parallel
     ]

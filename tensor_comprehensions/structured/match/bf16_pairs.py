@@ -15,7 +15,7 @@ from ...loop_ir.instructions import PAIR_BFLOAT16
 from ...loop_ir.nodes import Cast, Expr, Load, Var
 from ...loop_ir.rewrite import substitute
 from ...target import CpuTarget
-from ..op import Iterator, StructuredOp, names_in
+from ..op import Iterator, StructuredOp, variable_names
 
 
 def pack_bf16_pairs(op: StructuredOp, target: CpuTarget) -> StructuredOp:
@@ -26,7 +26,7 @@ def pack_bf16_pairs(op: StructuredOp, target: CpuTarget) -> StructuredOp:
     """
     if not target.has_bf16_dot or op.dtype != FLOAT32 or op.terms or not all(map(_is_element, op.factors)):
         return op
-    left, right = (frozenset(names_in(factor)) for factor in op.factors)
+    left, right = (frozenset(variable_names(factor)) for factor in op.factors)
     own = [any(i.name in side - other for i in op.parallel) for side, other in ((left, right), (right, left))]
     both = [i for i in op.reductions if i.name in left & right and i.extent > 1]
     if not both or not all(own):

@@ -11,7 +11,7 @@ from math import prod
 from operator import or_
 
 from ...core.errors import CannotLower
-from ...layouts import AccessMovement as Step
+from ...layouts import AccessStride as Step
 from ...target import CpuTarget
 from ..analysis.access_strides import access_strides
 from ..language.primitives import Schedule, nontemporal_stores, pack, parallel, tile, unroll, vectorize

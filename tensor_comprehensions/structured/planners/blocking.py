@@ -16,7 +16,7 @@ from ..cost.tile_cost import FAR_ROWS, LINE, ROWS, RegisterTile, is_beyond_priva
 from ..lower.tile import balanced_block, num_tiles
 from ..op import Iterator, loads_in
 from ..plan import PackStep, Plan, TileLoop
-from .panel_extent import SHORT_RUN, PanelExtent
+from .panel_extension import SHORT_RUN, PanelExtension
 
 PARALLEL_WORK = 1 << 18
 """Multiply-adds worth a thread."""
@@ -228,8 +228,8 @@ class BlockingHeuristic:
         return self._sweep.iterators(factor)
 
     @property
-    def _sweep(self) -> PanelExtent:
-        return PanelExtent(self.info, self.target, self.tile, min(self.info.k_size, PACKED_STEPS))
+    def _sweep(self) -> PanelExtension:
+        return PanelExtension(self.info, self.target, self.tile, min(self.info.k_size, PACKED_STEPS))
 
     def _blocked_rows(self, reductions: tuple[str, ...], pack_moving: bool) -> Blocking:
         """A packed block of the still factor in the second cache, for all panels of the moving one."""

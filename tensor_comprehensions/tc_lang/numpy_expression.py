@@ -73,7 +73,7 @@ def combine_arrays(op: str, a: Array, b: Array) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class NumpyEvaluator:
+class NumpyExpressionEvaluator:
     """Evaluates expressions over a grid: `indices` gives each index variable an int64 array that broadcasts."""
 
     indices: Mapping[str, Array]

@@ -79,7 +79,7 @@ _SUFFIXES = {
 }  # fmt: skip
 
 
-def of_number(text: str, at: int) -> tuple[int, int, str] | None:
+def suggest_literal(text: str, at: int) -> tuple[int, int, str] | None:
     """Where a number that this language does not have starts and ends around `at`, and how it is written."""
     first = max(0, at - 50)
     for found in _WRONG_NUMBER.finditer(text, first, at + 100):
@@ -110,7 +110,7 @@ def suggest_syntax(text: str, start: int) -> str:
     return ""
 
 
-def of_name(name: str) -> str:
+def suggest_name(name: str) -> str:
     """How the value that a bare `name` has elsewhere is written here; "" where nobody knows."""
     return _NAMES.get(name, "")
 

@@ -25,7 +25,7 @@ class CodeRegion:
     values: dict[str, str] = field(default_factory=dict)
 
 
-class Builder:
+class HoistingBuilder:
     """Instructions, blocks and the values they define. A value is its operand text: `%t7`, `42`, `splat (...)`."""
 
     def __init__(self, declarations: dict[str, None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class TypeMistake(Exception):
+class UnlocatedTypeError(Exception):
     """What is wrong; the caller knows the place in the text and makes a TCError of it."""
 
     def __init__(self, message: str, *, expected: str = "", found: str = "", suggestion: str = "") -> None:

@@ -17,7 +17,7 @@ SHORT_RUN = 1536
 
 
 @dataclass(frozen=True, slots=True)
-class PanelExtent:
+class PanelExtension:
     """What panels of the moving factor hold beside the register tile's own points. steps: of the sum in a panel."""
 
     info: ContractionInfo
