@@ -149,7 +149,7 @@ def _source(x: Operand, tile: RegisterFragment, place: ValuesInMemory | None, gr
         where = matching_values(x, tile)
 
         def value(v: int) -> ir.Expr:
-            return widened(read_value(x, where[v]))
+            return widen_half(read_value(x, where[v]))
 
         return _Source(value, lambda v: build.NOTHING)
     assert place is not None
@@ -162,7 +162,7 @@ def _memory_source(x: MemoryView, found: ValuesInMemory, group: int, name: str) 
     if width == 1:
 
         def one(v: int) -> ir.Expr:
-            return widened(build.load(x.buffer, *firsts[v].coordinates, mask=firsts[v].predicate))
+            return widen_half(build.load(x.buffer, *firsts[v].coordinates, mask=firsts[v].predicate))
 
         return _Source(one, lambda v: build.NOTHING)
     staging = ir.Buffer(name, ir.Type(x.dtype), (group,), (1,), ir.Space.SCRATCH)
@@ -178,7 +178,7 @@ def _memory_source(x: MemoryView, found: ValuesInMemory, group: int, name: str) 
         zeros = (build.store(staging, (v % group + n,), build.const(0, x.dtype)) for n in range(width))
         return build.when(inside, whole, build.block(*zeros))
 
-    return _Source(lambda v: widened(build.load(staging, v % group)), load, staging)
+    return _Source(lambda v: widen_half(build.load(staging, v % group)), load, staging)
 
 
 def _store(
@@ -218,7 +218,7 @@ def read_value(x: RegisterFragment, v: int) -> ir.Expr:
     return build.call(f"{('low', 'high')[v % 2]}_{x.dtype.name}", word)
 
 
-def widened(e: ir.Expr) -> ir.Expr:
+def widen_half(e: ir.Expr) -> ir.Expr:
     """A value as functions compute with it: half-precision numbers in float32."""
     return build.cast(e, FLOAT32) if e.type.dtype.is_float and e.type.dtype.bits == 16 else e
 
@@ -273,7 +273,7 @@ def decompose_reduce(spec: specs.Reduce) -> tuple[specs.Node, ...]:
     for n, group in enumerate(groups):
         total: ir.Expr | None = None
         for v in group:
-            one = widened(read_value(x, v))
+            one = widen_half(read_value(x, v))
             if (there := inside(v)) is not None:
                 one = build.select(there, one, neutral)
             total = one if total is None else build.binary(op, total, one)
