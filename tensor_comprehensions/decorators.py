@@ -17,9 +17,9 @@ from .torch_ext.autograd import PythonGradient
 
 if TYPE_CHECKING:
     from .dispatch.cuda import tile_kernels
-    from .tiles import kernel as tile_programs
+    from .tiles import tile_program as tile_programs
 else:
-    tile_kernels, tile_programs = lazy_module("dispatch.cuda.tile_kernels"), lazy_module("tiles.kernel")
+    tile_kernels, tile_programs = lazy_module("dispatch.cuda.tile_kernels"), lazy_module("tiles.tile_program")
 
 
 @overload

@@ -20,9 +20,9 @@ from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import WARP
 from ..loop_ir.intrinsics import SHUFFLE_XOR
 from . import specs
-from .moves import ValuesInMemory, values_in_memory
-from .values import Scalar, to_expr
-from .views import MemoryView, Operand, RegisterFragment, layout_of_table, register_tile
+from .memory_moves import ValuesInMemory, values_in_memory
+from .scalars import Scalar, to_expr
+from .tile_views import MemoryView, Operand, RegisterFragment, layout_of_table, register_tile
 
 Tables = np.ndarray[Any, Any]
 

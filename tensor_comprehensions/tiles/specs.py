@@ -12,7 +12,7 @@ from typing import Any
 
 from ..loop_ir import nodes as ir
 from .tensors import ThreadTensor
-from .views import MemoryView, Operand, RegisterFragment
+from .tile_views import MemoryView, Operand, RegisterFragment
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from ..target import GpuTarget
 from . import specs
 from .notation import threads as parse_threads
 from .pointwise import broadcast_shape, reduced_tile, spread_tile, with_dtype
-from .products import accumulator, left_fragment, plan_product
+from .tensor_core_products import accumulator, left_fragment, plan_product
 from .tensors import DTYPE_SPELLING, ThreadTensor
-from .views import DynamicIndexError, MemoryView, Operand, RegisterFragment
+from .tile_views import DynamicIndexError, MemoryView, Operand, RegisterFragment
 
 Step = Callable[[Any, Any], Any]
 """What fills, or uses, a stage of a ring: it gets the stage and the number of the step."""

@@ -14,7 +14,7 @@ from ..loop_ir.index_arithmetic import linear_terms
 from ..loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO
 from . import specs
 from .tensors import DataTensor
-from .views import THREAD_X, MemoryView, RegisterFragment
+from .tile_views import THREAD_X, MemoryView, RegisterFragment
 
 COPY_BYTES = (16, 8, 4)
 """What one asynchronous copy moves, wider ones first."""

@@ -16,11 +16,11 @@ from ..loop_ir.rewrite import substitute_stmt
 from ..loop_ir.show import format_program
 from ..target import GpuTarget
 from . import specs
-from .moves import decompose_copy
+from .memory_moves import decompose_copy
 from .pointwise import decompose_map, decompose_reduce
-from .products import decompose_matmul
 from .shared_accesses import swizzled_module
-from .views import MemoryView, RegisterFragment
+from .tensor_core_products import decompose_matmul
+from .tile_views import MemoryView, RegisterFragment
 
 
 def decompose(program: specs.Program, target: GpuTarget) -> specs.Program:

@@ -11,10 +11,10 @@ from ..core.errors import ArgumentError
 from ..loop_ir.nodes import Space
 from ..target import GpuTarget
 from . import specs
-from .build import ProgramBuilder
-from .lower import decompose
+from .lower_tiles import decompose
 from .notation import Header, Parameter, header
-from .views import MemoryView
+from .program_builder import ProgramBuilder
+from .tile_views import MemoryView
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import WARP
 from ..target import GpuTarget
 from . import specs
-from .match import find_move, find_product
+from .match_atoms import find_move, find_product
 from .tensors import DTYPE_SPELLING, ThreadTensor
-from .views import MemoryView, ProductPlan, RegisterFragment, enumerate_tv, register_tile
+from .tile_views import MemoryView, ProductPlan, RegisterFragment, enumerate_tv, register_tile
 
 ROWS, COLUMNS, DEPTH = 16, 8, 16
 """Of the product of a warp, m16n8k16."""

@@ -17,7 +17,7 @@ from ..core.errors import ArgumentError
 from ..loop_ir.atoms import ATOMS, MATMUL, MOVE, Atom, AtomOperand
 from ..loop_ir.nodes import Space
 from .tensors import DTYPE_SPELLING
-from .views import enumerate_tv
+from .tile_views import enumerate_tv
 
 Elements = np.ndarray[Any, Any]
 """The element of a tile that each lane (rows) holds or points at as each value (columns)."""
