@@ -27,7 +27,7 @@ from .core.lazy_import import import_without_gc
 
 if TYPE_CHECKING:
     from .api import Library, Op, define
-    from .decorators import from_expression, from_notation, op
+    from .decorators import from_expression, from_notation, op, tile_kernel
     from .dispatch.sparse.interop import as_sparse
     from .dispatch.sparse.sparse_tensor import SparseTensor
     from .dispatch.sparse.tensor_files import read_tensor, write_tensor
@@ -61,6 +61,7 @@ __all__ = [
     "from_notation",
     "op",
     "read_tensor",
+    "tile_kernel",
     "write_tensor",
 ]
 
@@ -74,6 +75,7 @@ _HOMES = {
     "from_expression": "decorators",
     "from_notation": "decorators",
     "op": "decorators",
+    "tile_kernel": "decorators",
     "SparseTensor": "dispatch.sparse.sparse_tensor",
     "as_sparse": "dispatch.sparse.interop",
     "read_tensor": "dispatch.sparse.tensor_files",

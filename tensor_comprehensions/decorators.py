@@ -6,13 +6,20 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from .api import Op, define
 from .core.error_boundary import only_tc_errors
 from .core.errors import ArgumentError
+from .core.lazy_import import lazy_module
 from .tc_lang.infer_signature import def_of_statements
 from .torch_ext.autograd import PythonGradient
+
+if TYPE_CHECKING:
+    from .dispatch.cuda import tile_kernels
+    from .tiles import tile_program as tile_programs
+else:
+    tile_kernels, tile_programs = lazy_module("dispatch.cuda.tile_kernels"), lazy_module("tiles.tile_program")
 
 
 @overload
@@ -108,3 +115,27 @@ def from_notation(
     if not isinstance(equation, str):
         raise ArgumentError(f"the equation is a {type(equation).__name__}, not a string")
     return define(notation_to_def(name, textwrap.dedent(equation), types), formats=formats)[name]
+
+
+@only_tc_errors
+def tile_kernel(header: str) -> Callable[[Callable[..., None]], tile_kernels.TileKernel]:
+    """Make a GPU kernel of a function that decomposes it into tiles, down to tensor-core instructions.
+
+        @tc.tile_kernel("C:[M,N].fp16 <- A:[M,K].fp16, B:[N,K].fp16")
+        def product(k, C, A, B, tile=(128, 128, 32)): ...
+
+    The function gets a builder, the tensors of the header and parameters; it is traced once per sizes and target.
+    As in "Graphene: An IR for Optimized Tensor Computations on GPUs" (ASPLOS 2023), section 3.
+
+    Args:
+        header: the outputs `<-` the inputs, with sizes that are numbers or names.
+
+    Raises:
+        ArgumentError: the header is none, with the place; or the function takes other tensors.
+    """
+
+    @only_tc_errors
+    def make(function: Callable[..., None]) -> tile_kernels.TileKernel:
+        return tile_kernels.TileKernel(tile_programs.TileProgram.of(header, function))
+
+    return make

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtypes import BFLOAT16, FLOAT32, INT64, UINT32, DType
+from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64, UINT32, DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,15 @@ def _bits(x: Any) -> Any:
 
 def _pair(low: Any, high: Any) -> Any:
     return (_bits(low) >> np.uint32(16)) | (_bits(high) & np.uint32(0xFFFF0000))
+
+
+def _pair_float16(low: Any, high: Any) -> Any:
+    a, b = (np.asarray(x, np.float16).view(np.uint16).astype(np.uint32) for x in (low, high))
+    return a | (b << np.uint32(16))
+
+
+def _float16_of(pair: Any, shift: int) -> Any:
+    return (np.asarray(pair, np.uint32) >> np.uint32(shift)).astype(np.uint16).view(np.float16)
 
 
 def _halves(pair: Any) -> tuple[Any, Any]:
@@ -62,6 +71,7 @@ def _unsigned(bits: Any) -> Any:
 
 
 PAIR_BFLOAT16, DOT_BFLOAT16 = "pair_bfloat16", "dot_bfloat16"
+PAIR_FLOAT16 = "pair_float16"
 BIT_AND, BIT_OR, SHIFT_LEFT, SHIFT_RIGHT = "bit_and", "bit_or", "shift_left", "shift_right"
 TRAILING_ZEROS, POPCOUNT = "trailing_zeros", "popcount"
 
@@ -70,6 +80,12 @@ INSTRUCTIONS = {
     for i in (
         # Two bfloat16 side by side, the first in the low half.
         Instruction(PAIR_BFLOAT16, (BFLOAT16, BFLOAT16), UINT32, _pair),
+        # The same of float16, and what such pairs of either type are made of.
+        Instruction(PAIR_FLOAT16, (FLOAT16, FLOAT16), UINT32, _pair_float16),
+        Instruction(f"low_{FLOAT16.name}", (UINT32,), FLOAT16, lambda pair: _float16_of(pair, 0)),
+        Instruction(f"high_{FLOAT16.name}", (UINT32,), FLOAT16, lambda pair: _float16_of(pair, 16)),
+        Instruction(f"low_{BFLOAT16.name}", (UINT32,), BFLOAT16, lambda pair: _halves(pair)[0]),
+        Instruction(f"high_{BFLOAT16.name}", (UINT32,), BFLOAT16, lambda pair: _halves(pair)[1]),
         # A sum, and the products of the halves of two such pairs added to it. Subnormal numbers may count as zero.
         Instruction(DOT_BFLOAT16, (FLOAT32, UINT32, UINT32), FLOAT32, _dot),
         # On 64 bits. Shifts, by 0 to 63, fill with zeros. Zeros below the lowest one are counted: 64 where all are 0.

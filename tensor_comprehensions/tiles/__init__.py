@@ -6,9 +6,13 @@ Always holds: a tensor finds exactly the elements that its operations say, with 
 or an operation refuses and names both operands.
 """
 
+from ..core.dtypes import BFLOAT16 as bf16
+from ..core.dtypes import FLOAT16 as fp16
+from ..core.dtypes import FLOAT32 as fp32
 from ..layouts import Layout, Swizzle
 from .descriptors import Descriptor, descriptor
 from .notation import Header, Parameter, header, tensor, threads
+from .scalars import exp, exp2, inf, max, min, rsqrt, sigmoid, sqrt, tanh
 from .swizzles import Access, choose_swizzle, conflicts
 from .tensors import DataTensor, ThreadTensor
 
@@ -21,10 +25,22 @@ __all__ = [
     "Parameter",
     "Swizzle",
     "ThreadTensor",
+    "bf16",
     "choose_swizzle",
     "conflicts",
     "descriptor",
+    "exp",
+    "exp2",
+    "fp16",
+    "fp32",
     "header",
+    "inf",
+    "max",
+    "min",
+    "rsqrt",
+    "sigmoid",
+    "sqrt",
+    "tanh",
     "tensor",
     "threads",
 ]

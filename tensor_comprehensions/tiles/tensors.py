@@ -20,7 +20,7 @@ from ..loop_ir import build
 from ..loop_ir.index_arithmetic import Interval
 from ..loop_ir.nodes import THREAD, Expr, Space, Var
 from ..loop_ir.passes.simplify import simplify
-from .tensor_levels import Coordinate, TensorLevel, Tiler, fits, least_tiled
+from .tensor_levels import Coordinate, TensorLevel, Tiler, fits, least_tiled, row_major
 
 DTYPE_NAMES = {"fp16": FLOAT16, "bf16": BFLOAT16, "fp32": FLOAT32, "fp64": FLOAT64} | {
     name: dtype for name, dtype in DTYPES.items() if not dtype.is_float
@@ -39,12 +39,13 @@ class Tensor:
     Attributes:
         parts: the levels, outermost first; strides count innermost scalars at each.
         origins: the offset of the first element, then its position in the space of every guard.
-        extents: for each guard, what positions that hold an element are below.
+        extents: for each guard, what positions that hold an element are below; None where the position only tells the
+            coordinate in a dimension of the memory, as tensors made by `DataTensor.addressed` keep them.
     """
 
     parts: tuple[TensorLevel, ...]
     origins: tuple[Expr, ...] = (build.const(0),)
-    extents: tuple[int, ...] = ()
+    extents: tuple[int | None, ...] = ()
 
     # --- views -------------------------------------------------------------------------------------------------------
 
@@ -80,8 +81,14 @@ class Tensor:
             raise self._error("guard", expected="a single element: an index for every dimension")
         inside: Expr | None = None
         for at, extent in zip(self.origins[1:], self.extents, strict=True):
-            inside = build.both(inside, build.lt(at, extent))
+            if extent is not None:
+                inside = build.both(inside, build.lt(at, extent))
         return inside
+
+    @property
+    def coordinates(self) -> tuple[Expr, ...]:
+        """Where the first element lies along the dimensions of the memory; empty if they are not kept."""
+        return tuple(at for at, extent in zip(self.origins[1:], self.extents, strict=True) if extent is None)
 
     @property
     def T(self) -> Self:
@@ -193,7 +200,11 @@ class Tensor:
         idle = set()
         for n, (origin, extent) in enumerate(zip(self.origins[1:], self.extents, strict=True), 1):
             first = build.integer(origin)
-            if first is not None and first + sum(part.layouts[n].cosize - 1 for part in self.parts) < extent:
+            if (
+                extent is not None
+                and first is not None
+                and first + sum(part.layouts[n].cosize - 1 for part in self.parts) < extent
+            ):
                 idle.add(n)
         return replace(
             self,
@@ -246,6 +257,15 @@ class DataTensor(Tensor):
     dtype: DType
     memory: Space
     swizzle: Swizzle | None = None
+
+    @staticmethod
+    def addressed(shape: Sequence[IntTuple], dtype: DType, memory: Space) -> DataTensor:
+        """The row-major tensor of a shape, which keeps the coordinates of its elements through all operations."""
+        level = TensorLevel.of(row_major(tuple(shape)))
+        for n in range(len(shape)):
+            level = level.with_guard(n)
+        zeros = (build.const(0),) * (1 + len(shape))
+        return DataTensor((level,), zeros, (None,) * len(shape), dtype=dtype, memory=memory)
 
     def __str__(self) -> str:
         names = f"{_levels_text(self.levels)}.{DTYPE_SPELLING[self.dtype]}.{MEMORY_SPELLING[self.memory]}"

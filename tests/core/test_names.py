@@ -12,8 +12,8 @@ import tensor_comprehensions
 
 PACKAGE = Path(tensor_comprehensions.__file__).parent
 FILES = [p for p in sorted(PACKAGE.rglob("*.py")) if not p.name.endswith("_pb2.py")]
-NODES = {"tc_lang/syntax.py", "tc_lang/ir.py", "loop_ir/nodes.py"}
-"""Trees of three levels: their nodes share names on purpose and are written with the name of the module."""
+NODES = {"tc_lang/syntax.py", "tc_lang/ir.py", "loop_ir/nodes.py", "tiles/specs.py"}
+"""Trees of several levels: their nodes share names on purpose and are written with the name of the module."""
 OLD_MODULES = frozenset(
     {
         "tc_lang/mistake",

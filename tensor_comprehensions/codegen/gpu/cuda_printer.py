@@ -54,9 +54,31 @@ _STRUCTURES = {
     for lanes in (2, 4, 8)
 }
 _VECTORS = _vectors()
+
+
+def _pair_helpers() -> dict[str, str]:
+    """Two half-precision numbers side by side in 32 bits, as tensor cores take them."""
+    made = {}
+    for name in (FLOAT16.name, BFLOAT16.name):
+        half = _TYPES[name]
+        made[f"pair_{name}"] = (
+            f"{_QUALIFIER} unsigned int pair_{name}({half} low, {half} high) {{\n"
+            "    return (unsigned int)*reinterpret_cast<unsigned short *>(&low)\n"
+            "        | (unsigned int)*reinterpret_cast<unsigned short *>(&high) << 16;\n}"
+        )
+        for part, shift in (("low", ""), ("high", " >> 16")):
+            made[f"{part}_{name}"] = (
+                f"{_QUALIFIER} {half} {part}_{name}(unsigned int pair) {{\n"
+                f"    unsigned short bits = (unsigned short)(pair{shift});\n"
+                f"    return *reinterpret_cast<{half} *>(&bits);\n}}"
+            )
+    return made
+
+
 _HELPERS = {
     **_STRUCTURES,
     **helpers({n: t for n, t in _TYPES.items() if n not in _PACKED}, _UNSIGNED, _QUALIFIER),
+    **_pair_helpers(),
     **{name: definition(name) for name in CALLED},
     "fail": _FAIL,
     "INFINITY": "#define INFINITY __int_as_float(0x7f800000)",

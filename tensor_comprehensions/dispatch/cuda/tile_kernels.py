@@ -1,0 +1,228 @@
+"""Tile kernels compiled for sizes and a target: texts, resources, emulated runs, launches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...codegen.gpu import cuda_printer
+from ...codegen.gpu.gpu_printer import GpuCode
+from ...compiler.gpu_passes import check_limits
+from ...core.error_boundary import only_tc_errors
+from ...core.errors import ArgumentError
+from ...loop_ir import nodes as ir
+from ...loop_ir.show import format_program
+from ...loop_ir.verify import verify
+from ...runtime.cuda import cubins, nvrtc
+from ...runtime.cuda.launch import ALIGNMENT, CudaRunner, device_target, load_launches_on
+from ...runtime.cuda.nvrtc import Cubin
+from ...runtime.emulate import emulator
+from ...target import GpuTarget, parse_gpu_target
+from ...tiles.lower_tiles import format_tiles, lower_program
+from ...tiles.shared_accesses import bank_turns
+from ...tiles.specs import Program
+from ...tiles.tile_program import TileProgram
+
+
+class TileKernel:
+    """A tile kernel for any sizes, made by `tc.tile_kernel`; calling it on CUDA tensors compiles it for them once."""
+
+    def __init__(self, program: TileProgram) -> None:
+        self.program = program
+        self._compiled: dict[Any, CompiledTileKernel] = {}
+        functools.update_wrapper(self, program.function)
+
+    def __repr__(self) -> str:
+        return f"<tile kernel {self.program.name}: {self.program.header}>"
+
+    @only_tc_errors
+    def compile(self, *inputs: Tensor, target: str | GpuTarget, **parameters: Any) -> CompiledTileKernel:
+        """The kernel for inputs of these sizes.
+
+        Args:
+            inputs: the tensors of the header, in order; only their sizes and types count.
+            target: as "cuda:sm_80".
+            parameters: of the function, after its tensors.
+
+        Raises:
+            ArgumentError: the inputs disagree with the header, or the program cannot be decomposed for the target.
+        """
+        known = target if isinstance(target, GpuTarget) else parse_gpu_target(target)
+        self._check_types(inputs)
+        shapes = {p.name: tuple(x.shape) for p, x in zip(self.program.header.inputs, inputs, strict=True)}
+        key = tuple(shapes.items()), known, tuple(sorted(parameters.items(), key=lambda item: item[0]))
+        try:
+            found = self._compiled.get(key)
+        except TypeError:
+            raise ArgumentError("a parameter of a tile kernel cannot be a key", found=str(parameters)) from None
+        if found is None:
+            found = self._compiled[key] = _compile(self.program, shapes, known, parameters)
+        return found
+
+    def __call__(self, *inputs: Tensor, **parameters: Any) -> Any:
+        """The outputs for inputs on a CUDA device."""
+        devices = {x.device for x in inputs if isinstance(x, Tensor)}
+        if len(devices) != 1 or next(iter(devices)).type != "cuda":
+            raise ArgumentError(
+                f"{self.program.name} takes tensors on one CUDA device",
+                found=", ".join(sorted(map(str, devices))) or "none",
+                suggestion="k.compile(..., target='cuda:sm_80').emulate(...) runs it on the CPU",
+            )
+        target = device_target(next(iter(devices)).index or 0)
+        return self.compile(*inputs, target=target, **parameters)(*inputs)
+
+    def _check_types(self, inputs: tuple[Any, ...]) -> None:
+        wanted = self.program.header.inputs
+        if len(inputs) != len(wanted):
+            raise ArgumentError(
+                f"{self.program.name} takes {len(wanted)} tensors", expected=str(self.program.header),
+                found=str(len(inputs)),
+            )  # fmt: skip
+        for p, x in zip(wanted, inputs, strict=True):
+            if not isinstance(x, Tensor) or x.dtype != getattr(torch, p.dtype.name):
+                raise ArgumentError(
+                    f"{p.name} has another type", expected=str(p),
+                    found=str(x.dtype) if isinstance(x, Tensor) else type(x).__name__,
+                )  # fmt: skip
+
+
+def _compile(
+    program: TileProgram, shapes: dict[str, tuple[int, ...]], target: GpuTarget, parameters: dict[str, Any]
+) -> CompiledTileKernel:
+    traced = program.trace(shapes, target, parameters)
+    module = lower_program(traced)
+    verify(module)
+    for kernel in module.kernels:
+        check_limits(program.name, kernel, target)
+    return CompiledTileKernel(
+        program, traced, module, target, cuda_printer.emit_cuda(module, header=str(program.header))
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledTileKernel:
+    """A tile kernel for given sizes.
+
+    Attributes:
+        program: for any sizes. traced: for these, decomposed down to instructions. module: its loop program.
+        code: its text and launch.
+    """
+
+    program: TileProgram
+    traced: Program
+    module: ir.Module
+    target: GpuTarget
+    code: GpuCode
+
+    @only_tc_errors
+    def source(self, kind: str = "tiles") -> str:
+        """The kernel as "tiles", in the notation of the paper, as "loops" or as "cuda"."""
+        if kind not in _SOURCES:
+            raise ArgumentError(f"there is no source {kind!r}", expected=", ".join(_SOURCES))
+        return _SOURCES[kind](self)
+
+    @functools.cached_property
+    def cubin(self) -> Cubin:
+        """Machine code. Raises ArgumentError where NVRTC is not installed."""
+        return cubins.cubin_of(self.code.source, self.target.name)
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """What a block takes, and `bank_turns`: turns that accesses to shared memory take for conflicts.
+
+        Where NVRTC is installed also registers of a thread, and its bytes of local memory and of spills.
+        """
+        (kernel,) = self.code.kernels
+        found = {
+            "blocks": prod(kernel.launch.grid),
+            "threads": prod(kernel.launch.block),
+            "shared_bytes": kernel.shared + kernel.dynamic,
+            "bank_turns": bank_turns(self.module),
+        }
+        if nvrtc.is_nvrtc_available():
+            (report,) = self.cubin.resources.values()
+            found["registers"] = report.registers
+            found["local_bytes"] = report.local
+            found["spill_bytes"] = report.spill_stores + report.spill_loads
+        return found
+
+    @only_tc_errors
+    def emulate(self, *inputs: Tensor) -> Any:
+        """Run the text that NVRTC gets on the CPU, every access checked; give the output, or a tuple of several.
+
+        Raises:
+            ArgumentError: there is no C++ compiler, or the inputs are not those that this was compiled for.
+            InternalError: a race, a read of what nothing wrote, an access outside; with tensor, thread and line.
+        """
+        self._check(inputs)
+        outputs = self._empty("cpu")
+        both = [*outputs, *(x.detach().cpu().contiguous() for x in inputs)]
+        arrays = {b.name: _as_numpy(x) for b, x in zip(self.module.arguments, both, strict=True)}
+        emulator.run_emulated_module(self._emulated, self.module, arrays)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    @only_tc_errors
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Run on the CUDA device of the inputs, on torch's current stream."""
+        self._check(inputs)
+        device = inputs[0].device
+        if device.type != "cuda":
+            raise ArgumentError(
+                f"{self.program.name} takes tensors on a CUDA device", found=str(device),
+                suggestion="emulate(...) runs it on the CPU",
+            )  # fmt: skip
+        dense = [x.contiguous() for x in inputs]
+        dense = [x if x.data_ptr() % ALIGNMENT == 0 else x.clone() for x in dense]
+        outputs = self._empty(device)
+        self._runner(device)(*outputs, *dense)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    @functools.cached_property
+    def _emulated(self) -> emulator.Emulated:
+        return emulator.build_emulated([self.code])[0]
+
+    @functools.cached_property
+    def _runners(self) -> dict[int, CudaRunner]:
+        return {}
+
+    def _runner(self, device: torch.device) -> CudaRunner:
+        index = device.index or 0
+        if index not in self._runners:
+            launches = load_launches_on(self.code, self.cubin, index)
+            order = range(len(self.module.arguments))
+            self._runners[index] = CudaRunner(launches, device, order, (), None)
+        return self._runners[index]
+
+    def _empty(self, device: torch.device | str) -> list[Tensor]:
+        outputs = self.module.arguments[: self.traced.outputs]
+        return [torch.empty(b.shape, dtype=getattr(torch, b.type.dtype.name), device=device) for b in outputs]
+
+    def _check(self, inputs: tuple[Any, ...]) -> None:
+        wanted = self.module.arguments[self.traced.outputs :]
+        found = [(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else None for x in inputs]
+        if found != [(b.shape, getattr(torch, b.type.dtype.name)) for b in wanted]:
+            raise ArgumentError(
+                f"{self.program.name} was compiled for other tensors",
+                expected=", ".join(f"{b.name}:{list(b.shape)}.{b.type.dtype.name}" for b in wanted),
+                found=", ".join(f"{list(f[0])}.{str(f[1]).removeprefix('torch.')}" if f else "none" for f in found),
+            )
+
+
+def _as_numpy(x: Tensor) -> np.ndarray[Any, Any]:
+    """The memory of a tensor; bfloat16 as its bits."""
+    bits: np.ndarray[Any, Any] = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+    return bits
+
+
+_SOURCES: dict[str, Callable[[CompiledTileKernel], str]] = {
+    "tiles": lambda k: format_tiles(k.traced),
+    "loops": lambda k: format_program(k.module),
+    "cuda": lambda k: k.code.source,
+}

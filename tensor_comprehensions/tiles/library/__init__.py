@@ -1,0 +1,1 @@
+"""Tile kernels that come with the package, written with its public names, as users write theirs."""

@@ -1,0 +1,102 @@
+"""Specs and atoms: which instruction does what a spec says, proven lane by lane.
+
+Shapes alone do not match. What each lane holds, or points at, must be the (thread, value) layout of the atom, element
+by element: as in "Graphene: An IR for Optimized Tensor Computations on GPUs" (ASPLOS 2023), section 4, but by
+enumeration. Atoms that move or multiply more are tried first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.dtypes import DType
+from ..core.errors import ArgumentError
+from ..loop_ir.atoms import ATOMS, MATMUL, MOVE, Atom, AtomOperand
+from ..loop_ir.nodes import Space
+from .tensors import DTYPE_SPELLING
+from .tile_views import enumerate_tv
+
+Elements = np.ndarray[Any, Any]
+"""The element of a tile that each lane (rows) holds or points at as each value (columns)."""
+NEAREST = 3
+"""Atoms that a refusal names."""
+
+
+def find_move(text: str, to: Elements, source: Elements, space: Space, architecture: str) -> Atom:
+    """The widest move from `space` to registers that puts every element where the spec says.
+
+    Raises:
+        ArgumentError: there is none; with the nearest atoms and the first lane that differs.
+    """
+    rows = [a for a in _atoms(MOVE, architecture) if a.operands[1].space is space and a.group > 1]
+    return _first(text, [(a, _move_difference(a, to, source)) for a in rows])
+
+
+def find_product(text: str, views: Sequence[Elements], dtypes: Sequence[DType], architecture: str) -> Atom:
+    """The widest product whose sum, A and B every lane holds as the spec says.
+
+    Raises:
+        ArgumentError: there is none; with the nearest atoms and the first lane that differs.
+    """
+    rows = [a for a in _atoms(MATMUL, architecture) if all(o.layout is not None for o in a.operands)]
+    return _first(text, [(a, _product_difference(a, views, dtypes)) for a in rows])
+
+
+def _atoms(kind: str, architecture: str) -> list[Atom]:
+    return [a for a in ATOMS.values() if a.kind == kind and architecture in a.architectures]
+
+
+def _first(text: str, tried: list[tuple[Atom, tuple[int, str]]]) -> Atom:
+    for atom, (_, why) in tried:
+        if not why:
+            return atom
+    nearest = sorted(tried, key=lambda t: -t[1][0])[:NEAREST]
+    raise ArgumentError(
+        f"no instruction does {text}",
+        expected="a tile that one of these takes, or a decomposition",
+        found="; ".join(f"{atom.name}: {why}" for atom, (_, why) in nearest) or "no atoms for this target",
+    )
+
+
+def _move_difference(atom: Atom, to: Elements, source: Elements) -> tuple[int, str]:
+    """How far an atom fits, and the first difference; empty: it fits."""
+    out, into = _own(atom.operands[0]), _own(atom.operands[1])
+    for name, mine, own in (("source", source, into), ("destination", to, out)):
+        if mine.shape != own.shape:
+            return 0, f"a lane's {name} has {own.shape[1]} elements, not {mine.shape[1]}"
+    holds: dict[int, int] = {}
+    for lane in range(own.shape[0]):
+        for value in range(into.shape[1]):
+            holds.setdefault(int(into[lane, value]), int(source[lane, value]))
+    for lane in range(out.shape[0]):
+        for value in range(out.shape[1]):
+            got, wanted = holds[int(out[lane, value])], int(to[lane, value])
+            if got != wanted:
+                return 1 + lane, f"lane {lane}, value {value} gets the element {got}, not {wanted}"
+    return 1 + out.shape[0], ""
+
+
+def _product_difference(atom: Atom, views: Sequence[Elements], dtypes: Sequence[DType]) -> tuple[int, str]:
+    for name, dtype, operand in zip(("sums", "A", "B"), dtypes, atom.operands, strict=True):
+        if dtype != operand.dtype:
+            known = DTYPE_SPELLING.get(operand.dtype, operand.dtype.name)
+            return 0, f"{name} is {known}, not {DTYPE_SPELLING.get(dtype, dtype.name)}"
+    for n, (name, mine, operand) in enumerate(zip(("sums", "A", "B"), views, atom.operands, strict=True)):
+        own = _own(operand)
+        if mine.shape != own.shape:
+            return 1 + n, f"a lane has {own.shape[1]} elements of {name}, not {mine.shape[1]}"
+        if not np.array_equal(mine, own):
+            lane, value = (int(x) for x in np.argwhere(mine != own)[0])
+            return (
+                4 + n,
+                f"{name}: lane {lane}, value {value} holds the element {own[lane, value]}, not {mine[lane, value]}",
+            )
+    return 8, ""
+
+
+def _own(operand: AtomOperand) -> Elements:
+    assert operand.layout is not None
+    return enumerate_tv(operand.layout)

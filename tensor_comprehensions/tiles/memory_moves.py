@@ -1,0 +1,130 @@
+"""The library's rule for moves from global to shared memory, and how the values of a thread lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from ..core.errors import ArgumentError
+from ..layouts.layout import flatten_tuple
+from ..loop_ir import build
+from ..loop_ir import nodes as ir
+from ..loop_ir.index_arithmetic import linear_terms
+from ..loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO
+from . import specs
+from .tensors import DataTensor
+from .tile_views import THREAD_X, MemoryView, RegisterFragment
+
+COPY_BYTES = (16, 8, 4)
+"""What one asynchronous copy moves, wider ones first."""
+VECTOR_BYTES = 16
+"""What one load or store of a thread moves at most."""
+
+
+def is_multiple(e: ir.Expr, n: int) -> bool:
+    """Whether all terms of a sum are multiples of `n`."""
+    terms, constant = linear_terms(e)
+    return constant % n == 0 and all(factor % n == 0 for factor in terms.values())
+
+
+def are_neighbors(first: DataTensor, count: int) -> bool:
+    """Whether `count` elements from a single one on are at a multiple of that and exist, or do not, together."""
+    guards = zip(first.origins[1:], first.extents, strict=True)
+    whole = all(extent is None or (extent % count == 0 and is_multiple(at, count)) for at, extent in guards)
+    return count == 1 or (whole and is_multiple(first.offset, count))
+
+
+# --- global to shared --------------------------------------------------------------------------------------------
+
+
+def decompose_copy(spec: specs.Move) -> tuple[specs.Node, ...]:
+    """Copies past the registers, 16 bytes a thread where addresses allow that; else 8, 4, or loads and stores."""
+    (to,), (source,) = spec.outputs, spec.inputs
+    assert isinstance(to, MemoryView)
+    assert isinstance(source, MemoryView)
+    sizes = [tuple(prod(flatten_tuple(n)) for n in x.shape) for x in (to, source)]
+    if sizes[0] != sizes[1] or len(sizes[0]) != 2 or len(to.tensor.parts) != 1 or len(source.tensor.parts) != 1:
+        raise ArgumentError(
+            f"no rule decomposes {to} <- Move({source})", expected="tiles of the same rows and columns",
+            found=f"{to.shape} and {source.shape}",
+        )  # fmt: skip
+    rows, columns = sizes[0]
+    size = source.dtype.size
+    widths = [n // size for n in COPY_BYTES if n % size == 0 and _moves_together(to, source, n // size, columns)]
+    return tuple(_copies(spec, to, source, rows, columns, widths[0] if widths else 1))
+
+
+def _moves_together(to: MemoryView, source: MemoryView, width: int, columns: int) -> bool:
+    """Whether `width` neighbors of a row are neighbors on both sides, and aligned."""
+    if width == 1 or columns % width:
+        return width == 1
+    row, chunk = build.var("%row"), build.mul(build.var("%chunk"), width)
+    for x in (to, source):
+        mode = x.tensor.parts[0].layouts[0][1].flat
+        leading = [m for m in mode if m[0] > 1][:1]
+        if not leading or leading[0][1] != 1 or leading[0][0] % width:
+            return False
+        if not are_neighbors(x.tensor[row, chunk], width):
+            return False
+    return True
+
+
+def _copies(
+    spec: specs.Move, to: MemoryView, source: MemoryView, rows: int, columns: int, width: int
+) -> Iterator[specs.Node]:
+    threads, across = spec.threads.size, columns // width
+    for first in range(0, rows * across, threads):
+        chunk = build.add(THREAD_X, first)
+        row, column = build.div(chunk, across), build.mul(build.mod(chunk, across), width)
+        out, into = to[row, column], source[row, column]
+        statement, name = _copy(out, into, width)
+        if first + threads > rows * across:
+            statement = build.when(build.lt(chunk, rows * across), statement)
+        yield specs.Leaf((out,), (into,), spec.threads, kind="Move", atom=name, statement=statement)
+
+
+def _copy(out: MemoryView, into: MemoryView, width: int) -> tuple[ir.Stmt, str]:
+    """One copy of a thread, and its name."""
+    size = width * into.dtype.size
+    there, here = out.tensor.coordinates, into.tensor.coordinates
+    inside = into.tensor.predicate
+    if size not in COPY_BYTES or out.dtype != into.dtype:
+        value = build.cast(build.load(into.buffer, *here, mask=inside), out.dtype)
+        return build.store(out.buffer, there, value), f"ld.global {size}"
+    views = ((out.buffer, there), (into.buffer, here))
+    if inside is None:
+        return ir.Invoke(COPY_ASYNC, views, (size,)), f"cp.async {size}"
+    return ir.Invoke(COPY_ASYNC_ZERO, views, (size,), (inside,)), f"cp.async {size}, zero fill"
+
+
+# --- registers ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ValuesInMemory:
+    """Where the values of a thread lie in memory, `width` neighbors at a time.
+
+    Attributes:
+        firsts: the first of each group, by the number of its value.
+    """
+
+    width: int
+    firsts: tuple[tuple[int, DataTensor], ...]
+
+
+def values_in_memory(view: MemoryView, tile: RegisterFragment) -> ValuesInMemory:
+    """The elements of `view` that belong to each thread's values of `tile`, which `view` is broadcast to."""
+    whole = view.matrix(*tile.padded)
+    values = whole.tensor.partition(tile.tv)[tile.thread]
+    leading = [m for m in values.parts[0].layouts[0].flat if m[0] > 1][:1]
+    width = 1
+    if leading and leading[0][1] == 1:
+        most = VECTOR_BYTES // view.dtype.size
+        while width < most and leading[0][0] % (2 * width) == 0 and _all_neighbors(values, tile.values, 2 * width):
+            width *= 2
+    return ValuesInMemory(width, tuple((v, values[v]) for v in range(0, tile.values, width)))
+
+
+def _all_neighbors(values: DataTensor, count: int, width: int) -> bool:
+    return all(are_neighbors(values[v], width) for v in range(0, count, width))

@@ -1,0 +1,187 @@
+"""How a module accesses its shared memory: bank turns counted for every access of every warp, and the swizzles that
+leave the fewest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..layouts import Swizzle
+from ..loop_ir import nodes as ir
+from ..loop_ir.atoms import ATOMS, ROW_BYTES, WARP
+from ..loop_ir.bank_turns import extra_turns
+from ..loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO
+from ..loop_ir.rewrite import allocated_buffers, map_expr, map_stmt, stmt_expressions, walk_expr
+from ..loop_ir.swizzled_buffer import swizzle_fault
+from .swizzles import candidates
+from .tensors import DataTensor
+
+_OPERATORS: dict[str, Any] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.floor_divide, "mod": np.mod, "min": np.minimum,
+    "max": np.maximum, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
+    "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAccess:
+    """Offsets in elements, of the threads that access a buffer at once, and the bytes of each."""
+
+    offsets: tuple[int, ...]
+    width: int
+
+
+def swizzled_module(module: ir.Module) -> ir.Module:
+    """The module with the swizzle for each shared buffer that leaves the fewest bank turns, none if none helps."""
+    (kernel,) = module.kernels
+    found: dict[str, ir.Buffer] = {}
+    accesses = shared_accesses(kernel)
+    for buffer in allocated_buffers(kernel.body):
+        if buffer.space is ir.Space.SHARED and (best := _best(buffer, accesses.get(buffer.name, []))) is not None:
+            found[buffer.name] = replace(buffer, swizzle=best)
+    if not found:
+        return module
+    return replace(module, kernels=(replace(kernel, body=_with_buffers(kernel.body, found)),))
+
+
+def bank_turns(module: ir.Module) -> int:
+    """Turns that all accesses to shared memory take beyond those without conflicts, the variables of loops being 0."""
+    (kernel,) = module.kernels
+    buffers = {b.name: b for b in allocated_buffers(kernel.body)}
+    return sum(
+        _turns(a, buffers[name], buffers[name].swizzle) for name, all in shared_accesses(kernel).items() for a in all
+    )
+
+
+def shared_accesses(kernel: ir.Kernel) -> dict[str, list[SharedAccess]]:
+    """All different accesses of the warps of a block to each shared buffer."""
+    assert kernel.launch is not None
+    threads = np.arange(kernel.launch.block[0])
+    found: dict[str, dict[SharedAccess, None]] = {}
+    _collect(kernel.body, {ir.THREAD[0]: threads}, found)
+    return {name: list(accesses) for name, accesses in found.items()}
+
+
+def _best(buffer: ir.Buffer, accesses: list[SharedAccess]) -> tuple[int, int, int] | None:
+    if len(buffer.shape) < 2 or not accesses:
+        return None
+    tile = DataTensor.addressed(buffer.shape[-2:], buffer.type.dtype, ir.Space.SHARED)
+    best, fewest = None, sum(_turns(a, buffer, None) for a in accesses)
+    for swizzle in _fitting(buffer, tile):
+        if not fewest:
+            break
+        turns = sum(_turns(a, buffer, swizzle) for a in accesses)
+        if turns < fewest:
+            best, fewest = swizzle, turns
+    return best
+
+
+def _fitting(buffer: ir.Buffer, tile: DataTensor) -> Iterator[tuple[int, int, int]]:
+    for s in candidates(tile):
+        swizzle = (s.bits, s.base, s.shift)
+        if swizzle_fault(replace(buffer, swizzle=swizzle)) is None:
+            yield swizzle
+
+
+def _turns(access: SharedAccess, buffer: ir.Buffer, swizzle: tuple[int, int, int] | None) -> int:
+    size = buffer.type.dtype.size
+    place = Swizzle(*swizzle) if swizzle is not None else (lambda offset: offset)
+    starts = [size * place(offset) for offset in access.offsets]
+    return sum(extra_turns(starts[n : n + WARP], access.width) for n in range(0, len(starts), WARP))
+
+
+def _collect(s: ir.Stmt, values: Mapping[str, Any], found: dict[str, dict[SharedAccess, None]]) -> None:
+    match s:
+        case ir.Let(name, value, body):
+            _collect(body, {**values, name: _evaluate(value, values)}, found)
+            return
+        case ir.Loop(var, _, _, body):
+            _collect(body, {**values, var: 0}, found)
+            return
+        case ir.Block(body):
+            for one in body:
+                _collect(one, values, found)
+            return
+        case ir.Allocate(_, body):
+            _collect(body, values, found)
+            return
+        case ir.If(condition, then, otherwise):
+            active = np.broadcast_to(_evaluate(condition, values), values[ir.THREAD[0]].shape)
+            if not active.any():
+                active = ~active  # the numbers of loops and blocks, 0 here, decide
+            inner = {
+                k: v[active] if isinstance(v, np.ndarray) and v.shape == active.shape else v for k, v in values.items()
+            }
+            _collect(then, inner, found)
+            if otherwise is not None:
+                _collect(otherwise, values, found)
+            return
+        case ir.Invoke(name, operands):
+            width = s.attributes[0] if name in (COPY_ASYNC, COPY_ASYNC_ZERO) else ROW_BYTES if name in ATOMS else 4
+            for buffer, where in operands:
+                _note(buffer, where, width, values, found)
+        case ir.Store(buffer, indices):
+            _note(buffer, indices, 0, values, found)
+    for e in stmt_expressions(s):
+        for part in walk_expr(e):
+            if isinstance(part, ir.Load):
+                _note(part.buffer, part.indices, 0, values, found)
+
+
+def _note(
+    buffer: ir.Buffer, where: tuple[ir.Expr, ...], width: int, values: Mapping[str, Any],
+    found: dict[str, dict[SharedAccess, None]],
+) -> None:  # fmt: skip
+    if buffer.space is not ir.Space.SHARED:
+        return
+    lanes = max([i.type.lanes for i in where], default=1)
+    threads = values[ir.THREAD[0]].shape
+    total = np.zeros(threads, np.int64)
+    for index, stride in zip(where, buffer.strides, strict=True):
+        first = index.base if isinstance(index, ir.Ramp) else index
+        total = total + np.asarray(_evaluate(first, values)) * stride
+    access = SharedAccess(tuple(int(x) for x in total), width or lanes * buffer.type.dtype.size)
+    found.setdefault(buffer.name, {})[access] = None
+
+
+def _evaluate(e: ir.Expr, values: Mapping[str, Any]) -> Any:
+    """The value of an index in every thread; variables that are not known are 0."""
+    match e:
+        case ir.Const(value):
+            return value
+        case ir.Var(name):
+            return values.get(name, 0)
+        case ir.Binary(op, left, right):
+            return _OPERATORS[op](_evaluate(left, values), _evaluate(right, values))
+        case ir.Unary("neg", operand):
+            return -_evaluate(operand, values)
+        case ir.Unary("not", operand):
+            return np.logical_not(_evaluate(operand, values))
+        case ir.Select(condition, then, otherwise):
+            parts = (_evaluate(x, values) for x in (condition, then, otherwise))
+            return np.where(*parts)
+    return 0
+
+
+def _with_buffers(s: ir.Stmt, found: Mapping[str, ir.Buffer]) -> ir.Stmt:
+    """The program with other buffers of the same names."""
+
+    def on_expr(e: ir.Expr) -> ir.Expr:
+        e = map_expr(e, on_expr)
+        return replace(e, buffer=found[e.buffer.name]) if isinstance(e, ir.Load) and e.buffer.name in found else e
+
+    def on_stmt(s: ir.Stmt) -> ir.Stmt:
+        s = map_stmt(s, on_expr, on_stmt)
+        match s:
+            case ir.Allocate(buffers):
+                return replace(s, buffers=tuple(found.get(b.name, b) for b in buffers))
+            case ir.Store(buffer) if buffer.name in found:
+                return replace(s, buffer=found[buffer.name])
+            case ir.Invoke(_, operands):
+                return replace(s, operands=tuple((found.get(b.name, b), where) for b, where in operands))
+        return s
+
+    return on_stmt(s)

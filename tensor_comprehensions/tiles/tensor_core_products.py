@@ -1,0 +1,246 @@
+"""The library's rule for products: fragments from shared memory or registers, then a loop of `mma`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, UINT32, DType
+from ..core.errors import ArgumentError
+from ..layouts import Layout, complement, compose
+from ..layouts.layout import IntTuple, flatten_tuple
+from ..loop_ir import build
+from ..loop_ir import nodes as ir
+from ..loop_ir.atoms import WARP
+from ..target import GpuTarget
+from . import specs
+from .match_atoms import find_move, find_product
+from .tensors import DTYPE_SPELLING, ThreadTensor
+from .tile_views import MemoryView, ProductPlan, RegisterFragment, enumerate_tv, register_tile
+
+ROWS, COLUMNS, DEPTH = 16, 8, 16
+"""Of the product of a warp, m16n8k16."""
+FACTORS = (FLOAT16, BFLOAT16)
+"""Types of factors that have a rule."""
+
+
+def plan_product(shape: tuple[IntTuple, IntTuple], by: ThreadTensor) -> ProductPlan:
+    """How the warps `by` divide sums of a shape.
+
+    Raises:
+        ArgumentError: they do not.
+    """
+    rows, columns = (prod(flatten_tuple(n)) for n in shape)
+    warps = _warps(by)
+    inner = flatten_tuple(shape[1])
+    step = prod(inner[:-1])  # columns of one instruction lie along the last part: a thread has all of the others
+    if rows % (ROWS * warps[0]) or inner[-1] % COLUMNS or columns % (COLUMNS * warps[1]):
+        raise ArgumentError(
+            f"{by} cannot divide sums of {rows} x {columns}",
+            expected=f"multiples of {ROWS * warps[0]} rows and of {COLUMNS * warps[1]} columns",
+        )
+    pair = 2 if columns % (2 * COLUMNS * warps[1]) == 0 and (step == 1 or flatten_tuple(shape[1])[0] % 2 == 0) else 1
+    tile = Layout(COLUMNS, step)
+    if pair == 2:
+        tile = Layout((COLUMNS, 2), (step, COLUMNS if step == 1 else 1))
+    return ProductPlan(tile, pair, rows // (ROWS * warps[0]), columns // (COLUMNS * pair * warps[1]), warps, by)
+
+
+def accumulator(name: str, shape: tuple[IntTuple, IntTuple], plan: ProductPlan) -> RegisterFragment:
+    """The tile of sums, as products leave them: (thread, value) -> element."""
+    rows, columns = (prod(flatten_tuple(n)) for n in shape)
+    step = plan.columns.flat[0][1] * rows
+    rest = compose(
+        complement(plan.columns, columns), Layout((plan.columns_each, plan.warps[1]), (1, plan.columns_each))
+    )
+    mine, others = _scaled(rest[0], rows), _scaled(rest[1], rows)
+    threads = [(4, 2 * step), (8, 1), *others, (plan.warps[0], ROWS * plan.rows_each)]
+    pairs = [(2, plan.columns.flat[1][1] * rows)] if plan.pair == 2 else []
+    values = [(2, step), (2, COLUMNS), *pairs, *mine, (plan.rows_each, ROWS)]
+    tv = _layout(threads, values)
+    return register_tile(name, FLOAT32, shape, (rows, columns), tv, product=plan)
+
+
+def left_fragment(name: str, shape: tuple[int, int], dtype: DType, by: ThreadTensor) -> RegisterFragment:
+    """The tile of a left factor, as products take it; every warp of a row of warps has the same."""
+    rows, columns = shape
+    warps = _warps(by)
+    if rows % (ROWS * warps[0]) or columns % DEPTH:
+        raise ArgumentError(
+            f"{by} cannot divide a factor of {rows} x {columns}",
+            expected=f"multiples of {ROWS * warps[0]} rows and of {DEPTH} columns",
+        )
+    each = rows // (ROWS * warps[0])
+    threads = [(4, 2 * rows), (8, 1), (warps[1], 0), (warps[0], ROWS * each)]
+    values = [(2, rows), (2, 8), (2, 8 * rows), (columns // DEPTH, DEPTH * rows), (each, ROWS)]
+    tv = _layout(threads, values)
+    return register_tile(name, dtype, shape, shape, tv, per_register=2, register=UINT32)
+
+
+def decompose_matmul(spec: specs.MatMul, target: GpuTarget) -> tuple[specs.Node, ...]:
+    """Loads of fragments and products of one instruction each, for every 16 columns of the factors."""
+    (total,), (a, b) = spec.outputs, spec.inputs
+    text = f"{total} <- MatMul({a}, {b})"
+    if not isinstance(total, RegisterFragment) or total.product is None or not isinstance(b, MemoryView):
+        raise ArgumentError(f"no rule decomposes {text}", expected="sums of k.accumulator, and B in shared memory")
+    plan = total.product
+    if a.dtype != b.dtype or a.dtype not in FACTORS:
+        raise ArgumentError(
+            f"no tensor-core instruction of {target.name} does {text}",
+            expected="factors of one type, " + " or ".join(DTYPE_SPELLING[t] for t in FACTORS),
+            found=f"{DTYPE_SPELLING[a.dtype]} and {DTYPE_SPELLING[b.dtype]}",
+        )
+    sizes = [prod(flatten_tuple(n)) for x in (a, b) for n in x.shape]
+    if len(sizes) != 4 or [sizes[0], sizes[2]] != [*total.padded] or sizes[1] != sizes[3] or sizes[1] % DEPTH:
+        raise ArgumentError(
+            f"the sizes of {text} disagree", expected=f"M x K and N x K, K a multiple of {DEPTH}",
+            found=" and ".join(str(x.shape) for x in (a, b)),
+        )  # fmt: skip
+    rule = _Product(total, plan, a, b, target, text)
+    return tuple(rule.nodes(sizes[1] // DEPTH))
+
+
+class _Product:
+    """One decomposition."""
+
+    def __init__(
+        self, total: RegisterFragment, plan: ProductPlan, a: MemoryView | RegisterFragment, b: MemoryView,
+        target: GpuTarget, text: str,
+    ) -> None:  # fmt: skip
+        self.total, self.plan, self.a, self.b, self.target, self.text = total, plan, a, b, target, text
+        warp = build.div(build.var(ir.THREAD[0]), WARP)
+        self.lane = build.mod(build.var(ir.THREAD[0]), WARP)
+        self.warp = build.div(warp, plan.warps[1]), build.mod(warp, plan.warps[1])
+        self.left = _fragment(f"{total.name}_left", a.dtype, ROWS, _LEFT_TV, plan.rows_each)
+        right = (COLUMNS, _RIGHT_ONE_TV) if plan.pair == 1 else (2 * COLUMNS, _RIGHT_TV)
+        self.right = _fragment(f"{total.name}_right", b.dtype, *right, plan.columns_each)
+
+    def nodes(self, steps: int) -> Iterator[specs.Node]:
+        if isinstance(self.a, MemoryView):
+            yield specs.Allocate(self.left)
+        yield specs.Allocate(self.right)
+        for step in range(steps):
+            if isinstance(self.a, MemoryView):
+                tiles = self.a.tile(ROWS, DEPTH)
+                for i in range(self.plan.rows_each):
+                    at = build.add(build.mul(self.warp[0], self.plan.rows_each), i)
+                    yield self._load(self.left, i, tiles[at, step], _LEFT)
+            right = self.b.tile(self.plan.columns, DEPTH)
+            for p in range(self.plan.columns_each):
+                at = build.add(build.mul(self.warp[1], self.plan.columns_each), p)
+                yield self._load(self.right, p, right[at, step], _RIGHT if self.plan.pair == 2 else _RIGHT_ONE)
+            for i in range(self.plan.rows_each):
+                for p in range(self.plan.columns_each):
+                    for j in range(self.plan.pair):
+                        yield self._multiply(i, p, j, step)
+
+    def _load(self, to: RegisterFragment, number: int, tile: MemoryView, views: tuple[Layout, Layout]) -> specs.Leaf:
+        """A fragment from a tile in shared memory, whose rows lie along the columns of the factor or across."""
+        rows = to.padded[0]
+        across = tile.tensor.parts[0].layouts[0][1].flat[0][1] != 1
+        source = views[across]
+        part = _part(to, number, rows, DEPTH, to.tv)
+        atom = find_move(
+            f"{part} <- Move({tile})", part.elements, enumerate_tv(source), ir.Space.SHARED, self.target.name
+        )
+        view = MemoryView(tile.buffer, tile.tensor.partition(source)[self.lane])
+        place = view.tensor[0].coordinates
+        where = (build.const(part.registers[0]),)
+        statement = ir.Invoke(atom.name, ((to.buffer, where), (tile.buffer, place)))
+        return specs.Leaf((part,), (view,), self.plan.threads, kind="Move", atom=atom.name, statement=statement)
+
+    def _multiply(self, i: int, p: int, j: int, step: int) -> specs.Leaf:
+        number = j + self.plan.pair * (p + self.plan.columns_each * i)
+        total = _part(self.total, number, ROWS, COLUMNS, _SUMS)
+        right = _part(self.right, j + self.plan.pair * p, COLUMNS, DEPTH, _RIGHT_ONE_TV)
+        if isinstance(self.a, RegisterFragment):
+            left, buffer = self._own_left(i, step), self.a.buffer
+        else:
+            left, buffer = _part(self.left, i, ROWS, DEPTH, _LEFT_TV), self.left.buffer
+        views = [total.elements, left.elements, right.elements]
+        atom = find_product(self.text, views, (FLOAT32, left.dtype, right.dtype), self.target.name)
+        operands = tuple(
+            (memory, (build.const(part.registers[0]),))
+            for memory, part in ((self.total.buffer, total), (buffer, left), (self.right.buffer, right))
+        )
+        statement = ir.Invoke(atom.name, operands)
+        return specs.Leaf(
+            (total,), (left, right), self.plan.threads, kind="MatMul", atom=atom.name, statement=statement
+        )
+
+    def _own_left(self, i: int, step: int) -> RegisterFragment:
+        """The fragment of a factor that is in registers already, which lies there as instructions take it."""
+        a = self.a
+        assert isinstance(a, RegisterFragment)
+        wanted = left_fragment(a.name, a.padded, a.dtype, self.plan.threads)
+        if a.tv != wanted.tv and not (
+            a.elements.shape == wanted.elements.shape and (a.elements == wanted.elements).all()
+        ):
+            raise ArgumentError(f"{a} does not lie as a left factor", expected="a tile of k.fragment(..., 'A')")
+        number = step + i * (a.padded[1] // DEPTH)
+        return _part(a, number, ROWS, DEPTH, _LEFT_TV)
+
+
+# --- layouts -----------------------------------------------------------------------------------------------------
+
+_SUMS = Layout(((4, 8), (2, 2)), ((32, 1), (16, 8)))
+_LEFT = (
+    Layout(((8, 2, 2), 8), ((1, 8, 128), 16)),
+    Layout(((8, 2, 2), 8), ((16, 8, 128), 1)),
+)
+"""Of a left tile of 16 x 16, which 8 elements each lane points at: along the rows, or along the columns."""
+_RIGHT = (
+    Layout(((8, 2, 2), 8), ((1, 128, 8), 16)),
+    Layout(((8, 2, 2), 8), ((16, 128, 8), 1)),
+)
+_RIGHT_ONE = (
+    Layout(((8, 2, 2), 8), ((1, 64, 0), 8)),
+    Layout(((8, 2, 2), 8), ((8, 64, 0), 1)),
+)
+
+
+_LEFT_TV = Layout(((4, 8), (2, 2, 2)), ((32, 1), (16, 8, 128)))
+_RIGHT_TV = Layout(((4, 8), (2, 2, 2)), ((32, 1), (16, 128, 8)))
+_RIGHT_ONE_TV = Layout(((4, 8), (2, 2)), ((16, 1), (8, 64)))
+"""How lanes hold 16 columns of a left factor, of two right ones, of one: pairs of columns in a register."""
+
+
+def _fragment(name: str, dtype: DType, rows: int, tv: Layout, count: int) -> RegisterFragment:
+    """`count` factors of 16 columns, each with this layout."""
+    one = register_tile(name, dtype, (rows, DEPTH), (rows, DEPTH), tv, per_register=2, group=WARP, register=UINT32)
+    numbers = tuple(v // 2 for v in range(count * one.values))
+    return replace(one, buffer=replace(one.buffer, shape=(len(numbers) // 2,)), registers=numbers)
+
+
+def _part(whole: RegisterFragment, number: int, rows: int, columns: int, tv: Layout) -> RegisterFragment:
+    """One of the pieces of registers that an instruction takes."""
+    registers = whole.registers[number * tv[1].size :][: tv[1].size]
+    return replace(
+        whole, shape=(rows, columns), padded=(rows, columns), tv=tv, registers=registers, group=WARP, product=None
+    )
+
+
+def _warps(by: ThreadTensor) -> tuple[int, int]:
+    """How many warps there are along rows and columns. Raises ArgumentError where `by` is no such."""
+    good = len(by.parts) == 2 and by.kind == "thread" and by.levels[1].flat == ((WARP, 1),)
+    sizes = [n.size for n in by.levels[0].modes] if good else []
+    if not good or len(sizes) > 2 or build.integer(by.offset) != 0:
+        raise ArgumentError(f"{by} are no warps", expected="one or two dimensions of [32:1].thread, from thread 0 on")
+    rows, columns = (*sizes, 1)[:2]
+    strides = [s for _, s in by.levels[0].flat]
+    expected = [columns * WARP, WARP][: len(sizes)]
+    if any(s != e for s, e, n in zip(strides, expected, sizes, strict=True) if n > 1):
+        raise ArgumentError(f"{by} are not in order", expected=f"strides {tuple(expected)}", found=str(tuple(strides)))
+    return rows, columns
+
+
+def _scaled(layout: Layout, by: int) -> list[tuple[int, int]]:
+    return [(size, stride * by) for size, stride in layout.flat]
+
+
+def _layout(threads: list[tuple[int, int]], values: list[tuple[int, int]]) -> Layout:
+    """The layout of (size, stride) of threads and of values, without those of size 1."""
+    parts = [[m for m in modes if m[0] > 1] or [(1, 0)] for modes in (threads, values)]
+    shape, stride = (tuple(p[0][k] if len(p) == 1 else tuple(m[k] for m in p) for p in parts) for k in (0, 1))
+    return Layout(shape, stride)

@@ -1,0 +1,83 @@
+"""A tile kernel: a header and a function that writes its program, traced once per sizes and target."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.errors import ArgumentError
+from ..loop_ir.nodes import Space
+from ..target import GpuTarget
+from . import specs
+from .lower_tiles import decompose
+from .notation import Header, Parameter, header
+from .program_builder import ProgramBuilder
+from .tile_views import MemoryView
+
+
+@dataclass(frozen=True, slots=True)
+class TileProgram:
+    """A tile kernel for any sizes.
+
+    Attributes:
+        header: its tensors.
+        function: takes the builder, the tensors as the header names them, and parameters.
+    """
+
+    header: Header
+    function: Callable[..., None]
+
+    @staticmethod
+    def of(text: str, function: Callable[..., None]) -> TileProgram:
+        """The kernel of a header and a function. Raises ArgumentError where they disagree."""
+        known = header(text)
+        names = [p.name for p in (*known.outputs, *known.inputs)]
+        taken = list(inspect.signature(function).parameters)[1:]
+        if taken[: len(names)] != names:
+            raise ArgumentError(
+                f"{function.__name__} takes other tensors than its header",
+                expected=f"({', '.join(['k', *names])})", found=f"({', '.join(['k', *taken])})",
+            )  # fmt: skip
+        return TileProgram(known, function)
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.function.__name__
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of what is no tensor."""
+        count = 1 + len(self.header.outputs) + len(self.header.inputs)
+        return tuple(inspect.signature(self.function).parameters)[count:]
+
+    def trace(
+        self, shapes: Mapping[str, Sequence[int]], target: GpuTarget, parameters: Mapping[str, Any]
+    ) -> specs.Program:
+        """The program for inputs of these shapes, decomposed down to instructions.
+
+        Raises:
+            ArgumentError: the shapes disagree with the header, or the program is wrong.
+        """
+        if unknown := [n for n in parameters if n not in self.parameters]:
+            raise ArgumentError(
+                f"{self.name} has no parameter '{unknown[0]}'", expected=", ".join(self.parameters) or "none"
+            )
+        if not target.async_copies:
+            raise ArgumentError(f"tile kernels need sm_80 or newer, not {target.name}")
+        sizes = self.header.match_sizes(shapes)
+        k = ProgramBuilder(self.name, target)
+        views = [_argument(p, sizes) for p in (*self.header.outputs, *self.header.inputs)]
+        self.function(k, *views, **parameters)
+        program = specs.Program(
+            self.name, tuple(v.buffer for v in views), len(self.header.outputs), k.num_blocks, k.num_threads,
+            tuple(k.names), k.body(),
+        )  # fmt: skip
+        return decompose(program, target)
+
+
+def _argument(p: Parameter, sizes: Mapping[str, int]) -> MemoryView:
+    shape = [sizes[n] if isinstance(n, str) else n for n in p.shape]
+    return MemoryView.of(p.name, shape, p.dtype, Space.GLOBAL)
