@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-import torch
 
 from tensor_comprehensions.compiler.gpu_passes import CompiledGpuKernel
 from tensor_comprehensions.core.dtypes import INT8
@@ -148,5 +147,5 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(launch, "is_capturing", lambda: stand_in.capturing)
     monkeypatch.setattr(cubins, "cubin_of", lambda source, architecture: Cubin(architecture, source.encode(), {}))
     monkeypatch.setattr(gpu_arguments, "KIND", "cpu")
-    monkeypatch.setattr(KernelTable, "any_cuda", lambda self, values: any(isinstance(v, torch.Tensor) for v in values))
+    monkeypatch.setattr(KernelTable, "any_cuda", lambda self, values: gpu_arguments.is_any_on_device(values))
     return stand_in
