@@ -31,6 +31,7 @@ from ..options import CpuOptions
 from ..runtime.cpu import host_symbols
 from ..runtime.cpu.host import host
 from ..runtime.cuda import nvrtc
+from ..runtime.cuda.cupy_api import cuda_api
 from ..runtime.emulate import emulator
 from ..structured.language.primitives import parse_schedule
 from ..target import GPUS
@@ -217,6 +218,7 @@ def _facts() -> Iterator[tuple[str, str]]:
     yield "vector mathematics", f"{len(functions)} functions of SLEEF, from torch's library"
     yield "CUDA devices", str(torch.cuda.device_count()) if torch.cuda.is_available() else "none"
     yield "CUDA compiler", _nvrtc()
+    yield "CUDA launches", _launches()
     yield "CUDA on the CPU", "kernel.emulate works" if emulator.is_emulator_available() else "needs g++"
     compiler = shutil.which("cc") or shutil.which("g++") or shutil.which("clang")
     yield "C compiler", f"{compiler or 'none'} (not needed; torch.compile wants one)"
@@ -226,6 +228,14 @@ def _nvrtc() -> str:
     if not nvrtc.is_nvrtc_available():
         return "none: CUDA text can be made and emulated, not compiled"
     return "NVRTC {}.{}".format(*nvrtc.find_toolchain().version)
+
+
+def _launches() -> str:
+    try:
+        cuda_api()
+    except ArgumentError as error:
+        return f"none: {error.message}"
+    return "by CuPy"
 
 
 def _works() -> bool:

@@ -6,6 +6,7 @@ copied that a kernel can read where it lies.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from reprlib import repr as short_repr
@@ -26,6 +27,8 @@ PLAIN = (Tensor, torch.nn.Parameter)
 """The classes whose memory is what it seems; any other subclass may stand for something else."""
 Convert = Callable[[Tensor], Any]
 """Makes an array of another library of a tensor, in the same memory."""
+DLPACK_CUDA = frozenset((2, 13))
+"""DLPack's kDLCUDA and kDLCUDAManaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +165,39 @@ def _from_dlpack(expected: ParameterSpec, array: object) -> Tensor:
     try:
         return from_dlpack(array)
     except Exception as error:  # whatever a library says of what it cannot share
-        raise expected.error(
-            f"is an array that torch cannot read: {error}", suggestion="pass a torch tensor or a NumPy array"
-        ) from error
+        raise _unreadable(expected, error) from error
+
+
+def _unreadable(expected: ParameterSpec, error: Exception) -> ArgumentError:
+    return expected.error(
+        f"is an array that torch cannot read: {error}", suggestion="pass a torch tensor or a NumPy array"
+    )
+
+
+def is_device_array(value: object) -> bool:
+    """Is it an array of another library than torch, such as CuPy, on a CUDA device?"""
+    if isinstance(value, Tensor | np.ndarray | np.generic | int | float):
+        return False
+    if not hasattr(value, "__dlpack_device__"):
+        return hasattr(value, "__cuda_array_interface__")
+    try:
+        return value.__dlpack_device__()[0] in DLPACK_CUDA
+    except Exception:  # of the caller's library; reading the array will raise it again
+        return False
+
+
+def from_device_array(expected: ParameterSpec, array: Any) -> Tensor:
+    """What `is_device_array` is true of as a tensor in its memory; torch's current stream waits for what writes it."""
+    if hasattr(array, "__dlpack__"):
+        return _from_dlpack(expected, array)
+    try:
+        x = torch.as_tensor(array)
+        if stream := array.__cuda_array_interface__.get("stream"):
+            external: Any = torch.cuda.ExternalStream
+            torch.cuda.current_stream(x.device).wait_stream(external(stream, x.device))
+        return x
+    except Exception as error:
+        raise _unreadable(expected, error) from error
 
 
 def output_converter(values: Iterable[object]) -> Convert | None:
@@ -184,9 +217,12 @@ def output_converter(values: Iterable[object]) -> Convert | None:
 def _library(value: object) -> Convert | None:
     if isinstance(value, np.ndarray):
         return to_numpy
-    namespace = getattr(value, "__array_namespace__", None)
-    if namespace is None or not hasattr(value, "__dlpack__") or isinstance(value, np.generic):
+    if not hasattr(value, "__dlpack__") or isinstance(value, np.generic):
         return None
+    namespace = getattr(value, "__array_namespace__", None)
+    if namespace is None:  # CuPy follows the standard but for that
+        packages: Iterable[Any] = (sys.modules.get(c.__module__.partition(".")[0]) for c in type(value).__mro__)
+        return next((p.from_dlpack for p in packages if hasattr(p, "from_dlpack")), None)
     try:
         convert: Convert = namespace().from_dlpack
     except Exception:  # of the caller's library, which then is one that the standard cannot name

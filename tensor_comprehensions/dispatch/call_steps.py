@@ -293,8 +293,16 @@ def copy_tensor(source: Tensor, destination: Tensor) -> None:
 
 
 def convert_outputs(outputs: Sequence[Tensor], convert: Convert | None) -> Any:
-    """One output as it is, several as a tuple; arrays for a caller who passed arrays."""
-    values = tuple(outputs) if convert is None else tuple(convert(x) for x in outputs)
+    """One output as it is, several as a tuple; arrays for a caller who passed arrays.
+
+    Raises ArgumentError where the caller's library cannot read the outputs.
+    """
+    try:
+        values = tuple(outputs) if convert is None else tuple(convert(x) for x in outputs)
+    except Exception as error:
+        raise ArgumentError(
+            f"the library of the arguments cannot read the outputs: {error}", suggestion="pass torch tensors"
+        ) from error
     return values[0] if len(values) == 1 else values
 
 

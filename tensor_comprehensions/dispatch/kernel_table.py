@@ -25,6 +25,7 @@ from ..target import CpuTarget
 from ..tc_lang.formats import Format
 from ..tc_lang.ir import BoundFunction, Function
 from . import persistent_kernel_cache
+from .arguments import is_device_array
 from .call_steps import (
     Arguments,
     ArgumentShapes,
@@ -116,8 +117,8 @@ class KernelTable:
 
     @staticmethod
     def any_cuda(values: Sequence[object]) -> bool:
-        """Is any of the arguments of a call a tensor on a CUDA device, so that `gpu` is for it?"""
-        return any(isinstance(v, Tensor) and v.is_cuda for v in values)
+        """Is any of the arguments of a call a tensor or an array on a CUDA device, so that `gpu` is for it?"""
+        return any(v.is_cuda if isinstance(v, Tensor) else is_device_array(v) for v in values)
 
     def bind(self, sizes: ArgumentShapes) -> BoundFunction:
         """The def with these sizes. Raises ArgumentError or RangeError where they do not fit."""

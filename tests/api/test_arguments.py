@@ -277,3 +277,15 @@ def test_arrays_of_a_library_that_cannot_be_named_give_tensors() -> None:
     add = tc.from_expression("y(i) = a(i) + b(i)")
     ones = Unnamable(np.ones(3, np.float32))
     assert torch.equal(add(ones, ones), torch.full((3,), 2.0))
+
+
+class Strict(Elsewhere):
+    def __array_namespace__(self) -> Any:
+        return SimpleNamespace(from_dlpack=lambda x: 1 / 0)
+
+
+def test_outputs_that_the_library_of_the_arguments_cannot_read() -> None:
+    add = tc.from_expression("y(i) = a(i) + b(i)")
+    ones = Strict(np.ones(3, np.float32))
+    with pytest.raises(tc.ArgumentError, match="library of the arguments cannot read the outputs: division by zero"):
+        add(ones, ones)

@@ -86,7 +86,17 @@ def test_the_mark_that_some_editors_put_in_front_is_no_text(tmp_path: Path, caps
 def test_doctor_tells_versions_and_that_a_def_compiles(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["doctor"]) == 0
     text = capsys.readouterr().out
-    for part in ("torch ", "islpy", "LLVM", "processor", "vectors", "threads", "SLEEF", "a def compiles        yes"):
+    for part in (
+        "torch ",
+        "islpy",
+        "LLVM",
+        "processor",
+        "vectors",
+        "threads",
+        "SLEEF",
+        "CUDA launches",
+        "a def compiles        yes",
+    ):
         assert part in text
 
 

@@ -53,6 +53,8 @@ OWNERS = {
     "llvmlite": {"codegen", "runtime"},
     "lark": {"layouts", "tc_lang"},
     "pyopencl": {"runtime"},
+    "cupy": {"runtime"},
+    "cupy_backends": {"runtime"},
     "google": {"autotuner", "cache"},
     "deap": {"autotuner"},
     "scipy": {"dispatch"},

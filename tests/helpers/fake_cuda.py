@@ -1,18 +1,16 @@
 """A CUDA device that is the CPU: tensors in its memory are those of the CPU, and what is launched runs in the emulator.
 
-Everything between a call and the driver is as it is on a device; the driver itself is a stand-in, which is handed the
-text in the place of machine code.
+Everything between a call and `CudaApi` is as it is on a device; behind that is a stand-in, which is handed the text in
+the place of machine code.
 """
 
 from __future__ import annotations
 
 import ctypes
-import traceback
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-import torch
 
 from tensor_comprehensions.compiler.gpu_passes import CompiledGpuKernel
 from tensor_comprehensions.core.dtypes import INT8
@@ -21,45 +19,35 @@ from tensor_comprehensions.dispatch.cuda import gpu_kernel_cache
 from tensor_comprehensions.dispatch.kernel_table import KernelTable
 from tensor_comprehensions.loop_ir.nodes import Buffer, Type
 from tensor_comprehensions.runtime.cuda import cubins, launch
-from tensor_comprehensions.runtime.cuda.driver import Driver
+from tensor_comprehensions.runtime.cuda.cuda_api import DeviceAttributes, FunctionAttributes
 from tensor_comprehensions.runtime.cuda.nvrtc import Cubin
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.runtime.emulate.emulator import EmulatedTensor
 from tensor_comprehensions.target import parse_gpu_target
 
-_handle, _unsigned = ctypes.c_void_p, ctypes.c_uint
-PROTOTYPES: dict[str, tuple[Any, ...]] = {
-    "cuGetErrorName": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
-    "cuGetErrorString": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
-    "cuDeviceGet": (ctypes.POINTER(ctypes.c_int), ctypes.c_int),
-    "cuDevicePrimaryCtxRetain": (ctypes.POINTER(_handle), ctypes.c_int),
-    "cuCtxGetCurrent": (ctypes.POINTER(_handle),),
-    "cuCtxPushCurrent_v2": (_handle,),
-    "cuCtxPopCurrent_v2": (ctypes.POINTER(_handle),),
-    "cuModuleLoadData": (ctypes.POINTER(_handle), _handle),
-    "cuModuleGetFunction": (ctypes.POINTER(_handle), _handle, ctypes.c_char_p),
-    "cuFuncSetAttribute": (_handle, ctypes.c_int, ctypes.c_int),
-    "cuLaunchKernel": (
-        _handle, *[_unsigned] * 7, _handle, ctypes.POINTER(_handle), ctypes.POINTER(_handle),
-    ),
-}  # fmt: skip
-"""What `cuda.h` says; a test reads it there."""
-UNKNOWN = 999
+
+class FakeCudaError(RuntimeError):
+    """As the errors of CuPy."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"CUDA_ERROR_{status}: something is wrong")
+        self.status = status
 
 
 @dataclass
 class FakeCuda:
-    """The driver's functions, which do what they are told on the CPU and write it down.
+    """`CudaApi` on the CPU: it runs what is launched in the emulator and writes down what is called.
 
     Attributes:
-        code: what the next launch gives, 0 for success.
+        code: the status of the next launch, 0 for success. wait_code: the same of waiting.
         log: the names of the functions that were called, in order.
         launches: kernel, grid, block, dynamic shared bytes and stream of each launch.
         stream, capturing: what torch would say.
-        waits: how often somebody waited for the device.
+        waits: how often the device was waited for.
     """
 
     code: int = 0
+    wait_code: int = 0
     context: int = 0
     stream: int = 7
     capturing: bool = False
@@ -69,81 +57,56 @@ class FakeCuda:
     known: dict[str, CompiledGpuKernel] = field(default_factory=dict)
     handles: list[Any] = field(default_factory=list)
     waits: int = 0
-    made: dict[str, Any] = field(default_factory=dict)
-
-    def __getattr__(self, name: str) -> Any:
-        """A function as machine code would call it: with arguments of its prototype, of which nothing else comes over.
-
-        What goes wrong in it is told as an error that the driver does not know, for nothing else can be.
-        """
-        if not name.startswith("cu"):
-            raise AttributeError(name)
-
-        def call(*arguments: Any) -> int:
-            if name != "cuLaunchKernel" or not self.code:
-                self.log.append(name)
-            try:
-                return int(getattr(self, f"_{name}")(*arguments) or 0)
-            except Exception:
-                traceback.print_exc()
-                return UNKNOWN
-
-        if name not in self.made:
-            self.made[name] = ctypes.CFUNCTYPE(ctypes.c_int, *PROTOTYPES[name])(call)
-        return self.made[name]
+    errors: tuple[type[Exception], ...] = (FakeCudaError,)
 
     def _handle(self, value: Any) -> int:
         self.handles.append(value)
         return len(self.handles)
 
-    def _cuGetErrorName(self, code: int, out: Any) -> None:
-        self.told = f"CUDA_ERROR_{code}".encode()
-        out[0] = self.told
+    def current_context(self) -> int:
+        self.log.append("current_context")
+        return self.context
 
-    def _cuGetErrorString(self, code: int, out: Any) -> None:
-        out[0] = b"something is wrong"
+    def set_context(self, context: int, /) -> None:
+        self.log.append("set_context")
+        self.context = context
 
-    def _cuDeviceGet(self, out: Any, index: int) -> None:
-        out[0] = index
+    def primary_context(self, device: int | None, /) -> int:
+        """The CPU, which has no number, is device 0."""
+        return 100 + (device or 0)
 
-    def _cuDevicePrimaryCtxRetain(self, out: Any, device: int) -> None:
-        out[0] = 100 + device
+    def device_attributes(self, device: int, /) -> DeviceAttributes:
+        return DeviceAttributes(capability=90, num_sms=132, l2=50 << 20, max_shared_optin=227 << 10)
 
-    def _cuCtxGetCurrent(self, out: Any) -> None:
-        out[0] = self.context or None
+    def load_module(self, image: bytes, /) -> int:
+        self.log.append("load_module")
+        return self._handle(self.known[image.decode()])
 
-    def _cuCtxPushCurrent_v2(self, context: int) -> None:
-        self.before, self.context = self.context, context
-
-    def _cuCtxPopCurrent_v2(self, out: Any) -> None:
-        self.context = self.before
-
-    def _cuModuleLoadData(self, out: Any, image: int) -> None:
-        out[0] = self._handle(self.known[ctypes.string_at(image).decode()])
-
-    def _cuModuleGetFunction(self, out: Any, module: Any, name: bytes) -> None:
+    def get_function(self, module: int, name: str, /) -> int:
         made = self.handles[module - 1]
-        (kernel,) = (k for k in made.code.kernels if k.name == name.decode())
+        (kernel,) = (k for k in made.code.kernels if k.name == name)
         code = replace(made.code, kernels=(kernel,))
-        out[0] = self._handle((made, kernel, emulator.build_emulated([code])[0]))
+        return self._handle((made, kernel, emulator.build_emulated([code])[0]))
 
-    def _cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> None:
-        assert attribute == 8
-        self.shared[self.handles[function - 1][1].name] = value
+    def allow_shared_bytes(self, function: int, count: int, /) -> None:
+        self.shared[self.handles[function - 1][1].name] = count
 
-    def _cuLaunchKernel(self, function: int, *given: Any) -> int:
+    def function_attributes(self, function: int, /) -> FunctionAttributes:
+        return FunctionAttributes(registers=40, local_bytes=8, shared_bytes=0, max_threads=64)
+
+    def launch(self, function: int, *given: int) -> None:
         made, kernel, emulated = self.handles[function - 1]
         *dims, dynamic, stream, parameters, extra = given
         if self.code:
-            return self.code
+            raise FakeCudaError(self.code)
+        self.log.append("launch")
         assert self.context == 100
         assert not extra
         self.launches.append((kernel.name, tuple(dims[:3]), tuple(dims[3:]), dynamic, stream))
-        count = len(kernel.buffers) + kernel.status
-        addresses = [ctypes.c_uint64.from_address(parameters[n]).value for n in range(count)]
+        addresses = read_arguments(parameters, len(kernel.buffers) + kernel.status)
         status = addresses.pop() if kernel.status else 0
         if status and ctypes.c_int64.from_address(status).value:
-            return 0
+            return
         nothing = EmulatedTensor(0, Buffer("nothing", Type(INT8), (0,), (1,)), False)
         memories = [nothing] * (len(made.arguments) + len(made.temporaries))
         everything = (*made.arguments, *made.temporaries)
@@ -152,39 +115,37 @@ class FakeCuda:
         for number, value in enumerate(emulated(memories)):
             if value:
                 ctypes.c_int64.from_address(status + 8 * number).value = value
-        return 0
+
+    def synchronize(self, stream: int, /) -> None:
+        assert (self.context, stream) == (100, self.stream)
+        self.waits += 1
+        if self.wait_code:
+            raise FakeCudaError(self.wait_code)
 
 
-class CpuDriver(Driver):
-    """Takes the CPU, which has no number, for device 0."""
-
-    def _context(self, device: int | None) -> int:
-        return super()._context(device or 0)
+def read_arguments(parameters: int, count: int) -> list[int]:
+    """The first `count` arguments of a launch, which are addresses, by the array of pointers to them."""
+    pointers = (ctypes.c_void_p * count).from_address(parameters)
+    return [ctypes.c_uint64.from_address(p or 0).value for p in pointers]
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """The CPU as the device that operators run on."""
     stand_in = FakeCuda()
-    driver = CpuDriver(stand_in)
-    original, failed = gpu_kernel_cache.load_or_compile_gpu, launch.failed_check
+    original = gpu_kernel_cache.load_or_compile_gpu
 
     def kernel(*arguments: Any, **more: Any) -> CompiledGpuKernel:
         made = original(*arguments, **more)
         stand_in.known[made.code.source] = made
         return made
 
-    def waiting(status: torch.Tensor) -> tuple[int, int]:
-        stand_in.waits += not stand_in.capturing
-        return failed(status)
-
     monkeypatch.setattr(gpu_kernel_cache, "load_or_compile_gpu", kernel)
-    monkeypatch.setattr(launch, "failed_check", waiting)
-    monkeypatch.setattr(launch, "driver", lambda: driver)
+    monkeypatch.setattr(launch, "cuda_api", lambda: stand_in)
     monkeypatch.setattr(launch, "device_target", lambda index: parse_gpu_target("cuda:sm_90"))
     monkeypatch.setattr(launch, "current_stream", lambda device: stand_in.stream)
     monkeypatch.setattr(launch, "is_capturing", lambda: stand_in.capturing)
     monkeypatch.setattr(cubins, "cubin_of", lambda source, architecture: Cubin(architecture, source.encode(), {}))
     monkeypatch.setattr(gpu_arguments, "KIND", "cpu")
-    monkeypatch.setattr(KernelTable, "any_cuda", lambda self, values: any(isinstance(v, torch.Tensor) for v in values))
+    monkeypatch.setattr(KernelTable, "any_cuda", lambda self, values: gpu_arguments.is_any_on_device(values))
     return stand_in

@@ -1,14 +1,11 @@
-"""Launches on a CUDA device, with a stand-in for the driver that writes down what it is asked for."""
+"""Launches on a CUDA device, with a stand-in for CUDA that writes down what it is asked for."""
 
 from __future__ import annotations
 
-import ctypes
-import re
 import threading
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +16,12 @@ from tensor_comprehensions.core.dtypes import FLOAT32
 from tensor_comprehensions.core.errors import ArgumentError, InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
-from tensor_comprehensions.runtime.cuda import driver, launch, nvrtc
-from tensor_comprehensions.runtime.cuda.driver import Driver
+from tensor_comprehensions.runtime.cuda import launch, nvrtc
+from tensor_comprehensions.runtime.cuda.cuda_api import DeviceAttributes
 from tensor_comprehensions.runtime.cuda.nvrtc import Cubin
+from tensor_comprehensions.target import GpuTarget
 
-from ..helpers.fake_cuda import PROTOTYPES, FakeCuda, fake
+from ..helpers.fake_cuda import FakeCuda, FakeCudaError, fake, read_arguments
 from ..helpers.gpu_programs import TX, gather, kernel, tiled_matmul
 from ..helpers.gpu_proof import prove
 from ..helpers.gpu_suite import every
@@ -36,27 +34,27 @@ class Recorder(FakeCuda):
 
     counts = {"matmul": 3, "check": 2, "gather": 5}  # noqa: RUF012
 
-    def _cuModuleLoadData(self, out: Any, image: int) -> None:
-        self.image = ctypes.string_at(image)
-        out[0] = 1 << 40
+    def load_module(self, image: bytes, /) -> int:
+        self.image = image
+        return 1 << 40
 
-    def _cuModuleGetFunction(self, out: Any, module: int, name: bytes) -> None:
+    def get_function(self, module: int, name: str, /) -> int:
         assert module == 1 << 40
-        out[0] = self._handle((None, SimpleNamespace(name=name.decode())))
+        return self._handle((None, SimpleNamespace(name=name)))
 
-    def _cuLaunchKernel(self, function: int, *given: Any) -> int:
+    def launch(self, function: int, *given: int) -> None:
         *dims, dynamic, stream, parameters, _ = given
         name = self.handles[function - 1][1].name
-        taken = tuple(ctypes.c_uint64.from_address(parameters[n]).value for n in range(self.counts.get(name, 1)))
+        taken = tuple(read_arguments(parameters, self.counts.get(name, 1)))
         self.launches.append((name, tuple(dims[:3]), tuple(dims[3:]), taken, dynamic, stream))
-        return 701 if name == "refused" else 0
+        if name == "refused":
+            raise FakeCudaError(701)
 
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     stand_in = Recorder()
-    driver = Driver(stand_in)
-    monkeypatch.setattr(launch, "driver", lambda: driver)
+    monkeypatch.setattr(launch, "cuda_api", lambda: stand_in)
     monkeypatch.setattr(launch, "current_stream", lambda device: 7)
     return stand_in
 
@@ -104,49 +102,11 @@ def test_shared_memory_beyond_what_is_free_for_all(recorder: Recorder) -> None:
     assert recorder.launches[0][-2] == 80000
 
 
-def test_what_the_driver_refuses_is_told_with_the_text(recorder: Recorder) -> None:
+def test_what_cuda_refuses_is_told_with_the_text(recorder: Recorder) -> None:
     out = b.buffer("out", FLOAT32, (32,))
     m = ir.Module("k", (out,), (), (kernel("refused", b.store(out, (TX,), 1.0), (1, 1, 1), (32, 1, 1)),), (), ("out",))
     with pytest.raises(InternalError, match=r"(?s)refused is not launched: CUDA_ERROR_701.*__global__"):
         launch.load_launches_on(emit_cuda(m), Cubin("sm_90", b"", {}), 0)([1])
-
-
-_SPELLED = {
-    "int": ctypes.c_int, "CUdevice": ctypes.c_int, "CUresult": ctypes.c_int, "CUfunction_attribute": ctypes.c_int,
-    "unsigned int": ctypes.c_uint, "CUcontext": ctypes.c_void_p, "CUmodule": ctypes.c_void_p,
-    "CUfunction": ctypes.c_void_p, "CUstream": ctypes.c_void_p, "void *": ctypes.c_void_p, "char *": ctypes.c_char_p,
-}  # fmt: skip
-
-
-@pytest.mark.skipif(
-    not nvrtc.is_nvrtc_available() or not nvrtc.find_toolchain().headers, reason="reading cuda.h needs it"
-)
-@pytest.mark.parametrize("name", sorted(PROTOTYPES))
-def test_functions_are_called_as_the_header_says(name: str) -> None:
-    """The stand-in has the prototypes of `cuda.h`, and what calls the driver has the same, pointers for pointers."""
-    text = (nvrtc.find_toolchain().headers[0] / "cuda.h").read_text()
-    assert not name.endswith("_v2") or re.search(rf"#define {name[:-3]}\s+{name}\b", text)
-    found = re.search(rf"^CUresult CUDAAPI {name.removesuffix('_v2')}\(([^)]*)\);", text, re.MULTILINE)
-    assert found is not None
-    wanted = []
-    for parameter in found[1].split(","):
-        spelling = re.sub(r"\bconst\b|\w+\s*$", "", parameter.strip()).strip()
-        pointer = spelling not in _SPELLED
-        kind = _SPELLED[spelling.removesuffix("*").strip() if pointer else spelling]
-        wanted.append(ctypes.POINTER(kind) if pointer else kind)
-    assert PROTOTYPES[name] == tuple(wanted)
-    numbers = (ctypes.c_int, ctypes.c_uint)
-    ours = driver._FUNCTIONS[name]
-    assert [k if k in numbers else None for k in ours] == [k if k in numbers else None for k in wanted]
-    assert [ctypes.sizeof(k) for k in ours] == [ctypes.sizeof(k) for k in wanted]
-
-
-def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "NAMES", ("libthere_is_no_such_thing.so",))
-    driver.driver.cache_clear()
-    with pytest.raises(ArgumentError, match="needs NVIDIA's driver"):
-        driver.driver()
-    driver.driver.cache_clear()
 
 
 def test_the_compiler_that_goes_with_torch() -> None:
@@ -196,23 +156,23 @@ def test_the_version_is_known_without_the_compiler(tmp_path: Path) -> None:
     assert nvrtc._version_beside(tmp_path / "libnvrtc.so.12") is None
 
 
-def test_what_a_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_target_of_a_device(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nearest row of the table with the device's own numbers."""
-    known = SimpleNamespace(
-        major=9, minor=0, multi_processor_count=114, L2_cache_size=1 << 25, shared_memory_per_block_optin=232448
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: known)
-    launch.device_target.cache_clear()
-    found = launch.device_target(0)
-    assert (found.name, found.num_sms, found.l2, found.max_shared_optin) == ("sm_90", 114, 1 << 25, 232448)
-    known.major, known.minor = 8, 7
-    launch.device_target.cache_clear()
-    assert (launch.device_target(0).name, launch.device_target(0).threads_per_sm) == ("sm_87", 1536)
-    known.major = 6
-    launch.device_target.cache_clear()
-    with pytest.raises(ArgumentError, match="too old"):
-        launch.device_target(0)
-    launch.device_target.cache_clear()
+
+    def target(capability: int) -> GpuTarget:
+        known = DeviceAttributes(capability, num_sms=114, l2=1 << 25, max_shared_optin=232448)
+        monkeypatch.setattr(recorder, "device_attributes", lambda index: known, raising=False)
+        launch.device_target.cache_clear()
+        return launch.device_target(0)
+
+    try:
+        found = target(90)
+        assert (found.name, found.num_sms, found.l2, found.max_shared_optin) == ("sm_90", 114, 1 << 25, 232448)
+        assert (target(87).name, target(87).threads_per_sm) == ("sm_87", 1536)
+        with pytest.raises(ArgumentError, match="too old"):
+            target(60)
+    finally:
+        launch.device_target.cache_clear()
 
 
 def test_a_module_runs_on_copies_of_arrays(fake: FakeCuda) -> None:

@@ -17,7 +17,17 @@ from ...runtime.cuda.launch import ALIGNMENT
 from ...target import GpuTarget, parse_gpu_target
 from ...tc_lang.ir import BoundFunction, Role
 from ...tc_lang.ir import Tensor as BoundTensor
-from ..arguments import TORCH_TYPES, ParameterSpec, overlaps_itself, to_tensor, with_article
+from ..arguments import (
+    TORCH_TYPES,
+    Convert,
+    ParameterSpec,
+    from_device_array,
+    is_device_array,
+    output_converter,
+    overlaps_itself,
+    to_tensor,
+    with_article,
+)
 from ..call_steps import Arguments, ArgumentShapes, CallSignature, check_names, is_same_storage
 from .gpu_inline_cache import scalar_to_device
 
@@ -26,8 +36,30 @@ KIND = "cuda"
 
 
 def is_any_on_device(values: Sequence[object]) -> bool:
-    """Is any of them a tensor on a CUDA device?"""
-    return any(isinstance(v, Tensor) and v.device.type == KIND for v in values)
+    """Is any of them a tensor on a CUDA device, or an array that another library has there?"""
+    return any(v.device.type == KIND if isinstance(v, Tensor) else is_device_array(v) for v in values)
+
+
+def import_arrays(
+    interface: CallSignature, values: Sequence[object], initial: Mapping[str, object]
+) -> tuple[Sequence[object], Mapping[str, object], Convert | None]:
+    """A call with tensors for the arrays that other libraries have on a device, and what makes such arrays of outputs.
+
+    Raises ArgumentError for an array that torch cannot read.
+    """
+    everything = (*values, *initial.values())
+    if not any(map(is_device_array, everything)):
+        return values, initial, None
+    check_names(interface, values, initial)
+
+    def read(expected: ParameterSpec, value: object) -> object:
+        return from_device_array(expected, value) if is_device_array(value) else value
+
+    return (
+        [read(p, v) for p, v in zip(interface.parameters, values, strict=True)],
+        {p.name: read(p, initial[p.name]) for p in interface.initial},
+        output_converter(v for v in everything if isinstance(v, Tensor) or is_device_array(v)),
+    )
 
 
 def is_aligned(x: Tensor) -> bool:
@@ -142,6 +174,10 @@ def check_out_on_device(
 
 def _check_destination(op: str, wanted: BoundTensor, x: object, device: torch.device) -> None:
     expected = ParameterSpec(op, f"out ({wanted.name})", wanted.dtype, tuple(map(str, wanted.shape)))
+    if not isinstance(x, Tensor):
+        raise expected.error(
+            f"is {with_article(type(x).__name__)}", suggestion="pass a torch tensor of the output's shape"
+        )
     tensor = _on(device, expected, x)
     if tuple(tensor.shape) != wanted.shape:
         raise expected.error("has another shape than the output", found=f"a shape of {tuple(tensor.shape)}")

@@ -49,6 +49,7 @@ from .device_arguments import (
     device_of,
     empty_output,
     gather_on_device,
+    import_arrays,
     is_aligned,
     is_any_on_device,
     resolve_gpu_target,
@@ -131,6 +132,7 @@ class GpuKernelTable:
         if options is not None and not isinstance(options, MappingOptions):
             raise ArgumentError(f"options is {with_article(type(options).__name__)}", expected="MappingOptions(...)")
         if is_any_on_device((*tensors, *initial.values())):
+            tensors, initial, _ = import_arrays(self.interface, tensors, initial)
             device = device_of((*tensors, *initial.values()))
             arguments = gather_on_device(self.interface, tensors, initial, device)
             machine = launch.device_target(device.index) if wanted is None else resolve_gpu_target(wanted)
@@ -151,10 +153,11 @@ class GpuKernelTable:
 
         Raises ArgumentError or RangeError, and DeviceError where the device can do no more.
         """
+        tensors, initial, convert = import_arrays(self.interface, tensors, initial)
         device = device_of((*tensors, *initial.values()))
         lanes = self._last = self._lanes(device, options)
         if (result := lanes.call(tensors, out, initial)) is not MISS:
-            return result
+            return result if convert is None or out is not None else convert_outputs(_as_tuple(result), convert)
         arguments = gather_on_device(self.interface, tensors, initial, device)
         sizes = shapes_without_sync(self.interface, arguments, tensors)
         bound = self.kernels.bind(sizes)
@@ -164,7 +167,7 @@ class GpuKernelTable:
         else:
             outputs = self._compute(bound, sizes, arguments, wanted, options, device)
         if out is None:
-            return convert_outputs(outputs, None)
+            return convert_outputs(outputs, convert)
         copy_to_out(outputs, wanted)
         return out
 
@@ -219,6 +222,10 @@ class GpuKernelTable:
             special = tuple(value for _, value in sizes.scalars)
             self._lanes(device, options).add(launcher, arguments, special, wanted)
         return outputs
+
+
+def _as_tuple(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 def _interpreted(bound: BoundFunction, arguments: Arguments, device: torch.device) -> tuple[Tensor, ...]:

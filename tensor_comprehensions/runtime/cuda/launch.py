@@ -1,6 +1,7 @@
 """Machine code on CUDA devices, on torch's current stream.
 
-Always holds: nothing here waits for a device, except to tell why a module with checks failed.
+Always holds: nothing here waits for a device, except to find out whether a check of a module failed. Launches and what
+they need go through `CudaApi`, which is CuPy; it is imported when a device is used for the first time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from ...core.errors import ArgumentError, InternalError
 from ...loop_ir import nodes as ir
 from ...target import GPUS, GpuTarget
 from ..cpu.python_launch import OperandSpec, arena_offsets
-from .driver import Driver, driver
+from .cuda_api import CudaApi, in_context, to_tc_error
+from .cupy_api import cuda_api
 from .nvrtc import Cubin
 
 ALIGNMENT = 16
@@ -31,25 +33,32 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 @functools.cache
 def device_target(index: int) -> GpuTarget:
-    """What the device `index` is: the nearest row of the table, with the numbers that the device tells."""
-    known = torch.cuda.get_device_properties(index)
-    number = known.major * 10 + known.minor
-    older = [t for t in GPUS.values() if t.capability <= number]
+    """The target of the device `index`: the nearest row of the table, with the numbers that the device gives.
+
+    Raises ArgumentError where the device is too old, or cannot be asked.
+    """
+    api = cuda_api()
+    try:
+        known = api.device_attributes(index)
+    except api.errors as error:
+        raise to_tc_error(error, f"asking for the attributes of cuda:{index}") from error
+    older = [t for t in GPUS.values() if t.capability <= known.capability]
     if not older:
-        raise ArgumentError(f"the device cuda:{index} is too old", found=f"sm_{number}", expected="sm_75 or newer")
+        raise ArgumentError(
+            f"the device cuda:{index} is too old", found=f"sm_{known.capability}", expected="sm_75 or newer"
+        )
     nearest = max(older, key=lambda t: t.capability)
-    optin = getattr(known, "shared_memory_per_block_optin", nearest.max_shared_optin)
     return replace(
         nearest,
-        name=f"sm_{number}",
-        num_sms=known.multi_processor_count,
-        l2=getattr(known, "L2_cache_size", nearest.l2),
-        max_shared_optin=min(nearest.max_shared_optin, optin) if optin else nearest.max_shared_optin,
+        name=f"sm_{known.capability}",
+        num_sms=known.num_sms,
+        l2=known.l2 or nearest.l2,
+        max_shared_optin=min(nearest.max_shared_optin, known.max_shared_optin),
     )
 
 
 def current_stream(device: int) -> int:
-    """torch's current stream of a device, as the driver calls it."""
+    """torch's current stream of a device, as a number that CUDA takes."""
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return int(torch.cuda.current_stream(device).cuda_stream if raw is None else raw(device))
 
@@ -61,61 +70,123 @@ def is_capturing() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """The kernels of a module on one device."""
+    """The kernels of a module on one device.
+
+    A launch makes two calls of CuPy, `current_context` and `launch`, and in Python itself two, this one and
+    `current_stream`; each further kernel of the module is one call more.
+    """
 
     device: int
     code: GpuCode
     functions: tuple[int, ...]
-    driver: Driver
-    _rooms: threading.local = field(default_factory=threading.local)
+    context: int
+    api: CudaApi
+    _blocks: threading.local = field(default_factory=threading.local)
 
     def __call__(self, addresses: Sequence[int]) -> None:
         """Launch all kernels, in order, on the addresses of arguments, temporaries and, if it checks, the status.
 
         Raises DeviceError where the device can do no more, InternalError with the text of a kernel that it refuses.
         """
-        slots, parameters = self._room(len(addresses))
-        slots[:] = addresses
-        stream = current_stream(self.device)
-        with self.driver.on(self.device):
-            for kernel, function, taken in zip(self.code.kernels, self.functions, parameters, strict=True):
-                launch = kernel.launch
-                code = self.driver.launch(function, *launch.grid, *launch.block, kernel.dynamic, stream, taken, None)
-                if code:
-                    self._explain(code, kernel.name)
-
-    def _room(self, count: int) -> tuple[Any, tuple[Any, ...]]:
-        """Memory of this thread for the addresses, and for each kernel pointers to those that it takes."""
-        known = getattr(self._rooms, "known", None)
-        if known is not None:
-            slots, parameters = known
-            return slots, parameters
-        slots = (ctypes.c_uint64 * max(1, count))()
-        start = ctypes.addressof(slots)
-        taken = []
-        for kernel in self.code.kernels:
-            numbers = [*kernel.buffers, *([count - 1] if kernel.status else [])]
-            taken.append((ctypes.c_void_p * max(1, len(numbers)))(*(start + 8 * n for n in numbers)))
-        self._rooms.known = slots, tuple(taken)
-        return slots, tuple(taken)
-
-    def _explain(self, code: int, name: str) -> None:
         try:
-            self.driver.check(code, f"{name} is not launched")
-        except InternalError as error:
-            raise InternalError(f"{error}\n{self.code.source}") from error
+            block: _ArgumentBlock = self._blocks.known
+        except AttributeError:
+            block = self._blocks.known = _ArgumentBlock(self.code, self.functions, len(addresses))
+        block.addresses[:] = addresses
+        api, stream = self.api, current_stream(self.device)
+        number, launch = 0, api.launch
+        try:
+            if api.current_context() != self.context:
+                with in_context(api, self.context):
+                    return self(addresses)
+            for number, (head, parameters) in enumerate(block.launches):  # noqa: B007
+                launch(*head, stream, parameters, 0)
+        except api.errors as error:
+            raise self._explain(error, number) from error
+
+    def synchronize(self) -> None:
+        """Wait for what was launched. Raises DeviceError where a kernel went wrong."""
+        try:
+            with in_context(self.api, self.context):
+                self.api.synchronize(current_stream(self.device))
+        except self.api.errors as error:
+            raise to_tc_error(error, f"waiting for {', '.join(k.name for k in self.code.kernels)}") from error
+
+    def failed_check(self, status: Tensor) -> tuple[int, int]:
+        """The number of the failed check and what it found, which the device has written to `status`.
+
+        (0, 0) also while a graph is captured, where it cannot be known.
+        """
+        if is_capturing():
+            return 0, 0
+        self.synchronize()
+        number, value = status.tolist()
+        return int(number), int(value)
+
+    def _explain(self, error: Exception, number: int) -> Exception:
+        """The error where CUDA has refused to launch the kernel `number`."""
+        kernel = self.code.kernels[number]
+        explained = to_tc_error(error, f"{kernel.name} is not launched")
+        if not isinstance(explained, InternalError):
+            return explained
+        try:
+            with in_context(self.api, self.context):
+                needs = str(self.api.function_attributes(self.functions[number]))
+        except self.api.errors:
+            needs = ""
+        return InternalError("\n".join(filter(None, (str(explained), str(kernel.launch), needs, self.code.source))))
+
+
+_Head = tuple[int, int, int, int, int, int, int, int]
+
+
+class _ArgumentBlock:
+    """Memory of one thread for what launches take: CUDA copies it when it is called.
+
+    Attributes:
+        addresses: those of a call, to be filled in.
+        launches: for each kernel what comes before the stream, and the address of its array of pointers to addresses.
+    """
+
+    __slots__ = ("_arrays", "addresses", "launches")
+
+    def __init__(self, code: GpuCode, functions: Sequence[int], count: int) -> None:
+        self.addresses: Any = (ctypes.c_uint64 * max(1, count))()
+        start = ctypes.addressof(self.addresses)
+        self._arrays = []
+        self.launches: list[tuple[_Head, int]] = []
+        for kernel, function in zip(code.kernels, functions, strict=True):
+            numbers = [*kernel.buffers, *([count - 1] if kernel.status else [])]
+            array = (ctypes.c_void_p * max(1, len(numbers)))(*(start + 8 * n for n in numbers))
+            self._arrays.append(array)  # it lives as long as its address is used
+            head: _Head = (function, *kernel.launch.grid, *kernel.launch.block, kernel.dynamic)
+            self.launches.append((head, ctypes.addressof(array)))
 
 
 def load_launches_on(code: GpuCode, cubin: Cubin, device: int) -> Launches:
-    """Put machine code on a device. Raises InternalError, which quotes the text, where the driver refuses it."""
-    cuda = driver()
-    with cuda.on(device):
-        try:
-            module = cuda.load(cubin.binary)
-            functions = tuple(cuda.function(module, k.name, k.dynamic) for k in code.kernels)
-        except InternalError as error:
-            raise InternalError(f"the driver refuses what we compiled: {error}\n{code.source}") from error
-    return Launches(device, code, functions, cuda)
+    """Put machine code on a device.
+
+    Raises DeviceError where the device can do no more, InternalError, which quotes the text, where CUDA refuses it.
+    """
+    api = cuda_api()
+    try:
+        context = api.primary_context(device)
+        with in_context(api, context):
+            module = api.load_module(cubin.binary)
+            functions = tuple(_load_function(api, module, k.name, k.dynamic) for k in code.kernels)
+    except api.errors as error:
+        explained = to_tc_error(error, f"loading machine code on cuda:{device}")
+        if isinstance(explained, InternalError):
+            raise InternalError(f"CUDA refuses what we compiled: {explained}\n{code.source}") from error
+        raise explained from error
+    return Launches(device, code, functions, context, api)
+
+
+def _load_function(api: CudaApi, module: int, name: str, shared: int) -> int:
+    function = api.get_function(module, name)
+    if shared:
+        api.allow_shared_bytes(function, shared)
+    return function
 
 
 def run_on_device(
@@ -133,10 +204,11 @@ def run_on_device(
         y[: x.numel()].copy_(x)
     rooms = [room(int(np.prod(b.shape)) * b.type.dtype.size) for b in module.temporaries]
     status = [torch.zeros(2, dtype=torch.int64, device=device)] if module.sites else []
-    load_launches_on(code, cubin, device.index)([x.data_ptr() for x in (*there, *rooms, *status)])
+    launches = load_launches_on(code, cubin, device.index)
+    launches([x.data_ptr() for x in (*there, *rooms, *status)])
     for x, y in zip(bits, there, strict=True):
         x.copy_(y[: x.numel()])
-    return failed_check(status[0]) if status else (0, 0)
+    return launches.failed_check(status[0]) if status else (0, 0)
 
 
 class CudaRunner:
@@ -172,7 +244,7 @@ class CudaRunner:
             return
         status = torch.zeros(2, dtype=torch.int64, device=self._device)
         self._launches([*addresses, status.data_ptr()])
-        number, value = failed_check(status)
+        number, value = self._launches.failed_check(status)
         if number:
             raise self._fail(number, value)
 
@@ -239,11 +311,3 @@ class CudaLauncher:
     def fresh(self) -> list[Tensor]:
         """New outputs."""
         return [allocate() for allocate in self._makers]
-
-
-def failed_check(status: Tensor) -> tuple[int, int]:
-    """The number of the failed check and what it found; (0, 0) also while a graph is captured, when nobody can tell."""
-    if is_capturing():
-        return 0, 0
-    number, value = status.tolist()
-    return int(number), int(value)

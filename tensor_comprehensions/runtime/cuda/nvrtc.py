@@ -18,7 +18,7 @@ import torch
 
 from ...core.errors import ArgumentError, InternalError
 
-_HOW = "pip install 'tensor-comprehensions[cuda]'"
+INSTALL_CUDA = "pip install 'tensor-comprehensions[cuda]'"
 _ROOTS = ("/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda")
 
 
@@ -116,7 +116,7 @@ def find_toolchain() -> Toolchain:
         for path in sorted(folder.glob("libnvrtc.so.*"), key=lambda p: (len(p.name), p.name))
     ]
     if not found:
-        raise ArgumentError("NVRTC, which compiles CUDA, is not installed", suggestion=_HOW)
+        raise ArgumentError("NVRTC, which compiles CUDA, is not installed", suggestion=INSTALL_CUDA)
     path = preferred_library(found, torch.version.cuda)
     version = _version_beside(path) or _version_of(_loaded(path))
     headers = [f for f in _folders("include") if (f / "cuda_fp16.h").exists()]

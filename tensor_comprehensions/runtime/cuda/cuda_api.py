@@ -1,0 +1,128 @@
+"""The functions of CUDA that launches call, behind one interface, and their errors as the package's own.
+
+`cupy_api.CupyApi` is the interface on a machine with a device; tests put another behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...core.errors import ArgumentError, DeviceError, InternalError
+
+NO_MEMORY = 2
+BROKEN = frozenset((4, 214, 219, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721))
+"""Errors after which a process can do nothing more on its device: an illegal address, a failed assertion, a fault."""
+UNUSABLE = frozenset((34, 35, 46, 100, 101, 802, 803, 804))
+"""Errors of a machine without a device, or whose driver is too old, does not fit, or gives the device to others."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionAttributes:
+    """What the driver says of a kernel that it has loaded.
+
+    Attributes:
+        registers: of a thread. local_bytes: of a thread, spills among them. shared_bytes: of a block, as declared.
+        max_threads: most threads of a block that it can be launched with.
+    """
+
+    registers: int
+    local_bytes: int
+    shared_bytes: int
+    max_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAttributes:
+    """What CUDA says of a device. capability: 90 for sm_90. The rest is as of `GpuTarget`."""
+
+    capability: int
+    num_sms: int
+    l2: int
+    max_shared_optin: int
+
+
+class CudaApi(Protocol):
+    """Functions of CUDA. Handles and addresses are numbers; contexts are those of torch.
+
+    Attributes:
+        errors: what the functions raise; `status` of one is CUDA's number of it.
+    """
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]: ...
+
+    def current_context(self) -> int:
+        """The context of this thread, 0 where it has none."""
+
+    def set_context(self, context: int, /) -> None:
+        """Make a context that of this thread; 0: none."""
+
+    def primary_context(self, device: int, /) -> int:
+        """The context that torch uses on a device. This thread keeps the context that it has."""
+
+    def device_attributes(self, device: int, /) -> DeviceAttributes: ...
+
+    def load_module(self, image: bytes, /) -> int:
+        """Load machine code into the current context, for good: a captured graph may launch it at any time."""
+
+    def get_function(self, module: int, name: str, /) -> int: ...
+
+    def allow_shared_bytes(self, function: int, count: int, /) -> None:
+        """Let launches of a kernel ask for `count` bytes of shared memory, which may be more than 48 KiB."""
+
+    def function_attributes(self, function: int, /) -> FunctionAttributes: ...
+
+    def launch(
+        self,
+        function: int,
+        grid_x: int,
+        grid_y: int,
+        grid_z: int,
+        block_x: int,
+        block_y: int,
+        block_z: int,
+        shared_bytes: int,
+        stream: int,
+        parameters: int,
+        extra: int,
+        /,
+    ) -> None:
+        """`cuLaunchKernel`. parameters: the address of an array of pointers to arguments. extra: 0."""  # fmt: skip
+
+    def synchronize(self, stream: int, /) -> None:
+        """Wait for a stream of the current context."""
+
+
+def to_tc_error(error: Exception, doing: str) -> Exception:
+    """The package's error for one of CUDA's: DeviceError for what breaks a device or exhausts it, ArgumentError for a
+    machine without a usable one, else InternalError."""
+    status = getattr(error, "status", 0)
+    if status in BROKEN:
+        return DeviceError(
+            f"CUDA can do no more in this process: {doing}: {error}",
+            suggestion="a kernel that ran before this one failed; CUDA_LAUNCH_BLOCKING=1 tells which",
+        )
+    if status == NO_MEMORY:
+        return DeviceError(f"the device has no memory left: {doing}: {error}")
+    if status in UNUSABLE:
+        return ArgumentError(
+            f"the CUDA device cannot be used: {doing}: {error}", suggestion="nvidia-smi lists devices and the driver"
+        )
+    return InternalError(f"{doing}: {error}")
+
+
+@contextmanager
+def in_context(api: CudaApi, context: int) -> Iterator[None]:
+    """Work in a context, and give this thread back the one that it had."""
+    before = api.current_context()
+    if before == context:
+        yield
+        return
+    api.set_context(context)
+    try:
+        yield
+    finally:
+        api.set_context(before)
