@@ -20,7 +20,7 @@ GROUPS: tuple[tuple[str, str, ModuleType, tuple[str, ...]], ...] = (
         "Defining operators",
         "tensor_comprehensions",
         tc,
-        ("define", "op", "from_expression", "from_notation", "einsum"),
+        ("define", "op", "from_expression", "from_notation", "einsum", "tile_kernel"),
     ),
     ("Operators, kernels, layers", "tensor_comprehensions", tc, ("Library", "Op", "Kernel", "Module")),
     ("Sparse tensors", "tensor_comprehensions", tc, ("SparseTensor", "as_sparse", "read_tensor", "write_tensor")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,6 @@ def on_host(x: np.ndarray) -> Any:
             how.pop("stream", None)
             return self.numpy().__dlpack__(**how)
 
-    assert math.prod(x.shape) == x.size
     return HostArray(x.shape, x.dtype, cupy.cuda.MemoryPointer(Memory(x), 0), x.strides)
 
 
@@ -154,7 +153,26 @@ class OnlyInterface:
 
     def __init__(self, array: Any) -> None:
         self.__cuda_array_interface__ = array.__cuda_array_interface__
-        self.array = array
+
+
+class OnDevice:
+    """An array that says it is on a CUDA device, where torch cannot read it."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, **how: Any) -> Any:
+        raise BufferError("lost")
+
+
+def test_arrays_on_a_device_that_torch_cannot_read(ops: Any) -> None:
+    described = SimpleNamespace(
+        __cuda_array_interface__={"shape": (2, 2), "typestr": "<f4", "data": (0, True), "version": "none"}
+    )
+    for array in (OnDevice(), OnlyInterface(described)):
+        for call in (ops.matmul, ops.matmul.compile):
+            with pytest.raises(ArgumentError, match="'A' of matmul is an array that torch cannot read"):
+                call(array, array)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

@@ -96,7 +96,7 @@ class FakeRuntime:
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 
     def __init__(self) -> None:
-        self.context, self.fails = 0, False
+        self.context = 0
 
     def streamSynchronize(self, stream: int) -> None: ...
 
@@ -106,8 +106,6 @@ class FakeRuntime:
 
     def setDevice(self, device: int) -> None:
         self.context = 100 + device
-        if self.fails:
-            raise FakeCudaError(100)
 
 
 def test_devices_and_their_contexts() -> None:

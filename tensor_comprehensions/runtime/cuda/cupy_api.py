@@ -1,6 +1,7 @@
 """CUDA's functions as CuPy has them, which loads the driver of this machine.
 
 `cupy_backends` is the layer of CuPy that calls CUDA. It is imported in some milliseconds, the whole of CuPy in 150.
+It has no function that encodes tensor maps; `cuTensorMapEncodeTiled` of NVIDIA's `cuda-bindings` does, with a driver.
 """
 
 from __future__ import annotations
