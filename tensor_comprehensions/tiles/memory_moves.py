@@ -13,6 +13,7 @@ from ..loop_ir import nodes as ir
 from ..loop_ir.index_arithmetic import linear_terms
 from ..loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO
 from . import specs
+from .tensor_levels import Coordinate
 from .tensors import DataTensor
 from .tile_views import THREAD_X, MemoryView, RegisterFragment
 
@@ -77,11 +78,20 @@ def _copies(
     for first in range(0, rows * across, threads):
         chunk = build.add(THREAD_X, first)
         row, column = build.div(chunk, across), build.mul(build.mod(chunk, across), width)
-        out, into = to[row, column], source[row, column]
+        at = _row_coordinate(to, source, row)
+        out, into = to[at, column], source[at, column]
         statement, name = _copy(out, into, width)
         if first + threads > rows * across:
             statement = build.when(build.lt(chunk, rows * across), statement)
         yield specs.Leaf((out,), (into,), spec.threads, kind="Move", atom=name, statement=statement)
+
+
+def _row_coordinate(to: MemoryView, source: MemoryView, row: ir.Expr) -> Coordinate:
+    """The coordinate of the n-th row in the order in which rows lie: the last part of two runs fastest."""
+    match to.shape[0]:
+        case (int(), int() as inner) if source.shape[0] == to.shape[0]:
+            return build.div(row, inner), build.mod(row, inner)
+    return row
 
 
 def _copy(out: MemoryView, into: MemoryView, width: int) -> tuple[ir.Stmt, str]:
@@ -92,6 +102,9 @@ def _copy(out: MemoryView, into: MemoryView, width: int) -> tuple[ir.Stmt, str]:
     if size not in COPY_BYTES or out.dtype != into.dtype:
         value = build.cast(build.load(into.buffer, *here, mask=inside), out.dtype)
         return build.store(out.buffer, there, value), f"ld.global {size}"
+    if inside is not None and len(here) > 1:  # no address beyond a row is formed, though it would not be read
+        most = [n - 1 for n in into.buffer.shape[1:-1]] + [into.buffer.shape[-1] - width]
+        here = (here[0], *(build.minimum(at, n) for at, n in zip(here[1:], most, strict=True)))
     views = ((out.buffer, there), (into.buffer, here))
     if inside is None:
         return ir.Invoke(COPY_ASYNC, views, (size,)), f"cp.async {size}"

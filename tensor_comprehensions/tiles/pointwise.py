@@ -100,8 +100,9 @@ def decompose_map(spec: specs.Spec, function: Callable[..., Any], kind: str) -> 
     places = [None if isinstance(x, RegisterFragment) else values_in_memory(x, tile) for x in spec.inputs]
     into = values_in_memory(out, tile) if isinstance(out, MemoryView) else None
     width = max(tile.per_register, *(p.width for p in (*places, into) if p is not None), 1)
+    overwritten = out.buffer if isinstance(out, RegisterFragment) else None
     sources = [
-        _source(x, tile, place, width, f"{tile.name}_in{n}")
+        _source(x, tile, place, width, f"{tile.name}_in{n}", overwritten)
         for n, (x, place) in enumerate(zip(spec.inputs, places, strict=True))
     ]
     stagings = [s.staging for s in sources if s.staging is not None]
@@ -144,9 +145,16 @@ def _largest(spec: specs.Spec) -> RegisterFragment:
     return max(found, key=lambda x: x.values)
 
 
-def _source(x: Operand, tile: RegisterFragment, place: ValuesInMemory | None, group: int, name: str) -> _Source:
+def _source(
+    x: Operand, tile: RegisterFragment, place: ValuesInMemory | None, group: int, name: str,
+    overwritten: ir.Buffer | None,
+) -> _Source:  # fmt: skip
     if isinstance(x, RegisterFragment):
         where = matching_values(x, tile)
+        if overwritten is not None and x.buffer.name == overwritten.name and where != [*range(tile.values)]:
+            raise ArgumentError(
+                f"{x} is overwritten while other elements of it are needed", suggestion="map to a new tile"
+            )
 
         def value(v: int) -> ir.Expr:
             return widen_half(read_value(x, where[v]))

@@ -71,6 +71,8 @@ class TileProgram:
         k = ProgramBuilder(self.name, target)
         views = [_argument(p, sizes) for p in (*self.header.outputs, *self.header.inputs)]
         self.function(k, *views, **parameters)
+        if not k.num_threads:
+            raise ArgumentError(f"{self.name} has no threads", suggestion="begin with k.threads(128)")
         program = specs.Program(
             self.name, tuple(v.buffer for v in views), len(self.header.outputs), k.num_blocks, k.num_threads,
             tuple(k.names), k.body(),

@@ -41,9 +41,15 @@ class MemoryView:
 
     @staticmethod
     def of(name: str, shape: Sequence[IntTuple], dtype: DType, space: Space) -> MemoryView:
-        """All of a new row-major buffer; a hierarchical dimension is one of the buffer."""
-        sizes = tuple(prod(flatten_tuple(n)) for n in shape)
-        return MemoryView(build.buffer(name, dtype, sizes, space), DataTensor.addressed(tuple(shape), dtype, space))
+        """All of a new row-major buffer. A hierarchical dimension lies with its last part fastest, as instructions
+        walk it."""
+        leaves = [flatten_tuple(n) for n in shape]
+        sizes = tuple(n for part in leaves for n in part)
+        tensor = DataTensor.addressed(sizes, dtype, space)
+        for first, part in enumerate(leaves):
+            if len(part) > 1:
+                tensor = tensor.join(*range(first, first + len(part)))
+        return MemoryView(build.buffer(name, dtype, sizes, space), tensor)
 
     def __str__(self) -> str:
         return f"%{self.buffer.name}:{self.tensor}"

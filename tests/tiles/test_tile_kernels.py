@@ -9,9 +9,15 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
+from tensor_comprehensions.layouts import Layout
+from tensor_comprehensions.loop_ir.nodes import Space
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
+from tensor_comprehensions.tiles.library.layers import lstm, mlp
 from tensor_comprehensions.tiles.library.product import gemm80
+from tensor_comprehensions.tiles.library.rows import layernorm
+from tensor_comprehensions.tiles.match_atoms import find_move
+from tensor_comprehensions.tiles.tile_views import enumerate_tv
 
 SEED = 20
 needs_compiler = pytest.mark.skipif(not emulator.is_emulator_available(), reason="there is no C++ compiler")
@@ -81,3 +87,180 @@ def test_sources() -> None:
     assert "copy_async" in kernel.source("loops")
     with pytest.raises(tc.ArgumentError, match="there is no source 'ptx'"):
         kernel.source("ptx")
+
+
+# --- the other kernels of the library ----------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize(("n", "d"), [(8, 256), (5, 300), (3, 33)])
+def test_layernorm_equals_torch(n: int, d: int) -> None:
+    x, g, b = halves(n, d) / 2, halves(d, seed=1), halves(d, seed=2)
+    found = layernorm.compile(x, g, b, target=TARGET).emulate(x, g, b)
+    expected = torch.nn.functional.layer_norm(x.float(), (d,), g.float(), b.float())
+    torch.testing.assert_close(found, expected.half(), rtol=2e-3, atol=2e-3)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("batch", "width"), [(64, 64), (40, 32)])
+def test_mlp_equals_torch(batch: int, width: int) -> None:
+    keep = torch.rand(3, width, width, generator=torch.Generator().manual_seed(SEED)) < 0.2
+    x, weights, biases = halves(batch, width), halves(3, width, width, seed=1) * keep, halves(3, width, seed=2)
+    found = mlp.compile(x, weights, biases, target=TARGET, rows=32, bk=32, depth=2).emulate(x, weights, biases)
+    for w, b in zip(weights, biases, strict=True):
+        x = torch.relu(x.float() @ w.float().T + b.float()).half()
+    assert torch.equal(found, x)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("batch", "units", "inputs"), [(64, 32, 32), (33, 19, 21)])
+def test_lstm_equals_torch(batch: int, units: int, inputs: int) -> None:
+    x, h, c = halves(batch, inputs), halves(batch, units, seed=1), halves(batch, units, seed=2).float()
+    w, r = halves(4, units, inputs, seed=3) / 16, halves(4, units, units, seed=4) / 16
+    b = halves(4, units, seed=5).float()
+    kernel = lstm.compile(x, h, c, w, r, b, target=TARGET, tile=(64, 16, 16), depth=2)
+    hidden, cell = kernel.emulate(x, h, c, w, r, b)
+    z = torch.einsum("bi,gui->gbu", x.float(), w.float()) + torch.einsum("bi,gui->gbu", h.float(), r.float())
+    i, f, g, o = (z + b[:, None]).unbind()
+    new = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    torch.testing.assert_close(cell, new, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(hidden, (torch.sigmoid(o) * torch.tanh(new)).half(), rtol=1e-3, atol=1e-3)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
+def test_the_library_has_no_spills_and_no_conflicts(target: str) -> None:
+    def half(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.float16)
+
+    kernels = [
+        layernorm.compile(half(4096, 4096), half(4096), half(4096), target=target),
+        mlp.compile(half(4096, 128), half(20, 128, 128), half(20, 128), target=target),
+        lstm.compile(
+            half(256, 512), half(256, 512), half(256, 512).float(), half(4, 512, 512), half(4, 512, 512),
+            half(4, 512).float(), target=target,
+        ),
+    ]  # fmt: skip
+    for kernel in kernels:
+        found = kernel.resources
+        assert (found["spill_bytes"], found["local_bytes"], found["bank_turns"]) == (0, 0, 0)
+
+
+# --- the language ------------------------------------------------------------------------------------------------
+
+
+@tc.tile_kernel("C:[M,N].bf16 <- A:[M,K].bf16, B:[K,N].bf16")
+def small_product(k: Any, C: Any, A: Any, B: Any, twice: bool = False) -> None:
+    """B is K x N in memory, and goes to the product transposed: `ldmatrix.trans`."""
+    (m, n), warp = k.blocks(C.tile(32, 16)), k.threads(64).tile(32)
+    sA, sB = k.shared("sA", (32, 16), A.dtype), k.shared("sB", (16, 16), B.dtype)
+    acc = k.accumulator("acc", (32, 16), A, B, by=warp)
+    for first in (False, True) if twice else (True,):
+        k.move(sA, A.tile(32, 16)[m, 0])
+        k.move(sB, B.tile(16, 16)[0, n])
+        k.commit()
+        k.wait_copies(0)
+        k.sync()
+        if not first:
+            k.init(acc, 5)
+        k.matmul(acc, sA, sB.T, by=warp, first=first)
+        k.sync()
+    k.move(C.tile(32, 16)[m, n], acc)
+
+
+@needs_compiler
+def test_transposed_factors_and_first_products() -> None:
+    a, b = halves(40, 16, dtype=torch.bfloat16), halves(16, 24, seed=1, dtype=torch.bfloat16)
+    kernel = small_product.compile(a, b, target=TARGET, twice=True)
+    assert "ldmatrix_x4_trans" in kernel.source("cuda")
+    assert torch.equal(kernel.emulate(a, b), (a.float() @ b.float()).bfloat16())
+
+
+@tc.tile_kernel("Y:[N,D].fp32 <- X:[N,D].fp32")
+def wrong_rows(k: Any, Y: Any, X: Any, mistake: str = "") -> None:
+    warp = k.threads(100 if mistake == "threads" else 64).tile(32)
+    (i,) = k.blocks(X.tile(1, None))
+    x = X.tile(1, None)[i]
+    if mistake == "vector":
+        k.registers("v", x.shape, X.dtype, by=k.threads(64))
+    v = k.move(k.registers("v", x.shape, X.dtype, by=warp), x)
+    if mistake == "axis":
+        k.reduce("+", v, axis=2)
+    if mistake == "product":
+        k.accumulator("acc", (32, 16), X, X, by=warp)
+        k.matmul(k.accumulator("acc", (32, 16), X, X, by=warp), X.tile(32, 16)[0, 0], X.tile(16, 16)[0, 0])
+    if mistake == "warps":
+        k.accumulator("acc", (24, 16), X, X, by=warp)
+    if mistake == "ring":
+        k.ring(4, 1, lambda s, i: None, lambda s, i: None)
+    if mistake == "blocks":
+        k.blocks(X.tile(1, None))
+    if mistake == "index":
+        h = k.fragment("h", (32, 64), X.dtype, "A", by=warp)
+        for j in k.loop(2):
+            h.tile(None, 32)[j]
+    if mistake == "shared":
+        k.move(k.shared("s", (1, 65536), X.dtype), X.tile(1, 65536)[0, 0])
+    if mistake == "result":
+        k.map(lambda a: "a", v)
+    if mistake == "sizes":
+        k.map(lambda a, b: a + b, v, X.tile(1, 3)[0, 0])
+    k.move(Y.tile(1, None)[i], v)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("threads", "asks for 100 threads"),
+        ("vector", "cannot spread v"),
+        ("axis", "cannot reduce %v"),
+        (
+            "product",
+            r"no tensor-core instruction of sm_80 does %acc_2.*\n  expected: factors of one type, fp16 or bf16",
+        ),
+        ("warps", r"cannot divide sums of 24 x 16\n  expected: multiples of 32 rows"),
+        ("ring", "a ring needs stages"),
+        ("blocks", r"cannot map blocks(.|\n)*found: blocks are mapped already"),
+        ("index", "index of a tile of %h.* is only known in the run"),
+        ("shared", "a kernel of wrong_rows needs 262144 bytes of shared memory"),
+        ("result", "a pointwise function gives no number"),
+        ("sizes", "sizes of a pointwise function's tiles disagree"),
+    ],
+)
+def test_mistakes_are_explained(mistake: str, message: str) -> None:
+    with pytest.raises(tc.ArgumentError, match=message):
+        wrong_rows.compile(torch.empty(4, 64), target=TARGET, mistake=mistake)
+
+
+def test_calls_are_checked() -> None:
+    a, b = halves(32, 16), halves(16, 24)
+    with pytest.raises(tc.ArgumentError, match=r"sizes of B disagree(.|\n)*found: B:\[16,24\]"):
+        gemm80.compile(a, b, target=TARGET)
+    with pytest.raises(tc.ArgumentError, match=r"A has another type(.|\n)*found: torch.float32"):
+        gemm80.compile(a.float(), a, target=TARGET)
+    with pytest.raises(tc.ArgumentError, match="takes 2 tensors"):
+        gemm80.compile(a, target=TARGET)
+    with pytest.raises(tc.ArgumentError, match=r"no parameter 'stages'(.|\n)*expected: tile, warps, depth"):
+        gemm80.compile(a, a, target=TARGET, stages=3)
+    with pytest.raises(tc.ArgumentError, match="need sm_80 or newer"):
+        gemm80.compile(a, a, target="cuda:sm_75")
+    with pytest.raises(tc.ArgumentError, match="takes tensors on one CUDA device"):
+        gemm80(a, a)
+    with pytest.raises(tc.ArgumentError, match="compiled for other tensors"):
+        gemm80.compile(a, a, target=TARGET, **SMALL).emulate(a, b)
+
+
+def test_headers_are_checked() -> None:
+    with pytest.raises(tc.ArgumentError, match=r"'fp12' is no type(.|\n)*\^"):
+        tc.tile_kernel("C:[M].fp12 <- A:[M].fp16")(lambda k, C, A: None)
+    with pytest.raises(tc.ArgumentError, match=r"takes other tensors(.|\n)*expected: \(k, C, A\)"):
+        tc.tile_kernel("C:[M].fp16 <- A:[M].fp16")(lambda k, A, C: None)
+
+
+def test_quarters_in_the_wrong_order_are_no_ldmatrix() -> None:
+    left = Layout(((4, 8), (2, 2, 2)), ((32, 1), (16, 8, 128)))
+    right, wrong = (Layout(((8, 2, 2), 8), (lanes, 16)) for lanes in ((1, 8, 128), (1, 128, 8)))
+    to = enumerate_tv(left)
+    assert find_move("A", to, enumerate_tv(right), Space.SHARED, "sm_80").name == "ldmatrix_x4"
+    with pytest.raises(tc.ArgumentError, match=r"no instruction does A(.|\n)*ldmatrix_x4: lane 0, value 2 gets"):
+        find_move("A", to, enumerate_tv(wrong), Space.SHARED, "sm_80")
