@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from typing import Any
 
 from ..core.dtypes import BOOL, INT64, DType, Kind
@@ -119,6 +120,16 @@ def mod(a: Operand, b: Operand) -> Expr:
 
 def minimum(a: Operand, b: Operand) -> Expr:
     return binary("min", a, b)
+
+
+def fold_minimum(values: Iterable[Expr]) -> Expr:
+    """The least of several values."""
+    return reduce(minimum, values)
+
+
+def fold_maximum(values: Iterable[Expr]) -> Expr:
+    """The greatest of several values."""
+    return reduce(maximum, values)
 
 
 def maximum(a: Operand, b: Operand) -> Expr:

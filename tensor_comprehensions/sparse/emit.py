@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..core.errors import CannotLower
-from ..loop_ir import build
+from ..loop_ir import build, index_arithmetic
 from ..loop_ir.names import Names
 from ..loop_ir.nodes import Buffer, Const, Expr, Load, Stmt
 from ..loop_ir.passes.vectorize import vectorize_loops
@@ -127,9 +127,8 @@ class StatementEmitter(ABC):
         lanes = self.lanes
         if not self.order or lanes == 1:
             return
-        loop = self.nest.loops[self.order[-1]]
-        extent = loop.upper - loop.lower
-        known = extent if isinstance(extent, int) else extent.value
+        loop, sizes = self.nest.loops[self.order[-1]], self.shared.sizes
+        known = index_arithmetic.difference(sizes.value(loop.upper), sizes.value(loop.lower))
         if known is None:
             yield lanes, 1
         elif known >= lanes // 2:
@@ -170,8 +169,8 @@ class StatementEmitter(ABC):
                 values, index = self.shared.element(access.tensor, subscripts)
                 return build.load(values, index, mask=mask)
             place = state.places[access]
-            element = build.load(self.shared.operands[access.tensor].values, flat_position(place.low, place), mask=mask)
-            return build.select(here[access], element, build.const(0, access.dtype))
+            present = build.both(mask, here[access])  # a masked load is 0 elsewhere
+            return build.load(self.shared.operands[access.tensor].values, flat_position(place.low, place), mask=present)
 
         value = Translator(state.indices, self.shared.sizes, read).value(state.term.value)
         return self.combine(state, value)

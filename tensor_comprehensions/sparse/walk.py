@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..core.dtypes import INT64, DType
 from ..loop_ir import build
 from ..loop_ir.names import Names
-from ..loop_ir.nodes import Allocate, Buffer, Expr, Let, Load, Loop, LoopKind, Stmt, Store, While
+from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store, While
 from ..loop_ir.rewrite import walk_expr
 from ..tc_lang.ir import Access
 from .absent import Term, is_additive
@@ -34,6 +35,55 @@ class State:
 Body = Callable[[State], Stmt]
 Chosen = Callable[[State, Mapping[Access, Expr]], Stmt]
 """What is done with an instance in which an operand counts where a condition holds, and is 0 elsewhere."""
+
+
+def _end(index: DType) -> Expr:
+    """The coordinate of an operand that has none left: more than all others, as extents are of the type `index`."""
+    return build.const(2 ** (8 * index.size - 1) - 1, index)
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """Registers of an operand in a merge: its position, the coordinate there, and the one behind it."""
+
+    position: Buffer
+    coordinate: Buffer
+    following: Buffer
+
+    @staticmethod
+    def of(a: Access, index: DType, names: Names) -> _Head:
+        """With coordinates of the type `index`."""
+        types = {"at": INT64, "crd": index, "next": index}
+        return _Head(*(build.register(names.fresh(f"{a.tensor}.{x}"), t) for x, t in types.items()))
+
+    @property
+    def registers(self) -> tuple[Buffer, ...]:
+        return self.position, self.coordinate, self.following
+
+    @property
+    def here(self) -> Expr:
+        """The coordinate at the position."""
+        return Load(self.coordinate, ())
+
+    def start(self, c: Cursor) -> list[Stmt]:
+        """At the first position of `c`."""
+        return [
+            Store(self.position, (), c.start),
+            Store(self.coordinate, (), self._read(c, c.start)),
+            Store(self.following, (), self._read(c, build.add(c.start, 1))),
+        ]
+
+    def advance(self, c: Cursor, here: Expr = build.TRUE) -> list[Stmt]:
+        """One position further if `here` holds."""
+        return [
+            Store(self.position, (), build.cast(here, INT64), "+"),
+            Store(self.coordinate, (), build.select(here, Load(self.following, ()), self.here)),
+            Store(self.following, (), self._read(c, build.add(Load(self.position, ()), 1))),
+        ]
+
+    def _read(self, c: Cursor, position: Expr) -> Expr:
+        live, index = build.lt(position, c.stop), self.coordinate.type.dtype
+        return build.select(live, build.cast(build.load(c.crd, position, mask=live), index), _end(index))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +229,8 @@ class Walker:
 
     def _merge(self, depth: int, state: State, lattice: Lattice, cursors: Mapping[Access, Cursor]) -> Stmt:
         """A `While` per point: as long as its operands all have coordinates, the least of these is next."""
+        if self._is_union(depth, state, lattice, cursors):
+            return self._merge_union(depth, state, lattice.points[0], cursors)
         cells = {a: build.register(self.names.fresh(f"{a.tensor}.at")) for a in cursors}
         parts: list[Stmt] = [Store(cells[a], (), c.start) for a, c in cursors.items()]
         for point in lattice.points:
@@ -243,11 +295,6 @@ class Walker:
     ) -> Stmt:
         """The first of `points` whose operands are all at the coordinate; then these move on."""
         moves = [self._advance(cells[a], at[a], stops[a]) for a in at]
-        if self._is_branchless(depth, state, points, at, cursors):
-            places = {a: cursors[a].at(Load(cells[a], ())) for a in at}
-            indices = {**state.indices, self.order[depth]: value}
-            chosen = State(points[0].term, {**state.places, **places}, indices)
-            return build.block(self.choose(chosen, at), *moves)
         chain: Stmt | None = None
         for p in reversed(points):
             present = {
@@ -263,26 +310,47 @@ class Walker:
             chain = build.when(condition, child, chain) if needs_test else child
         return build.block(*([chain] if chain is not None else []), *moves)
 
-    def _is_branchless(
-        self,
-        depth: int,
-        state: State,
-        points: Sequence[Point],
-        at: Mapping[Access, Expr],
-        cursors: Mapping[Access, Cursor],
-    ) -> bool:
+    def _is_union(self, depth: int, state: State, lattice: Lattice, cursors: Mapping[Access, Cursor]) -> bool:
         """Whether an instance at the innermost loop is a sum of what is there; one of the operands always is."""
-        if depth + 1 < len(self.order) or not all(cursors[a].is_unique for a in at):
+        if depth + 1 < len(self.order) or not all(c.is_unique for c in cursors.values()):
             return False
-        term, paths = points[0].term, self.nest.paths
-        alone = {next(iter(p.present)) for p in points if len(p.present) == 1}
-        complete = all(state.places[a].depth + 1 == len(paths[a].steps) for a in at)
-        others = [a for a in self._live(term) if a not in at]
+        term, paths = lattice.points[0].term, self.nest.paths
+        alone = {next(iter(p.present)) for p in lattice.points if len(p.present) == 1}
+        complete = all(state.places[a].depth + 1 == len(paths[a].steps) for a in cursors)
+        others = [a for a in self._live(term) if a not in cursors]
         plain = not term.exists and not term.aliases and not others
-        return alone == set(at) and complete and plain and is_additive(term.value, set(at))
+        return alone == set(cursors) and complete and plain and is_additive(term.value, set(cursors))
+
+    def _merge_union(self, depth: int, state: State, point: Point, cursors: Mapping[Access, Cursor]) -> Stmt:
+        """One `While` over every coordinate of any operand, the least one next, without branches on which are there.
+
+        Where all of them are, which is often the case at most coordinates or hardly ever, a branch is faster: positions
+        then do not wait for coordinates. Beside its position, each operand keeps the coordinate there and the one
+        behind it, so that what is compared has been loaded a step before.
+        """
+        types = {c.crd.type.dtype for c in cursors.values()}
+        index = types.pop() if len(types) == 1 else INT64
+        heads = {a: _Head.of(a, index, self.names) for a in cursors}
+        name, least = self.names.fresh(self.order[depth]), build.fold_minimum(h.here for h in heads.values())
+        least_here = build.var(name, index)
+        here = {a: build.eq(h.here, least_here) for a, h in heads.items()}
+        places = {a: cursors[a].at(Load(h.position, ())) for a, h in heads.items()}
+        indices = {**state.indices, self.order[depth]: build.cast(least_here, INT64)}
+        instance = State(point.term, {**state.places, **places}, indices)
+        together = build.block(self.leaf(instance), *(s for a, c in cursors.items() for s in heads[a].advance(c)))
+        moves = [s for a, c in cursors.items() for s in heads[a].advance(c, here[a])]
+        heads_here = [h.here for h in heads.values()]
+        together_at = heads_here[0] if len(heads_here) == 2 else least_here
+        are_together = build.eq(build.fold_maximum(heads_here[1:] if len(heads_here) == 2 else heads_here), together_at)
+        step = If(are_together, together, build.block(self.choose(instance, here), *moves))
+        loop = While(build.lt(least, _end(index)), Let(name, least, step))
+        first = [s for a, c in cursors.items() for s in heads[a].start(c)]
+        return Allocate(tuple(b for h in heads.values() for b in h.registers), build.block(*first, loop))
 
     @staticmethod
     def _advance(cell: Buffer, here: Expr, stop: Expr) -> Stmt:
+        if stop == build.add(Load(cell, ()), 1):  # processors add a condition faster than they choose by it
+            return Store(cell, (), build.cast(here, INT64), "+")
         return Store(cell, (), build.select(here, stop, Load(cell, ())))
 
     def _scan(

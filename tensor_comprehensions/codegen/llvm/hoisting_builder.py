@@ -13,6 +13,9 @@ from typing import Union
 
 Lines = list[Union[str, "Lines"]]
 
+_UNPREDICTABLE = ", !unpredictable !{}"
+"""On a `select`: no branch is to be made of it."""
+
 
 @dataclass(slots=True)
 class CodeRegion:
@@ -22,6 +25,7 @@ class CodeRegion:
     head: Lines
     certain: bool  # it runs at least once whenever its parent runs
     writes: frozenset[str] = frozenset()  # of a loop: the buffers that it writes
+    unpredictable: bool = False  # data decide what it chooses, as in the steps of a merge or a search
     values: dict[str, str] = field(default_factory=dict)
 
 
@@ -72,6 +76,8 @@ class HoistingBuilder:
             known = f"%{self.fresh()}"
             region.values[key] = known
             self._levels[known] = level
+            if region.unpredictable and text.startswith("select i1"):
+                text += _UNPREDICTABLE
             (region.lines if level == here else self._regions[level + 1].head).append(f"  {known} = {text}")
         return known
 
@@ -107,8 +113,11 @@ class HoistingBuilder:
         self.block = name
 
     @contextmanager
-    def _region(self, head: Lines, certain: bool, writes: frozenset[str] = frozenset()) -> Iterator[None]:
-        self._regions.append(CodeRegion(self._regions[-1].lines, head, certain, writes))
+    def _region(
+        self, head: Lines, certain: bool, writes: frozenset[str] = frozenset(), unpredictable: bool = False
+    ) -> Iterator[None]:
+        unpredictable = unpredictable or self._regions[-1].unpredictable
+        self._regions.append(CodeRegion(self._regions[-1].lines, head, certain, writes, unpredictable))
         yield
         self._regions.pop()
 
@@ -153,7 +162,7 @@ class HoistingBuilder:
         head = self._new_head()
         self.effect(f"br label %{test}")
         self.label(test)
-        with self._region(head, False, writes):
+        with self._region(head, False, writes, unpredictable=True):
             self.effect(f"br i1 {condition()}, label %{body}, label %{after}")
             self.label(body)
             yield

@@ -262,7 +262,7 @@ class _Access:
         if self.bits:
             return self.zero
         safe = self.b.define(f"select i1 {self.mask}, ptr {address}, ptr @tc_nowhere", (self.mask, address))
-        return self._select(self.mask, "i1", self._read(self.element, safe), self.element)
+        return self._read(self.element, safe)  # there is always a 0 nowhere
 
     def _select(self, mask: str, mask_type: str, value: str, type: str) -> str:
         return self.b.define(f"select {mask_type} {mask}, {type} {value}, {type} {self.zero}", (mask, value))
