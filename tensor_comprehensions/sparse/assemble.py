@@ -39,7 +39,10 @@ from .sparse_problem import Assembled
 from .walk import Body, State
 
 LINE = 64
-"""Flags of a row that one bit of the next level of flags stands for."""
+"""Flags of a row that one flag of the next level stands for, and flags of that level that are looked at together."""
+MAX_MARK = 255
+"""Rows that are counted before the flags of a row are cleared: each row marks its coordinates with a number of its own.
+"""
 
 
 def _inside_chunks(s: Stmt, around: Callable[[Stmt], Stmt]) -> Stmt:
@@ -252,6 +255,8 @@ class AssemblingEmitter(StatementEmitter):
 
     def _around(self, depth: int, state: State, then: Body) -> Stmt:
         if self.is_scattered and depth == self._row_depth:
+            if self._marks_rows:
+                return build.block(self._next_mark(), then(state))
             return build.block(then(state), self._gather(state))
         if depth != self.final_depth or depth == len(self.order):
             return then(state)
@@ -304,59 +309,100 @@ class AssemblingEmitter(StatementEmitter):
         )
 
     def _with_rows(self, body: Stmt) -> Stmt:
+        """`body` with the flags and the sums of a row, all of them 0, and room for whole vectors of flags."""
         if not self.is_scattered:
             return body
-        extent = self.shared.extents(self.s.target)[self.format.order[-1]]
-        lines = build.add(build.div(extent, LINE), 1)
         row, touched, line = self._rows
-        whole = build.mul(lines, LINE)
-        for buffer, length in ((row, whole), (touched, whole), (line, lines)):
-            if self.counts and buffer is row:
-                continue
-            name = f"{buffer.name}.i"
-            zero = build.store(buffer, (build.var(name),), build.const(0, buffer.type.dtype))
-            clear = Loop(name, build.const(0), length, zero, LoopKind.VECTOR, vector_factors=(self.lanes, 1))
-            body = Allocate((buffer,), build.block(clear, body), length)
+        if self._marks_rows:
+            return Allocate((_MARK,), self._with_zeros(touched, build.block(Store(_MARK, (), _ZERO), body)))
+        buffers = (touched, line) if self.counts else (touched, line, row)
+        for buffer in buffers:
+            body = self._with_zeros(buffer, body)
         return body
+
+    def _with_zeros(self, buffer: Buffer, body: Stmt) -> Stmt:
+        blocks = build.add(build.div(self._row_extent, LINE * LINE), 1)
+        length = build.mul(blocks, LINE if buffer == self._rows[2] else LINE * LINE)
+        return Allocate((buffer,), build.block(self._clear(buffer, length), body), length)
+
+    def _clear(self, buffer: Buffer, length: Expr) -> Stmt:
+        name = self.names.fresh(f"{buffer.name}.i")
+        zero = build.store(buffer, (build.var(name),), build.const(0, buffer.type.dtype))
+        lanes = max(1, self.shared.target.vector_bits // 8 // buffer.type.dtype.size)
+        return Loop(name, build.const(0), length, zero, LoopKind.VECTOR, vector_factors=(lanes, 1))
+
+    @property
+    def _row_extent(self) -> Expr:
+        return self.shared.extents(self.s.target)[self.format.order[-1]]
+
+    @property
+    def _marks_rows(self) -> bool:
+        """Whether each row is counted with a number of its own, so that no flag is cleared behind it."""
+        return self.counts and self.counts_rows
 
     def _touch(self, state: State, value: Expr) -> Stmt:
         row, touched, line = self._rows
         (last,) = (e for d in self.format.order[-1:] for e in (self.s.subscripts[d],) if isinstance(e, Index))
         at = build.sub(state.indices[last.name], self.starts[self.format.order[-1]])
         one = build.const(1, UINT8)
+        if self._marks_rows:
+            is_new = build.cast(build.ne(build.load(touched, at), Load(_MARK, ())), INT64)
+            count = _Cells.of(self.format.depth).counts[-1]
+            return build.block(Store(count, (), is_new, "+"), Store(touched, (at,), Load(_MARK, ())))
         marks = [Store(touched, (at,), one), Store(line, (build.div(at, LINE),), one)]
         if self.counts:
             return build.block(*marks)
         return build.block(Store(row, (at,), build.cast(value, row.type.dtype), "+"), *marks)
 
+    def _next_mark(self) -> Stmt:
+        """Another number for the row that begins."""
+        touched = self._rows[1]
+        length = build.mul(build.add(build.div(self._row_extent, LINE * LINE), 1), LINE * LINE)
+        again = build.block(self._clear(touched, length), Store(_MARK, (), _ZERO))
+        one = build.const(1, UINT8)
+        return build.block(
+            If(build.eq(Load(_MARK, ()), build.const(MAX_MARK, UINT8)), again), Store(_MARK, (), one, "+")
+        )
+
     def _gather(self, state: State) -> Stmt:
         """Append what was touched, in order, and leave the row clear."""
         row, touched, line = self._rows
         (last,) = (e.name for d in self.format.order[-1:] for e in (self.s.subscripts[d],) if isinstance(e, Index))
-        extent = self.shared.extents(self.s.target)[self.format.order[-1]]
-        t, at = self.names.fresh(mint("line")), self.names.fresh(mint(last, "at"))
-        bits = build.register(self.names.fresh("bits"))
-        first, held, start = build.mul(build.var(t), LINE), build.var(at), self.starts[self.format.order[-1]]
-        flags = build.ne(build.load(touched, build.ramp(first, 1, LINE)), build.const(0, UINT8, LINE))
+        start, dtype = self.starts[self.format.order[-1]], self.values.type.dtype
         position = self.names.fresh(f"{self.s.target}.position")
-        dtype = self.values.type.dtype
-        store = (
-            None if self.counts else Store(self.values, (build.var(position),), build.cast(Load(row, (held,)), dtype))
-        )
-        append = self.append({**state.indices, last: build.add(held, start)}, store, position)
-        clear = [] if self.counts else [Store(row, (held,), build.const(0, row.type.dtype))]
+
+        def append(held: Expr) -> Stmt:
+            store = (
+                None
+                if self.counts
+                else Store(self.values, (build.var(position),), build.cast(Load(row, (held,)), dtype))
+            )
+            entry = self.append({**state.indices, last: build.add(held, start)}, store, position)
+            return entry if self.counts else build.block(entry, Store(row, (held,), build.const(0, row.type.dtype)))
+
+        block = self.names.fresh(mint("block"))
+        lines = self._each_flag(line, build.var(block), lambda t: self._each_flag(touched, t, append))
+        blocks = build.add(build.div(self._row_extent, LINE * LINE), 1)
+        return Loop(block, build.const(0), blocks, lines)
+
+    def _each_flag(self, flags: Buffer, group: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
+        """`then` of the places that are flagged in a group of `LINE`, in order; the flags are cleared."""
+        bits, name = build.register(self.names.fresh("bits")), self.names.fresh(mint("flagged"))
+        first = build.mul(group, LINE)
+        places = build.ramp(first, 1, LINE)
+        found = ReduceLanes(BITS, build.ne(build.load(flags, places), build.const(0, UINT8, LINE)))
+        one = Let(name, build.add(first, build.call(TRAILING_ZEROS, Load(bits, ()))), then(build.var(name)))
         rest = build.call(BIT_AND, Load(bits, ()), build.sub(Load(bits, ()), 1))
-        one = Let(
-            at,
-            build.add(first, build.call(TRAILING_ZEROS, Load(bits, ()))),
-            build.block(append, *clear, Store(bits, (), rest)),
+        # What is left is known before `then` runs.
+        step = build.block(Let(name, one.value, build.block(Store(bits, (), rest), one.body)))
+        loop = While(build.ne(Load(bits, ()), build.const(0, INT64)), step)
+        clear = build.store(flags, (places,), build.const(0, UINT8, LINE))
+        some = build.block(clear, loop)
+        return Allocate(
+            (bits,), build.block(Store(bits, (), found), If(build.ne(Load(bits, ()), build.const(0, INT64)), some))
         )
-        unmark = build.store(touched, (build.ramp(first, 1, LINE),), build.const(0, UINT8, LINE))
-        each = build.block(
-            Store(bits, (), ReduceLanes(BITS, flags)),
-            While(build.ne(Load(bits, ()), build.const(0, INT64)), one),
-            unmark,
-            Store(line, (build.var(t),), build.const(0, UINT8)),
-        )
-        scan = If(build.ne(Load(line, (build.var(t),)), build.const(0, UINT8)), each)
-        return Allocate((bits,), Loop(t, build.const(0), build.add(build.div(extent, LINE), 1), scan))
+
+
+_MARK = build.register(mint("mark"), UINT8)
+"""What the flags of the row that is counted are set to."""
+_ZERO = build.const(0, UINT8)

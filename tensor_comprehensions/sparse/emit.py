@@ -17,6 +17,7 @@ from ..tc_lang.ir import Access, Statement
 from .chunks import in_parallel
 from .graph import Nest
 from .levels import flat_position, sum_run
+from .row_prefetch import RowPrefetcher
 from .sparse_problem import Sizes, SparseOperand, SparseProblem
 from .values import Translator
 from .walk import Body, State, Walker
@@ -112,9 +113,10 @@ class StatementEmitter(ABC):
 
     def _loops(self, lanes: tuple[int, int]) -> Stmt:
         common = self.shared
+        ahead = RowPrefetcher(self.nest, self.order, common.operands, common.sizes, common.element)
         walker = Walker(
             self.nest, self.order, common.operands, common.sizes, self.names,
-            self.leaf, self.around, self.choose, lanes,
+            self.leaf, self.around, self.choose, lanes, ahead,
         )  # fmt: skip
         return walker.nest_loops()
 

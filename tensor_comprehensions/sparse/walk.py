@@ -17,6 +17,7 @@ from .absent import Term, is_additive
 from .graph import Nest, Step, inner, outer
 from .lattice import Lattice, Point, build_lattice
 from .levels import ROOT, Cursor, Place, cursor, first_not_below, locate, run_end
+from .row_prefetch import RowPrefetcher
 from .sparse_problem import Sizes, SparseOperand
 
 
@@ -92,7 +93,7 @@ class Walker:
 
     leaf: what is done for each instance that is not void. around: what is put around the loop of a depth.
     choose: the same as `leaf` without a branch, where operands may be absent.
-    lanes: of vectors along the innermost loop, and how many side by side.
+    lanes: of vectors along the innermost loop, and how many side by side. ahead: asks for rows before they are read.
     """
 
     nest: Nest
@@ -104,6 +105,7 @@ class Walker:
     around: Callable[[int, State, Body], Stmt]
     choose: Chosen
     lanes: tuple[int, int] = (1, 1)
+    ahead: RowPrefetcher | None = None
 
     def nest_loops(self) -> Stmt:
         """All loops, from the outermost one on."""
@@ -212,9 +214,13 @@ class Walker:
         name, coordinate = self.names.fresh(f"{a.tensor}.p"), self.names.fresh(self.order[depth])
         position = build.var(name)
         body = self._child(depth, replace(state, term=point.term), build.var(coordinate), {a: c.at(position)})
-        body = Let(coordinate, c.coordinate(position), body)
         if c.stop == build.add(c.start, 1):
-            return Let(name, c.start, body)
+            return Let(name, c.start, Let(coordinate, c.coordinate(position), body))
+        if self.ahead is not None:
+            indices = {**state.indices, self.order[depth]: build.var(coordinate)}
+            hints = self.ahead.fetch_ahead(depth, a, c, position, point.term, state.places, indices)
+            body = build.block(hints, body)
+        body = Let(coordinate, c.coordinate(position), body)
         return Loop(name, c.start, c.stop, body)
 
     def _is_alone(self, a: Access, depth: int) -> bool:

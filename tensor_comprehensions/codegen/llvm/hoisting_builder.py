@@ -7,7 +7,7 @@ region where their operands are known, so loops come out with their invariants a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -135,23 +135,33 @@ class HoistingBuilder:
         name = self.fresh(hint)
         body, after, variable, following = f"loop.{name}", f"end.{name}", f"%{name}", f"%{name}.next"
         self._counters.add(variable)
-        head = self._new_head()
-        if certain:
-            self.effect(f"br label %{body}")
-        else:
-            enter = self.local(f"icmp slt i64 {start}, {stop}")
-            self.effect(f"br i1 {enter}, label %{body}, label %{after}")
-        before = self.block
-        self.label(body)
-        phi: Lines = []
-        self._regions[-1].lines.append(phi)
-        with self._region(head, certain, writes):
-            self._levels[variable] = len(self._regions) - 1
-            yield variable
-        self.effect(f"{following} = add nsw i64 {variable}, {step}")
-        again = self.local(f"icmp slt i64 {following}, {stop}")
-        self.effect(f"br i1 {again}, label %{body}, label %{after}")
-        phi.append(f"  {variable} = phi i64 [ {start}, %{before} ], [ {following}, %{self.block} ]")
+        head, before = self._new_head(), self.block
+        test: Lines = []
+        with ExitStack() as inside:
+            if certain:
+                self.effect(f"br label %{body}")
+            else:  # what no iteration changes is read behind the test: only then is there an iteration that reads it
+                enter = self.local(f"icmp slt i64 {start}, {stop}")
+                self._regions[-1].lines.append(test)
+                inside.enter_context(self._region(head, False))
+                head = self._new_head()
+            self.label(body)
+            phi: Lines = []
+            self._regions[-1].lines.append(phi)
+            with self._region(head, True, writes):
+                self._levels[variable] = len(self._regions) - 1
+                yield variable
+            self.effect(f"{following} = add nsw i64 {variable}, {step}")
+            again = self.local(f"icmp slt i64 {following}, {stop}")
+            self.effect(f"br i1 {again}, label %{body}, label %{after}")
+            last = self.block
+        if not certain and head:
+            before = f"enter.{name}"
+            test += [f"  br i1 {enter}, label %{before}, label %{after}", f"{before}:"]
+            head.append(f"  br label %{body}")
+        elif not certain:
+            test.append(f"  br i1 {enter}, label %{body}, label %{after}")
+        phi.append(f"  {variable} = phi i64 [ {start}, %{before} ], [ {following}, %{last} ]")
         self.label(after)
 
     @contextmanager

@@ -1,0 +1,117 @@
+"""Rows that stored coordinates select: asked for some positions ahead, for no hardware guesses their addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ..core.dtypes import INT64
+from ..core.errors import CannotLower
+from ..loop_ir import build, index_arithmetic
+from ..loop_ir.intrinsics import CACHE_LINE, PREFETCH
+from ..loop_ir.nodes import Buffer, Expr, Invoke, Stmt
+from ..tc_lang.formats import LevelKind
+from ..tc_lang.ir import Access, Index
+from .absent import Term, reads
+from .graph import Nest, Path
+from .levels import Cursor, Place, locate
+from .sparse_problem import Sizes, SparseOperand
+from .values import Translator
+
+DISTANCE_POSITIONS = 4
+"""Stored positions from what is computed to what is asked for."""
+MAX_ROW_LINES = 16
+"""Cache lines of a row that are asked for; the processor itself guesses how a longer one goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowPrefetcher:
+    """Prints prefetches of what the loops inside of a loop over stored coordinates will read.
+
+    element: the buffer of a dense tensor, and the index in it of an element.
+    """
+
+    nest: Nest
+    order: tuple[str, ...]
+    operands: Mapping[str, SparseOperand]
+    sizes: Sizes
+    element: Callable[[str, tuple[Expr, ...]], tuple[Buffer, Expr]]
+
+    def fetch_ahead(
+        self,
+        depth: int,
+        walked: Access,
+        cursor: Cursor,
+        position: Expr,
+        term: Term,
+        places: Mapping[Access, Place],
+        indices: Mapping[str, Expr],
+    ) -> Stmt:
+        """Ask for what the loops below `depth` read at a later position than that of `cursor`, on which they walk."""
+        name = self.order[depth]
+        if depth + 1 == len(self.order) or self.nest.loops[name].window or name not in indices:
+            return build.NOTHING
+        last = build.sub(
+            count_positions(self.nest.paths[walked], self.operands[walked.tensor], self.sizes, cursor.depth + 1), 1
+        )
+        ahead = cursor.coordinate(build.minimum(build.add(position, DISTANCE_POSITIONS), last))
+        hints = [*self._dense_rows(depth, term, {**indices, name: ahead})]
+        hints += self._sparse_rows(depth, term, places, ahead)
+        return build.block(*dict.fromkeys(hints))
+
+    def _dense_rows(self, depth: int, term: Term, indices: Mapping[str, Expr]) -> Iterator[Stmt]:
+        """All lines of the rows of dense operands, as far as their length is known."""
+        name, inner = self.order[depth], self.order[depth + 1 :]
+        firsts = {n: self.sizes.value(self.nest.loops[n].lower) for n in inner}
+        translator = Translator({**indices, **firsts}, self.sizes, _refuse_read)
+        for a in dict.fromkeys(reads(term.value)):
+            used = [e.name for e in a.subscripts if isinstance(e, Index)]
+            if term.stands_for(a) in self.nest.paths or len(used) < len(a.subscripts) or name not in used[:-1]:
+                continue
+            if used[-1] not in inner or not set(used) <= {*indices, *inner}:
+                continue
+            buffer, index = self.element(a.tensor, tuple(translator.subscript(e) for e in a.subscripts))
+            loop = self.nest.loops[used[-1]]
+            extent = index_arithmetic.difference(self.sizes.value(loop.upper), self.sizes.value(loop.lower)) or 1
+            line = CACHE_LINE // a.dtype.size
+            for start in range(0, min(extent, MAX_ROW_LINES * line), line):
+                yield Invoke(PREFETCH, ((buffer, (build.add(index, start),)),), (0,))
+
+    def _sparse_rows(self, depth: int, term: Term, places: Mapping[Access, Place], ahead: Expr) -> Iterator[Stmt]:
+        """The first coordinates and values below a dense level of sparse operands."""
+        name, inner = self.order[depth], self.order[depth + 1 :]
+        uses = term.uses
+        for a, path in self.nest.paths.items():
+            place = places[a]
+            steps = path.steps[place.depth : place.depth + 2]
+            if a not in uses or place.high is not None or [s.level.kind for s in steps] != _ROW:
+                continue
+            if steps[0].loop != name or steps[1].loop not in inner:
+                continue
+            row = locate(place, self.sizes.value(steps[0].extent), ahead)
+            operand = self.operands[a.tensor]
+            pos, crd = operand.pos[row.depth], operand.crd[row.depth]
+            assert pos is not None and crd is not None
+            start = build.cast(build.load(pos, row.low), INT64)
+            yield Invoke(PREFETCH, ((crd, (start,)),), (0,))
+            if row.depth + 1 == len(path.steps):
+                yield Invoke(PREFETCH, ((operand.values, (start,)),), (0,))
+
+
+_ROW = [LevelKind.DENSE, LevelKind.COMPRESSED]
+
+
+def count_positions(path: Path, operand: SparseOperand, sizes: Sizes, depth: int) -> Expr:
+    """The positions of the first `depth` levels of an operand."""
+    count: Expr = build.const(1)
+    for n, step in enumerate(path.steps[:depth]):
+        pos = operand.pos[n]
+        if step.level.is_dense:
+            count = build.mul(count, sizes.value(step.extent))
+        elif pos is not None:
+            count = build.cast(build.load(pos, count), INT64)
+    return count
+
+
+def _refuse_read(access: Access, _: tuple[Expr, ...], __: Expr | None) -> Expr:
+    raise CannotLower(f"a subscript reads '{access.tensor}'")
