@@ -19,6 +19,10 @@ _MESHED = frozenset(
 """Processors whose last cache takes what the second one gives up, and is spread over all cores."""
 
 
+_GATHERING = frozenset(("sapphirerapids", "emeraldrapids", "graniterapids"))
+"""Processors that gather the lanes of a vector faster than they load them one by one, and that no mitigation slows."""
+
+
 USABLE_FRACTION = 0.75
 """The part of a cache that a kernel finds free."""
 FAR = 8
@@ -98,6 +102,11 @@ class CpuTarget:
         """Bits of all the multiply-adds of vectors, and of all the vectors loaded, that start in a cycle."""
         halves = self.vector_bits == 512 and not self.has_mesh_llc and self.name != "znver5"
         return self.vector_bits if halves else 2 * self.vector_bits
+
+    @property
+    def has_fast_gather(self) -> bool:
+        """Whether lanes of 32 and 64 bits at addresses of their own had better be loaded by one instruction."""
+        return self.vector_bits == 512 and self.name in _GATHERING
 
     @property
     def has_bf16_dot(self) -> bool:

@@ -195,7 +195,10 @@ def _stmt(s: Stmt, place: _Place) -> None:
 def _loop(s: Loop, place: _Place) -> None:
     _require_type(s.start, _INDEX, place, s)
     _require_type(s.stop, _INDEX, place, s)
-    _require(s.step > 0 and s.grain > 0 and min(s.vector_factors) > 0, f"bad step, grain or factor of loop {s.var}")
+    _require(
+        s.step > 0 and s.grain > 0 and s.vector_factors[0] > 0 and s.vector_factors[1] >= 0,
+        f"bad step, grain or factor of loop {s.var}",
+    )
     inner = place.bind(s.var, _INDEX, place.scope.in_loop(s), s.start, s.stop)
     if inner.threads is not None:
         _require(s.kind in (LoopKind.SERIAL, LoopKind.UNROLLED), f"loop {s.var} of a launch is {s.kind.value}")

@@ -88,6 +88,10 @@ class AssemblingEmitter(StatementEmitter):
     counts: bool = False
 
     @property
+    def reads_values(self) -> bool:
+        return not self.counts
+
+    @property
     def values(self) -> Buffer:
         return self.result.values
 

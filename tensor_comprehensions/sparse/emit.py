@@ -14,6 +14,7 @@ from ..loop_ir.passes.vectorize import vectorize_loops
 from ..target import CpuTarget
 from ..tc_lang.bind import neutral_element
 from ..tc_lang.ir import Access, Statement
+from .absent import reads
 from .chunks import in_parallel
 from .graph import Nest
 from .levels import flat_position, sum_run
@@ -22,6 +23,8 @@ from .sparse_problem import Sizes, SparseOperand, SparseProblem
 from .values import Translator
 from .walk import Body, State, Walker
 
+_GATHERED_BYTES = {4, 8}
+"""The elements that processors gather."""
 MAX_COPIES = 8
 """Vectors that the innermost loop keeps in registers side by side."""
 
@@ -113,12 +116,24 @@ class StatementEmitter(ABC):
 
     def _loops(self, lanes: tuple[int, int]) -> Stmt:
         common = self.shared
-        ahead = RowPrefetcher(self.nest, self.order, common.operands, common.sizes, common.element)
+        ahead = RowPrefetcher(self.nest, self.order, common.operands, common.sizes, common.element, self.reads_values)
         walker = Walker(
             self.nest, self.order, common.operands, common.sizes, self.names,
-            self.leaf, self.around, self.choose, lanes, ahead,
+            self.leaf, self.around, self.choose, lanes, ahead, self.gathers,
         )  # fmt: skip
         return walker.nest_loops()
+
+    @property
+    def reads_values(self) -> bool:
+        """Whether the walk is more than one that counts places."""
+        return True
+
+    @property
+    def gathers(self) -> bool:
+        """Whether sums over stored positions run in vectors: where the processor loads lanes from anywhere."""
+        is_sum = bool(self.order) and not self.nest.loops[self.order[-1]].is_free
+        sizes = {a.dtype.size for a in reads(self.nest.term.value)}
+        return is_sum and self.shared.target.has_fast_gather and sizes <= _GATHERED_BYTES
 
     def in_parallel(self, body: Stmt) -> Stmt:
         """The loops with the outermost one shared by threads."""

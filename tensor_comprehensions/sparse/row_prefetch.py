@@ -28,7 +28,7 @@ MAX_ROW_LINES = 16
 class RowPrefetcher:
     """Prints prefetches of what the loops inside of a loop over stored coordinates will read.
 
-    element: the buffer of a dense tensor, and the index in it of an element.
+    element: the buffer of a dense tensor, and the index in it of an element. reads_values: whether values are read.
     """
 
     nest: Nest
@@ -36,6 +36,7 @@ class RowPrefetcher:
     operands: Mapping[str, SparseOperand]
     sizes: Sizes
     element: Callable[[str, tuple[Expr, ...]], tuple[Buffer, Expr]]
+    reads_values: bool = True
 
     def fetch_ahead(
         self,
@@ -55,8 +56,9 @@ class RowPrefetcher:
             count_positions(self.nest.paths[walked], self.operands[walked.tensor], self.sizes, cursor.depth + 1), 1
         )
         ahead = cursor.coordinate(build.minimum(build.add(position, DISTANCE_POSITIONS), last))
-        hints = [*self._dense_rows(depth, term, {**indices, name: ahead})]
-        hints += self._sparse_rows(depth, term, places, ahead)
+        hints = [*self._sparse_rows(depth, term, places, ahead)]
+        if self.reads_values:
+            hints += self._dense_rows(depth, term, {**indices, name: ahead})
         return build.block(*dict.fromkeys(hints))
 
     def _dense_rows(self, depth: int, term: Term, indices: Mapping[str, Expr]) -> Iterator[Stmt]:
@@ -91,10 +93,11 @@ class RowPrefetcher:
             row = locate(place, self.sizes.value(steps[0].extent), ahead)
             operand = self.operands[a.tensor]
             pos, crd = operand.pos[row.depth], operand.crd[row.depth]
-            assert pos is not None and crd is not None
+            if pos is None or crd is None:
+                continue
             start = build.cast(build.load(pos, row.low), INT64)
             yield Invoke(PREFETCH, ((crd, (start,)),), (0,))
-            if row.depth + 1 == len(path.steps):
+            if self.reads_values and row.depth + 1 == len(path.steps):
                 yield Invoke(PREFETCH, ((operand.values, (start,)),), (0,))
 
 

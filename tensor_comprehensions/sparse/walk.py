@@ -94,6 +94,7 @@ class Walker:
     leaf: what is done for each instance that is not void. around: what is put around the loop of a depth.
     choose: the same as `leaf` without a branch, where operands may be absent.
     lanes: of vectors along the innermost loop, and how many side by side. ahead: asks for rows before they are read.
+    gathers: whether an innermost loop over stored positions is to run in vectors.
     """
 
     nest: Nest
@@ -106,6 +107,7 @@ class Walker:
     choose: Chosen
     lanes: tuple[int, int] = (1, 1)
     ahead: RowPrefetcher | None = None
+    gathers: bool = False
 
     def nest_loops(self) -> Stmt:
         """All loops, from the outermost one on."""
@@ -221,6 +223,8 @@ class Walker:
             hints = self.ahead.fetch_ahead(depth, a, c, position, point.term, state.places, indices)
             body = build.block(hints, body)
         body = Let(coordinate, c.coordinate(position), body)
+        if self.gathers and depth + 1 == len(self.order) and self.lanes[0] > 1:
+            return Loop(name, c.start, c.stop, body, LoopKind.VECTOR, vector_factors=(self.lanes[0], 0))
         return Loop(name, c.start, c.stop, body)
 
     def _is_alone(self, a: Access, depth: int) -> bool:

@@ -54,6 +54,10 @@ class Printer:
 
     # --- what `memory_access` asks for
 
+    @property
+    def has_fast_gather(self) -> bool:
+        return self.target.has_fast_gather
+
     def base(self, buffer: Buffer) -> str:
         return self.pointers[buffer.name]
 

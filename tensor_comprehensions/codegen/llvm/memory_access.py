@@ -24,6 +24,8 @@ class ValueContext(Protocol):
 
     b: HoistingBuilder
 
+    @property
+    def has_fast_gather(self) -> bool: ...
     def value(self, e: Expr) -> str: ...
     def known_mask(self, e: Expr) -> tuple[bool, ...] | None: ...
     def base(self, buffer: Buffer) -> str: ...
@@ -328,13 +330,22 @@ class _Access:
         return b.define(text, (address, total))
 
     def _gather(self) -> str:
-        """Lane by lane, as processors do it no faster. Lanes outside the mask read where there is always a 0."""
+        """Lane by lane, if the processor does it no faster. Lanes outside the mask read where there is always a 0."""
         if self.mask is None:
             return self._gather_lanes(self._lane_addresses())
         addresses = self._addresses()
+        if self.values.has_fast_gather and self.size in (4, 8):
+            return self._gather_at_once(addresses, self.mask)
         pointers, bits = vector_type("ptr", self.lanes), vector_type("i1", self.lanes)
         text = f"select {bits} {self.mask}, {pointers} {addresses}, {pointers} splat (ptr @tc_nowhere)"
         return self._gather_lanes(self._extract_all(self.b.define(text, (self.mask, addresses)), "ptr"))
+
+    def _gather_at_once(self, addresses: str, mask: str) -> str:
+        name = f"@llvm.masked.gather.{self.suffix}.v{self.lanes}p0"
+        pointers, bits = vector_type("ptr", self.lanes), vector_type("i1", self.lanes)
+        self.b.declare(f"{self.vector} {name}({pointers}, {bits}, {self.vector})")
+        arguments = f"{pointers} align {self.size} {addresses}, {bits} {mask}, {self.vector} zeroinitializer"
+        return self._memory(f"call {self.vector} {name}({arguments})", (addresses, mask))
 
     def _lane_addresses(self) -> list[str]:
         """The address of each lane; from subscripts loaded one by one where that is possible, which is the fastest."""

@@ -1,7 +1,7 @@
 """VECTOR loops made explicit: ramps, masks, vector registers that accumulate, and nothing left to guess.
 
 A loop of `factor == (L, V)` becomes a loop over blocks of V interleaved vectors of L lanes, then single vectors, then
-one masked vector. There is no scalar remainder.
+one masked vector. There is no scalar remainder. With V = 0 it becomes a loop over masked vectors.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ..nodes import (
     Load,
     Loop,
     LoopKind,
+    Space,
     Stmt,
     Store,
     Var,
@@ -156,7 +157,8 @@ def _vectorize_loop(loop: Loop, names: Names, scope: BoundsContext) -> _Result:
     accumulators = tuple(VectorAccumulator(r, r.registers(names, lanes, used)) for r in reductions)
     steps = [_emit_piece(p, body, loop, accumulators, names) for p in pieces]
     whole = build.block(*_bind_ends(pieces, steps))
-    if not accumulators or runs_at_least_once(loop, scope):
+    exist = not loop.vector_factors[1] and all(r.buffer.space is Space.REGISTER for r in reductions)
+    if not accumulators or exist or runs_at_least_once(loop, scope):
         return whole, accumulators
     # Where the loop does not run, the element may not even exist.
     return build.when(build.lt(loop.start, loop.stop), _materialize_accumulators(whole, accumulators)), ()
@@ -204,6 +206,8 @@ class _Piece:
 
 
 def _pieces(loop: Loop, names: Names) -> list[_Piece]:
+    if not loop.vector_factors[1]:
+        return [_Piece(loop.start, loop.stop, 1, build.sub(loop.stop, build.var(loop.var)))]
     trips = index_arithmetic.difference(loop.stop, loop.start)
     if trips is None:
         return _dynamic_pieces(loop, names)
@@ -260,10 +264,10 @@ def _emit_piece(
     by_store = {id(s): a for a in accumulators for s in a.reduction.stores}
     widened = VectorBody(lanes, values, by_store, names, tail)
     inner = widened.vectorize_stmt(body)
-    if not piece.once:
-        return Loop(loop.var, piece.start, piece.stop, inner, step=lanes * piece.copies)
     if let is not None:
         inner = Let(*let, inner)
+    if not piece.once:
+        return Loop(loop.var, piece.start, piece.stop, inner, step=lanes * piece.copies)
     return inner if piece.count is None else build.when(build.gt(piece.count, 0), inner)
 
 
