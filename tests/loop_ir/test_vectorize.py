@@ -74,12 +74,12 @@ def test_exact_trip_counts_need_no_mask() -> None:
 
 
 @pytest.mark.parametrize("stop", range(36))
-@pytest.mark.parametrize("factor", [(4, 1), (4, 2), (8, 3), (16, 1)])
+@pytest.mark.parametrize("factor", [(4, 1), (4, 2), (8, 3), (16, 1), (8, 0)])
 def test_every_extent(stop: int, factor: tuple[int, int]) -> None:
     checked(columns(b.block(COPY, SUM), factor, stop=stop))
 
 
-@pytest.mark.parametrize("factor", [(4, 1), (4, 3)])
+@pytest.mark.parametrize("factor", [(4, 1), (4, 3), (4, 0)])
 def test_bounds_of_the_loops_around(factor: tuple[int, int]) -> None:
     triangle = columns(b.store(M, (ROW, COLUMN), b.load(X, COLUMN)), factor, start=ROW)
     checked(Loop("r", b.const(0), b.const(N), triangle))

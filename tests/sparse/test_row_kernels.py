@@ -1,0 +1,175 @@
+"""Rows of every length through the ways that kernels walk, merge, add up and sort them, in all types of indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import tensor_comprehensions as tc
+from tensor_comprehensions.core.dtypes import FLOAT16, FLOAT32, FLOAT64, INT32, INT64, DType
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.sparse.assemble import LINE, MAX_MARK
+from tensor_comprehensions.sparse.lower import lower
+from tensor_comprehensions.sparse.sparse_problem import SparseProblem
+from tensor_comprehensions.target import AVX2, AVX512, CpuTarget
+
+GATHERS = CpuTarget("cpu", "sapphirerapids", AVX512.features, 512, 32, AVX512.cache)
+INDICES = (torch.int32, torch.int64)
+TYPES = {
+    "double": torch.float64, "float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16,
+    "int32": torch.int32, "int64": torch.int64,
+}  # fmt: skip
+LENGTHS = (0, 1, 7, 8, 9, 0, 0, 15, 16, 17, 31, 33, 64, 65, 100, 3, 0)
+"""Elements of the rows of a matrix, around the lanes of vectors."""
+COLUMNS = 130
+
+
+def matrix(
+    lengths: tuple[int, ...] = LENGTHS, columns: int = COLUMNS, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Whole numbers from 1 to 3 at random columns, so that sums are exact."""
+    rng = np.random.default_rng(seed)
+    x = np.zeros((len(lengths), columns))
+    for row, n in enumerate(lengths):
+        x[row, rng.choice(columns, n, replace=False)] = rng.integers(1, 4, n)
+    return torch.from_numpy(x).to(dtype)
+
+
+def stored(x: Tensor, index: torch.dtype = torch.int32, format: str = "csr") -> tc.SparseTensor:
+    where = x.nonzero().T
+    return tc.SparseTensor.from_coordinates(where, x[tuple(where)], tuple(x.shape), format, index)
+
+
+def assert_stores(result: tc.SparseTensor, expected: Tensor) -> None:
+    """The same values, at no place where `expected` is 0, in order."""
+    assert torch.equal(result.check().dense(), expected)
+    assert result.nnz == int((expected != 0).sum())
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+@pytest.mark.parametrize("name", TYPES)
+def test_products_with_vectors(name: str, index: torch.dtype) -> None:
+    dtype = TYPES[name]
+    op = tc.define(f"def f({name}(N,M) A: csr, {name}(M) x) -> (y) {{ y(i) +=! A(i,j) * x(j) }}").f
+    A, x = matrix(dtype=dtype), torch.arange(COLUMNS, dtype=torch.float64).remainder(3).to(dtype)
+    assert torch.equal(op(stored(A, index), x), (A.double() @ x.double()).to(dtype))
+
+
+@pytest.mark.parametrize(("statement", "expected"), [
+    ("y(i) max=! A(i,j) where exists A(i,j)", lambda A: torch.where(A == 0, -torch.inf, A).amax(1)),
+    ("y(i) min=! A(i,j)", lambda A: A.amin(1)),
+    ("y(i) +=! A(i,j) * A(i,j)", lambda A: (A * A).sum(1)),
+    ("y(i) +=! A(i,j) * j", lambda A: (A * torch.arange(COLUMNS)).sum(1)),
+])  # fmt: skip
+def test_other_reductions_of_rows(statement: str, expected: Callable[[Tensor], Tensor]) -> None:
+    op = tc.define(f"def f(double(N,M) A: csr) -> (y) {{ {statement} }}").f
+    A = matrix()
+    assert torch.equal(op(stored(A)), expected(A))
+
+
+def test_a_sum_goes_on_from_what_was_there() -> None:
+    op = tc.define("def f(double(N,M) A: csr, double(M) x, double(N) b) -> (y) "
+                   "{ y(i) = b(i)  y(i) += A(i,j) * x(j) }").f  # fmt: skip
+    A, x, b = matrix(), torch.ones(COLUMNS, dtype=torch.float64), torch.arange(len(LENGTHS), dtype=torch.float64)
+    assert torch.equal(op(stored(A), x, b), b + A @ x)
+
+
+@pytest.mark.parametrize("columns", [1, 7, 16, 64, 65, 96, 200, 600])
+@pytest.mark.parametrize("name", ["double", "float", "half", "int32"])
+def test_products_with_matrices_of_every_width(name: str, columns: int) -> None:
+    dtype = TYPES[name]
+    op = tc.define(f"def f({name}(N,M) A: csr, {name}(M,F) X) -> (Y) {{ Y(i,f) +=! A(i,j) * X(j,f) }}").f
+    A, X = matrix(dtype=dtype), matrix((columns // 2,) * COLUMNS, columns, 1, dtype)
+    assert torch.equal(op(stored(A), X), (A.double() @ X.double()).to(dtype))
+
+
+@pytest.mark.parametrize("width", [1, 8, 64, 70])
+def test_sampled_products_of_every_width(width: int) -> None:
+    op = tc.define("def f(double(N,M) S: csr, double(N,K) U, double(M,K) V) -> (E: csr) "
+                   "{ E(i,j) +=! U(i,k) * V(j,k) where exists S(i,j) }").f  # fmt: skip
+    S, U, V = matrix(), matrix((width,) * len(LENGTHS), width, 1), matrix((width,) * COLUMNS, width, 2)
+    assert torch.equal(op(stored(S), U, V).dense(), (U @ V.T) * (S != 0))
+
+
+@pytest.mark.parametrize("index", [(a, b) for a in INDICES for b in INDICES], ids=str)
+@pytest.mark.parametrize("name", TYPES)
+def test_sums_of_two(name: str, index: tuple[torch.dtype, torch.dtype]) -> None:
+    dtype = TYPES[name]
+    op = tc.define(f"def f({name}(N,M) B: csr, {name}(N,M) C: csr) -> (A: csr) {{ A(i,j) = B(i,j) + C(i,j) }}").f
+    B = matrix(dtype=dtype)
+    for C in (B, matrix(LENGTHS[::-1], seed=1, dtype=dtype), torch.zeros_like(B)):
+        assert_stores(op(stored(B, index[0]), stored(C, index[1])), B + C)
+        assert_stores(op(stored(C, index[0]), stored(B, index[1])), B + C)
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_sums_of_several(count: int) -> None:
+    names = "BCDE"[:count]
+    parameters = ", ".join(f"double(N,M) {n}: csr" for n in names)
+    value = " + ".join(f"{n}(i,j)" for n in names)
+    op = tc.define(f"def f({parameters}) -> (A: csr) {{ A(i,j) = {value} }}").f
+    every = [matrix(LENGTHS[n:] + LENGTHS[:n], seed=n) for n in range(count)]
+    for given in (every, [every[0]] * count, [every[0], *[torch.zeros_like(every[0])] * (count - 1)]):
+        assert_stores(op(*map(stored, given)), torch.stack(given).sum(0))
+
+
+def test_the_last_coordinate_that_an_index_type_holds() -> None:
+    op = tc.define("def f(double(N) b: s, double(N) c: s) -> (a: s) { a(i) = b(i) + c(i) }").f
+    extent = 2**31 - 1
+    b, c = (
+        tc.SparseTensor.from_coordinates([places], torch.ones(len(places)).double(), (extent,), "s", torch.int32)
+        for places in ([0, extent - 1], [5, extent - 1])
+    )
+    found = op(b, c)
+    assert found.coordinates().tolist() == [[0, 5, extent - 1]]
+    assert found.values.tolist() == [1, 1, 2]
+
+
+@pytest.mark.parametrize("columns", [1, LINE, LINE + 1, LINE * LINE - 1, LINE * LINE, LINE * LINE + 70])
+def test_products_of_sparse_matrices(columns: int) -> None:
+    op = tc.define("def f(double(N,K) B: csr, double(K,M) C: csr) -> (A: csr) { A(i,j) +=! B(i,k) * C(k,j) }").f
+    B, C = matrix(), matrix(tuple(n % (columns + 1) for n in range(COLUMNS)), columns, 1)
+    for index in INDICES:
+        assert_stores(op(stored(B, index), stored(C, index)), B @ C)
+
+
+def test_products_of_more_rows_than_there_are_marks() -> None:
+    op = tc.define("def f(float(N,K) B: csr, float(K,M) C: csr) -> (A: csr) { A(i,j) +=! B(i,k) * C(k,j) }").f
+    B = matrix((3, 0, 5) * MAX_MARK, 20, dtype=torch.float32)
+    C = matrix((0, 4, 2, 7) * 5, 30, 1, torch.float32)
+    assert_stores(op(stored(B), stored(C)), B @ C)
+
+
+@pytest.mark.parametrize("index", [INT32, INT64], ids=str)
+@pytest.mark.parametrize("dtype", [FLOAT64, FLOAT32, FLOAT16], ids=str)
+@pytest.mark.parametrize("target", [GATHERS, AVX512, AVX2], ids=lambda t: t.name)
+def test_rows_in_the_vectors_of_any_processor(target: CpuTarget, dtype: DType, index: DType) -> None:
+    from tensor_comprehensions.compiler.sparse_passes import _run_passes
+
+    types = {FLOAT64: ("double", np.float64), FLOAT32: ("float", np.float32), FLOAT16: ("half", np.float16)}
+    name, numpy_type = types[dtype]
+    op = tc.define(f"def f({name}(N,M) A: csr, {name}(M) x) -> (y) {{ y(i) +=! A(i,j) * x(j) }}").f
+    program = lower(SparseProblem(op.function, (("A", index),)), target)
+    (module,) = (_run_passes(m) for m in program.phases)
+    uses_vectors = target is GATHERS and dtype is not FLOAT16
+    assert any("x8" in line or "x16" in line for line in _loops(module)) == uses_vectors
+    A, x = matrix().numpy().astype(numpy_type), np.arange(COLUMNS).astype(numpy_type) % 3
+    rows, columns = A.nonzero()
+    pos = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=len(LENGTHS)))))
+    integer = np.int32 if index is INT32 else np.int64
+    arrays = [
+        np.array([len(LENGTHS), COLUMNS]), np.zeros(1, np.int64), pos.astype(integer), columns.astype(integer),
+        A[rows, columns], x, np.zeros(len(LENGTHS), numpy_type),
+    ]  # fmt: skip
+    interpret(module, {b.name: a for b, a in zip(module.arguments, arrays, strict=True)})
+    assert (arrays[-1] == A.astype(np.float64) @ x).all()
+
+
+def _loops(module: object) -> list[str]:
+    from tensor_comprehensions.loop_ir.show import format_program
+
+    return format_program(module).splitlines()  # type: ignore[arg-type]
