@@ -32,6 +32,7 @@ from ..loop_ir.nodes import (
 )
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.ir import Index
+from .absent import is_additive
 from .emit import StatementEmitter
 from .graph import scatters
 from .results import IN_REGISTER, add_to, with_register_sum
@@ -258,9 +259,9 @@ class AssemblingEmitter(StatementEmitter):
         return self._around(depth, state, then)
 
     def _around(self, depth: int, state: State, then: Body) -> Stmt:
+        if self._marks_rows and depth == self._row_depth:
+            return build.block(self._next_mark(), then(state))
         if self.is_scattered and depth == self._row_depth:
-            if self._marks_rows:
-                return build.block(self._next_mark(), then(state))
             return build.block(then(state), self._gather(state))
         if depth != self.final_depth or depth == len(self.order):
             return then(state)
@@ -272,7 +273,7 @@ class AssemblingEmitter(StatementEmitter):
         )
 
     def combine(self, state: State, value: Expr) -> Stmt:
-        if self.is_scattered:
+        if self.is_scattered or self._marks_rows:
             return self._touch(state, value)
         if IN_REGISTER in state.indices:
             found = Store(build.register(f"{self.s.target}.found", BOOL), (), build.TRUE)
@@ -314,11 +315,11 @@ class AssemblingEmitter(StatementEmitter):
 
     def _with_rows(self, body: Stmt) -> Stmt:
         """`body` with the flags and the sums of a row, all of them 0, and room for whole vectors of flags."""
-        if not self.is_scattered:
-            return body
         row, touched, line = self._rows
         if self._marks_rows:
             return Allocate((_MARK,), self._with_zeros(touched, build.block(Store(_MARK, (), _ZERO), body)))
+        if not self.is_scattered:
+            return body
         buffers = (touched, line) if self.counts else (touched, line, row)
         for buffer in buffers:
             body = self._with_zeros(buffer, body)
@@ -342,7 +343,18 @@ class AssemblingEmitter(StatementEmitter):
     @property
     def _marks_rows(self) -> bool:
         """Whether each row is counted with a number of its own, so that no flag is cleared behind it."""
-        return self.counts and self.counts_rows
+        return self.counts and self.counts_rows and (self.is_scattered or self._adds_rows)
+
+    @property
+    def _adds_rows(self) -> bool:
+        """Whether each row is a sum of rows of several operands."""
+        term, paths = self.nest.term, self.nest.paths
+        is_plain = len(paths) > 1 and not term.exists and not term.aliases and is_additive(term.value, set(paths))
+        return is_plain and all(x.is_free for x in self.nest.loops.values())
+
+    @property
+    def is_unordered(self) -> bool:
+        return self._marks_rows
 
     def _touch(self, state: State, value: Expr) -> Stmt:
         row, touched, line = self._rows

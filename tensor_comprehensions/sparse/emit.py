@@ -120,8 +120,14 @@ class StatementEmitter(ABC):
         walker = Walker(
             self.nest, self.order, common.operands, common.sizes, self.names,
             self.leaf, self.around, self.choose, lanes, ahead, self.gathers,
+            self.is_unordered,
         )  # fmt: skip
         return walker.nest_loops()
+
+    @property
+    def is_unordered(self) -> bool:
+        """Whether coordinates of the result may come in any order, and several times."""
+        return False
 
     @property
     def reads_values(self) -> bool:

@@ -111,6 +111,17 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
     )  # fmt: skip
 
 
+def gains_from_counting(problem: SparseProblem) -> bool:
+    """Whether threads could share the rows of a result that one thread writes without counting them first."""
+    converted, _ = insert_conversions(problem)
+    nests = [build_nest(converted, n) for n in range(len(converted.function.statements))]
+    formats = [result_format(nest, converted) for nest in nests]
+    return any(
+        f is not None and _find_bounding_operands(nest, f) and _has_rows(nest, choose_order(nest, f), f)
+        for nest, f in zip(nests, formats, strict=True)
+    )
+
+
 def result_format(nest: Nest, problem: SparseProblem) -> Format | None:
     """The format of a sparse result that has levels of its own; None for all other targets."""
     target = problem.function.tensor(nest.statement.target)
@@ -128,8 +139,9 @@ def _result_arrays(problem: SparseProblem, nest: Nest, order: tuple[str, ...]) -
     adds_dense = not nest.paths and not all(x.is_free for x in nest.loops.values())  # stores what is not 0 at the end
     if len(definitions) == 1 and is_ordered(nest, order, format) and not adds_dense:
         index = INT64 if any(t == INT64 for _, t in problem.index_types) else INT32
-        bound = _find_bounding_operands(nest, format)
-        return assembled_of(number, target, index, bound, not bound and _has_rows(nest, order, format))
+        bound, has_rows = _find_bounding_operands(nest, format), _has_rows(nest, order, format)
+        bound = () if problem.parallel and has_rows else bound
+        return assembled_of(number, target, index, bound, not bound and has_rows)
     if s is not definitions[0] and (s.reduction != "+" or s.initialize):
         raise CannotLower(f"a second definition of the sparse '{target.name}' with another operator than +=")
     return collected_of(number, target)

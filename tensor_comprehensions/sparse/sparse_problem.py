@@ -28,12 +28,14 @@ class SparseProblem:
         index_types: of the coordinates of each sparse tensor, by name.
         fixed: the sizes that the kernel is for, by name.
         shared: the temporaries and results that have the stored places of an operand, with that operand's name.
+        parallel: whether several threads will run it, so that counting what they store first lets them all write.
     """
 
     function: Function
     index_types: tuple[tuple[str, DType], ...]
     fixed: tuple[tuple[str, int], ...] = ()
     shared: tuple[tuple[str, str], ...] = ()
+    parallel: bool = False
 
     @cached_property
     def ranges(self) -> Ranges:

@@ -94,7 +94,8 @@ class Walker:
     leaf: what is done for each instance that is not void. around: what is put around the loop of a depth.
     choose: the same as `leaf` without a branch, where operands may be absent.
     lanes: of vectors along the innermost loop, and how many side by side. ahead: asks for rows before they are read.
-    gathers: whether an innermost loop over stored positions is to run in vectors.
+    gathers: whether an innermost loop over stored positions is to run in vectors. is_unordered: whether the coordinates
+    of operands that are added may come in any order, and several times.
     """
 
     nest: Nest
@@ -108,6 +109,7 @@ class Walker:
     lanes: tuple[int, int] = (1, 1)
     ahead: RowPrefetcher | None = None
     gathers: bool = False
+    is_unordered: bool = False
 
     def nest_loops(self) -> Stmt:
         """All loops, from the outermost one on."""
@@ -240,6 +242,8 @@ class Walker:
     def _merge(self, depth: int, state: State, lattice: Lattice, cursors: Mapping[Access, Cursor]) -> Stmt:
         """A `While` per point: as long as its operands all have coordinates, the least of these is next."""
         if self._is_union(depth, state, lattice, cursors):
+            if self.is_unordered:
+                return self._visit_each(depth, state, lattice, cursors)
             return self._merge_union(depth, state, lattice.points[0], cursors)
         cells = {a: build.register(self.names.fresh(f"{a.tensor}.at")) for a in cursors}
         parts: list[Stmt] = [Store(cells[a], (), c.start) for a, c in cursors.items()]
@@ -356,6 +360,11 @@ class Walker:
         loop = While(build.lt(least, _end(index)), Let(name, least, step))
         first = [s for a, c in cursors.items() for s in heads[a].start(c)]
         return Allocate(tuple(b for h in heads.values() for b in h.registers), build.block(*first, loop))
+
+    def _visit_each(self, depth: int, state: State, lattice: Lattice, cursors: Mapping[Access, Cursor]) -> Stmt:
+        """A loop over what each operand stores, one after the other."""
+        alone = [p for p in lattice.points if len(p.present) == 1]
+        return build.block(*(self._follow(depth, state, p, cursors) for p in alone))
 
     @staticmethod
     def _advance(cell: Buffer, here: Expr, stop: Expr) -> Stmt:

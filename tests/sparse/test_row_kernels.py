@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from torch import Tensor
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.core.dtypes import FLOAT16, FLOAT32, FLOAT64, INT32, INT64, DType
+from tensor_comprehensions.dispatch.sparse.sparse_kernels import COUNTING_THREADS
 from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.sparse.assemble import LINE, MAX_MARK
 from tensor_comprehensions.sparse.lower import lower
@@ -115,6 +116,38 @@ def test_sums_of_several(count: int) -> None:
     every = [matrix(LENGTHS[n:] + LENGTHS[:n], seed=n) for n in range(count)]
     for given in (every, [every[0]] * count, [every[0], *[torch.zeros_like(every[0])] * (count - 1)]):
         assert_stores(op(*map(stored, given)), torch.stack(given).sum(0))
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of torch's threads, until the test ends."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+@pytest.mark.parametrize(("count", "value"), [
+    (2, "B(i,j) + C(i,j)"), (2, "B(i,j) * C(i,j)"),
+    (3, "B(i,j) - C(i,j) + D(i,j)"), (3, "B(i,j) * C(i,j) + D(i,j)"),
+])  # fmt: skip
+def test_any_number_of_threads_gives_the_same_sums(
+    count: int, value: str, index: torch.dtype, threads: Callable[[int], None]
+) -> None:
+    names = "BCD"[:count]
+    op = tc.define(f"def f({', '.join(f'double(N,M) {n}: csr' for n in names)}) -> (A: csr) {{ A(i,j) = {value} }}").f
+    given = [stored(matrix(LENGTHS * 400, seed=n), index) for n in range(count)]
+    found = []
+    for number in (1, COUNTING_THREADS):
+        threads(number)
+        found.append(op(*given).check())
+        fixed = op.assemble(*given)
+        for other in (number, 1, COUNTING_THREADS):
+            threads(other)
+            found.append(fixed(*given))
+    for result in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(result.levels[1], found[0].levels[1], strict=True))
+        assert torch.equal(result.values, found[0].values)
 
 
 def test_the_last_coordinate_that_an_index_type_holds() -> None:

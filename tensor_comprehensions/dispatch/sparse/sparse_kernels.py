@@ -17,7 +17,7 @@ from ...core.errors import ArgumentError, CannotLower, InternalError
 from ...core.memory_layout import contiguous_strides
 from ...core.single_flight import SingleFlightCache
 from ...runtime.cpu.host import host
-from ...sparse.lower import Result
+from ...sparse.lower import Result, gains_from_counting
 from ...sparse.share import shared_patterns, with_shared_formats
 from ...sparse.sparse_problem import Assembled, Collected, SparseOperand, SparseProblem, fixed_sizes
 from ...tc_lang.formats import Format, LevelKind
@@ -37,6 +37,8 @@ from .structure import Structure, check_structure, convert_format, structure_of
 
 LIMIT = 64
 """How many kernels of one def are kept."""
+COUNTING_THREADS = 3
+"""Threads from which on the elements of sums are counted first: that takes half as long as writing them."""
 _INDEX_TYPES = {torch.int32: INT32, torch.int64: INT64}
 
 
@@ -53,10 +55,10 @@ class SparseCall:
 class StoredCounts:
     """What the phases that only count the elements of results have found.
 
-    totals: by phase, what `totals` holds after it. rows: by result, the first element of each row.
+    totals: by kind of program and phase, what `totals` holds after it. rows: by result, the first element of each row.
     """
 
-    totals: dict[int, np.ndarray[Any, Any]]
+    totals: dict[tuple[bool, int], np.ndarray[Any, Any]]
     rows: dict[int, Tensor]
 
 
@@ -196,15 +198,22 @@ class SparseKernels:
         fixed = fixed_sizes(function, {n: v for n, v in sizes.items() if n not in function.scalars})
         formats = tuple((t.name, t.format) for t in function.tensors)
 
-        def make() -> CompiledSparseKernel:
+        def make(parallel: bool) -> CompiledSparseKernel:
             shared = shared_patterns(function)
-            problem = SparseProblem(with_shared_formats(function, shared), types, fixed, tuple(shared.items()))
+            problem = SparseProblem(
+                with_shared_formats(function, shared), types, fixed, tuple(shared.items()), parallel
+            )
             try:
+                if parallel and not gains_from_counting(problem):
+                    return kernel(False)
                 return load_or_compile_sparse(problem, host())
             except CannotLower as refusal:
                 raise ArgumentError(f"{function.name} cannot be lowered for these formats: {refusal}") from refusal
 
-        return self._kernels.get((formats, types, fixed), make)
+        def kernel(parallel: bool) -> CompiledSparseKernel:
+            return self._kernels.get((formats, types, fixed, parallel), lambda: make(parallel))
+
+        return kernel(torch.get_num_threads() >= COUNTING_THREADS)
 
 
 class _Run:
@@ -236,15 +245,16 @@ class _Run:
                     self.rows[n] = torch.empty(self._shape(r.arrays.tensor)[0] + 1, dtype=_index_dtype(r.arrays))
                 if r.phase == number:
                     self.arrays[n] = self._allocate(n, r)
-            if self.counts is not None and number in self.counts.totals:
-                self.totals[:] = self.counts.totals[number]
+            key = (self.program.problem.parallel, number)
+            if self.counts is not None and key in self.counts.totals:
+                self.totals[:] = self.counts.totals[key]
                 self.rows |= self.counts.rows
                 continue
             code, value = executable(self._addresses())
             if code:
                 raise _failure(self.function.name, code, value)
             if self.counts is not None and self._only_counts(number):
-                self.counts.totals[number] = self.totals.copy()
+                self.counts.totals[key] = self.totals.copy()
                 self.counts.rows.update(self.rows)
         return {name: self._result(name) for name in self.function.returns}
 
