@@ -74,12 +74,22 @@ class _Head:
             Store(self.following, (), self._read(c, build.add(c.start, 1))),
         ]
 
-    def advance(self, c: Cursor, here: Expr = build.TRUE) -> list[Stmt]:
+    def advance(self, c: Cursor, here: Expr) -> list[Stmt]:
         """One position further if `here` holds."""
         return [
             Store(self.position, (), build.cast(here, INT64), "+"),
             Store(self.coordinate, (), build.select(here, Load(self.following, ()), self.here)),
             Store(self.following, (), self._read(c, build.add(Load(self.position, ()), 1))),
+        ]
+
+    def step(self, c: Cursor) -> list[Stmt]:
+        """One position further, with a branch on whether the end is near, which it hardly ever is."""
+        behind, index = build.add(Load(self.position, ()), 1), self.coordinate.type.dtype
+        load = Store(self.following, (), build.cast(build.load(c.crd, behind), index))
+        return [
+            Store(self.position, (), build.const(1), "+"),
+            Store(self.coordinate, (), Load(self.following, ())),
+            If(build.lt(behind, c.stop), load, Store(self.following, (), _end(index))),
         ]
 
     def _read(self, c: Cursor, position: Expr) -> Expr:
@@ -351,7 +361,7 @@ class Walker:
         places = {a: cursors[a].at(Load(h.position, ())) for a, h in heads.items()}
         indices = {**state.indices, self.order[depth]: build.cast(least_here, INT64)}
         instance = State(point.term, {**state.places, **places}, indices)
-        together = build.block(self.leaf(instance), *(s for a, c in cursors.items() for s in heads[a].advance(c)))
+        together = build.block(self.leaf(instance), *(s for a, c in cursors.items() for s in heads[a].step(c)))
         moves = [s for a, c in cursors.items() for s in heads[a].advance(c, here[a])]
         heads_here = [h.here for h in heads.values()]
         together_at = heads_here[0] if len(heads_here) == 2 else least_here

@@ -102,6 +102,8 @@ class SparseKernels:
         """The short way for calls like this one, which has succeeded; None where there is none."""
         if self.interface.initial or self.function.scalars or not all(map(_may_take_lane, values)):
             return None
+        if any(self.function.tensor(name).is_sparse for name in self.function.returns):
+            return None
         kernel, _, sizes = self._kernel_for(call)
         program = kernel.program
         held = any(s.copies is not None for s in call.structures.values())
