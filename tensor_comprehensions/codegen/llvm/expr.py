@@ -182,7 +182,7 @@ class Printer:
         return arithmetic.emit_binary(self.b, e.op, left, right, type, keep_nan=keep_nan)
 
     def _compare_lanes(self, op: str, ramp: Ramp, bound: Expr) -> str | None:
-        """`base + lane op bound` in 32 bits: the lane number against `bound - base`, clamped to the lanes there are."""
+        """`base + lane op bound`: the lane number against `bound - base`; in 32 bits, clamped to the lanes there are."""
         if isinstance(bound, Broadcast):
             limit = self.value(bound.operand)
         elif isinstance(bound, Const):
@@ -194,6 +194,10 @@ class Printer:
         b, lanes = self.b, ramp.lanes
         base = self.value(ramp.base)
         room = b.define(f"sub i64 {limit}, {base}", (limit, base))
+        if 64 * lanes <= self.target.vector_bits:  # one comparison without a clamp is as wide
+            wide = arithmetic.emit_broadcast(b, room, "i64", lanes)
+            numbers = constant_vector(range(lanes), "i64")
+            return b.define(f"icmp s{op} {vector_type('i64', lanes)} {numbers}, {wide}", (wide,))
         for name, end in (("smax", "-1"), ("smin", str(lanes))):
             b.declare(f"i64 @llvm.{name}.i64(i64, i64)")
             room = b.define(f"call i64 @llvm.{name}.i64(i64 {room}, i64 {end})", (room,))
