@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import tensor_comprehensions as tc
+from tensor_comprehensions.codegen.llvm.llvm_printer import emit_llvm
 from tensor_comprehensions.core.dtypes import FLOAT16, FLOAT32, FLOAT64, INT32, INT64, DType
 from tensor_comprehensions.dispatch.sparse.sparse_kernels import COUNTING_THREADS
 from tensor_comprehensions.loop_ir.interpret.machine import interpret
@@ -190,6 +191,7 @@ def test_rows_in_the_vectors_of_any_processor(target: CpuTarget, dtype: DType, i
     (module,) = (_run_passes(m) for m in program.phases)
     uses_vectors = target is GATHERS and dtype is not FLOAT16
     assert any("x8" in line or "x16" in line for line in _loops(module)) == uses_vectors
+    assert ("@llvm.masked.gather" in emit_llvm(module, target, {})) == uses_vectors
     A, x = matrix().numpy().astype(numpy_type), np.arange(COLUMNS).astype(numpy_type) % 3
     rows, columns = A.nonzero()
     pos = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=len(LENGTHS)))))

@@ -182,7 +182,7 @@ class Printer:
         return arithmetic.emit_binary(self.b, e.op, left, right, type, keep_nan=keep_nan)
 
     def _compare_lanes(self, op: str, ramp: Ramp, bound: Expr) -> str | None:
-        """`base + lane op bound`: the lane number against `bound - base`; in 32 bits, clamped to the lanes there are."""
+        """`base + lane op bound`: the lane number against `bound - base`, which is clamped where 32 bits hold it."""
         if isinstance(bound, Broadcast):
             limit = self.value(bound.operand)
         elif isinstance(bound, Const):
