@@ -19,7 +19,7 @@ from .sparse_problem import Sizes, SparseOperand
 from .values import Translator
 
 DISTANCE_POSITIONS = 4
-"""Stored positions from what is computed to what is asked for (Emerald Rapids, rows of 512 bytes: 2 to 12 are as good)."""
+"""Stored positions from what is computed to what is asked for (Emerald Rapids, 512-byte rows: 2 to 12 are as good)."""
 MAX_ROW_LINES = 16
 """Cache lines of a row that are asked for; the processor itself guesses how a longer one goes on."""
 
