@@ -279,8 +279,8 @@ class Loop:
     """`for var in range(start, stop, step)`; bounds are int64 expressions, step a positive constant.
 
     grain: for PARALLEL, at least so many iterations make a chunk. vector_factors: for VECTOR, the number of lanes and
-    how many vectors one trip handles (interleaved accumulators), as (lanes, vectors). With 0 vectors, a trip handles one
-    vector under a mask, so that short loops have no remainder.
+    how many vectors one trip handles (interleaved accumulators), as (lanes, vectors). With 0 vectors, a trip handles
+    one vector under a mask, so that short loops have no remainder.
     """
 
     var: str

@@ -85,6 +85,19 @@ def test_what_a_kernel_depends_on_is_in_its_key(root: Path, compiled: list[str])
     assert len(compiled) == 4
 
 
+def test_kernels_for_many_threads_have_keys_of_their_own(root: Path, compiled: list[str]) -> None:
+    threads = torch.get_num_threads()
+    add = "def add(float(N,M) A: csr, float(N,M) B: csr) -> (C: csr) { C(i,j) = A(i,j) + B(i,j) }"
+    try:
+        for n in (1, 4, 1, 4):
+            torch.set_num_threads(n)
+            found = tc.define(add).add(matrix(20), matrix(20))
+            torch.testing.assert_close(found.dense(), 2 * matrix(20).dense())
+    finally:
+        torch.set_num_threads(threads)
+    assert compiled == ["add", "add"]
+
+
 def test_a_damaged_entry_is_made_again(root: Path, compiled: list[str]) -> None:
     a, x = matrix(), torch.rand(20)
     expected = tc.define(SPMV).spmv(a, x)
