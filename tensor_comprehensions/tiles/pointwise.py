@@ -14,6 +14,7 @@ import numpy as np
 
 from ..core.dtypes import FLOAT32, DType
 from ..core.errors import ArgumentError
+from ..layouts import Layout
 from ..layouts.layout import flatten_tuple
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
@@ -128,8 +129,6 @@ def decompose_map(spec: specs.Spec, function: Callable[..., Any], kind: str) -> 
 
 def _scalar_tile(buffer: ir.Buffer) -> RegisterFragment:
     """Registers of a thread that no tile is spread over."""
-    from ..layouts import Layout
-
     count = buffer.shape[0]
     tv = Layout((1, count), (0, 1)) if count > 1 else Layout((1, 1), (0, 0))
     return RegisterFragment(buffer.name, buffer.type.dtype, (1, count), (1, count), tv, buffer, tuple(range(count)))
@@ -311,8 +310,6 @@ def _padding(x: RegisterFragment) -> Callable[[int], ir.Expr | None]:
 
 def spread_tile(name: str, shape: tuple[int, int], dtype: DType, group: int, vector: int) -> RegisterFragment:
     """Rows and columns spread over `group` neighboring threads, `vector` neighbors of a row at a time."""
-    from ..layouts import Layout
-
     rows, columns = shape
     step = group * vector
     width = -(-columns // step) * step

@@ -96,7 +96,7 @@ def _turns(access: SharedAccess, buffer: ir.Buffer, swizzle: tuple[int, int, int
 def _collect(s: ir.Stmt, values: Mapping[str, Any], found: dict[str, dict[SharedAccess, None]]) -> None:
     match s:
         case ir.Let(name, value, body):
-            _collect(body, {**values, name: _evaluate(value, values)}, found)
+            _collect(body, {**values, name: evaluate_index(value, values)}, found)
             return
         case ir.Loop(var, _, _, body):
             _collect(body, {**values, var: 0}, found)
@@ -109,7 +109,7 @@ def _collect(s: ir.Stmt, values: Mapping[str, Any], found: dict[str, dict[Shared
             _collect(body, values, found)
             return
         case ir.If(condition, then, otherwise):
-            active = np.broadcast_to(_evaluate(condition, values), values[ir.THREAD[0]].shape)
+            active = np.broadcast_to(evaluate_index(condition, values), values[ir.THREAD[0]].shape)
             if not active.any():
                 active = ~active  # the numbers of loops and blocks, 0 here, decide
             inner = {
@@ -142,12 +142,12 @@ def _note(
     total = np.zeros(threads, np.int64)
     for index, stride in zip(where, buffer.strides, strict=True):
         first = index.base if isinstance(index, ir.Ramp) else index
-        total = total + np.asarray(_evaluate(first, values)) * stride
+        total = total + np.asarray(evaluate_index(first, values)) * stride
     access = SharedAccess(tuple(int(x) for x in total), width or lanes * buffer.type.dtype.size)
     found.setdefault(buffer.name, {})[access] = None
 
 
-def _evaluate(e: ir.Expr, values: Mapping[str, Any]) -> Any:
+def evaluate_index(e: ir.Expr, values: Mapping[str, Any]) -> Any:
     """The value of an index in every thread; variables that are not known are 0."""
     match e:
         case ir.Const(value):
@@ -155,13 +155,13 @@ def _evaluate(e: ir.Expr, values: Mapping[str, Any]) -> Any:
         case ir.Var(name):
             return values.get(name, 0)
         case ir.Binary(op, left, right):
-            return _OPERATORS[op](_evaluate(left, values), _evaluate(right, values))
+            return _OPERATORS[op](evaluate_index(left, values), evaluate_index(right, values))
         case ir.Unary("neg", operand):
-            return -_evaluate(operand, values)
+            return -evaluate_index(operand, values)
         case ir.Unary("not", operand):
-            return np.logical_not(_evaluate(operand, values))
+            return np.logical_not(evaluate_index(operand, values))
         case ir.Select(condition, then, otherwise):
-            parts = (_evaluate(x, values) for x in (condition, then, otherwise))
+            parts = (evaluate_index(x, values) for x in (condition, then, otherwise))
             return np.where(*parts)
     return 0
 

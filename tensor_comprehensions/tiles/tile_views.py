@@ -216,12 +216,9 @@ class RegisterFragment:
         tv = layout_of_table(table)
         if tv is None:
             raise ArgumentError(f"cannot take part of {self}", expected="values that lie as a layout")
-        kept = tuple(self.registers[v] for v in keep) if self.per_register == 1 else self._packed(keep)
+        kept = tuple(self.registers[v] for v in keep)
         shape = (rows[1], columns[1])
         return replace(self, shape=shape, padded=(height, width), tv=tv, registers=kept, product=None)
-
-    def _packed(self, keep: list[int]) -> tuple[int, ...]:
-        return tuple(self.registers[v] for v in keep)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +12,13 @@ import torch
 
 import tensor_comprehensions as tc
 from tensor_comprehensions.layouts import Layout
+from tensor_comprehensions.loop_ir import build
+from tensor_comprehensions.loop_ir import nodes as ir
 from tensor_comprehensions.loop_ir.nodes import Space
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
+from tensor_comprehensions.tiles import specs
+from tensor_comprehensions.tiles.check_program import check_program
 from tensor_comprehensions.tiles.library.layers import lstm, mlp
 from tensor_comprehensions.tiles.library.product import gemm80
 from tensor_comprehensions.tiles.library.rows import layernorm
@@ -264,3 +270,62 @@ def test_quarters_in_the_wrong_order_are_no_ldmatrix() -> None:
     assert find_move("A", to, enumerate_tv(right), Space.SHARED, "sm_80").name == "ldmatrix_x4"
     with pytest.raises(tc.ArgumentError, match=r"no instruction does A(.|\n)*ldmatrix_x4: lane 0, value 2 gets"):
         find_move("A", to, enumerate_tv(wrong), Space.SHARED, "sm_80")
+
+
+# --- proofs of decompositions ------------------------------------------------------------------------------------
+
+
+def test_decompositions_are_proven() -> None:
+    def half(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.float16)
+
+    def single(*shape: int) -> torch.Tensor:
+        return torch.empty(shape)
+
+    assert gemm80.compile(half(256, 64), half(128, 64), target=TARGET).check() == 12
+    assert gemm80.compile(half(65, 37), half(34, 37), target=TARGET, **SMALL).check() > 0
+    assert mlp.compile(half(40, 64), half(2, 64, 64), half(2, 64), target=TARGET, rows=32, bk=32).check() > 0
+    cell = half(50, 24), half(50, 40), single(50, 40), half(4, 40, 24), half(4, 40, 40), single(4, 40)
+    assert lstm.compile(*cell, target=TARGET, tile=(64, 16, 16)).check() > 0
+    assert layernorm.compile(half(5, 300), half(300), half(300), target=TARGET).check() == 4
+    assert small_product.compile(half(40, 16).bfloat16(), half(16, 24).bfloat16(), target=TARGET).check() == 8
+
+
+def planted(node: specs.Node, change: Callable[[tuple[specs.Leaf, ...]], tuple[specs.Leaf, ...]], kind: str) -> Any:
+    """The program with the leaves of one kind changed."""
+    if isinstance(node, (specs.Loop, specs.When)) or (isinstance(node, specs.Spec) and node.body):
+        own = tuple(n for n in node.body if isinstance(n, specs.Leaf) and n.kind == kind)
+        rest = tuple(n for n in node.body if n not in own)
+        body = tuple(planted(n, change, kind) for n in rest)
+        return replace(node, body=(*body, *change(own)) if own else body)
+    return node
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("MatMul", lambda leaves: leaves[1:], r"\(m, n, k\) = \(0, 0, \d+\) is met 0 times"),
+        ("MatMul", lambda leaves: (*leaves, leaves[0]), "is met 2 times"),
+        ("Move", lambda leaves: leaves[1:], "holds another element"),
+        ("Move", lambda leaves: (*leaves, replace(leaves[0], statement=moved(leaves[0].statement))), "another element"),
+    ],
+)
+def test_planted_faults_are_found(
+    kind: str, change: Callable[[tuple[specs.Leaf, ...]], tuple[specs.Leaf, ...]], message: str
+) -> None:
+    a = torch.empty(64, 32, dtype=torch.float16)
+    traced = gemm80.compile(a, a, target=TARGET, tile=(64, 32, 16), warps=(2, 1), depth=2).traced
+    faulty = replace(traced, body=tuple(planted(n, change, kind) for n in traced.body))
+    check_program(traced)
+    with pytest.raises(tc.InternalError, match=message):
+        check_program(faulty)
+
+
+def moved(s: ir.Stmt) -> ir.Stmt:
+    """A copy to the row below."""
+    if isinstance(s, ir.Block):
+        return replace(s, body=tuple(map(moved, s.body)))
+    if not isinstance(s, ir.Invoke) or s.name != "copy_async":
+        return s
+    (to, (row, *rest)), source = s.operands
+    return replace(s, operands=((to, (row, build.mod(build.add(rest[0], 1), 32), *rest[1:])), source))

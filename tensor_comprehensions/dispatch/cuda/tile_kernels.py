@@ -25,6 +25,7 @@ from ...runtime.cuda.launch import ALIGNMENT, CudaRunner, device_target, load_la
 from ...runtime.cuda.nvrtc import Cubin
 from ...runtime.emulate import emulator
 from ...target import GpuTarget, parse_gpu_target
+from ...tiles.check_program import check_program
 from ...tiles.lower_tiles import format_tiles, lower_program
 from ...tiles.shared_accesses import bank_turns
 from ...tiles.specs import Program
@@ -127,6 +128,17 @@ class CompiledTileKernel:
         if kind not in _SOURCES:
             raise ArgumentError(f"there is no source {kind!r}", expected=", ".join(_SOURCES))
         return _SOURCES[kind](self)
+
+    @only_tc_errors
+    def check(self) -> int:
+        """Prove that the body of every move and product does what its spec says; give how many were proven.
+
+        Tags run through the bodies instead of numbers, at the first and the last numbers of blocks and loops.
+
+        Raises:
+            InternalError: a body puts an element elsewhere, or meets some (m, n, k) twice or never.
+        """
+        return check_program(self.traced)
 
     @functools.cached_property
     def cubin(self) -> Cubin:
