@@ -7,7 +7,8 @@ enumeration. Atoms that move or multiply more are tried first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def find_move(text: str, to: Elements, source: Elements, space: Space, architect
         ArgumentError: there is none; with the nearest atoms and the first lane that differs.
     """
     rows = [a for a in _atoms(MOVE, architecture) if a.operands[1].space is space and a.group > 1]
-    return _first(text, [(a, _move_difference(a, to, source)) for a in rows])
+    return _first(text, ((a, _move_difference(a, to, source)) for a in rows))
 
 
 def find_product(text: str, views: Sequence[Elements], dtypes: Sequence[DType], architecture: str) -> Atom:
@@ -42,17 +43,21 @@ def find_product(text: str, views: Sequence[Elements], dtypes: Sequence[DType], 
         ArgumentError: there is none; with the nearest atoms and the first lane that differs.
     """
     rows = [a for a in _atoms(MATMUL, architecture) if all(o.layout is not None for o in a.operands)]
-    return _first(text, [(a, _product_difference(a, views, dtypes)) for a in rows])
+    return _first(text, ((a, _product_difference(a, views, dtypes)) for a in rows))
 
 
+@cache
 def _atoms(kind: str, architecture: str) -> list[Atom]:
     return [a for a in ATOMS.values() if a.kind == kind and architecture in a.architectures]
 
 
-def _first(text: str, tried: list[tuple[Atom, tuple[int, str]]]) -> Atom:
-    for atom, (_, why) in tried:
-        if not why:
+def _first(text: str, differences: Iterable[tuple[Atom, tuple[int, str]]]) -> Atom:
+    """The first atom without a difference; only those before it are compared."""
+    tried: list[tuple[Atom, tuple[int, str]]] = []
+    for atom, difference in differences:
+        if not difference[1]:
             return atom
+        tried.append((atom, difference))
     nearest = sorted(tried, key=lambda t: -t[1][0])[:NEAREST]
     raise ArgumentError(
         f"no instruction does {text}",
