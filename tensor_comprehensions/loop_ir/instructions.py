@@ -64,6 +64,7 @@ def _unsigned(bits: Any) -> Any:
 PAIR_BFLOAT16, DOT_BFLOAT16 = "pair_bfloat16", "dot_bfloat16"
 BIT_AND, BIT_OR, SHIFT_LEFT, SHIFT_RIGHT = "bit_and", "bit_or", "shift_left", "shift_right"
 TRAILING_ZEROS, POPCOUNT = "trailing_zeros", "popcount"
+BROADCAST_WARP = "broadcast_warp"
 
 INSTRUCTIONS = {
     i.name: i
@@ -79,5 +80,7 @@ INSTRUCTIONS = {
         Instruction(SHIFT_RIGHT, (INT64, INT64), INT64, _shift_right),
         Instruction(TRAILING_ZEROS, (INT64,), INT64, _trailing_zeros),
         Instruction(POPCOUNT, (INT64,), INT64, _popcount),
+        # A number below 2^31 on which the threads of a warp agree, made one value for all of them.
+        Instruction(BROADCAST_WARP, (INT64,), INT64, lambda x: x),
     )
 }

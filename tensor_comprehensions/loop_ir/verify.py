@@ -7,14 +7,28 @@ from dataclasses import dataclass, replace
 
 from typing_extensions import assert_never
 
-from ..core.dtypes import BOOL, INT64
+from ..core.dtypes import BOOL, INT64, UINT64
 from ..core.errors import InternalError
 from ..core.math_functions import FUNCTIONS
+from ..core.memory_layout import contiguous_strides
 from . import build, index_arithmetic
-from .atoms import ATOMS, ROW_BYTES, WARP, Atom
+from .atoms import ATOMS, ROW_BYTES, WARP
 from .bounds import BoundsContext, Fact, condition_facts, lane_bounds
 from .instructions import INSTRUCTIONS
-from .intrinsics import ALL_THREADS, BARRIER_PART, FRAGMENT_LOAD, FRAGMENT_STORE, INTRINSICS
+from .intrinsics import (
+    ALL_THREADS,
+    BARRIER_INIT,
+    BARRIER_PART,
+    FRAGMENT_LOAD,
+    FRAGMENT_STORE,
+    INTRINSICS,
+    REGISTER_MOVES,
+    TMA_LOADS,
+    TMA_RANKS,
+    TMA_STORES,
+    Intrinsic,
+)
+from .matrix_descriptor import matrix_placement, row_bytes_of, swizzle_of
 from .nodes import (
     ARITHMETIC,
     BITS,
@@ -44,6 +58,7 @@ from .nodes import (
     Space,
     Stmt,
     Store,
+    TensorMap,
     Type,
     Unary,
     Var,
@@ -81,7 +96,25 @@ def verify(module: Module) -> None:
             isinstance(s, Loop) and s.kind in (LoopKind.UNROLLED, LoopKind.VECTOR) for s in walk_stmts(kernel.body)
         )
         place = _Place({b.name: b for b in buffers}, {}, BoundsContext.empty(), len(module.sites), lowered)
+        place = replace(place, maps=_tensor_maps(kernel, place))
         _stmt(kernel.body, place if kernel.launch is None else _launched(kernel, place))
+
+
+def _tensor_maps(kernel: Kernel, place: _Place) -> tuple[TensorMap, ...]:
+    """The tensor maps of a kernel, all of which the hardware takes."""
+    for m in kernel.maps:
+        size = m.buffer.type.dtype.size
+        _require(place.buffers.get(m.buffer.name) == m.buffer, f"the tensor map {m.name} is of another buffer")
+        _require(len(m.box) == len(m.buffer.shape) and len(m.box) in TMA_RANKS, f"the tensor map {m.name} has no rank")
+        _require(all(1 <= n <= 256 for n in m.box), f"the box {m.box} of {m.name} has sides beyond 256")
+        row = m.box[-1] * size
+        _require(row % 16 == 0, f"the box {m.box} of {m.name} has rows of {row} bytes, no multiple of 16")
+        _require(m.swizzle in (0, 32, 64, 128), f"{m.name} is swizzled by {m.swizzle} bytes")
+        _require(not m.swizzle or row <= m.swizzle, f"the rows of {m.name} are longer than its swizzle")
+        strides = m.buffer.strides
+        whole = strides[-1] == 1 and all(s * size % 16 == 0 for s in strides[:-1])
+        _require(whole and not m.buffer.dynamic, f"the strides of {m.buffer.name} are no multiples of 16 bytes")
+    return kernel.maps
 
 
 def _launched(kernel: Kernel, place: _Place) -> _Place:
@@ -92,7 +125,7 @@ def _launched(kernel: Kernel, place: _Place) -> _Place:
         place = place.bind(
             name, _INDEX, place.scope.in_loop(Loop(name, build.const(0), build.const(extent), Block(())))
         )
-    shared = [b.name for b in allocated_buffers(kernel.body) if b.space is Space.SHARED]
+    shared = [b.name for b in allocated_buffers(kernel.body) if b.space in (Space.SHARED, Space.BARRIER)]
     _require_unique(shared, f"shared buffers of {kernel.name}")
     return replace(place, threads=Uniformity.of(kernel.launch))
 
@@ -127,6 +160,7 @@ class _Place:
     data: frozenset[str] = frozenset()
     threads: Uniformity | None = None
     together: int = ALL_THREADS
+    maps: tuple[TensorMap, ...] = ()
 
     def under(self, *parts: Expr) -> _Place:
         """The scope of what `parts` decide to run."""
@@ -211,7 +245,10 @@ def _loop(s: Loop, place: _Place) -> None:
 def _allocated(buffer: Buffer, place: _Place) -> None:
     _require(buffer.name not in place.buffers, f"buffer {buffer.name} is allocated twice, one inside the other")
     _require(buffer.space is not Space.GLOBAL, f"{buffer.name} is allocated but global")
-    if buffer.space is Space.SHARED:
+    _require(
+        buffer.space is not Space.BARRIER or buffer.type == Type(UINT64), f"{buffer.name} has no 64 bits a barrier"
+    )
+    if buffer.space in (Space.SHARED, Space.BARRIER):
         _require(place.threads is not None, f"{buffer.name} is shared, but there is no launch")
         _require(place.together == ALL_THREADS, f"{buffer.name} is shared, but not all threads of a block allocate it")
     _require(buffer.type.lanes == 1 or buffer.space is Space.REGISTER, f"{buffer.name} holds vectors in memory")
@@ -252,19 +289,67 @@ def _invoke(s: Invoke, place: _Place) -> None:
         inside = buffer.space is Space.FRAGMENT
         expected = known is not None and number in known.fragments
         _require(inside is expected, f"an operand of {s.name} is {'' if inside else 'no '}fragment", s)
+        inside = buffer.space is Space.BARRIER
+        expected = known is not None and number in known.barriers
+        _require(inside is expected, f"an operand of {s.name} is {'a' if inside else 'no'} barrier", s)
     if s.name in (FRAGMENT_LOAD, FRAGMENT_STORE):
         _fragment_in_memory(s, place)
     if s.name == BARRIER_PART:
         number, threads = s.attributes
         _require(0 < number < 16 and threads > 0 and threads % WARP == 0, "no barrier of a part has this form", s)
+    if known is not None and known.mapped is not None:
+        _box(s, known.mapped, place)
     if known is not None and known.atom:
-        _atom_operands(s, ATOMS[known.atom], place)
+        _atom_operands(s, known, place)
+    if s.name in REGISTER_MOVES:
+        _require(24 <= s.attributes[0] <= 256 and s.attributes[0] % 8 == 0, "no thread has so many registers", s)
+    if s.name == BARRIER_INIT:
+        _require(0 < s.attributes[0] < 1 << 20, "no barrier waits for so many arrivals", s)
 
 
-def _atom_operands(s: Invoke, atom: Atom, place: _Place) -> None:
+def _box(s: Invoke, mapped: int, place: _Place) -> None:
+    """Is the shared memory at an operand a box of the tensor map, row by row and swizzled alike?"""
+    (tensor, _), (memory, _), number = s.operands[mapped], s.operands[1 - mapped], s.attributes[0]
+    _require(0 <= number < len(place.maps), f"there is no tensor map {number}", s)
+    m = place.maps[number]
+    _require(m.buffer == tensor, f"the tensor map {m.name} is of {m.buffer.name}, not of {tensor.name}", s)
+    rank = (TMA_LOADS | TMA_STORES)[s.name]
+    _require(rank == len(m.box), f"{s.name} of a box of {len(m.box)} dimensions", s)
+    _require(memory.space is Space.SHARED and memory.type == tensor.type, f"{s.name} of {memory.name}", s)
+    box = tuple(n for n in m.box[:-1] if n > 1) + m.box[-1:]
+    parts, strides = memory.shape[-len(box) :], memory.strides[-len(box) :]
+    fits = len(parts) == len(box) and box[1:] == parts[1:] and box[0] <= parts[0]
+    _require(fits and strides == contiguous_strides(box), f"{memory.name}{list(memory.shape)} holds no box {m.box}", s)
+    wanted = swizzle_of(m.swizzle, tensor.type.dtype.size) if m.swizzle else None
+    whole = not m.swizzle or box[-1] * tensor.type.dtype.size == m.swizzle
+    _require(memory.swizzle == wanted and whole, f"{memory.name} is not swizzled as the tensor map {m.name}", s)
+
+
+def _described(s: Invoke, number: int, known: Intrinsic) -> None:
+    """Does a descriptor lead to the matrix at an operand?"""
+    memory, operand = s.operands[number][0], ATOMS[known.atom].operands[number]
+    size = memory.type.dtype.size
+    held = operand.dtype.bits == 8 * size and operand.dtype.is_float == memory.type.dtype.is_float
+    _require(memory.space is Space.SHARED and held, f"{s.name} takes no {memory.type} in {memory.space.value}", s)
+    found = matrix_placement(memory, across=number in known.across)
+    _require(not isinstance(found, str), f"no descriptor leads to {memory.name}: {found}", s)
+    rows, columns, width = operand.rows, operand.columns, row_bytes_of(memory) // size
+    if number in known.across:
+        parts = memory.shape[-3] if len(memory.shape) > 2 else 1
+        fits = columns <= memory.shape[-2] and (rows <= width if rows <= width else rows <= width * parts)
+    else:
+        fits = rows <= memory.shape[-2] and columns <= width
+    _require(fits, f"{memory.name}{list(memory.shape)} holds no {rows} x {columns}", s)
+
+
+def _atom_operands(s: Invoke, known: Intrinsic, place: _Place) -> None:
     """Are the operands what the atom's row says, and is there as much of them as it takes?"""
+    atom = ATOMS[known.atom]
     facts, understood = condition_facts(None, place.scope)
-    for (buffer, where), operand in zip(s.operands, atom.operands, strict=True):
+    for number, ((buffer, where), operand) in enumerate(zip(s.operands, atom.operands, strict=True)):
+        if number in known.described:
+            _described(s, number, known)
+            continue
         count = operand.registers or ROW_BYTES // buffer.type.dtype.size
         together = contiguous_elements(buffer)
         if operand.space is Space.REGISTER:
@@ -301,6 +386,7 @@ def _access(b: Buffer, where: tuple[Expr, ...], mask: Expr | None, place: _Place
     """The type of what is loaded or stored."""
     lanes = max(_indices(b, where, place, node), b.type.lanes)
     _require(b.space is not Space.FRAGMENT, f"{b.name} has fragments: only intrinsics reach them", node)
+    _require(b.space is not Space.BARRIER, f"{b.name} has barriers: only intrinsics reach them", node)
     if mask is not None:
         _require_type(mask, Type(BOOL, lanes), place, node)
     facts, understood = condition_facts(mask, place.scope)

@@ -31,7 +31,7 @@ from ..intrinsics import (
 from ..nodes import BLOCK, THREAD, Allocate, Block, Expr, If, Invoke, Kernel, Launch, Let, Loop, Space, Stmt, While
 from ..rewrite import walk_stmts
 from .async_copies import Group
-from .atom_semantics import atom_meaning, read_row
+from .atom_semantics import atom_meaning, read_row, write_row
 from .memory import CheckedMemory, Race
 from .ops import Value
 from .races import ThreadRace
@@ -363,7 +363,12 @@ class _Launched:
                 memory, where = lanes[lane][1]
                 return read_row(memory, where, self.machine.races)
 
-            meaning(lanes, row)
+            def change(lane: int, values: Array) -> None:
+                self.select(warp.threads[lane])
+                memory, where = lanes[lane][0]
+                write_row(memory, where, values, self.machine.races)
+
+            meaning(lanes, row, change)
 
         return run
 
