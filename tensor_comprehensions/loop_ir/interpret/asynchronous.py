@@ -19,7 +19,7 @@ from ..atoms import ATOMS, WARP
 from ..intrinsics import INTRINSICS
 from ..nodes import Invoke, TensorMap
 from .atom_semantics import decode, encode, fragment_of
-from .memory import CheckedMemory, Span
+from .memory import AsyncAccess, CheckedMemory
 from .ops import Value
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Asynchronous:
 
     def span(self, memory: CheckedMemory, region: tuple[Any, ...], clock: int, action: str, who: str) -> None:
         """Remember an access; what it covers and comes before it need not be known any more."""
-        new = Span(region, clock, self.launched.turns[clock], action, who)
+        new = AsyncAccess(region, clock, self.launched.turns[clock], action, who)
         kept = [s for s in memory.spans if not (s.region == region and (action == "write" or s.clock == clock))]
         memory.spans = [*kept, new]
 
@@ -318,8 +318,8 @@ class Asynchronous:
             if len(fences) <= count or not (mine or fences[count] < self.known[warp, (writer - 1) // WARP]):
                 found = np.argwhere(memory.writers[region] == writer)[0][1:] + [s.start for s in region[1:]]
                 raise InternalError(
-                    f"fence: thread {thread.number} relies on {memory.buffer.name}{found.tolist()}, which thread {writer - 1} wrote,"
-                    " with no fence and barrier between"
+                    f"fence: thread {thread.number} relies on {memory.buffer.name}{found.tolist()}, which thread"
+                    f" {writer - 1} wrote, with no fence and barrier between"
                 )
 
     # --- products of warpgroups ----------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from ..intrinsics import (
     BARRIER,
     BARRIER_INIT,
     BARRIER_PART,
-    BARRIER_WAIT,
     ELECT,
     INTRINSICS,
     SHUFFLE_DOWN,
@@ -41,6 +40,7 @@ from .atom_semantics import atom_meaning, read_row, write_row
 from .memory import CheckedMemory, Race
 from .ops import Value
 from .races import ThreadRace
+from .thread_waits import RunThread, is_phase_wait, run_thread
 
 if TYPE_CHECKING:
     from .machine import Interpreter
@@ -79,7 +79,6 @@ class LaneWait:
 
 Wait = BarrierWait | LaneWait
 Run = Callable[["Warp"], Iterator[Wait]]
-RunThread = Callable[["Thread"], Iterator[PhaseWait]]
 
 
 @dataclass(slots=True)
@@ -253,7 +252,7 @@ class Launched:
 
     def stmt(self, s: Stmt) -> Run:
         if not any(_is_common(c) for c in walk_stmts(s)):
-            if any(_is_wait(c) for c in walk_stmts(s)):
+            if any(is_phase_wait(c) for c in walk_stmts(s)):
                 return self.lane_by_lane(run_thread(self, s))
             return self.at_once(self.machine.stmt(s))
         match s:
@@ -504,69 +503,3 @@ def _is_common(s: Stmt) -> bool:
     if isinstance(s, Allocate):
         return any(b.space in _COMMON for b in s.buffers)
     return isinstance(s, Invoke) and is_collective(s)
-
-
-def _is_wait(s: Stmt) -> bool:
-    return isinstance(s, Invoke) and s.name == BARRIER_WAIT
-
-
-def run_thread(state: Launched, s: Stmt) -> RunThread:
-    """`s` by one thread, which may wait in it for phases of barriers in memory; others go on meanwhile."""
-    machine = state.machine
-    if not any(_is_wait(c) for c in walk_stmts(s)):
-        work = machine.stmt(s)
-
-        def at_once(t: Thread) -> Iterator[PhaseWait]:
-            state.select(t)
-            work()
-            return iter(())
-
-        return at_once
-
-    match s:
-        case Block(body):
-            runs = [run_thread(state, c) for c in body]
-
-            def sequence(t: Thread) -> Iterator[PhaseWait]:
-                for run in runs:
-                    yield from run(t)
-
-            return sequence
-        case Loop():
-            start, stop, inner = machine.expr(s.start), machine.expr(s.stop), run_thread(state, s.body)
-
-            def loop(t: Thread) -> Iterator[PhaseWait]:
-                state.select(t)
-                for i in range(int(start()), int(stop()), s.step):
-                    t.values[s.var] = np.int64(i)
-                    yield from inner(t)
-
-            return loop
-        case If(condition, then, otherwise):
-            test, yes = machine.expr(condition), run_thread(state, then)
-            no = run_thread(state, otherwise if otherwise is not None else Block(()))
-
-            def branch(t: Thread) -> Iterator[PhaseWait]:
-                state.select(t)
-                yield from yes(t) if test() else no(t)
-
-            return branch
-        case Let(name, value, body):
-            evaluate, rest = machine.expr(value), run_thread(state, body)
-
-            def let(t: Thread) -> Iterator[PhaseWait]:
-                state.select(t)
-                t.values[name] = evaluate()
-                yield from rest(t)
-
-            return let
-        case Invoke(_, ((buffer, where),), _, (parity,)):
-            place, evaluate = [machine.expr(i) for i in where], machine.expr(parity)
-
-            def wait(t: Thread) -> Iterator[PhaseWait]:
-                state.select(t)
-                view = (machine.memory[buffer.name], tuple([i() for i in place]))
-                yield state.asynchronous.wait_for(view, int(evaluate()), t)
-
-            return wait
-    raise InternalError(f"not a statement in which one thread waits: {s!r}")

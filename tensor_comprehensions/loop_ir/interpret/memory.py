@@ -93,7 +93,7 @@ def with_length(b: Buffer, length: int) -> Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class AsyncAccess:
     """An access by what goes on by itself: of a box of the data, by which clock and in which of its turns."""
 
     region: tuple[slice, ...]
@@ -125,7 +125,7 @@ class CheckedMemory:
     written: Array
     depth: int
     marks: dict[Race, tuple[Array, ...]] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[AsyncAccess] = field(default_factory=list)
     writers: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     fence_counts: Array = field(default_factory=lambda: np.zeros(0, np.int32))
 
