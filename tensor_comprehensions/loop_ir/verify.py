@@ -10,8 +10,8 @@ from typing_extensions import assert_never
 from ..core.dtypes import BOOL, INT64, UINT64
 from ..core.errors import InternalError
 from ..core.math_functions import FUNCTIONS
-from ..core.memory_layout import contiguous_strides
 from . import build, index_arithmetic
+from .async_operands import box_fault, described_fault, tensor_map_fault
 from .atoms import ATOMS, ROW_BYTES, WARP
 from .bounds import BoundsContext, Fact, condition_facts, lane_bounds
 from .instructions import INSTRUCTIONS
@@ -23,12 +23,8 @@ from .intrinsics import (
     FRAGMENT_STORE,
     INTRINSICS,
     REGISTER_MOVES,
-    TMA_LOADS,
-    TMA_RANKS,
-    TMA_STORES,
     Intrinsic,
 )
-from .matrix_descriptor import matrix_placement, row_bytes_of, swizzle_of
 from .nodes import (
     ARITHMETIC,
     BITS,
@@ -96,25 +92,10 @@ def verify(module: Module) -> None:
             isinstance(s, Loop) and s.kind in (LoopKind.UNROLLED, LoopKind.VECTOR) for s in walk_stmts(kernel.body)
         )
         place = _Place({b.name: b for b in buffers}, {}, BoundsContext.empty(), len(module.sites), lowered)
-        place = replace(place, maps=_tensor_maps(kernel, place))
+        for m in kernel.maps:
+            _require((fault := tensor_map_fault(m, buffers)) is None, f"the tensor map {m.name}: {fault}")
+        place = replace(place, maps=kernel.maps)
         _stmt(kernel.body, place if kernel.launch is None else _launched(kernel, place))
-
-
-def _tensor_maps(kernel: Kernel, place: _Place) -> tuple[TensorMap, ...]:
-    """The tensor maps of a kernel, all of which the hardware takes."""
-    for m in kernel.maps:
-        size = m.buffer.type.dtype.size
-        _require(place.buffers.get(m.buffer.name) == m.buffer, f"the tensor map {m.name} is of another buffer")
-        _require(len(m.box) == len(m.buffer.shape) and len(m.box) in TMA_RANKS, f"the tensor map {m.name} has no rank")
-        _require(all(1 <= n <= 256 for n in m.box), f"the box {m.box} of {m.name} has sides beyond 256")
-        row = m.box[-1] * size
-        _require(row % 16 == 0, f"the box {m.box} of {m.name} has rows of {row} bytes, no multiple of 16")
-        _require(m.swizzle in (0, 32, 64, 128), f"{m.name} is swizzled by {m.swizzle} bytes")
-        _require(not m.swizzle or row <= m.swizzle, f"the rows of {m.name} are longer than its swizzle")
-        strides = m.buffer.strides
-        whole = strides[-1] == 1 and all(s * size % 16 == 0 for s in strides[:-1])
-        _require(whole and not m.buffer.dynamic, f"the strides of {m.buffer.name} are no multiples of 16 bytes")
-    return kernel.maps
 
 
 def _launched(kernel: Kernel, place: _Place) -> _Place:
@@ -298,7 +279,7 @@ def _invoke(s: Invoke, place: _Place) -> None:
         number, threads = s.attributes
         _require(0 < number < 16 and threads > 0 and threads % WARP == 0, "no barrier of a part has this form", s)
     if known is not None and known.mapped is not None:
-        _box(s, known.mapped, place)
+        _require((fault := box_fault(s, known.mapped, place.maps)) is None, str(fault), s)
     if known is not None and known.atom:
         _atom_operands(s, known, place)
     if s.name in REGISTER_MOVES:
@@ -307,48 +288,13 @@ def _invoke(s: Invoke, place: _Place) -> None:
         _require(0 < s.attributes[0] < 1 << 20, "no barrier waits for so many arrivals", s)
 
 
-def _box(s: Invoke, mapped: int, place: _Place) -> None:
-    """Is the shared memory at an operand a box of the tensor map, row by row and swizzled alike?"""
-    (tensor, _), (memory, _), number = s.operands[mapped], s.operands[1 - mapped], s.attributes[0]
-    _require(0 <= number < len(place.maps), f"there is no tensor map {number}", s)
-    m = place.maps[number]
-    _require(m.buffer == tensor, f"the tensor map {m.name} is of {m.buffer.name}, not of {tensor.name}", s)
-    rank = (TMA_LOADS | TMA_STORES)[s.name]
-    _require(rank == len(m.box), f"{s.name} of a box of {len(m.box)} dimensions", s)
-    _require(memory.space is Space.SHARED and memory.type == tensor.type, f"{s.name} of {memory.name}", s)
-    box = tuple(n for n in m.box[:-1] if n > 1) + m.box[-1:]
-    parts, strides = memory.shape[-len(box) :], memory.strides[-len(box) :]
-    fits = len(parts) == len(box) and box[1:] == parts[1:] and box[0] <= parts[0]
-    _require(fits and strides == contiguous_strides(box), f"{memory.name}{list(memory.shape)} holds no box {m.box}", s)
-    wanted = swizzle_of(m.swizzle, tensor.type.dtype.size) if m.swizzle else None
-    whole = not m.swizzle or box[-1] * tensor.type.dtype.size == m.swizzle
-    _require(memory.swizzle == wanted and whole, f"{memory.name} is not swizzled as the tensor map {m.name}", s)
-
-
-def _described(s: Invoke, number: int, known: Intrinsic) -> None:
-    """Does a descriptor lead to the matrix at an operand?"""
-    memory, operand = s.operands[number][0], ATOMS[known.atom].operands[number]
-    size = memory.type.dtype.size
-    held = operand.dtype.bits == 8 * size and operand.dtype.is_float == memory.type.dtype.is_float
-    _require(memory.space is Space.SHARED and held, f"{s.name} takes no {memory.type} in {memory.space.value}", s)
-    found = matrix_placement(memory, across=number in known.across)
-    _require(not isinstance(found, str), f"no descriptor leads to {memory.name}: {found}", s)
-    rows, columns, width = operand.rows, operand.columns, row_bytes_of(memory) // size
-    if number in known.across:
-        parts = memory.shape[-3] if len(memory.shape) > 2 else 1
-        fits = columns <= memory.shape[-2] and (rows <= width if rows <= width else rows <= width * parts)
-    else:
-        fits = rows <= memory.shape[-2] and columns <= width
-    _require(fits, f"{memory.name}{list(memory.shape)} holds no {rows} x {columns}", s)
-
-
 def _atom_operands(s: Invoke, known: Intrinsic, place: _Place) -> None:
     """Are the operands what the atom's row says, and is there as much of them as it takes?"""
     atom = ATOMS[known.atom]
     facts, understood = condition_facts(None, place.scope)
     for number, ((buffer, where), operand) in enumerate(zip(s.operands, atom.operands, strict=True)):
         if number in known.described:
-            _described(s, number, known)
+            _require((fault := described_fault(s, number, known)) is None, str(fault), s)
             continue
         count = operand.registers or ROW_BYTES // buffer.type.dtype.size
         together = contiguous_elements(buffer)

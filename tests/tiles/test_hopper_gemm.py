@@ -13,13 +13,15 @@ import pytest
 import torch
 
 from tensor_comprehensions.codegen.gpu.cuda_printer import emit_cuda
-from tensor_comprehensions.codegen.gpu.ptx import needs_accelerated
+from tensor_comprehensions.codegen.gpu.ptx import architecture_for
 from tensor_comprehensions.core.dtypes import FLOAT32
 from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
 from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.rename import rename
 from tensor_comprehensions.loop_ir.rewrite import map_stmt
+from tensor_comprehensions.loop_ir.show import format_program
 from tensor_comprehensions.loop_ir.verify import verify
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
@@ -96,11 +98,21 @@ def log_of(source: str, monkeypatch: pytest.MonkeyPatch) -> tuple[nvrtc.Resource
 @pytest.mark.parametrize("name", CASES)
 def test_compiles_without_spills_and_warnings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = emit_cuda(CASES[name].module()).source
-    assert needs_accelerated(source)
+    assert architecture_for(source, "sm_90") == "sm_90a"
+    assert architecture_for("", "sm_90") == "sm_90"
     resources, log = log_of(source, monkeypatch)
     assert (resources.local, resources.spill_stores, resources.spill_loads) == (0, 0, 0)
     assert resources.registers <= 168
     assert not re.search(r"C75\d\d|warning", log), log
+
+
+def test_the_program_reads_like_this() -> None:
+    text = format_program(SMALL.module())
+    assert "map A of A box (128, 64) swizzle 128 bytes" in text
+    assert "tma_load_2(&sA[i % 2, 0, 0], &A[block.y * 128, i * 64], &full[i % 2], 0)" in text
+    renamed = rename(SMALL.module(), str.lower, "product")
+    verify(renamed)
+    assert [m.buffer.name for m in renamed.kernels[0].maps] == ["a", "b"]
 
 
 def test_the_text_reads_like_this() -> None:

@@ -417,6 +417,11 @@ def needs_accelerated(source: str) -> bool:
     return any(s.architectures == HOPPER for name, s in STATEMENTS.items() if name in words)
 
 
+def architecture_for(source: str, architecture: str) -> str:
+    """The architecture to compile a text for that runs on `architecture`."""
+    return f"{architecture}a" if architecture == "sm_90" and needs_accelerated(source) else architecture
+
+
 def definition(name: str) -> str:
     """The device function `name`, for every machine that has none of its own."""
     return f"#ifndef {GUARD}\n{STATEMENTS[name].function()}\n#endif"
