@@ -179,7 +179,8 @@ class _Printer:
                 case ir.Store(buffer):
                     used.add(buffer.name)
                 case ir.Invoke(_, operands):
-                    mapped = INTRINSICS[s.name].mapped
+                    known = INTRINSICS.get(s.name)
+                    mapped = None if known is None else known.mapped
                     used.update(b.name for n, (b, _) in enumerate(operands) if n != mapped)
         everything = (*self.module.arguments, *self.module.temporaries)
         return [n for n, b in enumerate(everything) if b.name in used]
