@@ -14,6 +14,7 @@ from typing import Any
 
 from ..codegen.gpu import cuda_printer, opencl_printer
 from ..codegen.gpu.gpu_printer import GpuCode, shared_bytes
+from ..codegen.gpu.ptx import architecture_for
 from ..core.errors import ArgumentError, CannotLower
 from ..loop_ir.binding import check_bindings
 from ..loop_ir.build import const
@@ -157,7 +158,7 @@ class CompiledGpuKernel(CompiledBase):
     @functools.cached_property
     def cubin(self) -> Cubin:
         """Machine code. Raises ArgumentError where NVRTC is not installed."""
-        return cubins.cubin_of(self.code.source, self.target.name)
+        return cubins.cubin_of(self.code.source, architecture_for(self.code.source, self.target.name))
 
     @property
     def resources(self) -> dict[str, int]:

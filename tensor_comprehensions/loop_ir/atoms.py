@@ -105,7 +105,7 @@ class Atom:
         return {1: 1, 128: 128}.get(self.threads.size, WARP)
 
 
-WARP = 32
+WARP, WARPGROUP = 32, 128
 _ONE, _WARP, _QUAD_PAIR, _WARPGROUP = Layout(1, 1), Layout(32, 1), Layout((4, 2), (1, 16)), Layout(128, 1)
 
 

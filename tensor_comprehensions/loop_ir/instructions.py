@@ -74,6 +74,7 @@ PAIR_BFLOAT16, DOT_BFLOAT16 = "pair_bfloat16", "dot_bfloat16"
 PAIR_FLOAT16 = "pair_float16"
 BIT_AND, BIT_OR, SHIFT_LEFT, SHIFT_RIGHT = "bit_and", "bit_or", "shift_left", "shift_right"
 TRAILING_ZEROS, POPCOUNT = "trailing_zeros", "popcount"
+BROADCAST_WARP = "broadcast_warp"
 
 INSTRUCTIONS = {
     i.name: i
@@ -95,5 +96,7 @@ INSTRUCTIONS = {
         Instruction(SHIFT_RIGHT, (INT64, INT64), INT64, _shift_right),
         Instruction(TRAILING_ZEROS, (INT64,), INT64, _trailing_zeros),
         Instruction(POPCOUNT, (INT64,), INT64, _popcount),
+        # A number below 2^31 on which the threads of a warp agree, made one value for all of them.
+        Instruction(BROADCAST_WARP, (INT64,), INT64, lambda x: x),
     )
 }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..core.dtypes import BOOL, INT64, DType
-from .atoms import ATOMS, FLOAT8, MATMUL, WARP, Atom
+from .atoms import ATOMS, FLOAT8, WARP, WARPGROUP, Atom
 from .nodes import Invoke, Space
 
 CACHE_LINE = 64
@@ -24,6 +25,9 @@ class Intrinsic:
     registers: the views that are in registers. atom: the row of `atoms.ATOMS` that says where their elements lie; each
     view is then that of the first register of several along the last dimension.
     fragments: the views that are matrices in FRAGMENT buffers. written: the views whose memory it writes.
+    barriers: the views that are in BARRIER buffers. mapped: the view whose box a tensor map moves, which the first
+    attribute numbers: it may begin anywhere, inside of the buffer or not. described: the views of matrices in shared
+    memory that the instruction finds by a descriptor; those that lie across, rows along K, are in `across`.
     """
 
     name: str
@@ -36,6 +40,10 @@ class Intrinsic:
     written: tuple[int, ...] = ()
     values: tuple[DType, ...] = ()
     atom: str = ""
+    barriers: tuple[int, ...] = ()
+    mapped: int | None = None
+    described: tuple[int, ...] = ()
+    across: tuple[int, ...] = ()
 
 
 PREFETCH, PREFETCH_LATER = "prefetch", "prefetch_later"
@@ -45,6 +53,16 @@ COPY_ASYNC, COMMIT_ASYNC, WAIT_ASYNC = "copy_async", "commit_async", "wait_async
 COPY_ASYNC_ZERO = "copy_async_zero"
 FRAGMENT_ZERO, FRAGMENT_LOAD, FRAGMENT_STORE = "fragment_zero", "fragment_load", "fragment_store"
 FRAGMENT_DOT_BFLOAT16 = "fragment_dot_bfloat16"
+BARRIER_INIT, BARRIER_ARRIVE, BARRIER_EXPECT = "barrier_init", "barrier_arrive", "barrier_expect"
+BARRIER_WAIT = "barrier_wait"
+FENCE_BARRIER_INIT, FENCE_ASYNC = "fence_barrier_init", "fence_async"
+TMA_RANKS = (2, 3, 4, 5)
+TMA_LOADS = {f"tma_load_{rank}": rank for rank in TMA_RANKS}
+TMA_STORES = {f"tma_store_{rank}": rank for rank in TMA_RANKS}
+BULK_COMMIT, BULK_WAIT = "bulk_commit", "bulk_wait"
+WGMMA_FENCE, WGMMA_COMMIT, WGMMA_WAIT = "wgmma_fence", "wgmma_commit", "wgmma_wait"
+REGISTERS_DEC, REGISTERS_INC, ELECT = "registers_dec", "registers_inc", "elect"
+REGISTER_MOVES = (REGISTERS_DEC, REGISTERS_INC)
 
 
 def _of_atom(a: Atom) -> Intrinsic:
@@ -53,10 +71,22 @@ def _of_atom(a: Atom) -> Intrinsic:
 
 
 def _is_invoked(a: Atom) -> bool:
-    """Whether both machines can run the atom, which a warp does."""
-    if a.group != WARP or not {"sm_75", "sm_80"} & set(a.architectures):
-        return False
-    return a.kind != MATMUL or not any(o.dtype in FLOAT8 for o in a.operands)
+    """Whether both machines can run the atom, which a warp or a warpgroup does."""
+    return a.group > 1 and not any(o.dtype in FLOAT8 for o in a.operands)
+
+
+def _of_group(a: Atom) -> Iterator[Intrinsic]:
+    """The product of a warpgroup, with A in shared memory or in registers, and B along K or, of 16 bits, across."""
+    for suffix, across in (("", ()), ("_across", (2,))) if a.operands[2].dtype.bits == 16 else (("", ()),):
+        for middle, registers in (("", (0,)), ("_registers", (0, 1))):
+            yield Intrinsic(
+                f"{a.name}{middle}{suffix}", 3, 0, group=a.group, registers=registers, written=(0,), values=(BOOL,),
+                atom=a.name, described=(1, 2) if len(registers) == 1 else (2,), across=across,
+            )  # fmt: skip
+
+
+def _rows_of(a: Atom) -> Iterator[Intrinsic]:
+    return _of_group(a) if a.group == WARPGROUP else iter((_of_atom(a),))
 
 
 INTRINSICS = {
@@ -97,7 +127,38 @@ INTRINSICS = {
         # `DOT_BFLOAT16` along k as there are. Subnormal numbers may count as zero.
         Intrinsic(FRAGMENT_DOT_BFLOAT16, operands=3, attributes=0, fragments=(0, 1, 2), written=(0,)),
         # registers, shared memory: each lane's row of 16 bytes; registers, registers; or sum, left, right of products.
-        *map(_of_atom, filter(_is_invoked, ATOMS.values())),
+        # Sums that begin anew where the value is false. Products of a warpgroup read their operands, and change their
+        # sums, until the warpgroup has waited for their group.
+        *(i for a in filter(_is_invoked, ATOMS.values()) for i in _rows_of(a)),
+        # barrier; (arrivals,): so many end each of its phases. Others know of it after a fence, then a barrier of the
+        # block.
+        Intrinsic(BARRIER_INIT, operands=1, attributes=1, barriers=(0,)),
+        Intrinsic(FENCE_BARRIER_INIT, operands=0, attributes=0),
+        # barrier: arrive. (bytes,): arrive, and so many bytes of copies have to land, too, before the phase ends.
+        Intrinsic(BARRIER_ARRIVE, operands=1, attributes=0, barriers=(0,)),
+        Intrinsic(BARRIER_EXPECT, operands=1, attributes=1, barriers=(0,)),
+        # barrier; ; (parity,): wait until the phase of this parity has ended, the one before the first having parity 1.
+        Intrinsic(BARRIER_WAIT, operands=1, attributes=0, barriers=(0,), values=(INT64,)),
+        # shared box, its first element in a tensor, barrier; (map,): begin to copy a box, zeros where it leaves the
+        # tensor. The box is undefined until its bytes have landed and the phase of the barrier that they end has.
+        *(Intrinsic(name, 3, 1, written=(0,), barriers=(2,), mapped=1) for name in TMA_LOADS),
+        # The first element of a box in a tensor, shared box; (map,): begin to copy what of it is in the tensor.
+        *(Intrinsic(name, 2, 1, written=(0,), mapped=0) for name in TMA_STORES),
+        # Close this thread's group of such stores. (groups,): wait until all but so many of the last ones have read.
+        Intrinsic(BULK_COMMIT, operands=0, attributes=0),
+        Intrinsic(BULK_WAIT, operands=0, attributes=1),
+        # What this thread stored before, copies of boxes and products of warpgroups may read after the next barrier.
+        Intrinsic(FENCE_ASYNC, operands=0, attributes=0),
+        # Registers written before belong to the products that come; close the group of products; wait for all but so
+        # many of the last groups.
+        Intrinsic(WGMMA_FENCE, operands=0, attributes=0, group=WARPGROUP),
+        Intrinsic(WGMMA_COMMIT, operands=0, attributes=0, group=WARPGROUP),
+        Intrinsic(WGMMA_WAIT, operands=0, attributes=1, group=WARPGROUP),
+        # (registers,): each thread of the warpgroup has so many from now on.
+        Intrinsic(REGISTERS_DEC, operands=0, attributes=1, group=WARPGROUP),
+        Intrinsic(REGISTERS_INC, operands=0, attributes=1, group=WARPGROUP),
+        # A uint32: 1 in one thread of the warp, 0 in the others.
+        Intrinsic(ELECT, operands=1, attributes=0, group=WARP, registers=(0,), written=(0,)),
     )
 }
 
@@ -112,3 +173,9 @@ def is_collective(s: Invoke) -> bool:
     """Whether several threads come to `s` together."""
     known = INTRINSICS.get(s.name)
     return known is not None and known.group > 1
+
+
+def is_asynchronous(s: Invoke) -> bool:
+    """Whether `s` begins what goes on by itself: a copy of a box, or a product of a warpgroup."""
+    known = INTRINSICS.get(s.name)
+    return known is not None and (known.mapped is not None or bool(known.described))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
 
 from ..core.dtypes import BOOL, INT64, DType
 from ..core.errors import InternalError
@@ -35,6 +36,7 @@ class Space(Enum):
     SCRATCH = "scratch"  # memory private to the thread that allocates it: packed panels, contracted temporaries
     REGISTER = "register"  # elements are registers: every index is a constant once loops are unrolled
     SHARED = "shared"  # one copy for all threads of a block: only in kernels with a launch
+    BARRIER = "barrier"  # 64 bits each in shared memory that count arrivals and bytes: only intrinsics reach them
     FRAGMENT = "fragment"  # matrices in registers of their own, numbered by the first index: only intrinsics reach them
 
 
@@ -392,13 +394,33 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMap:
+    """How boxes of a GLOBAL buffer travel to shared memory and back: what a tensor map of the driver says.
+
+    box: elements along each dimension, the last being contiguous. swizzle: the bytes of the rows in which chunks of 16
+    change places, 128, 64 or 32; 0: none do.
+    """
+
+    name: str
+    buffer: Buffer
+    box: tuple[int, ...]
+    swizzle: int
+
+    @property
+    def bytes(self) -> int:
+        """What a box takes, parts beyond the tensor included."""
+        return prod(self.box) * self.buffer.type.dtype.size
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """One launch: `body` over the module's buffers.
 
     With a `launch`, every thread of every block runs `body`, where the variables of `BLOCK` and `THREAD` are defined.
     Threads of one block meet at the collective intrinsics; blocks run in any order. The kernels of a module run one
     after another. `readonly` names GLOBAL buffers that it only reads, by way of the read-only cache where there is one.
-    `min_blocks_per_sm` blocks, at least, should have registers on a processor at once.
+    `min_blocks_per_sm` blocks, at least, should have registers on a processor at once. `maps` are its tensor maps,
+    which intrinsics name by their position.
     """
 
     name: str
@@ -406,6 +428,7 @@ class Kernel:
     launch: Launch | None = None
     readonly: tuple[str, ...] = ()
     min_blocks_per_sm: int = 1
+    maps: tuple[TensorMap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,24 @@ from dataclasses import dataclass, replace
 
 from typing_extensions import assert_never
 
-from ..core.dtypes import BOOL, INT64
+from ..core.dtypes import BOOL, INT64, UINT64
 from ..core.errors import InternalError
 from ..core.math_functions import FUNCTIONS
 from . import build, index_arithmetic
-from .atoms import ATOMS, ROW_BYTES, WARP, Atom
+from .async_operands import box_fault, described_fault, tensor_map_fault
+from .atoms import ATOMS, ROW_BYTES, WARP
 from .bounds import BoundsContext, Fact, condition_facts, lane_bounds
 from .instructions import INSTRUCTIONS
-from .intrinsics import ALL_THREADS, BARRIER_PART, FRAGMENT_LOAD, FRAGMENT_STORE, INTRINSICS
+from .intrinsics import (
+    ALL_THREADS,
+    BARRIER_INIT,
+    BARRIER_PART,
+    FRAGMENT_LOAD,
+    FRAGMENT_STORE,
+    INTRINSICS,
+    REGISTER_MOVES,
+    Intrinsic,
+)
 from .nodes import (
     ARITHMETIC,
     BITS,
@@ -44,6 +54,7 @@ from .nodes import (
     Space,
     Stmt,
     Store,
+    TensorMap,
     Type,
     Unary,
     Var,
@@ -81,6 +92,9 @@ def verify(module: Module) -> None:
             isinstance(s, Loop) and s.kind in (LoopKind.UNROLLED, LoopKind.VECTOR) for s in walk_stmts(kernel.body)
         )
         place = _Place({b.name: b for b in buffers}, {}, BoundsContext.empty(), len(module.sites), lowered)
+        for m in kernel.maps:
+            _require((fault := tensor_map_fault(m, buffers)) is None, f"the tensor map {m.name}: {fault}")
+        place = replace(place, maps=kernel.maps)
         _stmt(kernel.body, place if kernel.launch is None else _launched(kernel, place))
 
 
@@ -92,7 +106,7 @@ def _launched(kernel: Kernel, place: _Place) -> _Place:
         place = place.bind(
             name, _INDEX, place.scope.in_loop(Loop(name, build.const(0), build.const(extent), Block(())))
         )
-    shared = [b.name for b in allocated_buffers(kernel.body) if b.space is Space.SHARED]
+    shared = [b.name for b in allocated_buffers(kernel.body) if b.space in (Space.SHARED, Space.BARRIER)]
     _require_unique(shared, f"shared buffers of {kernel.name}")
     return replace(place, threads=Uniformity.of(kernel.launch))
 
@@ -127,6 +141,7 @@ class _Place:
     data: frozenset[str] = frozenset()
     threads: Uniformity | None = None
     together: int = ALL_THREADS
+    maps: tuple[TensorMap, ...] = ()
 
     def under(self, *parts: Expr) -> _Place:
         """The scope of what `parts` decide to run."""
@@ -214,7 +229,10 @@ def _loop(s: Loop, place: _Place) -> None:
 def _allocated(buffer: Buffer, place: _Place) -> None:
     _require(buffer.name not in place.buffers, f"buffer {buffer.name} is allocated twice, one inside the other")
     _require(buffer.space is not Space.GLOBAL, f"{buffer.name} is allocated but global")
-    if buffer.space is Space.SHARED:
+    _require(
+        buffer.space is not Space.BARRIER or buffer.type == Type(UINT64), f"{buffer.name} has no 64 bits a barrier"
+    )
+    if buffer.space in (Space.SHARED, Space.BARRIER):
         _require(place.threads is not None, f"{buffer.name} is shared, but there is no launch")
         _require(place.together == ALL_THREADS, f"{buffer.name} is shared, but not all threads of a block allocate it")
     _require(buffer.type.lanes == 1 or buffer.space is Space.REGISTER, f"{buffer.name} holds vectors in memory")
@@ -255,19 +273,32 @@ def _invoke(s: Invoke, place: _Place) -> None:
         inside = buffer.space is Space.FRAGMENT
         expected = known is not None and number in known.fragments
         _require(inside is expected, f"an operand of {s.name} is {'' if inside else 'no '}fragment", s)
+        inside = buffer.space is Space.BARRIER
+        expected = known is not None and number in known.barriers
+        _require(inside is expected, f"an operand of {s.name} is {'a' if inside else 'no'} barrier", s)
     if s.name in (FRAGMENT_LOAD, FRAGMENT_STORE):
         _fragment_in_memory(s, place)
     if s.name == BARRIER_PART:
         number, threads = s.attributes
         _require(0 < number < 16 and threads > 0 and threads % WARP == 0, "no barrier of a part has this form", s)
+    if known is not None and known.mapped is not None:
+        _require((fault := box_fault(s, known.mapped, place.maps)) is None, str(fault), s)
     if known is not None and known.atom:
-        _atom_operands(s, ATOMS[known.atom], place)
+        _atom_operands(s, known, place)
+    if s.name in REGISTER_MOVES:
+        _require(24 <= s.attributes[0] <= 256 and s.attributes[0] % 8 == 0, "no thread has so many registers", s)
+    if s.name == BARRIER_INIT:
+        _require(0 < s.attributes[0] < 1 << 20, "no barrier waits for so many arrivals", s)
 
 
-def _atom_operands(s: Invoke, atom: Atom, place: _Place) -> None:
+def _atom_operands(s: Invoke, known: Intrinsic, place: _Place) -> None:
     """Are the operands what the atom's row says, and is there as much of them as it takes?"""
+    atom = ATOMS[known.atom]
     facts, understood = condition_facts(None, place.scope)
-    for (buffer, where), operand in zip(s.operands, atom.operands, strict=True):
+    for number, ((buffer, where), operand) in enumerate(zip(s.operands, atom.operands, strict=True)):
+        if number in known.described:
+            _require((fault := described_fault(s, number, known)) is None, str(fault), s)
+            continue
         count = operand.registers or ROW_BYTES // buffer.type.dtype.size
         together = contiguous_elements(buffer)
         if operand.space is Space.REGISTER:
@@ -304,6 +335,7 @@ def _access(b: Buffer, where: tuple[Expr, ...], mask: Expr | None, place: _Place
     """The type of what is loaded or stored."""
     lanes = max(_indices(b, where, place, node), b.type.lanes)
     _require(b.space is not Space.FRAGMENT, f"{b.name} has fragments: only intrinsics reach them", node)
+    _require(b.space is not Space.BARRIER, f"{b.name} has barriers: only intrinsics reach them", node)
     if mask is not None:
         _require_type(mask, Type(BOOL, lanes), place, node)
     facts, understood = condition_facts(mask, place.scope)

@@ -16,7 +16,7 @@ from tensor_comprehensions.core.dtypes import FLOAT32, INT32, UINT16, UINT32
 from tensor_comprehensions.core.errors import InternalError
 from tensor_comprehensions.loop_ir import build as b
 from tensor_comprehensions.loop_ir import nodes as ir
-from tensor_comprehensions.loop_ir.atoms import ATOMS, MATMUL, Atom
+from tensor_comprehensions.loop_ir.atoms import ATOMS, MATMUL, WARP, Atom
 from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.loop_ir.intrinsics import INTRINSICS
 from tensor_comprehensions.loop_ir.verify import verify
@@ -26,8 +26,9 @@ from tensor_comprehensions.runtime.emulate import emulator
 Array = np.ndarray[Any, Any]
 TX = b.var(ir.THREAD[0])
 SEED = 20
-PRODUCTS = [a for a in ATOMS.values() if a.name in INTRINSICS and a.kind == MATMUL]
+PRODUCTS = [a for a in ATOMS.values() if a.name in INTRINSICS and a.kind == MATMUL and a.group == WARP]
 MATRICES = [a for a in ATOMS.values() if a.name in INTRINSICS and a.name.startswith("ldmatrix")]
+STORED = [a for a in ATOMS.values() if a.name.startswith("stmatrix")]
 
 needs_compiler = pytest.mark.skipif(not emulator.is_emulator_available(), reason="there is no C++ compiler")
 
@@ -165,6 +166,30 @@ def matrix_case(atom: Atom, rng: np.random.Generator) -> Case:
     return Case(launched(atom.name, b.allocate([shared, held], body), (source, out)), arrays, expected)
 
 
+def stored_matrix_case(atom: Atom, rng: np.random.Generator) -> Case:
+    """Lanes give the rows in an order of their own; rows that no lane gives stay as they were."""
+    registers, rows = atom.operands[1].registers, atom.operands[0].rows
+    shared = ir.Buffer("s", ir.Type(UINT16), (32, 8), (8, 1), ir.Space.SHARED)
+    held = ir.Buffer("r", ir.Type(UINT32), (registers,), (1,), ir.Space.REGISTER)
+    source, out = b.buffer("m", UINT32, (32, registers)), b.buffer("out", UINT16, (32, 8))
+    row = b.mod(b.add(b.mul(TX, 5), 3), 32)
+    body = b.block(
+        copied(held, source, registers),
+        *(b.store(shared, (TX, n), b.const(7, UINT16)) for n in range(8)),
+        ir.Invoke("barrier", ()),
+        ir.Invoke(atom.name, ((shared, (row, b.const(0))), (held, (b.const(0),)))),
+        ir.Invoke("barrier", ()),
+        *(b.store(out, (TX, n), b.load(shared, TX, n)) for n in range(8)),
+    )
+    arrays = {"m": random_bits(rng, source)}
+    pairs = np.ascontiguousarray(arrays["m"].T).reshape(registers, 8, 4).view(np.uint16)  # [matrix, row, column]
+    if atom.name.endswith("trans"):
+        pairs = pairs.transpose(0, 2, 1)
+    expected = np.full((32, 8), 7, np.uint16)
+    expected[[(lane * 5 + 3) % 32 for lane in range(rows)]] = pairs.reshape(-1, 8)
+    return Case(launched(atom.name, b.allocate([shared, held], body), (source, out)), arrays, expected)
+
+
 def transposition_case(rng: np.random.Generator) -> Case:
     source, out = (b.buffer(n, UINT32, (32, 1)) for n in ("m", "out"))
     r, t = (ir.Buffer(n, ir.Type(UINT32), (1,), (1,), ir.Space.REGISTER) for n in "rt")
@@ -274,6 +299,7 @@ def cases() -> dict[str, Case]:
     rng = np.random.default_rng(SEED)
     found = {a.name: product_case(a, rng) for a in PRODUCTS}
     found |= {a.name: matrix_case(a, rng) for a in MATRICES}
+    found |= {a.name: stored_matrix_case(a, rng) for a in STORED}
     found |= {f"copy_{size}": zero_copy_case(rng, size) for size in (4, 8, 16)}
     return found | {
         "movmatrix_trans": transposition_case(rng),
@@ -295,7 +321,7 @@ def assert_right(c: Case, found: Array) -> None:
 
 
 def test_all_rows_are_there() -> None:
-    assert {n for n, i in INTRINSICS.items() if i.atom} <= set(cases())
+    assert {n for n, i in INTRINSICS.items() if i.atom and i.group == WARP} <= set(cases())
     assert len(PRODUCTS) > 20
 
 

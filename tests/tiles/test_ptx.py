@@ -23,6 +23,8 @@ CONSTANTS = {
     "shuffle_xor_part": {"mask": 1, "segments": 0x1C1F},
     "shuffle_index_part": {"segments": 0x1C1F},
     "barrier_init": {"arrivals": 1},
+    "bulk_wait": {"groups": 1},
+    "wgmma_wait": {"groups": 1},
     "registers_dec": {"count": 40},
     "registers_inc": {"count": 232},
 }
@@ -77,7 +79,7 @@ def kernel_of(s: Statement) -> str:
             results.append(_copied(p, "memory", p.name))
         if p.letter != "n":
             is_value = not (p.mode or p.count or p.is_address)
-            arguments.append("memory" if p.letter == "g" else f"{p.name}[0]" if is_value else p.name)
+            arguments.append("memory" if p.letter in "gp" else f"{p.name}[0]" if is_value else p.name)
     values = CONSTANTS.get(s.name, {})
     constants = f"<{', '.join(str(values[p.name]) for p in s.constants)}>" if s.constants else ""
     body = "\n".join([*lines, f"{s.name}{constants}({', '.join(arguments)});", *results])

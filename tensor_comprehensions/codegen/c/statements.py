@@ -16,7 +16,8 @@ from ...core.naming import mint
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.index_arithmetic import Interval
-from ...loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO, INTRINSICS, is_hint
+from ...loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO, ELECT, INTRINSICS, Intrinsic, is_hint
+from ...loop_ir.matrix_descriptor import matrix_placement
 from ...loop_ir.passes.hoist_packing import hoist_packing
 from ...loop_ir.rewrite import children, mentions, stmt_expressions, walk_expr, walk_stmts
 from .dialect import CDialect
@@ -136,11 +137,25 @@ def _invoke(s: ir.Invoke, scope: PrintScope) -> Iterator[str]:
     lines, inner = _lift(stmt_expressions(s), scope)
     yield from lines
     known = INTRINSICS[s.name]
-    sign = "" if known.registers and not known.atom else "&"
-    views = [f"{sign}{print_element(b, where, inner).text}" for b, where in s.operands]
+    views = [_view(s, known, number, inner) for number in range(len(s.operands))]
     if s.name in (COPY_ASYNC, COPY_ASYNC_ZERO) and s.attributes[0] > s.operands[1][0].type.dtype.size:
         scope.relying.add(s.operands[1][0].name)
     yield spelling.format(*views, *s.attributes, *(print_expr(v, inner).at(OR) for v in s.values))
+
+
+def _view(s: ir.Invoke, known: Intrinsic, number: int, scope: PrintScope) -> str:
+    """What an intrinsic is given for an operand."""
+    b, where = s.operands[number]
+    if number == known.mapped:  # a tensor map has the fastest dimension first
+        coordinates = (print_expr(i, scope).text for i in where[::-1])
+        return ", ".join([f"&{scope.names[f'%map {s.attributes[0]}']}", *coordinates])
+    place = print_element(b, where, scope).text
+    if number in known.described:
+        found = matrix_placement(b, across=number in known.across)
+        if isinstance(found, str):
+            raise InternalError(f"{s.name} does not find {b.name}: {found}")
+        return f"matrix_descriptor<{found.leading}, {found.stride}, {found.mode}>(&{place})"
+    return place if known.registers and not known.atom and s.name != ELECT else f"&{place}"
 
 
 def _check(s: ir.Check, scope: PrintScope) -> Iterator[str]:
@@ -468,7 +483,7 @@ def _allocate(s: ir.Allocate, scope: PrintScope) -> Iterator[str]:
             return
         first, *rest = _dimensions(buffer)
         shape = "".join(f"[{n}]" for n in rest)
-        if buffer.space is ir.Space.SHARED:
+        if buffer.space in (ir.Space.SHARED, ir.Space.BARRIER):
             yield _shared(buffer, f"{identifier}[{first}]{shape}", f"(*{{}}){shape}" if rest else "*{}", scope)
         elif on_stack(buffer, scope.dialect):
             yield f"{spelling} {identifier}[{first}]{shape};"

@@ -8,7 +8,7 @@ from ...loop_ir import nodes as ir
 from ..c.dialect import C99, CDialect, VectorType, helpers
 from .gpu_printer import GpuCode, GpuDialect
 from .gpu_printer import emit_gpu_source as emit_gpu
-from .ptx import ATOM_CALLS, CALLED, definition
+from .ptx import ATOM_CALLS, CALLED, GUARD, HOPPER_CALLS, definition
 
 _TYPES = {
     "bool": "bool", "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned int",
@@ -26,6 +26,18 @@ _MATH = {
 _FAIL = """__device__ inline void fail(long long *status, long long check, long long value) {
     if (atomicCAS((unsigned long long *)status, 0ull, (unsigned long long)check) == 0) status[1] = value;
 }"""
+
+_BROADCAST = """__device__ inline int broadcast_warp(long long x) {
+    return __shfl_sync(0xffffffff, (int)x, 0);
+}"""
+_DESCRIPTOR = f"""#ifndef {GUARD}
+template <int leading, int stride, int mode>
+__device__ __forceinline__ unsigned long long matrix_descriptor(const void *at) {{
+    const unsigned long long rest = (unsigned long long)(leading | (unsigned long long)stride << 16) << 16;
+    return (__cvta_generic_to_shared(at) & 0x3ffff) >> 4 | rest | (unsigned long long)mode << 62;
+}}
+#endif"""
+_TENSOR_MAP = "struct __align__(64) tensor_map { unsigned long long words[16]; };"
 
 
 def _vectors() -> dict[tuple[str, int], VectorType]:
@@ -80,6 +92,9 @@ _HELPERS = {
     **helpers({n: t for n, t in _TYPES.items() if n not in _PACKED}, _UNSIGNED, _QUALIFIER),
     **_pair_helpers(),
     **{name: definition(name) for name in CALLED},
+    "broadcast_warp": _BROADCAST,
+    "matrix_descriptor": _DESCRIPTOR,
+    "tensor_map": _TENSOR_MAP,
     "fail": _FAIL,
     "INFINITY": "#define INFINITY __int_as_float(0x7f800000)",
     "NAN": "#define NAN __int_as_float(0x7fffffff)",
@@ -143,6 +158,7 @@ C = CDialect(
         "wait_async": "__pipeline_wait_prior({});",
         "prefetch": "",
         **ATOM_CALLS,
+        **HOPPER_CALLS,
     },
     widening={"float16": "__half2float({})", "bfloat16": "__bfloat162float({})"},
     narrowing={
@@ -179,8 +195,9 @@ CUDA = GpuDialect(
         ("bx", "blockIdx.x"), ("by", "blockIdx.y"), ("bz", "blockIdx.z"),
         ("tx", "threadIdx.x"), ("ty", "threadIdx.y"), ("tz", "threadIdx.z"),
     ),
-    provided="extern __shared__ __align__(16) unsigned char dynamic_shared[];",
+    provided="extern __shared__ __align__({}) unsigned char dynamic_shared[];",
     static=48 << 10,
+    map="const __grid_constant__ tensor_map",
 )  # fmt: skip
 
 

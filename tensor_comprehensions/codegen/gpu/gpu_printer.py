@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ...core.errors import CannotLower
 from ...loop_ir import nodes as ir
 from ...loop_ir.index_arithmetic import Interval
-from ...loop_ir.intrinsics import is_collective
+from ...loop_ir.intrinsics import INTRINSICS, REGISTER_MOVES, is_asynchronous, is_collective
 from ...loop_ir.passes.lower_warp_ops import scalarize_async_copies
 from ...loop_ir.rewrite import allocated_buffers, walk_stmt_exprs, walk_stmts
 from ..c.c_printer import needed_includes, used_helpers
@@ -21,6 +21,8 @@ from ..c.statements import indent_lines, print_statement
 
 SINGLE = ir.Launch((1, 1, 1), (1, 1, 1))
 _SHARED_ALIGNMENT = 16
+_BOX_ALIGNMENT = 1024
+"""Bytes at whose multiples the pattern of every swizzle begins that copies of boxes and descriptors know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class GpuKernelSource:
         shared: bytes of shared memory that its text declares. dynamic: bytes that the launch must provide.
         arrays: the shared buffers in order, with their bytes and their names in the text.
         local: bytes of the buffers that each thread has for itself.
+        maps: the tensor maps that it takes, of 128 bytes each, after everything else.
     """
 
     name: str
@@ -48,6 +51,7 @@ class GpuKernelSource:
     sizes: tuple[int, ...]
     identifiers: tuple[str, ...]
     local: int
+    maps: tuple[ir.TensorMap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,10 @@ class GpuDialect:
         single: the same for a kernel of one thread.
         pointer: the space of arguments, with a blank behind it.
         variables: the names and values of the variables of a launch, in the order of `ir.BLOCK` and `ir.THREAD`.
-        provided: the declaration of shared memory that the launch provides; empty: there is none.
+        provided: the declaration of shared memory that the launch provides, with a place for its alignment; empty:
+            there is none.
         static: bytes of shared memory that the text itself may declare.
+        map: the type of parameters that are tensor maps; empty: there is none.
     """
 
     c: CDialect
@@ -81,6 +87,7 @@ class GpuDialect:
     variables: tuple[tuple[str, str], ...]
     provided: str
     static: int
+    map: str = ""
 
 
 def emit_gpu_source(module: ir.Module, dialect: GpuDialect, *, header: str = "", aligned: bool = True) -> GpuCode:
@@ -118,10 +125,22 @@ def _comment(module: ir.Module, header: str) -> Iterator[str]:
     yield " */"
 
 
+def shared_buffers(body: ir.Stmt) -> list[ir.Buffer]:
+    """The buffers in shared memory that are allocated in `body`, in order, barriers last."""
+    return [b for space in (ir.Space.SHARED, ir.Space.BARRIER) for b in allocated_buffers(body) if b.space is space]
+
+
+def shared_alignment(body: ir.Stmt) -> int:
+    """The bytes at whose multiples the shared buffers of `body` begin."""
+    asynchronous = any(isinstance(s, ir.Invoke) and is_asynchronous(s) for s in walk_stmts(body))
+    return _BOX_ALIGNMENT if asynchronous else _SHARED_ALIGNMENT
+
+
 def shared_bytes(body: ir.Stmt) -> dict[str, int]:
     """The bytes of each shared buffer that is allocated in `body`, in order."""
-    buffers = [b for b in allocated_buffers(body) if b.space is ir.Space.SHARED]
-    return {b.name: -(-b.bytes // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT for b in buffers}
+    alignment = shared_alignment(body)
+    units = {ir.Space.SHARED: alignment, ir.Space.BARRIER: _SHARED_ALIGNMENT}
+    return {b.name: -(-b.bytes // units[b.space]) * units[b.space] for b in shared_buffers(body)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +179,16 @@ class _Printer:
                 case ir.Store(buffer):
                     used.add(buffer.name)
                 case ir.Invoke(_, operands):
-                    used.update(b.name for b, _ in operands)
+                    known = INTRINSICS.get(s.name)
+                    mapped = None if known is None else known.mapped
+                    used.update(b.name for n, (b, _) in enumerate(operands) if n != mapped)
         everything = (*self.module.arguments, *self.module.temporaries)
         return [n for n, b in enumerate(everything) if b.name in used]
 
     def dynamic(self) -> dict[str, int]:
         """Where the shared buffers lie in memory that the launch provides; nothing where the text may declare them."""
         sizes = shared_bytes(self.source.body)
-        if sum(sizes.values()) <= self.dialect.static:
+        if sum(sizes.values()) <= self.dialect.static and shared_alignment(self.source.body) == _SHARED_ALIGNMENT:
             return {}
         if not self.dialect.provided:
             raise CannotLower(f"{self.source.name} needs {sum(sizes.values())} bytes of shared memory")
@@ -180,7 +201,7 @@ class _Printer:
         sizes = shared_bytes(self.source.body)
         total = sum(sizes.values())
         dynamic = total if self.dynamic() else 0
-        arrays = tuple(b for b in allocated_buffers(self.source.body) if b.space is ir.Space.SHARED)
+        arrays = tuple(shared_buffers(self.source.body))
         scope, _ = self._parameters(name)
         return GpuKernelSource(
             name,
@@ -193,6 +214,7 @@ class _Printer:
             tuple(sizes.values()),
             tuple(scope.fresh(b.name) for b in arrays),
             sum(b.bytes for b in allocated_buffers(self.source.body) if b not in arrays),
+            self.source.maps,
         )
 
     def lines(self, name: str) -> Iterator[str]:
@@ -213,14 +235,16 @@ class _Printer:
                 identifier, scope = scope.bind_integer(variable, Interval(0, extent - 1), wanted)
                 yield f"    const {self.dialect.c.small} {identifier} = {value};"
         if dynamic := self.dynamic():
-            yield f"    {self.dialect.provided}"
+            yield f"    {self.dialect.provided.format(shared_alignment(self.source.body))}"
             scope = replace(scope, dynamic=dynamic)
         scope = replace(scope, cached=frozenset(self.source.readonly))
         yield from indent_lines(print_statement(self.source.body, scope))
         yield "}"
 
     def _opening(self, threads: int, name: str) -> str:
-        bounds = str(threads) if self.source.min_blocks_per_sm == 1 else f"{threads}, {self.source.min_blocks_per_sm}"
+        moves = any(isinstance(s, ir.Invoke) and s.name in REGISTER_MOVES for s in walk_stmts(self.source.body))
+        blocks = self.source.min_blocks_per_sm
+        bounds = f"{threads}, {blocks}" if blocks > 1 or moves else str(threads)
         return (self.dialect.kernel if threads > 1 else self.dialect.single).format(bounds=bounds, name=name)
 
     def _parameters(self, name: str) -> tuple[PrintScope, list[str]]:
@@ -236,6 +260,11 @@ class _Printer:
             identifier, scope = scope.bind("%status")
             wide = self.dialect.c.types["int64"]
             parameters.append(f"{self.dialect.pointer}{wide} *{self.dialect.c.restrict} {identifier}")
+        if self.source.maps and not self.dialect.map:
+            raise CannotLower(f"{self.source.name} copies boxes, for which {self.dialect.c.name} has no tensor maps")
+        for number in range(len(self.source.maps)):
+            identifier, scope = scope.bind(f"%map {number}")
+            parameters.append(f"{self.dialect.map} {identifier}")
         return scope, parameters
 
     def _parameter(self, buffer: ir.Buffer, identifier: str, *, constant: bool) -> str:

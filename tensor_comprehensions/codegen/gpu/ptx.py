@@ -13,7 +13,26 @@ from functools import cache
 
 from ...core.dtypes import FLOAT32, FLOAT64, INT32, DType
 from ...loop_ir.atoms import ATOMS, HOPPER, MATMUL, Atom, AtomOperand
-from ...loop_ir.intrinsics import INTRINSICS
+from ...loop_ir.intrinsics import (
+    BARRIER_ARRIVE,
+    BARRIER_EXPECT,
+    BARRIER_INIT,
+    BARRIER_WAIT,
+    BULK_COMMIT,
+    BULK_WAIT,
+    ELECT,
+    FENCE_ASYNC,
+    FENCE_BARRIER_INIT,
+    INTRINSICS,
+    REGISTERS_DEC,
+    REGISTERS_INC,
+    TMA_LOADS,
+    TMA_STORES,
+    WGMMA_COMMIT,
+    WGMMA_FENCE,
+    WGMMA_WAIT,
+    Intrinsic,
+)
 from ...loop_ir.nodes import Space
 
 KNOWN = ("sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
@@ -23,9 +42,10 @@ GUARD = "TC_MACHINE"
 
 _CONSTRAINTS = {
     "h": "unsigned short", "r": "unsigned int", "i": "int", "l": "unsigned long long", "f": "float", "d": "double",
-    "s": "void", "g": "void", "n": "int",
+    "s": "void", "g": "void", "p": "void", "n": "int",
 }  # fmt: skip
-"""The C type of an operand by its letter. s: an address in shared memory, g: in global memory, n: a constant."""
+"""The C type of an operand by its letter. s: an address in shared memory, g: in global memory, p: anywhere, n: a
+constant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +63,7 @@ class PtxOperand:
 
     @property
     def is_address(self) -> bool:
-        return self.letter in "sg"
+        return self.letter in "sgp"
 
     @property
     def declaration(self) -> str:
@@ -68,7 +88,7 @@ class PtxOperand:
 
     @property
     def constraint(self) -> str:
-        return f"{self.mode}{ {'s': 'r', 'g': 'l', 'i': 'r'}.get(self.letter, self.letter) }"
+        return f"{self.mode}{ {'s': 'r', 'g': 'l', 'p': 'l', 'i': 'r'}.get(self.letter, self.letter) }"
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,22 +347,26 @@ def _hopper() -> Iterator[Statement]:
             f"tma_load_{rank}",
             "sm_90",
             f"{load} [$to], [$map, {{{place}}}], [$done];",
-            f"s to, g map, {declared}, s done",
+            f"s to, p map, {declared}, s done",
         )
         store = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group [$map, {{{place}}}], [$from];"
-        yield row(f"tma_store_{rank}", "sm_90", store, f"g map, {declared}, s from")
+        yield row(f"tma_store_{rank}", "sm_90", store, f"p map, {declared}, s from")
         text = f"{load}.multicast::cluster [$to], [$map, {{{place}}}], [$done], $blocks;"
-        yield row(f"tma_load_{rank}_multicast", "sm_90", text, f"s to, g map, {declared}, s done, h blocks")
+        yield row(f"tma_load_{rank}_multicast", "sm_90", text, f"s to, p map, {declared}, s done, h blocks")
         add = (
             f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.add.tile.bulk_group [$map, {{{place}}}], [$from];"
         )
-        yield row(f"tma_add_{rank}", "sm_90", add, f"g map, {declared}, s from")
-    yield row("prefetch_tensor_map", "sm_90", "prefetch.tensormap [$map];", "g map")
+        yield row(f"tma_add_{rank}", "sm_90", add, f"p map, {declared}, s from")
+    yield row("prefetch_tensor_map", "sm_90", "prefetch.tensormap [$map];", "p map")
     yield row("bulk_commit_and_wait", "sm_90", "cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;")
+    yield row("bulk_commit", "sm_90", "cp.async.bulk.commit_group;")
+    yield row("bulk_wait", "sm_90", "cp.async.bulk.wait_group.read $groups;", "n groups")
     yield row("fence_async", "sm_90", "fence.proxy.async.shared::cta;")
     yield row("fence_barrier_init", "sm_90", "fence.mbarrier_init.release.cluster;")
     yield row("wgmma_fence", "sm_90a", "wgmma.fence.sync.aligned;")
     yield row("wgmma_commit_and_wait", "sm_90a", "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;")
+    yield row("wgmma_commit", "sm_90a", "wgmma.commit_group.sync.aligned;")
+    yield row("wgmma_wait", "sm_90a", "wgmma.wait_group.sync.aligned $groups;", "n groups")
     for change in ("dec", "inc"):
         yield row(f"registers_{change}", "sm_90a", f"setmaxnreg.{change}.sync.aligned.u32 $count;", "n count")
     yield row("cluster_barrier", "sm_90", "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;")
@@ -362,14 +386,40 @@ STATEMENTS = {s.name: s for part in (_atoms(), _plain(), _accesses(), _meetings(
 """All statements by name."""
 
 
-ATOM_CALLS = {
-    i.name: f"{i.name}({', '.join(_argument(STATEMENTS[i.name], n) for n in range(i.operands))});"
-    for i in INTRINSICS.values()
-    if i.atom
+def _atom_call(i: Intrinsic) -> str:
+    """How an atom is called: with the addresses of its operands, descriptors of some, and its values."""
+    s = STATEMENTS[i.name]
+    parts = ["{}" if n in i.described else _argument(s, n) for n in range(i.operands)]
+    return f"{i.name}({', '.join([*parts, *('{}' for _ in i.values)])});"
+
+
+ATOM_CALLS = {i.name: _atom_call(i) for i in INTRINSICS.values() if i.atom}
+"""How intrinsics that are atoms are called."""
+HOPPER_CALLS = {
+    BARRIER_INIT: "barrier_init<{1}>({0});",
+    BARRIER_ARRIVE: "barrier_arrive({});",
+    BARRIER_EXPECT: "barrier_expect({}, {});",
+    BARRIER_WAIT: "barrier_wait({}, {});",
+    **{name: f"{name}({{0}}, {{1}}, {{2}});" for name in TMA_LOADS},
+    **{name: f"{name}({{0}}, {{1}});" for name in TMA_STORES},
+    **{name: f"{name}();" for name in (FENCE_BARRIER_INIT, FENCE_ASYNC, BULK_COMMIT, WGMMA_FENCE, WGMMA_COMMIT)},
+    **{name: f"{name}<{{}}>();" for name in (BULK_WAIT, WGMMA_WAIT, REGISTERS_DEC, REGISTERS_INC)},
+    ELECT: "elect({});",
 }
-"""How intrinsics that are atoms are called: with the addresses of their operands."""
-CALLED = (*ATOM_CALLS, "barrier_part", *(f"copy_async_zero_{size}" for size in (16, 8, 4)))
+"""How the others of Hopper are called: a tensor map is its address, and coordinates, the fastest first."""
+CALLED = (*ATOM_CALLS, *HOPPER_CALLS, "barrier_part", *(f"copy_async_zero_{size}" for size in (16, 8, 4)))
 """The statements that programs use."""
+
+
+def needs_accelerated(source: str) -> bool:
+    """Whether a text calls what only `sm_90a` of the architectures with the number 90 has."""
+    words = set(re.findall(r"\w+", source))
+    return any(s.architectures == HOPPER for name, s in STATEMENTS.items() if name in words)
+
+
+def architecture_for(source: str, architecture: str) -> str:
+    """The architecture to compile a text for that runs on `architecture`."""
+    return f"{architecture}a" if architecture == "sm_90" and needs_accelerated(source) else architecture
 
 
 def definition(name: str) -> str:

@@ -23,7 +23,9 @@ View = tuple[CheckedMemory, tuple[Value, ...]]
 Lanes = Sequence[Sequence[View]]
 ReadRow = Callable[[int], Array]
 """The row of shared memory that a lane points at, as 16-bit numbers."""
-Meaning = Callable[[Lanes, ReadRow], None]
+WriteRow = Callable[[int, Array], None]
+"""Write that row."""
+Meaning = Callable[[Lanes, ReadRow, WriteRow], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,10 @@ def atom_meaning(atom: Atom) -> Meaning:
     fragments = [fragment_of(o) for o in atom.operands]
     meaning = _multiplication(atom, fragments) if atom.kind == MATMUL else _move(atom, fragments)
 
-    def run(lanes: Lanes, read_row: ReadRow) -> None:
+    def run(lanes: Lanes, read_row: ReadRow, write_row: WriteRow) -> None:
         if len(lanes) < WARP:
             raise InternalError(f"{atom.name} in a warp of {len(lanes)} threads")
-        meaning(lanes, read_row)
+        meaning(lanes, read_row, write_row)
 
     return run
 
@@ -75,12 +77,16 @@ def atom_meaning(atom: Atom) -> Meaning:
 def _move(atom: Atom, fragments: Sequence[Fragment]) -> Meaning:
     to, source = fragments
 
-    def run(lanes: Lanes, read_row: ReadRow) -> None:
+    def run(lanes: Lanes, read_row: ReadRow, write_row: WriteRow) -> None:
         if source.operand.space is Space.SHARED:
             matrix = np.stack([read_row(lane) for lane in range(source.operand.rows)])
         else:
             matrix = source.gather([v[1] for v in lanes], np.uint16)
-        to.scatter([v[0] for v in lanes], matrix)
+        if to.operand.space is Space.SHARED:
+            for lane in range(to.operand.rows):
+                write_row(lane, matrix[lane])
+        else:
+            to.scatter([v[0] for v in lanes], matrix)
 
     return run
 
@@ -89,7 +95,7 @@ def _multiplication(atom: Atom, fragments: Sequence[Fragment]) -> Meaning:
     """`sum += A * B.T`, exactly: the terms are added to the sum one after another, and that is rounded once."""
     groups = list(group_lanes(atom))
 
-    def run(lanes: Lanes, read_row: ReadRow) -> None:
+    def run(lanes: Lanes, read_row: ReadRow, write_row: WriteRow) -> None:
         for group in groups:
             views = [[lanes[lane][n] for lane in group] for n in range(3)]
             total, left, right = (f.gather(v) for f, v in zip(fragments, views, strict=True))
@@ -129,6 +135,18 @@ def read_row(memory: CheckedMemory, where: tuple[Value, ...], races: Any) -> Arr
     count = ROW_BYTES // b.type.dtype.size
     require_aligned(b, where, ROW_BYTES)
     return bits_of(np.asarray(memory.read((*where[:-1], where[-1] + np.arange(count)), None, races)), b.type.dtype)
+
+
+def write_row(memory: CheckedMemory, where: tuple[Value, ...], row: Array, races: Any) -> None:
+    """Make 16-bit numbers the 16 bytes from `memory[where]` on."""
+    b = memory.buffer
+    require_aligned(b, where, ROW_BYTES)
+    bits = np.ascontiguousarray(row)
+    if b.type.dtype == BFLOAT16:
+        values: Array = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    else:
+        values = bits.view(memory.data.dtype)
+    memory.write((*where[:-1], where[-1] + np.arange(ROW_BYTES // b.type.dtype.size)), values, None, races)
 
 
 def bits_of(values: Array, dtype: DType) -> Array:

@@ -17,44 +17,68 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import InternalError
-from ..atoms import ATOMS, WARP
+from ..atoms import ATOMS, WARP, WARPGROUP
 from ..intrinsics import (
     BARRIER,
+    BARRIER_INIT,
     BARRIER_PART,
+    ELECT,
     INTRINSICS,
     SHUFFLE_DOWN,
     SHUFFLE_INDEX,
     SHUFFLE_XOR,
+    TMA_STORES,
     WARP_BARRIER,
+    WGMMA_FENCE,
     is_collective,
 )
 from ..nodes import BLOCK, THREAD, Allocate, Block, Expr, If, Invoke, Kernel, Launch, Let, Loop, Space, Stmt, While
 from ..rewrite import walk_stmts
 from .async_copies import Group
-from .atom_semantics import atom_meaning, read_row
+from .asynchronous import GROUP_CALLS, MOST_BARRIERS, MOST_GROUPS, Asynchronous, PhaseWait
+from .atom_semantics import atom_meaning, read_row, write_row
 from .memory import CheckedMemory, Race
 from .ops import Value
 from .races import ThreadRace
+from .thread_waits import RunThread, is_phase_wait, run_thread
 
 if TYPE_CHECKING:
     from .machine import Interpreter
 
+_COMMON = (Space.SHARED, Space.BARRIER)
+_BY_ITSELF = frozenset((BARRIER_INIT, WGMMA_FENCE, *TMA_STORES))
 _SHARED_DEPTH, _PRIVATE_DEPTH = 1, 2  # races between blocks come first, then those between threads
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierWait:
-    """A warp is at a barrier. number: of the barrier, 0 being the block's. threads: how many it is for."""
+    """A warp is at a barrier. number: of the barrier, 0 being the block's. threads: how many it is for.
+
+    name, act: of a warpgroup, whose numbers are negative, what its warps do once they have come.
+    """
 
     number: int
     threads: int
+    name: str = ""
+    act: Callable[[list[Warp]], None] | None = None
 
     def __str__(self) -> str:
-        return f"{BARRIER_PART} {self.number}" if self.number else BARRIER
+        return self.name or (f"{BARRIER_PART} {self.number}" if self.number else BARRIER)
 
 
-Run = Callable[["Warp"], Iterator[BarrierWait]]
+@dataclass(frozen=True, slots=True, eq=False)
+class LaneWait:
+    """Threads of a warp wait for phases of barriers in memory."""
+
+    waits: list[PhaseWait]
+
+    def __str__(self) -> str:
+        return str(self.waits[0])
+
+
+Wait = BarrierWait | LaneWait
+Run = Callable[["Warp"], Iterator[Wait]]
 
 
 @dataclass(slots=True)
@@ -79,14 +103,16 @@ class Warp:
 def run_launch(machine: Interpreter, kernel: Kernel, launch: Launch) -> None:
     """Run all blocks of a kernel, in order."""
     threads = prod(launch.block)
-    parts = any(isinstance(s, Invoke) and s.name == BARRIER_PART for s in walk_stmts(kernel.body))
+    parts = any(
+        isinstance(s, Invoke) and (s.name == BARRIER_PART or s.name in _BY_ITSELF) for s in walk_stmts(kernel.body)
+    )
     between_blocks = Race("blocks", reduces=True)
     between_threads = ThreadRace("threads", reduces=True, threads=threads, apart=parts)
     for memory in machine.memory.values():
         memory.marks.clear()
     machine.scopes = [(None, set()), (None, set())]
     machine.races = [between_blocks, between_threads]
-    state = _Launched(machine, between_threads)
+    state = Launched(machine, between_threads, kernel)
     run = state.stmt(kernel.body)
     outer = machine.memory
     for number, block in enumerate(_points(launch.grid)):
@@ -108,16 +134,18 @@ def _points(extents: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
         yield x, y, z
 
 
-class _Launched:
+class Launched:
     """Translates the statements of a kernel into coroutines of the warps of the current block."""
 
-    def __init__(self, machine: Interpreter, race: ThreadRace) -> None:
+    def __init__(self, machine: Interpreter, race: ThreadRace, kernel: Kernel) -> None:
         self.machine, self.race = machine, race
-        count = race.warps
+        self.by_itself = any(isinstance(s, Invoke) and s.name in _BY_ITSELF for s in walk_stmts(kernel.body))
+        count = race.warps + (race.warps + MOST_BARRIERS + MOST_GROUPS) * self.by_itself
         self.warps: list[Warp] = []
         self.turns = [0] * count
         self.known = np.zeros((count, count), np.int64)
         self.shared: dict[str, list[CheckedMemory]] = {}
+        self.asynchronous = machine.asynchronous = Asynchronous(self, kernel.maps)
 
     # --- warps ---------------------------------------------------------------------------------------------------
 
@@ -125,12 +153,16 @@ class _Launched:
         """Enter a block."""
         self.warps = [Warp(n // WARP, threads[n : n + WARP]) for n in range(0, len(threads), WARP)]
         self.shared = {}
-        self.pass_barrier()
+        self.race.pass_barrier(max(self.turns))
+        self.turns = [0] * len(self.turns)
+        self.known[...] = 0
+        self.asynchronous.begin()
+        self.race.fences = self.asynchronous.fences
 
     def run_block(self, run: Run) -> None:
         """Let each warp run to where it waits, and release those whose barrier is complete, until all have ended."""
         runs = {w.number: run(w) for w in self.warps}
-        waiting: dict[int, BarrierWait] = {}
+        waiting: dict[int, Wait] = {}
         ready = list(runs)
         while ready:
             for number in ready:
@@ -139,13 +171,21 @@ class _Launched:
                     del runs[number]
                 else:
                     waiting[number] = wait
-            ready = [n for wait in dict.fromkeys(waiting.values()) for n in self.released(wait, waiting)]
+            ready = self.all_released(waiting)
+            while not ready and self.asynchronous.land():
+                ready = self.all_released(waiting)
             for number in ready:
                 del waiting[number]
         if waiting:
             self.fail_deadlock(waiting, ended=[w.number for w in self.warps if w.number not in runs])
 
-    def released(self, wait: BarrierWait, waiting: dict[int, BarrierWait]) -> list[int]:
+    def all_released(self, waiting: dict[int, Wait]) -> list[int]:
+        """The warps that need not wait any more."""
+        lanes = [n for n, w in waiting.items() if isinstance(w, LaneWait) and any(x.passes() for x in w.waits)]
+        barriers = (w for w in dict.fromkeys(waiting.values()) if isinstance(w, BarrierWait))
+        return lanes + [n for wait in barriers for n in self.released(wait, waiting)]
+
+    def released(self, wait: BarrierWait, waiting: dict[int, Wait]) -> list[int]:
         """The warps that wait as `wait` says, if that is all of them; they have met."""
         found = [n for n, other in waiting.items() if other == wait]
         count = sum(len(self.warps[n].threads) for n in found)
@@ -153,14 +193,19 @@ class _Launched:
             raise InternalError(f"threads of a block disagree: {count} wait at {wait}, which is for {wait.threads}")
         if count < wait.threads:
             return []
-        if wait.number == 0:
+        if wait.act is not None:
+            wait.act([self.warps[n] for n in sorted(found)])
+        elif wait.number == 0:
             self.pass_barrier()
         else:
             self.join(found)
         return found
 
     def pass_barrier(self) -> None:
-        """All threads have come to one place: nothing before it races with anything after."""
+        """All threads have come to one place: nothing that they did before races with anything after."""
+        if self.by_itself:
+            self.join(list(range(self.race.warps)))
+            return
         self.race.pass_barrier(max(self.turns))
         self.turns = [0] * len(self.turns)
         self.known[...] = 0
@@ -172,7 +217,11 @@ class _Launched:
             self.known[n, n] = self.turns[n]
         self.known[warps] = self.known[warps].max(axis=0)
 
-    def fail_deadlock(self, waiting: dict[int, BarrierWait], ended: list[int]) -> None:
+    def fail_deadlock(self, waiting: dict[int, Wait], ended: list[int]) -> None:
+        phases = [w.waits[0] for w in waiting.values() if isinstance(w, LaneWait)]
+        if phases:  # first those whose phase some have come to
+            begun = [w for w in phases if w.barrier.pending < w.barrier.count or w.barrier.bytes]
+            raise InternalError(f"deadlock: {(begun or phases)[0]}")
         first, wait = next(iter(waiting.items()))
         other = next((f"warp {n} at {w}" for n, w in waiting.items() if w != wait), None)
         rest = other or (f"warp {ended[0]} has ended" if ended else "no other warp comes")
@@ -203,6 +252,8 @@ class _Launched:
 
     def stmt(self, s: Stmt) -> Run:
         if not any(_is_common(c) for c in walk_stmts(s)):
+            if any(is_phase_wait(c) for c in walk_stmts(s)):
+                return self.lane_by_lane(run_thread(self, s))
             return self.at_once(self.machine.stmt(s))
         match s:
             case Block(body):
@@ -224,14 +275,37 @@ class _Launched:
     def at_once(self, work: Callable[[], None]) -> Run:
         """Every thread does `work`, which waits for nobody."""
 
-        def run(warp: Warp) -> Iterator[BarrierWait]:
+        def run(warp: Warp) -> Iterator[Wait]:
             self.each(warp, work)
             return iter(())
 
         return run
 
+    def lane_by_lane(self, work: RunThread) -> Run:
+        """Every thread does `work`, in which it may wait for phases of barriers."""
+
+        def run(warp: Warp) -> Iterator[Wait]:
+            left = [(work(t), None) for t in warp.threads]
+            lanes: list[tuple[Iterator[PhaseWait], PhaseWait | None]] = list(left)
+            while lanes:
+                after = []
+                for lane, wait in lanes:
+                    while wait is None or wait.passes():
+                        if wait is not None:
+                            self.asynchronous.pass_wait(wait)
+                        wait = next(lane, None)
+                        if wait is None:
+                            break
+                    if wait is not None:
+                        after.append((lane, wait))
+                lanes = list(after)
+                if lanes and not any(w.passes() for _, w in after):
+                    yield LaneWait([w for _, w in after])
+
+        return run
+
     def sequence(self, runs: list[Run]) -> Run:
-        def run(warp: Warp) -> Iterator[BarrierWait]:
+        def run(warp: Warp) -> Iterator[Wait]:
             for step in runs:
                 yield from step(warp)
 
@@ -240,7 +314,7 @@ class _Launched:
     def branch(self, condition: Expr, yes: Run, no: Run | None) -> Run:
         test = self.machine.expr(condition)
 
-        def run(warp: Warp) -> Iterator[BarrierWait]:
+        def run(warp: Warp) -> Iterator[Wait]:
             if self.agreed(warp, test, "a condition"):
                 yield from yes(warp)
             elif no is not None:
@@ -251,7 +325,7 @@ class _Launched:
     def repeat(self, condition: Expr, body: Run) -> Run:
         test = self.machine.expr(condition)
 
-        def run(warp: Warp) -> Iterator[BarrierWait]:
+        def run(warp: Warp) -> Iterator[Wait]:
             while self.agreed(warp, test, "a condition"):
                 yield from body(warp)
 
@@ -260,7 +334,7 @@ class _Launched:
     def loop(self, s: Loop) -> Run:
         start, stop, body = self.machine.expr(s.start), self.machine.expr(s.stop), self.stmt(s.body)
 
-        def run(warp: Warp) -> Iterator[BarrierWait]:
+        def run(warp: Warp) -> Iterator[Wait]:
             first, last = (self.agreed(warp, e, f"the loop {s.var}") for e in (start, stop))
             for i in range(int(first), int(last), s.step):
                 for t in warp.threads:
@@ -272,7 +346,7 @@ class _Launched:
     def let(self, name: str, value: Expr, body: Stmt) -> Run:
         evaluate, inner = self.machine.expr(value), self.stmt(body)
 
-        def run(warp: Warp) -> Iterator[BarrierWait]:
+        def run(warp: Warp) -> Iterator[Wait]:
             for t, result in zip(warp.threads, self.each(warp, evaluate), strict=True):
                 t.values[name] = result
             yield from inner(warp)
@@ -281,14 +355,16 @@ class _Launched:
 
     def allocate(self, s: Allocate) -> Run:
         inner = self.stmt(s.body)
-        shared, private = ([b for b in s.buffers if (b.space is Space.SHARED) is common] for common in (True, False))
+        shared, private = ([b for b in s.buffers if (b.space in _COMMON) is common] for common in (True, False))
 
-        def run(warp: Warp) -> Iterator[BarrierWait]:
+        def run(warp: Warp) -> Iterator[Wait]:
             everywhere = {}
             for b in shared:  # the first warp that comes makes it
                 made = self.shared.setdefault(b.name, [])
                 if warp.allocated[b.name] == len(made):
                     made.append(CheckedMemory.undefined(b, _SHARED_DEPTH))
+                    if self.by_itself:
+                        made[-1].note_stores()
                 everywhere[b.name] = made[warp.allocated[b.name]]
                 warp.allocated[b.name] += 1
             for t in warp.threads:
@@ -303,25 +379,66 @@ class _Launched:
         if s.name == BARRIER:
             return self.wait(BarrierWait(0, self.race.threads))
         if s.name == BARRIER_PART:
-            return self.wait(BarrierWait(*s.attributes))
+            return self.wait(BarrierWait(s.attributes[0], s.attributes[1]))
         if s.name == WARP_BARRIER:
             return self.within_warp(lambda warp: self.join([warp.number]))
         if s.name in (SHUFFLE_XOR, SHUFFLE_DOWN, SHUFFLE_INDEX):
             return self.within_warp(self.shuffle(s))
+        if s.name == ELECT:
+            return self.within_warp(self.elect(s))
+        if s.name in GROUP_CALLS:
+            return self.with_group(s, lambda warps: self.asynchronous.group_call(s, warps))
+        if INTRINSICS[s.name].group == WARPGROUP:
+            return self.with_group(s, self.group_product(s))
         if INTRINSICS[s.name].atom:
             return self.within_warp(self.atom(s))
         raise InternalError(f"no meaning is known for the intrinsic {s.name}")
 
     def wait(self, wait: BarrierWait) -> Run:
-        def run(warp: Warp) -> Iterator[BarrierWait]:
+        def run(warp: Warp) -> Iterator[Wait]:
             yield wait
 
         return run
 
     def within_warp(self, meet: Callable[[Warp], None]) -> Run:
-        def run(warp: Warp) -> Iterator[BarrierWait]:
+        def run(warp: Warp) -> Iterator[Wait]:
             meet(warp)
             return iter(())
+
+        return run
+
+    def with_group(self, s: Invoke, act: Callable[[list[Warp]], None]) -> Run:
+        """What the warps of a warpgroup do together, once all of them have come."""
+
+        def run(warp: Warp) -> Iterator[Wait]:
+            yield BarrierWait(-1 - warp.number // 4, WARPGROUP, s.name, act)
+
+        return run
+
+    def elect(self, s: Invoke) -> Callable[[Warp], None]:
+        (target, to) = s.operands[0]
+        written = [self.machine.expr(i) for i in to]
+
+        def run(warp: Warp) -> None:
+            for lane, t in enumerate(warp.threads):
+                self.select(t)
+                place = tuple([i() for i in written])
+                self.machine.memory[target.name].write(place, np.uint32(lane == 0), None, ())
+
+        return run
+
+    def group_product(self, s: Invoke) -> Callable[[list[Warp]], None]:
+        views = [(b.name, [self.machine.expr(i) for i in where]) for b, where in s.operands]
+        adds = self.machine.expr(s.values[0])
+
+        def places() -> tuple[list[tuple[CheckedMemory, tuple[Value, ...]]], Value]:
+            return [(self.machine.memory[name], tuple([i() for i in where])) for name, where in views], adds()
+
+        def run(warps: list[Warp]) -> None:
+            found = [x for w in warps for x in self.each(w, places)]
+            if any(bool(more) != bool(found[0][1]) for _, more in found):
+                raise InternalError(f"threads of a warpgroup disagree about {s.name}")
+            self.asynchronous.multiply(s, warps, [x for x, _ in found], bool(found[0][1]))
 
         return run
 
@@ -363,7 +480,12 @@ class _Launched:
                 memory, where = lanes[lane][1]
                 return read_row(memory, where, self.machine.races)
 
-            meaning(lanes, row)
+            def change(lane: int, values: Array) -> None:
+                self.select(warp.threads[lane])
+                memory, where = lanes[lane][0]
+                write_row(memory, where, values, self.machine.races)
+
+            meaning(lanes, row, change)
 
         return run
 
@@ -379,5 +501,5 @@ def _source_lane(name: str, lane: int, wanted: int, width: int) -> int:
 def _is_common(s: Stmt) -> bool:
     """Whether threads of a block come to `s` together."""
     if isinstance(s, Allocate):
-        return any(b.space is Space.SHARED for b in s.buffers)
+        return any(b.space in _COMMON for b in s.buffers)
     return isinstance(s, Invoke) and is_collective(s)

@@ -50,6 +50,7 @@ from ..nodes import (
 from ..rewrite import mentions
 from . import matrix_tiles
 from .async_copies import copy_async
+from .asynchronous import is_thread_call, thread_call
 from .launch import run_launch
 from .memory import CheckedMemory, Race, with_length
 from .ops import Value, binary_function, negate, reduce_lanes_of, round_to, rounding_function, storage_dtype
@@ -104,6 +105,7 @@ class Interpreter:
         self.partial: frozenset[str] = frozenset()
         # While translating: checked loops (None: the blocks, and the threads, of a launch), names that vary with each
         self.scopes: list[tuple[Loop | None, set[str]]] = []
+        self.asynchronous: Any = None  # what goes on by itself in the block that runs
         self.thread: Any = None  # the `Thread` of a launch that runs
 
     def new_memory(self, b: Buffer, depth: int) -> CheckedMemory:
@@ -217,6 +219,8 @@ class Interpreter:
     def invoke(self, s: Invoke) -> Run:
         if s.name in matrix_tiles.MEANINGS:
             return self.fragments(s)
+        if is_thread_call(s):
+            return thread_call(self, s)
         if not is_hint(s):
             return copy_async(self, s)
         evaluated = [self.expr(i) for _, where in s.operands for i in where]

@@ -92,12 +92,32 @@ def with_length(b: Buffer, length: int) -> Buffer:
     return replace(b, shape=(length, *b.shape[1:]), dynamic=False)
 
 
+@dataclass(frozen=True, slots=True)
+class AsyncAccess:
+    """An access by what goes on by itself: of a box of the data, by which clock and in which of its turns."""
+
+    region: tuple[slice, ...]
+    clock: int
+    turn: int
+    action: str
+    who: str
+
+    def meets(self, where: Place) -> bool:
+        """Whether it reaches one of the elements."""
+        inside: Any = True
+        for part, i in zip(self.region, where, strict=False):
+            inside = inside & ((part.start <= i) & (i < part.stop))
+        return bool(np.any(inside))
+
+
 @dataclass(slots=True, eq=False)
 class CheckedMemory:
     """The elements of a buffer.
 
     data: shaped (1, *shape), and the lanes last where elements are vectors. written: which of them are defined.
     depth: how many checked loops were around the allocation. marks: who of each of those loops did what, by action.
+    spans: what goes on by itself did. writers: the thread that stored an element, plus 1. fence_counts: how many fences
+        it had made before.
     """
 
     buffer: Buffer
@@ -105,6 +125,13 @@ class CheckedMemory:
     written: Array
     depth: int
     marks: dict[Race, tuple[Array, ...]] = field(default_factory=dict)
+    spans: list[AsyncAccess] = field(default_factory=list)
+    writers: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    fence_counts: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    def note_stores(self) -> None:
+        """Remember from now on who stored what."""
+        self.writers, self.fence_counts = (np.zeros(self.data.shape, np.int32) for _ in range(2))
 
     @staticmethod
     def of_argument(b: Buffer, array: Array) -> CheckedMemory:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.errors import InternalError
 from ..atoms import WARP
 from .memory import ACTIONS, CONFLICTS, CheckedMemory, Place, Race
 
@@ -27,6 +28,8 @@ class ThreadRace(Race):
     apart: bool = False
     thread: int = 0
     known: Array = field(default_factory=lambda: np.zeros(1, np.int64))
+
+    fences: dict[int, list[int]] = field(default_factory=dict)
 
     turn_size: int = field(init=False)
 
@@ -83,9 +86,25 @@ class ThreadRace(Race):
         if marks is None:
             shape = (self.warps, *memory.data.shape)
             marks = memory.marks[self] = tuple(np.zeros(shape, np.int64) for _ in ACTIONS)
-        every_warp = (slice(None), *where)
-        for other in CONFLICTS[action]:
-            if np.any(self.others(marks[other][every_warp])):
-                self.fail(memory, where, action, other)
+        self.require_apart(memory, where, action)
+        if memory.writers.size and action != "read":
+            memory.writers[where] = self.thread + 1
+            memory.fence_counts[where] = len(self.fences.get(self.thread, ()))
         mine = marks[ACTIONS.index(action)][self.thread // WARP]
         mine[where] = self.mark(mine[where])
+
+    def require_apart(self, memory: CheckedMemory, where: Place, action: str) -> None:
+        """Nothing that conflicts with `action` is unknown to the current thread."""
+        marks = memory.marks.get(self)
+        if marks is not None:
+            every_warp = (slice(None), *where)
+            for other in CONFLICTS[action]:
+                if np.any(self.others(marks[other][every_warp])):
+                    self.fail(memory, where, action, other)
+        for span in memory.spans:
+            conflicts = action != "read" or span.action != "read"
+            if conflicts and span.turn >= self.known[span.clock] and span.meets(where):
+                raise InternalError(
+                    f"race: thread {self.thread} does a {action} of {memory.name_of(where)[:200]}, which {span.who}"
+                    f" {span.action}, with no wait between"
+                )

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from ...codegen.gpu.ptx import ATOM_CALLS
 from ...core.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT8, INT32, UINT8, UINT16
-from ...loop_ir.atoms import ATOMS, MATMUL, TFLOAT32, Atom, AtomOperand
+from ...loop_ir.atoms import ATOMS, MATMUL, TFLOAT32, WARPGROUP, AtomOperand
+from ...loop_ir.intrinsics import INTRINSICS
 from ...loop_ir.nodes import Space
 
 _FORMATS = {
@@ -19,17 +20,30 @@ _FORMATS = {
 def atom_functions(source: str) -> str:
     """The definitions of the atoms that `source` names."""
     words = set(re.findall(r"[A-Za-z_]\w*", source))
-    return "".join(f"{line}\n" for name in ATOM_CALLS if name in words for line in _function(ATOMS[name]))
+    return "".join(f"{line}\n" for name in ATOM_CALLS if name in words for line in _function(name))
 
 
-def _function(atom: Atom) -> Iterator[str]:
+def _function(name: str) -> Iterator[str]:
+    known, atom = INTRINSICS[name], ATOMS[INTRINSICS[name].atom]
     operands = ", ".join(map(_operand, atom.operands))
-    row = f"machine_row_{atom.name}"
-    if atom.kind == MATMUL:
+    row = f"machine_row_{name}"
+    if atom.group == WARPGROUP:
+        registers = 1 in known.registers
+        left, given = ("const unsigned *a", "a, 0") if registers else ("unsigned long long a", "nullptr, a")
+        lanes = f"{atom.threads.size}, {_modes(atom.threads.flat, 2)}"
+        taken = f"void *c, {left}, unsigned long long b, unsigned more, int line = __builtin_LINE()"
+        yield f"static const MachineProduct {row} = {{{operands}, {lanes}}};"
+        yield f"inline void {name}({taken}) {{"
+        yield f"    machine_group_product(&{row}, c, {given}, b, more, {int(bool(known.across))}, line);"
+    elif atom.kind == MATMUL:
         lanes = f"{atom.threads.size}, {_modes(atom.threads.flat, 2)}"
         yield f"static const MachineProduct {row} = {{{operands}, {lanes}}};"
         yield f"inline void {atom.name}(void *c, const void *a, const void *b, int line = __builtin_LINE()) {{"
         yield f"    machine_product(&{row}, c, a, b, line);"
+    elif atom.operands[0].space is Space.SHARED:
+        yield f"static const MachineMove {row} = {{{operands}}};"
+        yield f"inline void {atom.name}(void *to, const unsigned *from, int line = __builtin_LINE()) {{"
+        yield f"    machine_matrix_store(&{row}, to, from, line);"
     else:
         in_memory = atom.operands[1].space is Space.SHARED
         source = "const void *from" if in_memory else "unsigned from"
@@ -40,7 +54,9 @@ def _function(atom: Atom) -> Iterator[str]:
 
 
 def _operand(o: AtomOperand) -> str:
-    assert o.layout is not None
+    if o.layout is None:  # in shared memory, where a descriptor leads
+        nothing = _modes((), 3)
+        return f"{{{_FORMATS[o.dtype]}, {o.dtype.bits}, {o.rows}, {o.columns}, 0, {nothing}, {nothing}}}"
     threads, values = (_modes(mode.flat, 3) for mode in o.layout.modes)
     numbers = ", ".join(map(str, (_FORMATS[o.dtype], o.dtype.bits, o.rows, o.columns, o.registers)))
     return f"{{{numbers}, {threads}, {values}}}"

@@ -23,7 +23,7 @@ import numpy as np
 from ...codegen.gpu.gpu_printer import GpuCode, GpuKernelSource
 from ...core.errors import ArgumentError, InternalError
 from ...loop_ir import nodes as ir
-from ...loop_ir.intrinsics import BARRIER_PART
+from ...loop_ir.intrinsics import BARRIER_INIT, BARRIER_PART, TMA_STORES, WGMMA_FENCE
 from .emulated_atoms import atom_functions
 from .faults import EmulatorFailure, describe_failure
 
@@ -49,6 +49,16 @@ class _Region(ctypes.Structure):
     _fields_ = (
         ("begin", ctypes.c_void_p), ("bytes", ctypes.c_int64), ("grain", ctypes.c_int64),
         ("defined", ctypes.c_int64), ("free", ctypes.c_int64),
+    )  # fmt: skip
+
+
+class _TensorMap(ctypes.Structure):
+    """`struct TensorMap` of `atoms.h`."""
+
+    _fields_ = (
+        ("base", ctypes.c_void_p), ("stride", ctypes.c_int64 * 5), ("extent", ctypes.c_int * 5),
+        ("rank", ctypes.c_int), ("size", ctypes.c_int), ("swizzle", ctypes.c_int), ("box", ctypes.c_short * 5),
+        ("unused", ctypes.c_short * 13), ("more", ctypes.c_char * 128),
     )  # fmt: skip
 
 
@@ -102,10 +112,15 @@ class Emulated:
             machine = _machine()
             machine.machine_load(table, len(regions))
             ctypes.c_int.in_dll(machine, "machine_parts").value = BARRIER_PART in self.code.source
+            asynchronous = any(name in self.code.source for name in (BARRIER_INIT, WGMMA_FENCE, *TMA_STORES))
+            ctypes.c_int.in_dll(machine, "machine_asynchronous").value = asynchronous
+            ctypes.c_int.in_dll(machine, "machine_parts").value |= asynchronous
             for kernel in self.code.kernels:
                 taken = [memories[n].address for n in kernel.buffers]
                 if kernel.status:
                     taken.append(ctypes.addressof(status))
+                maps = [_tensor_map(t, memories) for t in kernel.maps]
+                taken += [ctypes.addressof(t) for t in maps]
                 if self._run(machine, kernel, taken):
                     failure = EmulatorFailure.in_dll(machine, "machine_failure")
                     raise InternalError(
@@ -135,6 +150,16 @@ def _region(m: EmulatedTensor) -> _Region:
     return _Region(m.address, b.bytes, b.type.dtype.size, m.defined, 0)
 
 
+def _tensor_map(t: ir.TensorMap, memories: Sequence[EmulatedTensor]) -> _TensorMap:
+    """What the machine takes for a tensor map: of the fastest dimension first."""
+    b, size = t.buffer, t.buffer.type.dtype.size
+    address = next(m.address for m in memories if m.buffer.name == b.name)
+    found = _TensorMap(base=address, rank=len(b.shape), size=size, swizzle=t.swizzle)
+    for d, (stride, extent, count) in enumerate(zip(b.strides[::-1], b.shape[::-1], t.box[::-1], strict=True)):
+        found.stride[d], found.extent[d], found.box[d] = stride * size, extent, count
+    return found
+
+
 def build_emulated(codes: Sequence[GpuCode]) -> list[Emulated]:
     """Compile the texts of modules, together: that takes less time than one by one.
 
@@ -147,7 +172,10 @@ def build_emulated(codes: Sequence[GpuCode]) -> list[Emulated]:
     prefixes = [f"m{n}_" if len(codes) > 1 else "" for n in range(len(codes))]
     for prefix, code in zip(prefixes, codes, strict=True):
         (folder / f"{prefix}kernel.cu").write_text(code.source)
-    (folder / "unit.cpp").write_text("".join(_part(p, c) for p, c in zip(prefixes, codes, strict=True)))
+    dynamic = max([16, *(k.dynamic for code in codes for k in code.kernels)])
+    shared = f'extern "C" {{ thread_local __align__(1024) unsigned char dynamic_shared[{dynamic}]; }}\n'  # of all
+    parts = (_part(p, c) for p, c in zip(prefixes, codes, strict=True))
+    (folder / "unit.cpp").write_text(shared + "".join(parts))
     flags = [*_FLAGS, *_CHECKS, f"-I{SOURCES}", "-include", str(SOURCES / "device.h")]
     _compile([*flags, "-c", "unit.cpp", "-o", "unit.o"], folder)
     _compile(["-shared", "unit.o", str(_folder() / "machine.so"), f"-Wl,-rpath,{_folder()}", "-o", "unit.so"], folder)
@@ -192,7 +220,6 @@ def _part(prefix: str, code: GpuCode) -> str:
     """The C++ around one text: its kernels get names of their own, and an entry each that the machine calls."""
     name = prefix or "_"
     renames = [(k.name, f"{prefix}{k.name}") for k in code.kernels] if prefix else []
-    dynamic = max((k.dynamic for k in code.kernels), default=0)
     lines = [
         "#include <cuda_fp16.h>",
         "#include <cuda_bf16.h>",
@@ -202,7 +229,6 @@ def _part(prefix: str, code: GpuCode) -> str:
         f"namespace {prefix}text {{",
         atom_functions(code.source),
         f'#include "{prefix}kernel.cu"',
-        f"thread_local __align__(16) unsigned char dynamic_shared[{max(16, dynamic)}];",
         f'extern "C" void *machine_anchor_{name}() {{ return dynamic_shared; }}',
     ]
     for k in code.kernels:

@@ -15,6 +15,21 @@ from ...loop_ir.swizzled_buffer import swizzle_offset
 _SHARED = -1
 _ACTIONS = {0: "reads", 1: "writes", 2: "updates"}
 RACE, UNDEFINED, OUTSIDE, SUBSCRIPT, DIVERGED, DEADLOCK, EXITED, MISALIGNED, LANE = range(1, 10)
+ARRIVALS, ARRIVERS, LAPPED, STUCK, FENCE, TOUCHED, NOT_MADE, BYTES, MISUSE = range(10, 19)
+
+
+_ASYNCHRONOUS = {
+    ARRIVALS: "too many arrivals: {who} arrives at {place}, whose phase lacks only bytes",
+    ARRIVERS: "other arrivers: a phase of {place} ends with an arrival of {other}, which was not in the phase before",
+    LAPPED: "lapped: {who} waits for a phase of {place}, and the next one has ended, too",
+    STUCK: "deadlock: {who} waits at {place}, whose {text}",
+    FENCE: "fence: {who} relies on {place}, which {other} wrote, with no fence and barrier between",
+    TOUCHED: "touched: {who} {action} register {offset} of a product that it has not waited for",
+    NOT_MADE: "undefined: {who} uses the barrier {place}, which nothing made",
+    BYTES: "bytes: more land on {place} than its phase expects",
+    MISUSE: "{text}: {who}, {place}",
+}
+"""What is said of faults around what goes on by itself."""
 
 
 class EmulatorFailure(ctypes.Structure):
@@ -49,6 +64,9 @@ def _what(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequence[ir.Buff
             before = _ACTIONS[f.other_action].removesuffix("s")
             before = {"read": "read", "write": "wrote", "update": "updated"}[before]
             other = "several threads" if f.other_thread < 0 else _thread(f.other_thread, f.other_block, kernel)
+            if f.text:  # what goes on by itself
+                on_barrier = f.text.endswith(b" ")
+                other = f.text.decode() + (_shared_place(f.other_block, kernel, library) if on_barrier else "")
             return f"race: {does}, which {other} {before} with no barrier between"
         if f.kind == UNDEFINED:
             return f"undefined: {does}, which nothing wrote"
@@ -58,6 +76,12 @@ def _what(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequence[ir.Buff
     if f.kind == LANE:
         return f"undefined: {who} takes a value from a lane that does not exist"
     other = _thread(f.other_thread, f.block, kernel) if f.other_thread >= 0 else "nobody"
+    if f.kind in _ASYNCHRONOUS:
+        place = "" if f.kind == TOUCHED else _place(f, kernel, buffers, library)
+        action = _ACTIONS[f.action]
+        return _ASYNCHRONOUS[f.kind].format(
+            who=who, place=place, other=other, text=f.text.decode(), action=action, offset=f.offset
+        )
     if f.kind == EXITED:
         return f"divergence: {who} waits, but {other} has returned"
     if f.kind == DIVERGED:
@@ -79,12 +103,16 @@ def _point(number: int, extents: tuple[int, int, int]) -> str:
 def _place(f: EmulatorFailure, kernel: GpuKernelSource, buffers: Sequence[ir.Buffer], library: Path) -> str:
     """The element, by its subscripts."""
     if f.region == _SHARED:
-        name, offset = _symbol(library, f.offset, kernel)
-        buffer = next((b for b in kernel.arrays if b.name == name), None)
-        return _element(buffer, offset) if buffer is not None else "shared memory"
+        return _shared_place(f.offset, kernel, library)
     if 0 <= f.region < len(buffers):
         return _element(buffers[f.region], f.offset)
     return "memory that is no tensor"
+
+
+def _shared_place(at: int, kernel: GpuKernelSource, library: Path) -> str:
+    name, offset = _symbol(library, at, kernel)
+    buffer = next((b for b in kernel.arrays if b.name == name), None)
+    return _element(buffer, offset) if buffer is not None else "shared memory"
 
 
 def _element(buffer: ir.Buffer, offset: int) -> str:

@@ -81,7 +81,7 @@ void move_matrices(int first) {
     for (int t = 0; t < (rows ? row.from.rows : WARP); t++)
         for (int v = 0; v < value_count(row.from); v++)
             matrix[offset_of(row.from, t, v)] = ((const uint16_t *)fibers[first + t].places[1])[v];
-    for (int t = 0; t < WARP; t++)
+    for (int t = 0; t < (row.to.registers ? WARP : row.to.rows); t++)
         for (int v = 0; v < value_count(row.to); v++)
             ((uint16_t *)fibers[first + t].places[0])[v] = matrix[offset_of(row.to, t, v)];
 }

@@ -9,6 +9,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __restrict__ __restrict
+#define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ thread_local
 
@@ -130,13 +131,22 @@ inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 
 // How the machine calls a kernel: the addresses of its arguments in one array.
+template <class T> struct machine_argument {  // by value: a tensor map
+    __attribute__((no_sanitize_thread)) static T get(void *p) { return *(T *)p; }
+};
+template <class T> struct machine_argument<T *> {
+    static T *get(void *p) { return (T *)p; }
+};
+template <class T> struct machine_argument<T *__restrict> {
+    static T *get(void *p) { return (T *)p; }
+};
 template <class F, int... I> struct MachineCall;
 template <class... A, int... I> struct MachineCall<void(A...), I...> {
-    static void run(void (*kernel)(A...), void **arguments) {
+    __attribute__((no_sanitize_thread)) static void run(void (*kernel)(A...), void **arguments) {
         if constexpr (sizeof...(I) < sizeof...(A))
             MachineCall<void(A...), I..., int(sizeof...(I))>::run(kernel, arguments);
         else
-            kernel((A)arguments[I]...);
+            kernel(machine_argument<A>::get(arguments[I])...);
     }
 };
 template <class F> inline void machine_call(F *kernel, void **arguments) { MachineCall<F>::run(kernel, arguments); }

@@ -1,5 +1,6 @@
 // The machine that CUDA kernels run on here: threads of a block are fibers, which change places at barriers and
 // shuffles. Every access to memory is looked up in shadow cells, which know who touched an element last and when.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -28,7 +29,10 @@ struct Region {  // a tensor
     int64_t free;     // whether no race is looked for
 };
 
-enum Kind { NONE, RACE, UNDEFINED, OUTSIDE, SUBSCRIPT, DIVERGED, DEADLOCK, EXITED, MISALIGNED, LANE };
+enum Kind {
+    NONE, RACE, UNDEFINED, OUTSIDE, SUBSCRIPT, DIVERGED, DEADLOCK, EXITED, MISALIGNED, LANE,
+    ARRIVALS, ARRIVERS, LAPPED, STUCK, FENCE, TOUCHED, NOT_MADE, BYTES, MISUSE
+};
 enum Action { READ, WRITE, ATOMIC };
 
 struct Failure {
@@ -37,12 +41,13 @@ struct Failure {
     int64_t thread, block, other_thread;  // linear numbers; -1: unknown
     int64_t other_block, line, other_line;
     int64_t address;  // in the kernel's code, relative to where it is loaded; 0: `line` tells
-    char text[96];
+    char text[96];  // OutOfBounds: a type; else what goes on by itself, or what is missing
 };
 
 extern "C" {
 Place machine_place;
 Failure machine_failure;
+int machine_asynchronous;  // whether something goes on by itself, which barriers of the block do not wait for
 int machine_parts;  // whether parts of a block have barriers of their own
 int64_t machine_counts[3];  // accesses to tensors, accesses to shared memory, threads that waited at barriers
 }
@@ -52,6 +57,7 @@ namespace {
 struct Cell {
     int32_t writer = -1, write_epoch = -1, write_turn = -1;
     int32_t reader = -1, read_epoch = -1, read_turn = -1, read_block = -1;
+    int32_t fences = 0;  // of the writer, before it wrote
     int32_t list = -1;  // of readers by warp, where several warps read and parts of the block meet
     bool atomic = false, defined = false;
 };
@@ -69,7 +75,13 @@ struct Memory {
 
 struct Copy { char *shared; const char *global; int bytes, given; };
 
-enum State { READY, AT_BARRIER, AT_PART, IN_WARP, DONE };
+// Registers that products of a group read, or are the sums of, which the thread may not touch.
+struct Held { char *begin; int bytes, group; bool sums; };
+
+// An access to shared memory by what goes on by itself: by which clock, and in which of its turns.
+struct Span { const char *begin, *end; int clock, turn; Action action; };
+
+enum State { READY, AT_BARRIER, AT_PART, IN_WARP, AT_PHASE, IN_GROUP, DONE };
 struct Fiber {
     void *stack = nullptr;
 #if !defined(__x86_64__)
@@ -81,6 +93,10 @@ struct Fiber {
     void (*act)(int first) = nullptr;  // of an atom: what its row does, and the operands of this lane
     const void *row = nullptr, *places[3] = {};
     std::vector<std::vector<Copy>> groups;
+    uint64_t words[3] = {0, 0, 0};  // of a product: descriptors, and whether it adds
+    std::vector<Held> held;
+    std::vector<int> fences;      // when, in turns of its warp, it made stores known to what goes on by itself
+    std::vector<int> box_groups;  // the turns that end its groups of stores of boxes
 };
 
 std::vector<Memory> memories;  // shared memory last
@@ -88,7 +104,9 @@ std::vector<Fiber> fibers;
 std::vector<int> turns;  // of each warp: how often its threads have met
 std::vector<Reader> readers;  // the lists of this epoch: a reader of each warp, or SOME
 std::vector<std::vector<int>> known;  // of each warp: how many turns of each other lie before what it does
-int current, block_number, epoch;
+std::vector<Span> spans;
+int current, block_number, epoch, warp_count;
+bool scheduling;  // no thread runs
 void *main_stack;
 #if !defined(__x86_64__)
 ucontext_t main_context;
@@ -169,7 +187,9 @@ Failure &start_failure(Kind kind, int thread, const void *address) {
 }
 
 // Record a failure unless there is one; the current thread runs no further.
-void stop() { leave(fibers[current]); }
+void stop() {
+    if (!scheduling) leave(fibers[current]);
+}
 
 void fail_access(Kind kind, int region, int64_t cell, const void *address, Action action) {
     Failure &f = start_failure(kind, current, address);
@@ -204,7 +224,7 @@ void note_reader(Cell &c, int me) {
         int theirs = warp_of(c.reader);
         if (theirs != mine && machine_parts) {
             c.list = (int)readers.size();
-            readers.resize(readers.size() + turns.size(), {-1, 0});
+            readers.resize(readers.size() + warp_count, {-1, 0});
             readers[c.list + theirs] = {c.reader, c.read_turn};
             readers[c.list + mine] = {me, turn};
         }
@@ -221,7 +241,7 @@ void note_reader(Cell &c, int me) {
 bool is_read_apart(const Cell &c, int me) {
     if (c.read_epoch != epoch || c.reader == me || c.reader == -1) return false;
     if (c.reader != MANY || c.list < 0) return !in_order(c.reader, c.read_turn);
-    for (size_t w = 0; w < turns.size(); w++) {
+    for (int w = 0; w < warp_count; w++) {
         const Reader &r = readers[c.list + w];
         if (r.thread != -1 && r.thread != me && !in_order(r.thread, r.turn)) return true;
     }
@@ -262,10 +282,24 @@ void visit(int region, int64_t index, Action action, const void *address) {
         if (is_read_apart(c, me)) return fail_race(region, index, address, action, READ, c.reader);
     }
     c.writer = me;
+    c.fences = (int32_t)fibers[current].fences.size();
     c.write_epoch = epoch;
     c.write_turn = turns[current / WARP];
     c.atomic = action == ATOMIC;
     c.defined = true;
+}
+
+bool meets_span(int warp, const char *p, int64_t bytes, Action action, const void *address, int line);
+
+// The thread's own memory: but registers that products use it may not touch.
+void touch_own(const char *p, int bytes, Action action, const void *address) {
+    for (const Held &h : fibers[current].held) {
+        if (p >= h.begin + h.bytes || p + bytes <= h.begin || (action == READ && !h.sums)) continue;
+        Failure &f = start_failure(TOUCHED, current, address);
+        f.action = action;
+        f.offset = (p - h.begin) / 4;
+        return stop();
+    }
 }
 
 int find(const char *p) {
@@ -276,7 +310,10 @@ int find(const char *p) {
 
 void touch(const void *place, int bytes, Action action, const void *address) {
     const char *p = (const char *)place;
-    if (p >= stacks && p < stacks + stacks_bytes) return;
+    if (p >= stacks && p < stacks + stacks_bytes) {
+        if (!fibers[current].held.empty()) touch_own(p, bytes, action, address);
+        return;
+    }
     if (p >= (char *)&machine_place && p < (char *)(&machine_place + 1)) return;
     if (p >= (char *)arguments && p < (char *)(arguments + argument_count)) return;
     int k = find(p);
@@ -299,6 +336,7 @@ void touch(const void *place, int bytes, Action action, const void *address) {
     int64_t first = (p - m.begin) / m.grain, last = (p + bytes - 1 - m.begin) / m.grain;
     if ((bytes & (bytes - 1)) == 0 && (uintptr_t)p % bytes) return fail_access(MISALIGNED, k, first, address, action);
     for (int64_t c = first; c <= last; c++) visit(k, c, action, address);
+    if (!spans.empty() && k == (int)memories.size() - 1) meets_span(current / WARP, p, bytes, action, address, 0);
 }
 
 // --- blocks ------------------------------------------------------------------------------------------------------
@@ -318,6 +356,7 @@ void wait_at(State state, int line) {
 }
 
 #include "atoms.cpp"
+#include "async.cpp"
 
 // All lanes of a warp are at one shuffle, atom or barrier: give each its value. False after a failure.
 bool meet(int first, int count) {
@@ -354,8 +393,14 @@ bool advance_block() {
         if (fibers[k].state != AT_BARRIER) return false;
     for (int k = 1; k < n; k++)
         if (fibers[k].line != fibers[0].line) return fail_waiting(DIVERGED, 0, k), false;
-    epoch++;
-    readers.clear();
+    if (machine_asynchronous) {
+        std::vector<int> all(warp_count);
+        for (int w = 0; w < warp_count; w++) all[w] = w;
+        join_warps(all);
+    } else {
+        epoch++;
+        readers.clear();
+    }
     machine_counts[2] += n;
     for (Fiber &f : fibers) f.state = READY;
     return true;
@@ -363,6 +408,18 @@ bool advance_block() {
 
 // Nobody can go on: say who waits, and for whom.
 void fail_deadlock() {
+    for (int round = 0; round < 2; round++)  // first those whose phase some have come to, then all
+        for (int k = 0; k < (int)fibers.size(); k++) {
+            if (fibers[k].state != AT_PHASE) continue;
+            for (const Mbarrier &b : barriers) {
+                if (b.at != fibers[k].places[0] || (!round && b.pending == b.count && !b.bytes)) continue;
+                current = k;
+                fail_at(STUCK, b.at, fibers[k].line, -1, "");
+                snprintf(machine_failure.text, sizeof machine_failure.text, "phase %d lacks %d arrivals and %lld bytes",
+                         b.phase, b.pending, (long long)b.bytes);
+                return;
+            }
+        }
     int waiting = -1, other = -1;
     for (int k = 0; k < (int)fibers.size(); k++)
         if (fibers[k].state != DONE) { waiting = k; break; }
@@ -378,12 +435,16 @@ void run_block(Coordinates threads) {
     std::fill(shared.cells.begin(), shared.cells.end(), Cell());
     std::fill(turns.begin(), turns.end(), 0);
     known.assign(turns.size(), std::vector<int>(turns.size(), 0));
+    begin_asynchronous();
     epoch++;
     readers.clear();
     for (int k = 0; k < n; k++) {
         prepare(fibers[k], stacks + (k + 1) * stack_bytes, run_thread);
         fibers[k].state = READY;
         fibers[k].groups.clear();
+        fibers[k].held.clear();
+        fibers[k].fences.clear();
+        fibers[k].box_groups.clear();
     }
     while (done < n) {
         bool moved = false;
@@ -391,7 +452,9 @@ void run_block(Coordinates threads) {
             if (fibers[k].state != READY) continue;
             current = k;
             machine_place.thread = {k % threads.x, k / threads.x % threads.y, k / threads.x / threads.y};
+            scheduling = false;
             resume(fibers[k]);
+            scheduling = true;
             if (machine_failure.kind) return;
             done += fibers[k].state == DONE;
             moved = true;
@@ -400,8 +463,10 @@ void run_block(Coordinates threads) {
         moved |= advance_block();
         moved |= advance_parts();
         if (machine_failure.kind) return;
-        if (!moved && done < n) return fail_deadlock();
+        if (!moved && done < n && !land_box()) return fail_deadlock();
+        if (machine_failure.kind) return;
     }
+    if (!boxes.empty()) fail_at(MISUSE, boxes[0].to, 0, -1, "a copy is under way when the block ends");
 }
 
 // The memory of the thread-local variables, which shared arrays are, of the object that has the address.
@@ -476,6 +541,13 @@ void machine_matrices(const MachineMove *row, unsigned *to, const void *from, in
     wait_at_atom(move_matrices, row, line);
 }
 
+void machine_matrix_store(const MachineMove *row, void *to, const unsigned *from, int line) {
+    Fiber &f = fibers[current];
+    if (current % WARP < row->to.rows) touch(to, 16, WRITE, CALLER);
+    f.places[0] = to, f.places[1] = from;
+    wait_at_atom(move_matrices, row, line);
+}
+
 void machine_transposition(const MachineMove *row, unsigned *to, unsigned from, int line) {
     Fiber &f = fibers[current];
     f.places[0] = to, f.places[1] = &from;
@@ -512,6 +584,96 @@ void machine_wait(int left) {
         }
         groups.erase(groups.begin());
     }
+}
+
+// --- what goes on by itself
+
+void machine_barrier_init(const void *at, int arrivals, int line) {
+    if (!inside_shared(at, 8, line)) return;
+    if ((int)barriers.size() == MOST_BARRIERS) return fail_at(MISUSE, at, line, -1, "there are too many barriers");
+    Mbarrier b;
+    b.at = (const char *)at;
+    b.count = b.pending = arrivals;
+    b.thread = current;
+    b.seen.assign(fibers.size(), -1);
+    for (Mbarrier &old : barriers)
+        if (old.at == at) { old = b; return; }
+    barriers.push_back(b);
+}
+
+void machine_barrier_arrive(const void *at, long long bytes, int line) { arrive_at(at, bytes, line); }
+
+void machine_barrier_wait(const void *at, unsigned parity, int line) {
+    Mbarrier *b = barrier_at(at, line, false);
+    int phase = b->seen[current];
+    if ((phase & 1) != (int)(parity & 1)) phase++;
+    if (b->phase >= phase + 2) return fail_at(LAPPED, at, line, -1, "");
+    Fiber &f = fibers[current];
+    if (b->phase > phase) {
+        b->seen[current] = phase;
+        return join(known[current / WARP], b->ended);
+    }
+    f.places[0] = at;
+    f.lane = phase;
+    wait_at(AT_PHASE, line);
+}
+
+void machine_fence(int line) {
+    fibers[current].fences.push_back(turns[current / WARP]);
+    for (Mbarrier &b : barriers)
+        if (b.thread == current && b.fence_turn < 0) b.fence_turn = turns[current / WARP];
+}
+
+void machine_fence_barriers(int line) {
+    for (Mbarrier &b : barriers)
+        if (b.thread == current && b.fence_turn < 0) b.fence_turn = turns[current / WARP];
+}
+
+void machine_load_box(void *to, const void *map, const int *x, const void *done, int line) {
+    load_box((char *)to, (const TensorMap *)map, x, done, line);
+}
+
+void machine_store_box(const void *map, const int *x, const void *from, int line) {
+    store_box((const TensorMap *)map, x, (const char *)from, line);
+}
+
+void machine_close_boxes() { fibers[current].box_groups.push_back(++turns[clock_of_stores(current / WARP)]); }
+
+void machine_wait_boxes(int left) {
+    const std::vector<int> &groups = fibers[current].box_groups;
+    if ((int)groups.size() <= left) return;
+    int &mine = known[current / WARP][clock_of_stores(current / WARP)], done = groups[groups.size() - 1 - left];
+    if (mine < done) mine = done;
+}
+
+void machine_group_product(const MachineProduct *row, void *total, const void *left, unsigned long long a,
+                           unsigned long long b, unsigned more, int across, int line) {
+    Fiber &f = fibers[current];
+    f.places[0] = total, f.places[1] = left;
+    f.words[0] = a, f.words[1] = b, f.words[2] = more != 0;
+    if (last_of_group(row, line)) multiply_group(*row, across, line);
+}
+
+void machine_group_fence(int line) {
+    if (last_of_group(nullptr, line)) warpgroups[current / GROUP].fenced = true;
+}
+
+void machine_group_commit(int line) {
+    if (!last_of_group(nullptr, line)) return;
+    warpgroups[current / GROUP].closed++;
+    turns[clock_of_group(current / GROUP)]++;
+}
+
+void machine_group_wait(int left, int line) {
+    if (last_of_group(nullptr, line)) wait_for_group(left);
+}
+
+unsigned machine_elect() { return current % WARP == 0; }
+
+unsigned long long machine_descriptor(const void *at, int leading, int stride, int mode) {
+    unsigned long long offset = (const char *)at - memories.back().begin;
+    return (offset & 0x3ffff) >> 4 | (unsigned long long)leading << 16 | (unsigned long long)stride << 32 |
+           (unsigned long long)mode << 62;
 }
 
 #define ACCESS(n) \
@@ -584,7 +746,8 @@ int machine_run(void (*kernel)(void **), void **addresses, int count, const unsi
 
     unsigned n = block[0] * block[1] * block[2];
     fibers.assign(n, Fiber());
-    turns.assign((n + WARP - 1) / WARP, 0);
+    warp_count = (int)(n + WARP - 1) / WARP;
+    turns.assign(machine_asynchronous ? 2 * warp_count + MOST_BARRIERS + MOST_GROUPS : warp_count, 0);
     stack_bytes = (size_t)stack;
     stacks_bytes = stack_bytes * n;
     void *room = mmap(nullptr, stacks_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

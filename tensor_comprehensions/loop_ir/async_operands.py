@@ -1,0 +1,79 @@
+"""What copies of boxes and products of warpgroups take from memory: why the hardware would not, if so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.memory_layout import contiguous_strides
+from .atoms import ATOMS
+from .intrinsics import TMA_LOADS, TMA_RANKS, TMA_STORES, Intrinsic
+from .matrix_descriptor import matrix_placement, row_bytes_of, swizzle_of
+from .nodes import Buffer, Invoke, Space, TensorMap
+
+_MOST = 256
+"""The longest side of a box, in elements."""
+_UNIT = 16
+"""Bytes of which the strides of the tensor and the rows of a box are multiples."""
+
+
+def tensor_map_fault(m: TensorMap, buffers: Sequence[Buffer]) -> str | None:
+    """Why there is no such tensor map of one of the buffers."""
+    size = m.buffer.type.dtype.size
+    row, strides = m.box[-1] * size, m.buffer.strides
+    if m.buffer not in buffers:
+        return f"{m.buffer.name} is no argument or temporary"
+    if len(m.box) != len(m.buffer.shape) or len(m.box) not in TMA_RANKS:
+        return f"its box has {len(m.box)} dimensions"
+    if not all(1 <= n <= _MOST for n in m.box):
+        return f"the box {m.box} has sides beyond {_MOST}"
+    if row % _UNIT:
+        return f"the box {m.box} has rows of {row} bytes, no multiple of {_UNIT}"
+    if m.swizzle not in (0, 32, 64, 128):
+        return f"there is no swizzle of {m.swizzle} bytes"
+    if m.swizzle and row > m.swizzle:
+        return "its rows are longer than its swizzle"
+    if m.buffer.dynamic or strides[-1] != 1 or any(s * size % _UNIT for s in strides[:-1]):
+        return f"the strides of {m.buffer.name} are no multiples of {_UNIT} bytes"
+    return None
+
+
+def box_fault(s: Invoke, mapped: int, maps: Sequence[TensorMap]) -> str | None:
+    """Why the shared memory at an operand is no box of the tensor map, row by row and swizzled alike."""
+    (tensor, _), (memory, _), number = s.operands[mapped], s.operands[1 - mapped], s.attributes[0]
+    if not 0 <= number < len(maps):
+        return f"there is no tensor map {number}"
+    m = maps[number]
+    if m.buffer != tensor:
+        return f"the tensor map {m.name} is of {m.buffer.name}, not of {tensor.name}"
+    if (TMA_LOADS | TMA_STORES)[s.name] != len(m.box):
+        return f"{s.name} of a box of {len(m.box)} dimensions"
+    if memory.space is not Space.SHARED or memory.type != tensor.type:
+        return f"{s.name} takes {tensor.type} in shared memory, not {memory.name}"
+    box = tuple(n for n in m.box[:-1] if n > 1) + m.box[-1:]
+    parts, strides = memory.shape[-len(box) :], memory.strides[-len(box) :]
+    fits = len(parts) == len(box) and box[1:] == parts[1:] and box[0] <= parts[0]
+    if not fits or strides != contiguous_strides(box):
+        return f"{memory.name}{list(memory.shape)} holds no box {m.box}"
+    wanted = swizzle_of(m.swizzle, tensor.type.dtype.size) if m.swizzle else None
+    if memory.swizzle != wanted or (m.swizzle and box[-1] * tensor.type.dtype.size != m.swizzle):
+        return f"{memory.name} is not swizzled as the tensor map {m.name}"
+    return None
+
+
+def described_fault(s: Invoke, number: int, known: Intrinsic) -> str | None:
+    """Why no descriptor leads to the matrix at an operand."""
+    memory, operand = s.operands[number][0], ATOMS[known.atom].operands[number]
+    size = memory.type.dtype.size
+    held = operand.dtype.bits == 8 * size and operand.dtype.is_float == memory.type.dtype.is_float
+    if memory.space is not Space.SHARED or not held:
+        return f"{s.name} takes no {memory.type} in {memory.space.value}"
+    found = matrix_placement(memory, across=number in known.across)
+    if isinstance(found, str):
+        return f"no descriptor leads to {memory.name}: {found}"
+    rows, columns, width = operand.rows, operand.columns, row_bytes_of(memory) // size
+    if number in known.across:
+        parts = memory.shape[-3] if len(memory.shape) > 2 else 1
+        fits = columns <= memory.shape[-2] and rows <= width * (parts if rows > width else 1)
+    else:
+        fits = rows <= memory.shape[-2] and columns <= width
+    return None if fits else f"{memory.name}{list(memory.shape)} holds no {rows} x {columns}"

@@ -1,0 +1,304 @@
+"""The rows of Hopper on random bits: interpreter = emulator = NumPy; descriptors lead to the bytes of their tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensor_comprehensions.codegen.gpu.cuda_printer import emit_cuda
+from tensor_comprehensions.core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT16, UINT32, UINT64, DType
+from tensor_comprehensions.core.errors import InternalError
+from tensor_comprehensions.loop_ir import build as b
+from tensor_comprehensions.loop_ir import nodes as ir
+from tensor_comprehensions.loop_ir.atoms import ATOMS
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
+from tensor_comprehensions.loop_ir.intrinsics import INTRINSICS
+from tensor_comprehensions.loop_ir.matrix_descriptor import MatrixPlacement, matrix_placement, swizzle_of
+from tensor_comprehensions.loop_ir.rewrite import map_stmt
+from tensor_comprehensions.loop_ir.verify import verify
+from tensor_comprehensions.runtime.cuda import nvrtc
+from tensor_comprehensions.runtime.emulate import emulator
+from tensor_comprehensions.tiles.descriptors import descriptor
+
+from ..helpers.tile_gemm_hopper import TX, call, shared, swizzled
+
+Array = np.ndarray[Any, Any]
+SEED = 91
+ZERO = b.const(0)
+BAR = b.buffer("bar", UINT64, (1,), ir.Space.BARRIER)
+needs_compiler = pytest.mark.skipif(not emulator.is_emulator_available(), reason="there is no C++ compiler")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module, its arrays with bfloat16 as bits, and what must be in `out`."""
+
+    module: ir.Module
+    arrays: dict[str, Array]
+    expected: Array
+
+
+def launched(
+    name: str, body: ir.Stmt, arguments: tuple[ir.Buffer, ...], threads: int, maps: tuple[ir.TensorMap, ...] = ()
+) -> ir.Module:
+    kernel = ir.Kernel(name, body, ir.Launch((1, 1, 1), (threads, 1, 1)), maps=maps)
+    return ir.Module(name, arguments, (), (kernel,), (), ("out",))
+
+
+def loaded(*copies: ir.Stmt, size: int) -> ir.Stmt:
+    """One thread loads boxes; all wait for them."""
+    expect = call("barrier_expect", (BAR, (0,)), attributes=(size,))
+    return b.block(
+        ir.If(b.eq(TX, 0), b.block(call("barrier_init", (BAR, (0,)), attributes=(1,)), call("fence_barrier_init"))),
+        call("barrier"),
+        ir.If(b.eq(TX, 0), b.block(expect, *copies)),
+        call("barrier_wait", (BAR, (0,)), values=(ZERO,)),
+    )
+
+
+# --- boxes -------------------------------------------------------------------------------------------------------
+
+
+def box_case(
+    shape: tuple[int, ...], box: tuple[int, ...], first: tuple[int, ...], rng: np.random.Generator, swizzle: int = 0
+) -> Case:
+    """A box that leaves the tensor on several sides: zeros come from there, and nothing goes back there."""
+    rank, inner = len(box), box[-1]
+    rows = prod(box) // inner
+    source, out = b.buffer("m", UINT16, shape), b.buffer("out", UINT16, shape)
+    plain = b.buffer("plain", UINT16, (rows, inner))
+    tile = shared("s", UINT16, *box)
+    if swizzle:
+        tile = swizzled(tile, swizzle_of(swizzle, 2))
+    maps = tuple(ir.TensorMap(x.name, x, box, swizzle) for x in (source, out))
+    at = tuple(map(b.const, first))
+    start = (0,) * rank
+    load = call(f"tma_load_{rank}", (tile, start), (source, at), (BAR, (0,)), attributes=(0,))
+    row = [b.mod(b.div(TX, prod(box[d + 1 : -1])), box[d]) for d in range(rank - 1)]
+    kept = [ir.If(b.lt(TX, rows), b.store(plain, (TX, c), b.load(tile, *row, c))) for c in range(inner)]
+    again = [
+        ir.If(b.lt(TX, rows), b.store(tile, (*row, b.const(c)), b.add(b.load(tile, *row, c), b.const(1, UINT16))))
+        for c in range(inner)
+    ]
+    store = b.block(
+        call(f"tma_store_{rank}", (out, at), (tile, start), attributes=(1,)),
+        call("bulk_commit"),
+        call("bulk_wait", attributes=(0,)),
+    )
+    body = b.block(
+        loaded(load, size=2 * prod(box)), *kept, *again, call("fence_async"), call("barrier"), ir.If(b.eq(TX, 0), store)
+    )
+    threads = -(-rows // 32) * 32
+    arrays = {"m": rng.integers(1, 1 << 16, shape).astype(np.uint16), "plain": np.zeros((rows, inner), np.uint16)}
+    expected = np.zeros(shape, np.uint16)
+    inside = tuple(slice(max(f, 0), max(min(f + n, e), max(f, 0))) for f, n, e in zip(first, box, shape, strict=True))
+    expected[inside] = arrays["m"][inside] + np.uint16(1)
+    body = b.allocate([tile, BAR], body)
+    m = launched(f"box_{rank}_{swizzle}", body, (source, out, plain), threads, maps)
+    m = ir.Module(m.name, m.arguments, (), m.kernels, (), ("out", "plain"))
+    return Case(m, arrays, expected)
+
+
+# --- products ----------------------------------------------------------------------------------------------------
+
+TYPES = {"f16": FLOAT16, "bf16": BFLOAT16, "tf32": FLOAT32, "s8": INT8}
+
+
+def product_case(name: str, rng: np.random.Generator) -> Case:
+    """`out = out0 + A @ B.T` of one instruction, in which the left factor may be in registers, the right one across."""
+    known = INTRINSICS[name]
+    atom = ATOMS[known.atom]
+    total, left, right = atom.operands
+    dtype = TYPES[atom.opcode.rpartition(".")[2]]
+    width = 128 // dtype.size
+    in_registers, across = 1 in known.registers, bool(known.across)
+    b_shape = (-(-right.rows // width), 64, width) if across else (right.rows, width)
+    sources = [b.buffer("A", dtype, (64, width)), b.buffer("B", dtype, b_shape)]
+    tiles = [swizzled(shared(f"s{x.name}", dtype, *x.shape), swizzle_of(128, dtype.size)) for x in sources]
+    words = b.buffer("words", UINT32, (128, left.registers))
+    start, out = (b.buffer(n, total.register, (128, total.registers)) for n in ("start", "out"))
+    acc = b.buffer("acc", total.register, (total.registers,), ir.Space.REGISTER)
+    held = b.buffer("held", UINT32, (left.registers,), ir.Space.REGISTER)
+    maps = tuple(ir.TensorMap(x.name, x, (*(1,) * (len(x.shape) - 2), *x.shape[-2:]), 128) for x in sources)
+    copies = []
+    for n, (x, tile) in enumerate(zip(sources, tiles, strict=True)):
+        for part in range(x.shape[0] if len(x.shape) == 3 else 1):
+            at = (part, 0, 0) if len(x.shape) == 3 else (0, 0)
+            copies.append(call(f"tma_load_{len(at)}", (tile, at), (x, at), (BAR, (0,)), attributes=(n,)))
+    step = 2 * left.columns * left.dtype.bits // 8 // dtype.size  # the third step along K of a row
+    first = (held, (0,)) if in_registers else (tiles[0], (0, step))
+    second = (tiles[1], (0, step, 0) if across else (0, step))
+    body = b.block(
+        loaded(*copies, size=sum(x.bytes for x in sources)),
+        *(b.store(acc, (n,), b.load(start, TX, n)) for n in range(total.registers)),
+        *(b.store(held, (n,), b.load(words, TX, n)) for n in range(left.registers)),
+        call("wgmma_fence"),
+        call(name, (acc, (0,)), first, second, values=(b.const(True, b.eq(TX, 0).type.dtype),)),
+        call("wgmma_commit"),
+        call("wgmma_wait", attributes=(0,)),
+        *(b.store(out, (TX, n), b.load(acc, n)) for n in range(total.registers)),
+    )
+    arrays = {x.name: random(rng, x.type.dtype, x.shape) for x in (*sources, start)}
+    values = {n: numbers(arrays[n], dtype, left.dtype.name) for n in ("A", "B")}
+    a = values["A"][:, step : step + left.columns]
+    if across:
+        w = values["B"].transpose(0, 2, 1).reshape(-1, 64)[: right.rows, step : step + left.columns]
+    else:
+        w = values["B"][:, step : step + left.columns]
+    places = np.array([[left.place(t, v) for v in range(left.values)] for t in range(128)])
+    raw = arrays["A"][:, step : step + left.columns][places[..., 0], places[..., 1]]
+    arrays["words"] = np.ascontiguousarray(raw).view(np.uint32).reshape(128, left.registers)
+    spots = np.array([[total.place(t, v) for v in range(total.values)] for t in range(128)])
+    sums = arrays["start"].astype(a.dtype)
+    for k in range(a.shape[1]):
+        sums = sums + (a[:, k, None] * w[:, k])[spots[..., 0], spots[..., 1]]
+    kernel = b.allocate([*tiles, BAR, acc, held], body)
+    m = launched(name, kernel, (*sources, words, start, out), 128, maps)
+    return Case(m, arrays, sums.astype(arrays["start"].dtype))
+
+
+def random(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...]) -> Array:
+    if dtype in (INT8, INT32):
+        return rng.integers(-100, 100, shape).astype(dtype.name)
+    values = rng.normal(size=shape).astype(np.float32)
+    if dtype == BFLOAT16:
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(dtype.name)
+
+
+def numbers(x: Array, dtype: DType, kind: str) -> Array:
+    if dtype == BFLOAT16:
+        return (x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if kind == "tfloat32":
+        return (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+    return x.astype(np.int64 if dtype == INT8 else np.float64)
+
+
+PRODUCTS = [
+    "wgmma_m64n8k16_f32_f16",
+    "wgmma_m64n24k32_s32_s8",
+    "wgmma_m64n32k8_f32_tf32",
+    "wgmma_m64n40k8_f32_tf32_registers",
+    "wgmma_m64n48k16_f32_bf16_across",
+    "wgmma_m64n64k16_f32_f16_registers",
+    "wgmma_m64n96k32_s32_s8_registers",
+    "wgmma_m64n128k16_f32_bf16_registers_across",
+    "wgmma_m64n256k16_f32_bf16",
+]
+
+
+@cache
+def cases() -> dict[str, Case]:
+    rng = np.random.default_rng(SEED)
+    found = {name: product_case(name, rng) for name in PRODUCTS}
+    boxes = [
+        box_case((20, 64), (16, 64), (9, 0), rng, 128),
+        box_case((20, 40), (16, 32), (-3, 16), rng, 64),
+        box_case((20, 24), (24, 16), (-2, -8), rng, 32),
+        box_case((5, 9, 24), (2, 4, 16), (4, 6, 16), rng),
+        box_case((5, 3, 9, 64), (2, 3, 8, 64), (3, -1, 4, 0), rng, 128),
+        box_case((2, 3, 3, 6, 16), (1, 2, 2, 4, 8), (1, 2, -1, 4, 8), rng),
+    ]
+    return found | {c.module.name: c for c in boxes}
+
+
+def wide(x: Array, buffer: ir.Buffer) -> Array:
+    """As the interpreter holds it."""
+    return (x.astype(np.uint32) << 16).view(np.float32) if buffer.type.dtype == BFLOAT16 else x.copy()
+
+
+def arrays_of(c: Case) -> dict[str, Array]:
+    out = next(a for a in c.module.arguments if a.name == "out")
+    return {**{n: a.copy() for n, a in c.arrays.items()}, "out": np.zeros(out.shape, out.type.dtype.name)}
+
+
+@pytest.mark.parametrize("name", cases())
+def test_interpreter(name: str) -> None:
+    c = cases()[name]
+    verify(c.module)
+    arrays = {a.name: wide(arrays_of(c)[a.name], a) for a in c.module.arguments}
+    assert interpret(c.module, arrays) == []
+    np.testing.assert_array_equal(arrays["out"], c.expected, err_msg=f"seed {SEED}")
+
+
+@needs_compiler
+def test_emulator() -> None:
+    built = emulator.build_emulated([emit_cuda(c.module) for c in cases().values()])
+    for c, one in zip(cases().values(), built, strict=True):
+        arrays = arrays_of(c)
+        assert emulator.run_emulated_module(one, c.module, arrays) == (0, 0)
+        np.testing.assert_array_equal(arrays["out"], c.expected, err_msg=f"{c.module.name}, seed {SEED}")
+
+
+def without_fence(s: ir.Stmt) -> ir.Stmt:
+    return b.block() if isinstance(s, ir.Invoke) and s.name == "fence_async" else s
+
+
+def overwritten(s: ir.Stmt) -> ir.Stmt:
+    """What is being stored is written again, with no wait between."""
+    if not isinstance(s, ir.Invoke) or s.name != "bulk_wait":
+        return s
+    tile = swizzled(shared("s", UINT16, 16, 64), swizzle_of(128, 2))
+    return b.store(tile, (ZERO, ZERO), b.const(3, UINT16))
+
+
+def moved(s: ir.Stmt) -> ir.Stmt:
+    """The box begins in the middle of the swizzle's pattern."""
+    if not isinstance(s, ir.Invoke) or not s.name.startswith("tma_load"):
+        return s
+    (tile, _), *rest = s.operands
+    return replace(s, operands=((tile, (b.const(4), ZERO)), *rest))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_fence, r"fence: .* s\["),
+        (overwritten, r"race: .* s\[.*stores of boxes of warp 0"),
+        (moved, r"misaligned: .*s\[|dimension 1 of s|out of bounds"),
+    ],
+)
+def test_faults_around_boxes(change: Callable[[ir.Stmt], ir.Stmt], message: str) -> None:
+    c = cases()["box_2_128"]
+
+    def on_stmt(s: ir.Stmt) -> ir.Stmt:
+        return change(map_stmt(s, lambda e: e, on_stmt))
+
+    (kernel,) = c.module.kernels
+    m = replace(c.module, kernels=(replace(kernel, body=on_stmt(kernel.body)),))
+    with pytest.raises(InternalError, match=message):
+        interpret(m, arrays_of(c))
+    if emulator.is_emulator_available():
+        with pytest.raises(InternalError, match=message):
+            emulator.run_emulated_code(emit_cuda(m), m, arrays_of(c))
+
+
+@pytest.mark.skipif(not nvrtc.is_nvrtc_available(), reason="NVRTC is not installed")
+@pytest.mark.parametrize("name", ["box_5_0", "wgmma_m64n128k16_f32_bf16_registers_across", "wgmma_m64n24k32_s32_s8"])
+def test_calls_compile(name: str) -> None:
+    resources = nvrtc.compile_text(emit_cuda(cases()[name].module).source, "sm_90a").resources
+    assert {r.spill_stores for r in resources.values()} == {0}
+
+
+@pytest.mark.parametrize("width", [128, 64, 32])
+def test_placements_are_those_of_descriptors(width: int) -> None:
+    """`tiles.descriptors` proves, byte by byte, where its descriptors lead."""
+    for dtype in (INT8, FLOAT16, FLOAT32):
+        columns = width // dtype.size
+        tile = swizzled(shared("s", dtype, 2, 64, columns), swizzle_of(width, dtype.size))
+        expected = descriptor(major="K", swizzle=width, address=0, bits=dtype.bits).value
+        assert _value(matrix_placement(tile, across=False)) == expected
+    tile = swizzled(shared("s", FLOAT16, 4, 64, width // 2), swizzle_of(width, 2))
+    expected = descriptor(major="MN", swizzle=width, address=0, rows=64).value
+    assert _value(matrix_placement(tile, across=True)) == expected
+
+
+def _value(p: MatrixPlacement | str) -> int:
+    assert isinstance(p, MatrixPlacement), p
+    return p.leading << 16 | p.stride << 32 | p.mode << 62
