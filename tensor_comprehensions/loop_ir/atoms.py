@@ -7,7 +7,7 @@ moves of bytes. Wider atoms stand before narrower ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -16,6 +16,7 @@ from math import prod
 from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT8, INT32, UINT8, UINT16, UINT32, DType, Kind
 from ..layouts import Layout
 from ..layouts.layout import flatten_tuple
+from .lazy_table import LazyTable
 from .nodes import Space
 
 TFLOAT32 = DType("tfloat32", Kind.FLOAT, 32)
@@ -258,7 +259,7 @@ def _moves() -> Iterator[Atom]:
     yield from _thread_moves()
 
 
-ATOMS = {a.name: a for a in (*_products(), *_moves())}
+ATOMS: Mapping[str, Atom] = LazyTable({}, lambda: {a.name: a for a in (*_products(), *_moves())})
 """All atoms by name, wider ones first."""
 
 

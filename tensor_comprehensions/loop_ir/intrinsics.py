@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..core.dtypes import BOOL, INT64, DType
 from .atoms import ATOMS, FLOAT8, WARP, WARPGROUP, Atom
+from .lazy_table import LazyTable
 from .nodes import Invoke, Space
 
 CACHE_LINE = 64
@@ -89,7 +90,7 @@ def _rows_of(a: Atom) -> Iterator[Intrinsic]:
     return _of_group(a) if a.group == WARPGROUP else iter((_of_atom(a),))
 
 
-INTRINSICS = {
+_OWN = {
     i.name: i
     for i in (
         # The cache line of an element is wanted soon; the attribute tells whether to be written (1) or only read (0).
@@ -126,10 +127,6 @@ INTRINSICS = {
         # sum (m, n), left (m, k), right (k, n): add the products of the pairs of bfloat16 in left and right, as many
         # `DOT_BFLOAT16` along k as there are. Subnormal numbers may count as zero.
         Intrinsic(FRAGMENT_DOT_BFLOAT16, operands=3, attributes=0, fragments=(0, 1, 2), written=(0,)),
-        # registers, shared memory: each lane's row of 16 bytes; registers, registers; or sum, left, right of products.
-        # Sums that begin anew where the value is false. Products of a warpgroup read their operands, and change their
-        # sums, until the warpgroup has waited for their group.
-        *(i for a in filter(_is_invoked, ATOMS.values()) for i in _rows_of(a)),
         # barrier; (arrivals,): so many end each of its phases. Others know of it after a fence, then a barrier of the
         # block.
         Intrinsic(BARRIER_INIT, operands=1, attributes=1, barriers=(0,)),
@@ -161,6 +158,19 @@ INTRINSICS = {
         Intrinsic(ELECT, operands=1, attributes=0, group=WARP, registers=(0,), written=(0,)),
     )
 }
+
+
+def _atom_rows() -> dict[str, Intrinsic]:
+    """A row for each atom, which takes registers and each lane's row of 16 bytes, registers, or sum, left and right.
+
+    Sums begin anew where the value is false. Products of a warpgroup read their operands, and change their sums, until
+    the warpgroup has waited for their group.
+    """
+    return {i.name: i for a in filter(_is_invoked, ATOMS.values()) for i in _rows_of(a)}
+
+
+INTRINSICS: Mapping[str, Intrinsic] = LazyTable(_OWN, _atom_rows)
+"""All rows by name."""
 
 
 def is_hint(s: Invoke) -> bool:

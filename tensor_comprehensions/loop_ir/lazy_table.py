@@ -1,0 +1,36 @@
+"""A table whose rare rows are made when one of them is asked for: compilers for CPUs never need those of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+V = TypeVar("V")
+
+
+class LazyTable(Mapping[str, V]):
+    """Rows by name.
+
+    Args:
+        rows: those that are there from the start.
+        make: the others, which stand after them.
+    """
+
+    def __init__(self, rows: Mapping[str, V], make: Callable[[], Mapping[str, V]]) -> None:
+        self._rows, self._make = rows, make
+        self._all: Mapping[str, V] | None = None
+
+    def __getitem__(self, name: str) -> V:
+        found = self._rows.get(name)
+        return self._every_row()[name] if found is None else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._every_row())
+
+    def __len__(self) -> int:
+        return len(self._every_row())
+
+    def _every_row(self) -> Mapping[str, V]:
+        if self._all is None:
+            self._all = {**self._rows, **self._make()}
+        return self._all
