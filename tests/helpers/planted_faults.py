@@ -27,8 +27,8 @@ def replace_buffer(s: Stmt, old: Buffer, new: Buffer) -> Stmt:
         match c:
             case Store(b, indices, value, op, mask) if b.name == old.name:
                 return Store(new, indices, value, op, mask, c.nontemporal, c.atomic)
-            case Invoke(name, operands, attributes):
-                return Invoke(name, tuple((new if b.name == old.name else b, w) for b, w in operands), attributes)
+            case Invoke(operands=operands):
+                return replace(c, operands=tuple((new if b.name == old.name else b, w) for b, w in operands))
         return c
 
     return on_stmt(s)
