@@ -450,9 +450,11 @@ class Tuner:
         return reply
 
     def _codes_of(self, options: Sequence[CpuOptions]) -> list[pb.Code]:
-        """The codes that were measured, where all are at hand: a search that goes on has none."""
-        digests = [self._by_options[o].digest for o in options]
-        return [c for d in digests for c in self._codes[d]] if all(d in self._codes for d in digests) else []
+        """The codes that were measured, where all are at hand: a search that goes on has none, one that was interrupted
+        may lack the default's."""
+        known = [self._by_options.get(o) for o in options]
+        codes = [self._codes.get(outcome.digest) for outcome in known if outcome is not None]
+        return [c for found in codes if found for c in found] if len(codes) == len(options) and all(codes) else []
 
 
 def _racing(seconds: float) -> float:

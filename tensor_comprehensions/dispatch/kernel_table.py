@@ -11,6 +11,7 @@ from functools import cached_property
 from logging import DEBUG
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor, strided
 
 from ..compiler.compiled_kernel import CompiledCpuKernel
@@ -73,10 +74,13 @@ def may_be_sparse(value: object) -> bool:
     """Whether an argument is a sparse tensor of any kind; nothing is imported to find out."""
     if isinstance(value, Tensor):
         return value.layout is not strided and not value.is_nested
+    if isinstance(value, NEVER_SPARSE):  # Dynamo cannot ask for the module of these
+        return False
     module = type(value).__module__
     return module.startswith("scipy.sparse") or (module == _SPARSE and type(value).__name__ == "SparseTensor")
 
 
+NEVER_SPARSE = (bool, int, float, complex, str, bytes, list, tuple, dict, type(None), np.ndarray, np.generic)
 _SPARSE = "tensor_comprehensions.dispatch.sparse.sparse_tensor"
 OptionsProvider = Callable[[Function, BoundFunction, Arguments], CpuOptions | None]
 """How to lower a def for certain arguments; None leaves it to the cost models."""

@@ -476,3 +476,11 @@ def test_a_search_uses_its_budget_but_for_a_last_batch_and_the_race(monkeypatch:
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     found = tuned(Slow(), replace(EFFORT, seconds=300.0, generations=1000, population=24))
     assert 300.0 - 5.0 - 2 * Slow.width <= found.outcomes[-1].elapsed <= 300.0
+
+
+def test_a_race_compiles_what_an_interrupted_search_never_measured() -> None:
+    outcome = SimpleNamespace(digest="measured")
+    search = SimpleNamespace(_by_options={CpuOptions(fusion="min"): outcome}, _codes={"measured": (pb.Code(),)})
+    codes_of: Any = Tuner._codes_of
+    assert codes_of(search, [CpuOptions(fusion="min")]) == [pb.Code()]
+    assert codes_of(search, [CpuOptions(), CpuOptions(fusion="min")]) == []
