@@ -197,7 +197,7 @@ def _version(name: str) -> str:
     """Of the loaded module where there is one: looking for metadata takes longer than finding a kernel."""
     module = sys.modules.get(name.replace("-", "_"))
     if isinstance(text := getattr(module, "__version__", None), str):
-        return text
+        return str(text)  # torch's is a class of its own, whose comparisons fail for some texts
     try:
         return version(name)
     except PackageNotFoundError:

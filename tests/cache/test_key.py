@@ -260,6 +260,12 @@ def test_a_package_that_is_not_files_has_no_digest(tmp_path: Path, monkeypatch: 
     package_digest.package_digest.cache_clear()
 
 
+def test_versions_are_plain_texts() -> None:
+    versions = dict(key.toolchain_versions())
+    assert {type(text) for text in versions.values()} == {str}
+    assert versions["torch"] != "9" * 5000  # torch's own class would make a number of it
+
+
 def test_a_schedule_is_written_as_it_prints() -> None:
     schedule = tile(m=8) >> vectorize("n")
     assert key.canonical_text((("C", schedule),)) == f"(('C', {schedule!r}))"

@@ -390,7 +390,7 @@ def test_a_wrong_layout_is_a_wrong_product(monkeypatch: pytest.MonkeyPatch) -> N
     assert str(left.layout) == "((4, 8), (4, 2, 2)) : ((64, 1), (16, 8, 256))"
     swapped = replace(left, layout=layouts.Layout(((4, 8), (4, 2, 2)), ((64, 1), (16, 256, 8))))
     operands = (atom.operands[0], swapped, atom.operands[2])
-    monkeypatch.setitem(ATOMS, name, replace(atom, operands=operands))
+    monkeypatch.setattr(ATOMS, "_all", {**ATOMS, name: replace(atom, operands=operands)})
     by_interpreter, by_emulator = arrays_of(c), arrays_of(c)
     interpret(c.module, by_interpreter)
     emulator.run_emulated_code(emit_cuda(c.module), c.module, by_emulator)
