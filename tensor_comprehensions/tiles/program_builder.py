@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..core.dtypes import FLOAT32, DType
+from ..core.dtypes import BOOL, FLOAT32, DType
 from ..core.errors import ArgumentError
-from ..layouts.layout import IntTuple
+from ..layouts.layout import IntTuple, flatten_tuple
 from ..loop_ir import build
 from ..loop_ir.atoms import WARP
 from ..loop_ir.nodes import Expr, Space
@@ -46,10 +46,10 @@ class ProgramBuilder:
             group: so many rows of tiles, where that divides their number, are walked side by side: blocks that run at
                 the same time share what they read.
         """
-        if self.names or len(tensor.tensor.parts) < 2:
+        if not isinstance(tensor, MemoryView) or self.names or len(tensor.tensor.parts) < 2:
             raise ArgumentError(
                 f"cannot map blocks to {tensor}", expected="a tiled tensor, once in a kernel",
-                found="blocks are mapped already" if self.names else str(tensor.tensor),
+                found="blocks are mapped already" if self.names else str(tensor),
             )  # fmt: skip
         outer = tensor.tensor.parts[0]
         sizes = [n.size for n, whole in zip(outer.layouts[0].modes, outer.whole, strict=True) if not whole]
@@ -85,6 +85,7 @@ class ProgramBuilder:
 
     def shared(self, name: str, shape: Sequence[IntTuple], dtype: DType) -> MemoryView:
         """A tensor in the block's shared memory. Its swizzle is chosen from the accesses."""
+        _check_memory(name, shape, dtype)
         made = MemoryView.of(self._fresh(name), tuple(shape), dtype, Space.SHARED)
         self._add(specs.Allocate(made))
         return made
@@ -93,6 +94,7 @@ class ProgramBuilder:
         self, name: str, shape: Sequence[IntTuple], dtype: DType, *, by: ThreadTensor, vector: int = 1
     ) -> RegisterFragment:
         """A tile spread over the innermost level of `by`, `vector` neighbors of a row at a time."""
+        _check_memory(name, shape, dtype)
         group, plain = by.parts[-1].size, build.integer(by.offset) == 0
         rows, columns = (1, *shape)[-2:]
         good = plain and by.levels[-1].flat == ((group, 1),) and isinstance(rows, int) and isinstance(columns, int)
@@ -167,10 +169,14 @@ class ProgramBuilder:
 
     def wait_copies(self, groups: int = 0) -> None:
         """Wait until at most `groups` groups of copies are not done."""
+        if type(groups) is not int or groups < 0:
+            raise ArgumentError("cannot wait for copies", expected="a number of groups, 0 or more", found=repr(groups))
         self._add(specs.WaitCopies(groups))
 
     def loop(self, count: int) -> Iterator[Expr]:
         """`for i in k.loop(n)`: the body is traced once, and runs n times."""
+        if type(count) is not int or count < 0:
+            raise ArgumentError("cannot loop", expected="a number of steps, 0 or more", found=repr(count))
         var = self._fresh("i")
         outer, self._body = self._body, []
         self._depth += 1
@@ -184,6 +190,8 @@ class ProgramBuilder:
     @contextmanager
     def when(self, condition: Expr) -> Iterator[None]:
         """The body runs where a condition holds that all threads of the block agree on."""
+        if not isinstance(condition, Expr) or condition.type.dtype != BOOL:
+            raise ArgumentError("cannot branch", expected="a condition on indices", found=str(condition))
         outer, self._body = self._body, []
         try:
             yield
@@ -200,6 +208,13 @@ class ProgramBuilder:
             raise ArgumentError(
                 "a ring needs stages to fill and to use", expected="a depth of 2 or more", found=str(depth)
             )
+        if not callable(fill) or not callable(use):
+            raise ArgumentError(
+                "a ring is filled and used by functions", expected="fill(stage, step) and use(stage, step)",
+                found=f"{type(fill).__name__} and {type(use).__name__}",
+            )  # fmt: skip
+        if type(count) is not int or count < 0:
+            raise ArgumentError("cannot loop", expected="a number of steps, 0 or more", found=repr(count))
         if self._used_ring or self._depth:
             self.sync()  # all have read what the ring before left
         self._used_ring = True
@@ -269,3 +284,18 @@ class ProgramBuilder:
         """A name that no other tile has."""
         number = self._taken[name] = self._taken.get(name, 0) + 1
         return name if number == 1 else self._fresh(f"{name}_{number}")
+
+
+def _check_memory(name: object, shape: object, dtype: object) -> None:
+    """Refuse what is no name, shape or type of a tensor."""
+    sizes = flatten_tuple(tuple(shape)) if _is_shape(shape) else ()  # type: ignore[arg-type]
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ArgumentError("a tensor needs a name", expected="an identifier", found=repr(name))
+    if not sizes or min(sizes) < 1:
+        raise ArgumentError(f"{name} has no such shape", expected="sizes of 1 or more", found=repr(shape))
+    if not isinstance(dtype, DType):
+        raise ArgumentError(f"{name} has no such type", expected="a type such as t.fp16", found=repr(dtype))
+
+
+def _is_shape(x: object) -> bool:
+    return isinstance(x, tuple | list) and all(type(n) is int or (isinstance(n, tuple) and _is_shape(n)) for n in x)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.errors import ArgumentError
+from ..core.errors import ArgumentError, InternalError, TCError
 from ..loop_ir.nodes import Space
 from ..target import GpuTarget
 from . import specs
@@ -32,6 +33,8 @@ class TileProgram:
     @staticmethod
     def of(text: str, function: Callable[..., None]) -> TileProgram:
         """The kernel of a header and a function. Raises ArgumentError where they disagree."""
+        if not callable(function):
+            raise ArgumentError("a tile kernel is made of a function", found=type(function).__name__)
         known = header(text)
         names = [p.name for p in (*known.outputs, *known.inputs)]
         taken = list(inspect.signature(function).parameters)[1:]
@@ -70,16 +73,39 @@ class TileProgram:
         sizes = self.header.match_sizes(shapes)
         k = ProgramBuilder(self.name, target)
         views = [_argument(p, sizes) for p in (*self.header.outputs, *self.header.inputs)]
-        self.function(k, *views, **parameters)
-        if not k.num_threads:
-            raise ArgumentError(f"{self.name} has no threads", suggestion="begin with k.threads(128)")
-        program = specs.Program(
-            self.name, tuple(v.buffer for v in views), len(self.header.outputs), k.num_blocks, k.num_threads,
-            tuple(k.names), k.body(),
-        )  # fmt: skip
-        return decompose(program, target)
+        with self._errors_of_the_function():
+            self.function(k, *views, **parameters)
+            if not k.num_threads:
+                raise ArgumentError(f"{self.name} has no threads", suggestion="begin with k.threads(128)")
+            program = specs.Program(
+                self.name, tuple(v.buffer for v in views), len(self.header.outputs), k.num_blocks, k.num_threads,
+                tuple(k.names), k.body(),
+            )  # fmt: skip
+            return decompose(program, target)
+
+    @contextmanager
+    def _errors_of_the_function(self) -> Iterator[None]:
+        """Exceptions that the user's code raises become ArgumentErrors; those of the package stay what they are."""
+        try:
+            yield
+        except (TCError, InternalError, RecursionError, MemoryError):
+            raise
+        except Exception as error:
+            if not self._was_raised_by_function(error):
+                raise
+            raise ArgumentError(f"the function of {self.name} raised {type(error).__name__}: {error}") from error
+
+    def _was_raised_by_function(self, error: Exception) -> bool:
+        """Whether the innermost frame is not the package's: kernels of its own library count as the user's."""
+        frame = error.__traceback__
+        while frame is not None and frame.tb_next is not None:
+            frame = frame.tb_next
+        module = "" if frame is None else str(frame.tb_frame.f_globals.get("__name__", ""))
+        return module == self.function.__module__ or module.partition(".")[0] != __name__.partition(".")[0]
 
 
 def _argument(p: Parameter, sizes: Mapping[str, int]) -> MemoryView:
     shape = [sizes[n] if isinstance(n, str) else n for n in p.shape]
+    if 0 in shape:
+        raise ArgumentError(f"{p.name} has no elements", expected="sizes of 1 or more", found=str(shape))
     return MemoryView.of(p.name, shape, p.dtype, Space.GLOBAL)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tensor_comprehensions as tc
+from tensor_comprehensions import tiles as t
 from tensor_comprehensions.layouts import Layout
 from tensor_comprehensions.loop_ir import build
 from tensor_comprehensions.loop_ir import nodes as ir
@@ -329,3 +330,75 @@ def moved(s: ir.Stmt) -> ir.Stmt:
         return s
     (to, (row, *rest)), source = s.operands
     return replace(s, operands=((to, (row, build.mod(build.add(rest[0], 1), 32), *rest[1:])), source))
+
+
+def misuse(name: str) -> Any:
+    """A kernel whose function does something wrong once it has its blocks and threads."""
+
+    def body(k: Any, C: Any, A: Any) -> None:
+        (i,) = k.blocks(C.tile(32))
+        k.threads(32)
+        match name:
+            case "name":
+                k.shared(5, (32,), t.fp32)
+            case "shape":
+                k.shared("s", (32, 0), t.fp32)
+            case "words in a shape":
+                k.shared("s", ("x",), t.fp32)
+            case "type":
+                k.shared("s", (32,), "fp32")
+            case "groups":
+                k.wait_copies("x")
+            case "steps":
+                list(k.loop(-3))
+            case "condition":
+                with k.when(5):
+                    pass
+            case "functions":
+                k.ring(3, 2, 5, 6)
+            case "blocks":
+                k.blocks(5)
+            case "own error":
+                raise ValueError("mine")
+            case "operators":
+                A + C
+            case "index":
+                C[i + 0.5]
+
+    return tc.tile_kernel("C:[M].fp32 <- A:[M].fp32")(body)
+
+
+MISUSES = {
+    "name": "a tensor needs a name",
+    "shape": "s has no such shape",
+    "words in a shape": "s has no such shape",
+    "type": "s has no such type",
+    "groups": "cannot wait for copies",
+    "steps": "cannot loop",
+    "condition": "cannot branch",
+    "functions": "filled and used by functions",
+    "blocks": "cannot map blocks to 5",
+    "own error": "the function of body raised ValueError: mine",
+    "operators": "the function of body raised TypeError",
+    "index": "the function of body raised TypeError",
+}
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_misuse_of_the_builder(name: str) -> None:
+    with pytest.raises(tc.ArgumentError, match=MISUSES[name]):
+        misuse(name).compile(torch.randn(64), target="cuda:sm_80")
+
+
+def test_misuse_of_the_decorator_and_of_parameters() -> None:
+    with pytest.raises(tc.ArgumentError, match="made of a function"):
+        tc.tile_kernel("C:[M].fp16 <- A:[M].fp16")(5)  # type: ignore[arg-type]
+    a, b = torch.randn(64, 64).half(), torch.randn(64, 64).half()
+    with pytest.raises(tc.ArgumentError, match="C has no elements"):
+        gemm80.compile(a[:0], b, target="cuda:sm_80")
+    with pytest.raises(tc.ArgumentError, match="sA has no such shape"):
+        gemm80.compile(a, b, target="cuda:sm_80", depth=0)
+    with pytest.raises(tc.ArgumentError, match="the function of gemm80 raised ValueError"):
+        gemm80.compile(a, b, target="cuda:sm_80", tile="x")
+    with pytest.raises(tc.ArgumentError, match="takes tensors on one CUDA device"):
+        gemm80.compile(a, b)

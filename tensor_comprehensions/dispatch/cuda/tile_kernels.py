@@ -44,19 +44,21 @@ class TileKernel:
         return f"<tile kernel {self.program.name}: {self.program.header}>"
 
     @only_tc_errors
-    def compile(self, *inputs: Tensor, target: str | GpuTarget, **parameters: Any) -> CompiledTileKernel:
+    def compile(self, *inputs: Tensor, target: str | GpuTarget | None = None, **parameters: Any) -> CompiledTileKernel:
         """The kernel for inputs of these sizes.
 
         Args:
             inputs: the tensors of the header, in order; only their sizes and types count.
-            target: as "cuda:sm_80".
+            target: as "cuda:sm_80"; by default the device of the inputs.
             parameters: of the function, after its tensors.
 
         Raises:
             ArgumentError: the inputs disagree with the header, or the program cannot be decomposed for the target.
         """
-        known = target if isinstance(target, GpuTarget) else parse_gpu_target(target)
         self._check_types(inputs)
+        if target is None:
+            target = self._target_of(inputs)
+        known = target if isinstance(target, GpuTarget) else parse_gpu_target(target)
         shapes = {p.name: tuple(x.shape) for p, x in zip(self.program.header.inputs, inputs, strict=True)}
         key = tuple(shapes.items()), known, tuple(sorted(parameters.items(), key=lambda item: item[0]))
         try:
@@ -68,16 +70,19 @@ class TileKernel:
         return found
 
     def __call__(self, *inputs: Tensor, **parameters: Any) -> Any:
-        """The outputs for inputs on a CUDA device."""
+        """The outputs for inputs on a CUDA device. Raises ArgumentError as `compile` does."""
+        return self.compile(*inputs, **parameters)(*inputs)
+
+    def _target_of(self, inputs: tuple[Any, ...]) -> GpuTarget:
+        """The device of all inputs. Raises ArgumentError."""
         devices = {x.device for x in inputs if isinstance(x, Tensor)}
         if len(devices) != 1 or next(iter(devices)).type != "cuda":
             raise ArgumentError(
                 f"{self.program.name} takes tensors on one CUDA device",
                 found=", ".join(sorted(map(str, devices))) or "none",
-                suggestion="k.compile(..., target='cuda:sm_80').emulate(...) runs it on the CPU",
+                suggestion="compile(..., target='cuda:sm_80').emulate(...) runs it on the CPU",
             )
-        target = device_target(next(iter(devices)).index or 0)
-        return self.compile(*inputs, target=target, **parameters)(*inputs)
+        return device_target(next(iter(devices)).index or 0)
 
     def _check_types(self, inputs: tuple[Any, ...]) -> None:
         wanted = self.program.header.inputs
