@@ -66,6 +66,9 @@ def descriptor(
     Raises:
         ArgumentError: no descriptor leads there.
     """
+    for name, number in (("swizzle", swizzle), ("address", address), ("first", first), ("bits", bits)):
+        if type(number) is not int:
+            raise _wrong(name, number, "a whole number")
     if major not in ("K", "MN"):
         raise _wrong("major", major, "K or MN")
     if swizzle not in _MODES:

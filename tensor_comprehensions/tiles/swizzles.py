@@ -70,6 +70,8 @@ def conflicts(tile: DataTensor, access: str | Access) -> int:
     Raises:
         ArgumentError: the tile is no such, or does not consist of parts that are accessed.
     """
+    if not isinstance(tile, DataTensor):
+        raise ArgumentError("conflicts are those of a tile", expected="a data tensor", found=type(tile).__name__)
     access = _resolve(tile, access)
     size = tile.dtype.size
     parts = tile.tile(access.rows, access.columns)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tensor_comprehensions import tiles as t
 from tensor_comprehensions.core.errors import ArgumentError
-from tensor_comprehensions.layouts import Layout
+from tensor_comprehensions.layouts import Layout, Swizzle
 from tensor_comprehensions.loop_ir.bank_turns import extra_turns
 from tensor_comprehensions.loop_ir.nodes import Var
 from tensor_comprehensions.tiles.swizzles import ACCESSES, Access, candidates
@@ -152,3 +152,12 @@ def test_what_no_descriptor_leads_to(wrong: dict[str, object], message: str, exp
     with pytest.raises(ArgumentError, match=message) as error:
         t.descriptor(**{"major": "K", "swizzle": 128, "address": 1024, **wrong})  # type: ignore[arg-type]
     assert expected in error.value.expected
+
+
+def test_what_is_no_number_or_no_tile_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="is no swizzle"):
+        Swizzle("a", 2, 3)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="conflicts are those of a tile"):
+        t.conflicts(5, "ldmatrix_x4_rows")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="cannot have this address"):
+        t.descriptor(major="K", swizzle=128, address="y")  # type: ignore[arg-type]
