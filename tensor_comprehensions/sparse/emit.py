@@ -23,7 +23,7 @@ from .sparse_problem import Sizes, SparseOperand, SparseProblem
 from .values import Translator
 from .walk import Body, State, Walker
 
-_GATHERED_BYTES = {4, 8}
+GATHERED_BYTES = {4, 8}
 """The elements that processors gather."""
 MAX_COPIES = 8
 """Vectors that the innermost loop keeps in registers side by side."""
@@ -120,7 +120,7 @@ class StatementEmitter(ABC):
         walker = Walker(
             self.nest, self.order, common.operands, common.sizes, self.names,
             self.leaf, self.around, self.choose, lanes, ahead, self.gathers,
-            self.is_unordered,
+            self.is_unordered, self.copies,
         )  # fmt: skip
         return walker.nest_loops()
 
@@ -128,6 +128,11 @@ class StatementEmitter(ABC):
     def is_unordered(self) -> bool:
         """Whether coordinates of the result may come in any order, and several times."""
         return False
+
+    @property
+    def copies(self) -> int:
+        """Stored positions that a trip of the innermost loop handles."""
+        return 1
 
     @property
     def reads_values(self) -> bool:
@@ -139,7 +144,7 @@ class StatementEmitter(ABC):
         """Whether sums over stored positions run in vectors: where the processor loads lanes from anywhere."""
         is_sum = bool(self.order) and not self.nest.loops[self.order[-1]].is_free
         sizes = {a.dtype.size for a in reads(self.nest.term.value)}
-        return is_sum and self.shared.target.has_fast_gather and sizes <= _GATHERED_BYTES
+        return is_sum and self.shared.target.has_fast_gather and sizes <= GATHERED_BYTES
 
     def in_parallel(self, body: Stmt) -> Stmt:
         """The loops with the outermost one shared by threads."""

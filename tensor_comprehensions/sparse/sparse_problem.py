@@ -29,6 +29,7 @@ class SparseProblem:
         fixed: the sizes that the kernel is for, by name.
         shared: the temporaries and results that have the stored places of an operand, with that operand's name.
         parallel: whether several threads will run it, so that counting what they store first lets them all write.
+        refills: whether the stored places of results are known, so that only values are computed, where that is faster.
     """
 
     function: Function
@@ -36,6 +37,7 @@ class SparseProblem:
     fixed: tuple[tuple[str, int], ...] = ()
     shared: tuple[tuple[str, str], ...] = ()
     parallel: bool = False
+    refills: bool = False
 
     @cached_property
     def ranges(self) -> Ranges:
@@ -108,6 +110,11 @@ class Collected:
         """In the order of the arguments of the kernel."""
         return (*self.coordinates, self.values)
 
+    @property
+    def written(self) -> tuple[Buffer, ...]:
+        """The arrays that kernels write."""
+        return self.buffers
+
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
@@ -115,6 +122,7 @@ class Assembled:
 
     bound: the operands that together store at least as many elements; empty where they are counted first.
     counts_rows: whether the entries of each row are counted first, into `pos`, which the caller allocates before that.
+    is_known: whether the caller has the levels from an earlier run, and only the values are written.
     """
 
     statement: int
@@ -126,12 +134,18 @@ class Assembled:
     values: Buffer
     bound: tuple[str, ...] = ()
     counts_rows: bool = False
+    is_known: bool = False
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """In the order of the arguments of the kernel."""
         levels = (b for pair in zip(self.pos, self.crd, strict=True) for b in pair if b is not None)
         return (*levels, self.values)
+
+    @property
+    def written(self) -> tuple[Buffer, ...]:
+        """The arrays that kernels write."""
+        return (self.values,) if self.is_known else self.buffers
 
 
 def assembled_of(statement: int, target: Symbol, index: DType, bound: tuple[str, ...], counts_rows: bool) -> Assembled:

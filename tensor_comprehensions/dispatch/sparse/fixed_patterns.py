@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ...core.errors import ArgumentError
 from ...tc_lang.ir import Access, Function, walk_expr
-from .sparse_kernels import SparseCall, SparseKernels, StoredCounts
+from .sparse_kernels import SparseKernels
+from .sparse_run import SparseCall, StoredCounts
 from .sparse_tensor import Level, SparseTensor
 
 
@@ -20,11 +21,12 @@ class FixedPatterns:
         self._name = kernels.function.name
         self._sizes = kernels.sizes(call)
         self._operands = {n: (t.format, t.levels, _versions(t.levels)) for n, t in call.sparse.items()}
-        self._counts: StoredCounts | None = StoredCounts({}, {})
-        results = kernels.run(call, self._counts)
+        counts = StoredCounts()
+        results = kernels.run(call, counts)
         self._levels = {n: r.levels for n, r in results.items() if isinstance(r, SparseTensor)}
-        if _follows_values(kernels.function_for_call(call), tuple(self._levels)):
-            self._counts = None
+        counts.levels.update(self._levels)
+        follows_values = _follows_values(kernels.function_for_call(call), tuple(self._levels))
+        self._counts = None if follows_values else counts
 
     def run(self, call: SparseCall) -> dict[str, Tensor | SparseTensor]:
         """What the def returns, by name; sparse results share the arrays of their places.
