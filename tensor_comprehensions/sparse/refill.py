@@ -21,7 +21,6 @@ from .graph import Nest, scatters
 from .sparse_problem import Assembled
 from .walk import Body, State
 
-
 COPIES = 4
 """Products in a trip of the innermost loop: they go to different places, so that none waits for another."""
 
