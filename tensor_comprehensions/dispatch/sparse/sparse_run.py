@@ -93,22 +93,18 @@ class SparseRun:
 
     def lane(self, values: Sequence[object]) -> FastCall | None:
         """The short way for calls with operands like these."""
-        places: dict[str, int] = {}
-        count = 2
-        for o in self.program.operands:
-            count += len(o.buffers)
-            places[o.name] = count - 1
-        names = [p.name for p in self.function.parameters]
         if any(t.role is Role.TEMPORARY for t in self.function.tensors):
             return None
+        names = [p.name for p in self.function.parameters]
+        if [o.name for o in self.program.operands] != [*names, *self.function.returns]:
+            return None
         operands = [
-            (v, self.sparse[n] if n in self.sparse else self.call.dense[n], places[n])
-            for n, v in zip(names, values, strict=True)
+            (v, self.sparse[n] if n in self.sparse else self.call.dense[n]) for n, v in zip(names, values, strict=True)
         ]
-        results = [(self.values[r].shape, self.values[r].dtype, places[r]) for r in self.function.returns]
-        lane = FastCall(self.kernel.executables[0], self._addresses(), operands, results)
-        lane.held = (self.size_array, self.totals)
-        return lane
+        constants = (torch.from_numpy(self.size_array), torch.from_numpy(self.totals))
+        return FastCall(
+            self.kernel.executables[0], constants, operands, [self.values[r] for r in self.function.returns]
+        )
 
     def _only_counts(self, phase: int) -> bool:
         return all(k.name.endswith(".count") for k in self.program.phases[phase].kernels)
