@@ -77,7 +77,7 @@ def lower(problem: SparseProblem, target: CpuTarget) -> Program:
     operands = {t.name: _operand(t, problem, shared) for t in function.tensors if not t.is_compile_time}
     common = Shared(problem, operands, Sizes.of(problem), target)
     nests = [build_nest(problem, n) for n in range(len(function.statements))]
-    orders = [choose_order(nest, result_format(nest, problem)) for nest in nests]
+    orders = [choose_order(nest, result_format(nest, problem), problem.options) for nest in nests]
     arrays = [_result_arrays(problem, nest, order) for nest, order in zip(nests, orders, strict=True)]
     slots = sum(_slots(x) for x in arrays)
     totals = totals_buffer(slots)
@@ -120,7 +120,9 @@ def gains_from_counting(problem: SparseProblem) -> bool:
     nests = [build_nest(converted, n) for n in range(len(converted.function.statements))]
     formats = [result_format(nest, converted) for nest in nests]
     return any(
-        f is not None and _find_bounding_operands(nest, f) and _has_rows(nest, choose_order(nest, f), f)
+        f is not None
+        and _find_bounding_operands(nest, f)
+        and _has_rows(nest, choose_order(nest, f, problem.options), f)
         for nest, f in zip(nests, formats, strict=True)
     )
 
@@ -131,7 +133,8 @@ def gains_from_refilling(problem: SparseProblem) -> bool:
     nests = [build_nest(converted, n) for n in range(len(converted.function.statements))]
     formats = [result_format(nest, converted) for nest in nests]
     return any(
-        f is not None and can_refill(nest, choose_order(nest, f), f) for nest, f in zip(nests, formats, strict=True)
+        f is not None and can_refill(nest, choose_order(nest, f, problem.options), f)
+        for nest, f in zip(nests, formats, strict=True)
     )
 
 

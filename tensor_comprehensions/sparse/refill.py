@@ -80,7 +80,7 @@ class RefillEmitter(StatementEmitter):
         def read(position: Expr, at: Expr) -> Stmt:
             return Store(self.values, (position,), build.cast(Load(row, (at,)), dtype))
 
-        gathers = self.shared.target.has_fast_gather and {row.type.dtype.size, dtype.size} <= GATHERED_BYTES
+        gathers = self.gathers_fast and {row.type.dtype.size, dtype.size} <= GATHERED_BYTES
         return build.block(
             self._each_place(state, clear), then(state), self._each_place(state, read, self.lanes if gathers else 1)
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..core.dtypes import INT64, DType
 from ..core.naming import mint
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Type
+from ..options import SparseOptions
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.ir import Function, Role, Symbol
 from ..tc_lang.ranges import Ranges, symbolic_ranges
@@ -29,6 +30,7 @@ class SparseProblem:
         fixed: the sizes that the kernel is for, by name.
         shared: the temporaries and results that have the stored places of an operand, with that operand's name.
         parallel: whether several threads will run it, so that counting what they store first lets them all write.
+        options: how to lower it.
         refills: whether the stored places of results are known, so that only values are computed, where that is faster.
     """
 
@@ -38,6 +40,7 @@ class SparseProblem:
     shared: tuple[tuple[str, str], ...] = ()
     parallel: bool = False
     refills: bool = False
+    options: SparseOptions = field(default_factory=SparseOptions)
 
     @cached_property
     def ranges(self) -> Ranges:

@@ -106,7 +106,7 @@ class Walker:
     lanes: of vectors along the innermost loop, and how many side by side. ahead: asks for rows before they are read.
     gathers: whether an innermost loop over stored positions is to run in vectors. is_unordered: whether the coordinates
     of operands that are added may come in any order, and several times. copies: of the body of an innermost loop over
-    stored positions.
+    stored positions. branchless: whether sums at one index are computed without branches on what is present.
     """
 
     nest: Nest
@@ -122,6 +122,7 @@ class Walker:
     gathers: bool = False
     is_unordered: bool = False
     copies: int = 1
+    branchless: bool = True
 
     def nest_loops(self) -> Stmt:
         """All loops, from the outermost one on."""
@@ -267,7 +268,8 @@ class Walker:
         if self._is_union(depth, state, lattice, cursors):
             if self.is_unordered:
                 return self._visit_each(depth, state, lattice, cursors)
-            return self._merge_union(depth, state, lattice.points[0], cursors)
+            if self.branchless:
+                return self._merge_union(depth, state, lattice.points[0], cursors)
         cells = {a: build.register(self.names.fresh(f"{a.tensor}.at")) for a in cursors}
         parts: list[Stmt] = [Store(cells[a], (), c.start) for a, c in cursors.items()]
         for point in lattice.points:

@@ -14,6 +14,7 @@ from ...core.dtypes import INT32, INT64
 from ...core.errors import ArgumentError, CannotLower
 from ...core.memory_layout import contiguous_strides
 from ...core.single_flight import SingleFlightCache
+from ...options import SparseOptions
 from ...runtime.cpu.host import host
 from ...sparse.lower import gains_from_counting, gains_from_refilling
 from ...sparse.share import shared_patterns, with_shared_formats
@@ -49,22 +50,49 @@ def is_sparse(value: object) -> bool:
 class SparseKernels:
     """The kernels of one def for sparse operands. They depend neither on sizes nor on what is stored."""
 
-    def __init__(self, interface: CallSignature, formats: Mapping[str, Format] | None = None) -> None:
+    def __init__(
+        self,
+        interface: CallSignature,
+        formats: Mapping[str, Format] | None = None,
+        options: SparseOptions | None = None,
+    ) -> None:
         self.interface = interface
+        self.options = SparseOptions() if options is None else options
+        self._tuned: dict[Hashable, SparseOptions] = {}
         self.function = with_formats(interface.function, formats or {})
         self._functions: SingleFlightCache[Hashable, Function] = SingleFlightCache(LIMIT)
         self._kernels: SingleFlightCache[Hashable, CompiledSparseKernel] = SingleFlightCache(LIMIT)
 
-    def run(self, call: SparseCall, counts: StoredCounts | None = None) -> dict[str, Tensor | SparseTensor]:
+    def run(
+        self, call: SparseCall, counts: StoredCounts | None = None, options: SparseOptions | None = None
+    ) -> dict[str, Tensor | SparseTensor]:
         """What the def returns, by name.
 
         Args:
             counts: of a call with the same patterns; what it lacks is counted and added to it.
+            options: how to lower, instead of as for all calls like this one.
 
         Raises:
             ArgumentError: the sizes of the operands do not fit the def.
         """
-        return SparseRun(*self._kernel_for(call, counts is not None and bool(counts.levels)), counts).results()
+        refills = counts is not None and bool(counts.levels)
+        return SparseRun(*self._kernel_for(call, refills, options), counts).results()
+
+    def with_options(self, options: SparseOptions) -> SparseKernels:
+        """The kernels of the same def lowered in another way."""
+        formats = {t.name: t.format for t in self.function.tensors if t.format is not None}
+        return SparseKernels(self.interface, {n: f for n, f in formats.items() if self._is_passed(n)}, options)
+
+    def _is_passed(self, name: str) -> bool:
+        return self.function.tensor(name).role is not Role.TEMPORARY
+
+    def set_tuned_options(self, call: SparseCall, options: SparseOptions) -> None:
+        """Lower calls with operands of these formats in another way from now on."""
+        self._tuned[_formats_of(self.function_for_call(call))] = options
+
+    def options_for(self, function: Function) -> SparseOptions:
+        """How calls are lowered whose operands have these formats."""
+        return self._tuned.get(_formats_of(function), self.options)
 
     def compile(self, values: Sequence[object], initial: Mapping[str, object]) -> CompiledSparseKernel:
         """The kernel for a call like this. Raises ArgumentError as `accept` does."""
@@ -198,27 +226,28 @@ class SparseKernels:
     # --- kernels -------------------------------------------------------------------------------------------------
 
     def _kernel_for(
-        self, call: SparseCall, refills: bool = False
+        self, call: SparseCall, refills: bool = False, options: SparseOptions | None = None
     ) -> tuple[CompiledSparseKernel, SparseCall, dict[str, int]]:
         """The kernel for a call, with the call and the sizes that its operands give.
 
         Args:
-            refills: whether the stored places of results are known.
+            refills: whether the stored places of results are known. options: how to lower.
         """
-        sizes = self.sizes(call)
-        return self._kernel(self.function_for_call(call), call, sizes, refills), call, sizes
+        sizes, function = self.sizes(call), self.function_for_call(call)
+        chosen = self.options_for(function) if options is None else options
+        return self._kernel(function, call, sizes, refills, chosen), call, sizes
 
     def _kernel(
-        self, function: Function, call: SparseCall, sizes: Mapping[str, int], refills: bool
+        self, function: Function, call: SparseCall, sizes: Mapping[str, int], refills: bool, options: SparseOptions
     ) -> CompiledSparseKernel:
         types = tuple((n, _INDEX_TYPES[t.index_dtype]) for n, t in call.sparse.items())
         fixed = fixed_sizes(function, {n: v for n, v in sizes.items() if n not in function.scalars})
-        formats = tuple((t.name, t.format) for t in function.tensors)
+        formats = _formats_of(function)
 
         def make(parallel: bool, refills: bool) -> CompiledSparseKernel:
             shared = shared_patterns(function)
             problem = SparseProblem(
-                with_shared_formats(function, shared), types, fixed, tuple(shared.items()), parallel, refills
+                with_shared_formats(function, shared), types, fixed, tuple(shared.items()), parallel, refills, options
             )
             try:
                 if refills and not gains_from_refilling(problem):
@@ -230,9 +259,15 @@ class SparseKernels:
                 raise ArgumentError(f"{function.name} cannot be lowered for these formats: {refusal}") from refusal
 
         def kernel(parallel: bool, refills: bool) -> CompiledSparseKernel:
-            return self._kernels.get((formats, types, fixed, parallel, refills), lambda: make(parallel, refills))
+            key = (formats, types, fixed, parallel, refills, options)
+            return self._kernels.get(key, lambda: make(parallel, refills))
 
-        return kernel(torch.get_num_threads() >= COUNTING_THREADS, refills)
+        count_first = {"always": True, "never": False, "auto": torch.get_num_threads() >= COUNTING_THREADS}
+        return kernel(count_first[options.count_first], refills)
+
+
+def _formats_of(function: Function) -> Hashable:
+    return tuple((t.name, t.format) for t in function.tensors)
 
 
 def _as_stored(value: Any) -> SparseTensor:
