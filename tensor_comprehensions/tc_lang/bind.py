@@ -151,7 +151,7 @@ class _Binder:
         box = {i.name: (i.lower, i.upper - 1) for i in indices}
         empty = any(i.extent == 0 for i in indices)
         subscripts = tuple(normalize_subscript(e, self.env) for e in self._relative(s.target, s.subscripts))
-        value = substitute_sizes(self._shifted(s.value), self.env)
+        value = substitute_sizes(self._shift_accesses(s.value), self.env)
         self._check_magnitude(s, indices, (*subscripts, value))
         prover = _Prover(self, s.span, box, empty)
         subscripts = tuple(prover.visit(e, ()) for e in subscripts)
@@ -175,19 +175,19 @@ class _Binder:
         """The accesses that must exist. Where every tensor is dense, all do."""
         if not self.function.is_sparse:
             return ()
-        found = (substitute_sizes(self._shifted(e), self.env) for e in s.exists)
+        found = (substitute_sizes(self._shift_accesses(e), self.env) for e in s.exists)
         return tuple(e for e in found if isinstance(e, Access))
 
     # --- subscripts relative to storage ----------------------------------------------------------------------------
 
-    def _shifted(self, e: Expr) -> Expr:
+    def _shift_accesses(self, e: Expr) -> Expr:
         """`e` with the subscripts of all accesses counted from the start of the tensor's storage."""
         if isinstance(e, Access):
             return replace(e, subscripts=self._relative(e.tensor, e.subscripts))
-        return with_operands(e, [self._shifted(x) for x in operands_of(e)])
+        return with_operands(e, [self._shift_accesses(x) for x in operands_of(e)])
 
     def _relative(self, tensor: str, subscripts: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        shifted = (self._shifted(e) for e in subscripts)
+        shifted = (self._shift_accesses(e) for e in subscripts)
         return tuple(
             Binary("-", e, Const(start, INT64), INT64) if start else e
             for e, start in zip(shifted, self.starts(tensor), strict=True)

@@ -123,13 +123,13 @@ class Format:
         return self.word
 
 
-def dense(rank: int) -> Format:
+def dense_format(rank: int) -> Format:
     """Every element is stored, in row-major order."""
     return Format((LEVELS["d"],) * rank, tuple(range(rank)))
 
 
 def coordinates(sparse: int, dense: int = 0, *, unique: bool = True) -> Format:
-    """Coordinates of `sparse` dimensions side by side, above `dense` dimensions."""
+    """Coordinates of `sparse` dimensions side by side, above `dense_format` dimensions."""
     word = _word_of("coo", sparse)
     return parse_format((word if unique else _with_repeats(word)) + "d" * dense, (), sparse + dense)
 
@@ -156,7 +156,7 @@ def parse_format(word: str, numbers: Sequence[int], rank: int) -> Format:
         TypeMistake: there is no such format, or not for this rank.
     """
     if word in _BLOCKED:
-        return _blocked(word, tuple(numbers), rank)
+        return _blocked_format(word, tuple(numbers), rank)
     order: tuple[int, ...]
     letters, order = _MATRICES.get(word, ("", ()))
     if letters and numbers:
@@ -203,7 +203,7 @@ def _letters(word: str) -> str:
     return word
 
 
-def _blocked(word: str, blocks: tuple[int, ...], rank: int) -> Format:
+def _blocked_format(word: str, blocks: tuple[int, ...], rank: int) -> Format:
     if rank != 2:
         raise UnlocatedTypeError(f"the format '{word}' is for 2 dimensions, the tensor has {rank}")
     if len(blocks) != 2 or min(blocks) < 1:

@@ -111,13 +111,13 @@ class _Inference:
         """The ranges of one statement's indices; its target gets bounds if it had none."""
         s = self.function.statements[n]
         conditions = list(self._conditions(s))
-        solved = self._solve(s, conditions, self._given(s))
+        solved = self._solve(s, conditions, self._given_ranges(s))
         missing = [i for i in s.indices if i not in solved]
         if missing:
             self._adopt(n, s, conditions, solved)
             missing = [i for i in s.indices if i not in solved]
         if missing:
-            raise self._unsolved(s, missing, conditions)
+            raise self._unsolved_error(s, missing, conditions)
         self._check_extents(s, solved, conditions)
         if is_updatable_in_part(self.function.tensor(s.target)):
             self._check_part(s, solved)
@@ -127,7 +127,7 @@ class _Inference:
 
     # --- conditions ------------------------------------------------------------------------------------------------
 
-    def _given(self, s: Statement) -> dict[str, Bounds]:
+    def _given_ranges(self, s: Statement) -> dict[str, Bounds]:
         return {
             r.index: (to_affine(r.lower, self.sizes).constant, to_affine(r.upper, self.sizes).constant)
             for r in s.ranges
@@ -158,7 +158,7 @@ class _Inference:
                 if len(open_) != 1:
                     continue
                 name = open_.pop()
-                range_ = _narrow(c.form, c.lower, c.upper, name, solved)
+                range_ = _solve_for_index(c.form, c.lower, c.upper, name, solved)
                 if range_ is not None:
                     found[name] = _intersect(found[name], range_) if name in found else range_
             if not found:
@@ -173,7 +173,7 @@ class _Inference:
         solved.update(self._solve(s, conditions, solved))
         for later in self.function.statements[n + 1 :]:
             if later.target == s.target:
-                ranges = self._solve(later, list(self._conditions(later)), self._given(later))
+                ranges = self._solve(later, list(self._conditions(later)), self._given_ranges(later))
                 for mine, theirs in zip(s.subscripts, later.subscripts, strict=True):
                     if isinstance(mine, Index) and isinstance(theirs, Index) and theirs.name in ranges:
                         solved.setdefault(mine.name, ranges[theirs.name])
@@ -214,7 +214,7 @@ class _Inference:
                 lower, upper = solved[e.name]
                 before, after = constant_value(lower - least), constant_value(most - upper)
                 if (before or 0) < 0 or (after or 0) < 0:
-                    raise self._outside(s, d, solved[e.name], (least, most))
+                    raise self._outside_error(s, d, solved[e.name], (least, most))
                 if before or after:
                     parts[e.name] = d
         if any(name not in given for name in parts):
@@ -229,7 +229,7 @@ class _Inference:
 
     # --- errors ----------------------------------------------------------------------------------------------------
 
-    def _unsolved(self, s: Statement, missing: list[str], conditions: list[Condition]) -> RangeError:
+    def _unsolved_error(self, s: Statement, missing: list[str], conditions: list[Condition]) -> RangeError:
         names = ", ".join(f"'{i}'" for i in missing)
         related = [str(c) for c in conditions if set(affine_variables(c.form)) & set(missing)]
         return RangeError(
@@ -241,7 +241,7 @@ class _Inference:
             suggestion=f"give it a range: `where {missing[0]} in 0:...`",
         )
 
-    def _outside(self, s: Statement, d: int, found: Bounds, declared: Bounds) -> RangeError:
+    def _outside_error(self, s: Statement, d: int, found: Bounds, declared: Bounds) -> RangeError:
         return RangeError(
             f"this statement writes beyond the {declared[1]} elements of dimension {d} of '{s.target}'",
             source=self.function.source,
@@ -284,7 +284,9 @@ def _intersect(a: Bounds, b: Bounds) -> Bounds:
     return max_of(a[0], b[0]), min_of(a[1], b[1])
 
 
-def _narrow(form: Affine, lower: Value, upper: Value, name: str, solved: Mapping[str, Bounds]) -> Bounds | None:
+def _solve_for_index(
+    form: Affine, lower: Value, upper: Value, name: str, solved: Mapping[str, Bounds]
+) -> Bounds | None:
     """The largest range of `name` for which `lower <= form < upper`, whatever the solved indices are.
 
     None where the form is not one that can be solved for `name`.
@@ -303,7 +305,7 @@ def _narrow(form: Affine, lower: Value, upper: Value, name: str, solved: Mapping
         case Variable():
             return range_
         case Quotient(inner=inner, divisor=d):
-            return _narrow(inner, range_[0] * d, range_[1] * d, name, solved)
+            return _solve_for_index(inner, range_[0] * d, range_[1] * d, name, solved)
     return None
 
 

@@ -110,9 +110,9 @@ def _fused(group: FusionGroup, first: LoopNest, second: LoopNest) -> LoopNest | 
         kind = DimKind.REDUCTION if DimKind.REDUCTION in kinds else DimKind.PARALLEL
         dims.append(NestDim(dim.name, kind, dim.lower, dim.upper, dim.row, (*dim.indices, *other.indices)))
     names = _names(group, dims, node, first.nodes[0])
-    if names is None or {g.renamed(names) for g in node.domain} != set(first.nodes[0].domain):
+    if names is None or {g.rename_indices(names) for g in node.domain} != set(first.nodes[0].domain):
         return None
-    elements = first.elements & {g.renamed(names) for g in node.elements}
+    elements = first.elements & {g.rename_indices(names) for g in node.elements}
     fused = LoopNest((*first.nodes, node), tuple(dims), elements)
     return None if fused.interleaves_reductions else fused
 

@@ -192,7 +192,7 @@ def _renamed(s: BoundStatement, update: BoundStatement) -> BoundStatement:
         subscripts=tuple(map(rename, s.subscripts)),
         value=rename(s.value),
         indices=tuple(indices),
-        elements=tuple(g.renamed({name: names.get(name, name) for name, _ in g.terms}) for g in s.elements),
+        elements=tuple(g.rename_indices({name: names.get(name, name) for name, _ in g.terms}) for g in s.elements),
         checks=tuple(
             replace(c, subscript=rename(c.subscript), guard=None if c.guard is None else rename(c.guard))
             for c in s.checks
