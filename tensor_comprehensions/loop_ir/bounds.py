@@ -179,7 +179,7 @@ def _upper(terms: Terms, constant: int, scope: BoundsContext, depth: int) -> int
     rest = {a: k for a, k in terms.items() if a is not atom}
     best = plain
     for replacement in _replacements(atom, c, scope):
-        bound = _worst(replacement, rest, c, constant, scope, depth)
+        bound = _worst_bound(replacement, rest, c, constant, scope, depth)
         if bound is not None and (best is None or bound < best):
             best = bound
     return best
@@ -189,7 +189,9 @@ Sum = tuple[Terms, int, int]
 """Terms, constant and a divisor: (terms + constant) / divisor, whose multiples by the coefficient are whole."""
 
 
-def _worst(choices: list[Sum], rest: Terms, c: int, constant: int, scope: BoundsContext, depth: int) -> int | None:
+def _worst_bound(
+    choices: list[Sum], rest: Terms, c: int, constant: int, scope: BoundsContext, depth: int
+) -> int | None:
     """The largest of the bounds with the atom replaced by each of `choices`; None when one of them has none."""
     worst: int | None = None
     for terms, offset, divisor in choices:
@@ -211,7 +213,7 @@ def _replacements(atom: Expr, c: int, scope: BoundsContext) -> list[list[Sum]]:
             return [[(*index_arithmetic.linear_terms(scope.lets[name]), 1)]]
         case Var(name) if name in scope.loops:
             loop = scope.loops[name]
-            return [[_last(loop, scope) if c > 0 else (*index_arithmetic.linear_terms(loop.start), 1)]]
+            return [[_last_value(loop, scope) if c > 0 else (*index_arithmetic.linear_terms(loop.start), 1)]]
         case Binary("min" | "max" as op, a, b):
             sides: list[Sum] = [(*index_arithmetic.linear_terms(a), 1), (*index_arithmetic.linear_terms(b), 1)]
             return [[sides[0]], [sides[1]]] if (op == "min") == (c > 0) else [sides]
@@ -221,10 +223,12 @@ def _replacements(atom: Expr, c: int, scope: BoundsContext) -> list[list[Sum]]:
     return []
 
 
-def _last(loop: Loop, scope: BoundsContext) -> Sum:
+def _last_value(loop: Loop, scope: BoundsContext) -> Sum:
     """The last value of a loop's variable, or a bound of it."""
     terms, constant = index_arithmetic.linear_terms(loop.stop)
-    apart, distance = index_arithmetic.linear_terms(_expanded(index_arithmetic.subtract(loop.stop, loop.start), scope))
+    apart, distance = index_arithmetic.linear_terms(
+        _expand_lets(index_arithmetic.subtract(loop.stop, loop.start), scope)
+    )
     if all(k % loop.step == 0 for k in apart.values()):
         start_terms, start = index_arithmetic.linear_terms(loop.start)
         if not apart:
@@ -234,13 +238,15 @@ def _last(loop: Loop, scope: BoundsContext) -> Sum:
     return terms, constant - 1, 1
 
 
-def _expanded(e: Expr, scope: BoundsContext) -> Expr:
+def _expand_lets(e: Expr, scope: BoundsContext) -> Expr:
     """The sum `e` with bound names replaced by their values."""
     terms, constant = index_arithmetic.linear_terms(e)
     total: Terms = {}
     for atom, c in terms.items():
         value = scope.lets.get(atom.name) if isinstance(atom, Var) else None
-        parts, extra = index_arithmetic.linear_terms(_expanded(value, scope)) if value is not None else ({atom: 1}, 0)
+        parts, extra = (
+            index_arithmetic.linear_terms(_expand_lets(value, scope)) if value is not None else ({atom: 1}, 0)
+        )
         constant += c * extra
         for a, k in parts.items():
             total[a] = total.get(a, 0) + c * k
@@ -267,5 +273,5 @@ def _depth_of(e: Expr, scope: BoundsContext) -> int:
 def _interval_bound(terms: Terms, constant: int, ranges: Ranges) -> int | None:
     total = index_arithmetic.Interval(constant, constant)
     for atom, c in terms.items():
-        total = total + index_arithmetic.index_interval(atom, ranges).scaled(c)
+        total = total + index_arithmetic.index_interval(atom, ranges).scale(c)
     return total.high

@@ -104,14 +104,14 @@ class Interval:
         high = None if self.high is None or other.high is None else self.high + other.high
         return Interval(low, high)
 
-    def scaled(self, factor: int) -> Interval:
+    def scale(self, factor: int) -> Interval:
         if factor == 0:
             return Interval(0, 0)
         low = None if self.low is None else self.low * factor
         high = None if self.high is None else self.high * factor
         return Interval(low, high) if factor > 0 else Interval(high, low)
 
-    def floor_divided(self, divisor: int) -> Interval:
+    def floor_divide(self, divisor: int) -> Interval:
         """By a positive constant."""
         return Interval(
             None if self.low is None else self.low // divisor, None if self.high is None else self.high // divisor
@@ -140,13 +140,13 @@ def index_interval(e: Expr, ranges: Ranges) -> Interval:
         case Binary("add" | "sub" | "mul"):
             return _sum_interval(e, ranges)
         case Binary("div", left, Const(value)) if int(value) > 0:
-            return index_interval(left, ranges).floor_divided(int(value))
+            return index_interval(left, ranges).floor_divide(int(value))
         case Binary("mod", left, Const(value)) if int(value) > 0:
             return _remainder(index_interval(left, ranges), int(value))
         case Binary("min", left, right):
             return _min(index_interval(left, ranges), index_interval(right, ranges))
         case Binary("max", left, right):
-            return _min(index_interval(left, ranges).scaled(-1), index_interval(right, ranges).scaled(-1)).scaled(-1)
+            return _min(index_interval(left, ranges).scale(-1), index_interval(right, ranges).scale(-1)).scale(-1)
         case Ramp(base, stride, lanes):
             spread = stride * (lanes - 1)
             return index_interval(base, ranges) + Interval(min(0, spread), max(0, spread))
@@ -166,12 +166,12 @@ def _sum_interval(e: Binary, ranges: Ranges) -> Interval:
         total = Interval(constant, constant)
         for atom, c in terms.items():
             # A product of variables is an atom of its own: do not linearize it again.
-            total = total + (ANYTHING if _is_product(atom) else index_interval(atom, ranges)).scaled(c)
+            total = total + (ANYTHING if _is_product(atom) else index_interval(atom, ranges)).scale(c)
         return total
     if e.op == "mul":
         return ANYTHING
     other = index_interval(e.right, ranges)
-    return index_interval(e.left, ranges) + (other if e.op == "add" else other.scaled(-1))
+    return index_interval(e.left, ranges) + (other if e.op == "add" else other.scale(-1))
 
 
 def _remainder(i: Interval, divisor: int) -> Interval:

@@ -79,7 +79,7 @@ class Uniformity:
             return _group(found)
         match e:
             case Binary("div" | "mod", left, Const(int(d), Type(dtype, 1))) if d > 0 and dtype == INT64:
-                whole, rest = _apart(left, d)
+                whole, rest = _split_multiples(left, d)
                 kept = build.binary(e.op, rest, build.const(d))
                 if whole:
                     return self.agreement(kept, *(whole if e.op == "div" else ()))
@@ -123,7 +123,7 @@ def _combine(op: str, a: Values, b: Values) -> Values | None:
     return np.asarray(ARITHMETIC[op](a, b))
 
 
-def _apart(e: Expr, divisor: int) -> tuple[list[Expr], Expr]:
+def _split_multiples(e: Expr, divisor: int) -> tuple[list[Expr], Expr]:
     """The atoms of the sum `e` that come in multiples of `divisor`, and the rest of it."""
     terms, constant = index_arithmetic.linear_terms(e)
     whole = [atom for atom, c in terms.items() if c % divisor == 0]

@@ -308,9 +308,9 @@ class AssemblingEmitter(StatementEmitter):
         dtype = self.values.type.dtype.accumulator
         stem = self.s.target
         return (
-            build.dynamic(f"{stem}.row", dtype, space=Space.SCRATCH),
-            build.dynamic(f"{stem}.touched", UINT8, space=Space.SCRATCH),
-            build.dynamic(f"{stem}.line", UINT8, space=Space.SCRATCH),
+            build.dynamic_buffer(f"{stem}.row", dtype, space=Space.SCRATCH),
+            build.dynamic_buffer(f"{stem}.touched", UINT8, space=Space.SCRATCH),
+            build.dynamic_buffer(f"{stem}.line", UINT8, space=Space.SCRATCH),
         )
 
     def _with_rows(self, body: Stmt) -> Stmt:

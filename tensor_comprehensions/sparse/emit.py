@@ -192,7 +192,7 @@ class StatementEmitter(ABC):
                 values, index = self.shared.element(access.tensor, subscripts)
                 return build.load(values, index, mask=mask)
             place = state.places[access]
-            present = build.both(mask, here[access])  # a masked load is 0 elsewhere
+            present = build.and_masks(mask, here[access])  # a masked load is 0 elsewhere
             return build.load(self.shared.operands[access.tensor].values, flat_position(place.low, place), mask=present)
 
         value = Translator(state.indices, self.shared.sizes, read).value(state.term.value)

@@ -82,7 +82,7 @@ class Tensor:
         inside: Expr | None = None
         for at, extent in zip(self.origins[1:], self.extents, strict=True):
             if extent is not None:
-                inside = build.both(inside, build.lt(at, extent))
+                inside = build.and_masks(inside, build.lt(at, extent))
         return inside
 
     @property

@@ -30,7 +30,7 @@ class ValueContext(Protocol):
     def known_mask(self, e: Expr) -> tuple[bool, ...] | None: ...
     def base(self, buffer: Buffer) -> str: ...
     def version(self, name: str) -> int: ...
-    def wrote(self, name: str) -> None: ...
+    def record_write(self, name: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ def _accumulate_value(values: ValueContext, place: FlatAddress, e: Expr, scale: 
         place.constant += scale * int(value)
 
 
-def _linear(b: HoistingBuilder, terms: Mapping[str, int], type: str, lanes: int) -> str:
+def _emit_linear_sum(b: HoistingBuilder, terms: Mapping[str, int], type: str, lanes: int) -> str:
     """`sum of coefficient * value`, of scalars or vectors of int64."""
     total = ""
     for value, coefficient in terms.items():
@@ -125,7 +125,7 @@ def emit_pointer(values: ValueContext, buffer: Buffer, place: FlatAddress, extra
             levels.setdefault(b.level(value), {})[value] = scale
     for level in sorted(levels):
         terms = levels[level]
-        offset = _linear(b, terms, "i64", 1)
+        offset = _emit_linear_sum(b, terms, "i64", 1)
         address = b.define(f"getelementptr {element}, ptr {address}, i64 {offset}", (address, offset))
         if not all(map(b.counts, terms)):
             # Strength reduction would follow it through quotients, and keep a pointer for each constant added later.
@@ -156,7 +156,7 @@ def emit_store(
     writer = _Access(values, buffer, place, lanes, *_mask(values, mask, lanes))
     raw = to_memory(values.b, value, Type(buffer.type.dtype, max(lanes, buffer.type.lanes)))
     writer.store(raw, streaming)
-    values.wrote(buffer.name)
+    values.record_write(buffer.name)
     if mask is None and place.lane == int(lanes > 1) and not place.vectors:
         writer.remember(raw)
 
@@ -321,7 +321,7 @@ class _Access:
     def _addresses(self) -> str:
         """A vector of pointers."""
         b, offsets = self.b, vector_type("i64", self.lanes)
-        total = _linear(b, self.place.vectors, offsets, self.lanes)
+        total = _emit_linear_sum(b, self.place.vectors, offsets, self.lanes)
         if self.place.lane:
             steps = constant_vector([lane * self.place.lane for lane in range(self.lanes)], "i64")
             total = b.define(f"add {offsets} {total}, {steps}", (total,)) if total else steps

@@ -28,11 +28,11 @@ def value_interval(e: Expr, known: Mapping[str, Interval]) -> Interval:
     whole = type_interval(e.type)
     if whole == ANY:
         return ANY
-    low, high = _unwrapped(e, known)
+    low, high = _exact_interval(e, known)
     return (low, high) if whole[0] <= low and high <= whole[1] else whole
 
 
-def _unwrapped(e: Expr, known: Mapping[str, Interval]) -> Interval:
+def _exact_interval(e: Expr, known: Mapping[str, Interval]) -> Interval:
     match e:
         case Const(value=value):
             return (int(value), int(value))

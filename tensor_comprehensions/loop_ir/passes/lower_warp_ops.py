@@ -40,9 +40,9 @@ def emulate_shuffles(kernel: Kernel) -> Kernel:
     def on_stmt(s: Stmt) -> Stmt:
         if isinstance(s, Invoke):
             if s.name in _SHUFFLES:
-                return _exchanged(s, buffers[s.operands[0][0].type.dtype], launch)
+                return _lower_shuffle(s, buffers[s.operands[0][0].type.dtype], launch)
             if s.name in _COPIES:
-                return _copied(s)
+                return _lower_copy(s)
             if s.name in (COMMIT_ASYNC, WAIT_ASYNC):
                 return build.NOTHING
             return Invoke(BARRIER, ()) if s.name == WARP_BARRIER else s
@@ -63,8 +63,8 @@ def scalarize_async_copies(kernel: Kernel) -> Kernel:
         size = s.operands[0][0].type.dtype.size
         if s.attributes[0] == size:
             return s
-        parts = _copied(s)
-        return map_stmt(parts, lambda e: e, lambda c: _begun(c, size, s)) if size >= _LEAST_BYTES else parts
+        parts = _lower_copy(s)
+        return map_stmt(parts, lambda e: e, lambda c: _start_copy(c, size, s)) if size >= _LEAST_BYTES else parts
 
     return replace(kernel, body=on_stmt(kernel.body))
 
@@ -72,7 +72,7 @@ def scalarize_async_copies(kernel: Kernel) -> Kernel:
 _LEAST_BYTES = 4
 
 
-def _begun(s: Stmt, size: int, whole: Invoke) -> Stmt:
+def _start_copy(s: Stmt, size: int, whole: Invoke) -> Stmt:
     assert isinstance(s, Store)
     assert isinstance(s.value, Load)
     return Invoke(whole.name, ((s.buffer, s.indices), (s.value.buffer, s.value.indices)), (size,), whole.values)
@@ -82,7 +82,7 @@ _SHUFFLES = (SHUFFLE_XOR, SHUFFLE_DOWN)
 _COPIES = (COPY_ASYNC, COPY_ASYNC_ZERO)
 
 
-def _exchanged(s: Invoke, exchange: Buffer, launch: Launch) -> Stmt:
+def _lower_shuffle(s: Invoke, exchange: Buffer, launch: Launch) -> Stmt:
     (target, to), (source, where) = s.operands
     offset, width = s.attributes
     step = 1
@@ -106,7 +106,7 @@ def _exchanged(s: Invoke, exchange: Buffer, launch: Launch) -> Stmt:
     )
 
 
-def _copied(s: Invoke) -> Stmt:
+def _lower_copy(s: Invoke) -> Stmt:
     (target, to), (source, where) = s.operands
     count = s.attributes[0] // target.type.dtype.size
     inside = s.values[0] if s.values else None

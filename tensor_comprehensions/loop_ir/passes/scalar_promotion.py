@@ -135,7 +135,7 @@ def _reads(e: Expr, names: set[str]) -> bool:
 def _disjoint(updates: list[_Update]) -> bool:
     """Whether no two of the updates of one buffer can meet in an element."""
     spans = [[_span(i) for i in u.indices] for u in updates]
-    return all(_apart(a, b) for n, a in enumerate(spans) for b in spans[:n])
+    return all(_are_apart(a, b) for n, a in enumerate(spans) for b in spans[:n])
 
 
 _Span = tuple[index_arithmetic.Terms, int, int] | None
@@ -152,7 +152,7 @@ def _span(index: Expr) -> _Span:
     return terms, constant + min(reach, 0), constant + max(reach, 0)
 
 
-def _apart(a: list[_Span], b: list[_Span]) -> bool:
+def _are_apart(a: list[_Span], b: list[_Span]) -> bool:
     for x, y in zip(a, b, strict=True):
         if x is not None and y is not None and (x[1] > y[2] or y[1] > x[2]) and x[0] == y[0]:
             return True

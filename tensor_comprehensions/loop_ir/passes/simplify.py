@@ -52,7 +52,7 @@ def simplify(program: Stmt | Expr, ranges: Mapping[str, Interval] | None = None)
     """
     if isinstance(program, _STATEMENTS):
         for _ in range(_ROUNDS):
-            scope = _Simplifier(dict(ranges or {}), _used(program))
+            scope = _Simplifier(dict(ranges or {}), _used_names(program))
             program = scope.stmt(program)
             if not scope.removed:  # else that may have been the last use of something
                 break
@@ -60,7 +60,7 @@ def simplify(program: Stmt | Expr, ranges: Mapping[str, Interval] | None = None)
     return _Simplifier(dict(ranges or {}), frozenset()).expr(program)
 
 
-def _used(s: Stmt) -> frozenset[str]:
+def _used_names(s: Stmt) -> frozenset[str]:
     """Names of the variables and of the buffers that `s` reads (or hands to an intrinsic)."""
     names = {e.buffer.name if isinstance(e, Load) else e.name for e in used_values(s)}
     names.update(b.name for c in walk_stmts(s) if type(c) is Invoke for b, _ in c.operands)
@@ -86,7 +86,7 @@ class _Simplifier:
         self.removed.append(s)
         return build.NOTHING
 
-    def inside(self, name: str, where: Interval) -> _Simplifier:
+    def with_range(self, name: str, where: Interval) -> _Simplifier:
         """The scope of a variable that lies in `where`."""
         return _Simplifier({**self.ranges, name: where}, self.used, self.values, self.removed)
 
@@ -142,7 +142,7 @@ class _Simplifier:
             return self.remove(s)
         if trips.low is not None and trips.high is not None and trips.low >= 1 and trips.high <= s.step:
             return self.let(None, s.var, start, s.body)
-        body = self.inside(s.var, self.loop_range(start, stop, s.step)).stmt(s.body)
+        body = self.with_range(s.var, self.loop_range(start, stop, s.step)).stmt(s.body)
         if _is_empty(body):
             return self.remove(s)
         if start is s.start and stop is s.stop and body is s.body:
@@ -196,7 +196,7 @@ class _Simplifier:
         if _is_cheap(new):
             return self.with_value(name, new).stmt(body)
         known = new.type.dtype == INT64
-        inner = (self.inside(name, index_arithmetic.index_interval(new, self.ranges)) if known else self).stmt(body)
+        inner = (self.with_range(name, index_arithmetic.index_interval(new, self.ranges)) if known else self).stmt(body)
         if _is_empty(inner):
             return self.remove(inner)
         return s if s is not None and new is value and inner is body else Let(name, new, inner)

@@ -100,7 +100,7 @@ def _vectorize(s: Stmt, names: Names, scope: BoundsContext) -> _Result:
 def _vectorize_block(s: Block, body: tuple[Stmt, ...], names: Names, scope: BoundsContext) -> _Result:
     results = [_vectorize(c, names, scope) for c in body]
     waits = any(pending for _, pending in results)
-    reached = Counter(name for c in body for name in _reached(c)) if waits else Counter[str]()
+    reached = Counter(name for c in body for name in _reached_buffers(c)) if waits else Counter[str]()
     done: list[Stmt] = []
     leaving: list[VectorAccumulator] = []
     for inner, pending in results:
@@ -123,7 +123,7 @@ def _outlives(a: VectorAccumulator, outer: Stmt, bound: set[str]) -> bool:
     return free and a.buffer_name not in bound and all(x.buffer.name != a.buffer_name for x in read)
 
 
-def _reached(s: Stmt) -> set[str]:
+def _reached_buffers(s: Stmt) -> set[str]:
     """The buffers that `s` reaches in any way."""
     found = {e.buffer.name for e in walk_stmt_exprs(s) if isinstance(e, Load)}
     for c in walk_stmts(s):

@@ -166,7 +166,7 @@ class _Check:
         """The subscript in int64, and whether it is inside where it is asked for."""
         guard = self.check.guard
         scope = LoweringScope({i.name: build.var(i.name) for i in self.statement.indices}, self.buffers)
-        value = lower_subscript(self.check.subscript, scope.under(guard) if guard is not None else scope)
+        value = lower_subscript(self.check.subscript, scope.with_guard(guard) if guard is not None else scope)
         condition = is_inside(value, self.check.extent)
         if guard is not None:
             condition = build.logical_or(build.logical_not(lower_expr(guard, scope)), condition)

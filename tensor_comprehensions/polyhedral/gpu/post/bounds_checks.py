@@ -80,7 +80,7 @@ def _place(point: ir.Expr, indices: Sequence[BoundIndex]) -> dict[str, ir.Expr]:
 
 def _check(check: BoundsCheck, place: Mapping[str, ir.Expr], buffers: Mapping[str, Buffer], site: int) -> ir.Stmt:
     scope, guard = LoweringScope(place, buffers), check.guard
-    value = lower_subscript(check.subscript, scope.under(guard) if guard is not None else scope)
+    value = lower_subscript(check.subscript, scope.with_guard(guard) if guard is not None else scope)
     condition = is_inside(value, check.extent)
     if guard is not None:
         condition = build.logical_or(build.logical_not(lower_expr(guard, scope)), condition)
