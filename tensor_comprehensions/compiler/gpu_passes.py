@@ -18,7 +18,7 @@ from ..codegen.gpu.ptx import architecture_for
 from ..core.errors import ArgumentError, CannotLower
 from ..loop_ir.binding import check_bindings
 from ..loop_ir.build import const
-from ..loop_ir.index_arithmetic import Interval
+from ..loop_ir.intervals import Interval
 from ..loop_ir.nodes import Buffer, CheckSite, Kernel, Module
 from ..loop_ir.passes.simplify import simplify
 from ..loop_ir.rewrite import substitute_stmt

@@ -10,7 +10,7 @@ from typing_extensions import assert_never
 from ..core.dtypes import BOOL, INT64, UINT64
 from ..core.errors import InternalError
 from ..core.math_functions import FUNCTIONS
-from . import build, index_arithmetic
+from . import build, intervals
 from .async_operands import box_fault, described_fault, tensor_map_fault
 from .atoms import ATOMS, ROW_BYTES, WARP
 from .bounds import BoundsContext, Fact, condition_facts, lane_bounds
@@ -370,7 +370,7 @@ def _require_inside(
     base = index.base if isinstance(index, Ramp) else index
     if base.type.lanes > 1 or not _is_affine(base) or place.is_data(base) or (b.dynamic and dimension == 0):
         return
-    plain, last = index_arithmetic.index_interval(index, place.scope.ranges), b.shape[dimension] - 1
+    plain, last = intervals.index_interval(index, place.scope.ranges), b.shape[dimension] - 1
     if plain.low is not None and plain.high is not None and plain.low >= 0 and plain.high <= last:
         return
     low, high = lane_bounds(index, place.scope, facts)

@@ -14,8 +14,8 @@ from ...core.errors import InternalError
 from ...core.naming import SEPARATOR
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
-from ...loop_ir.index_arithmetic import Interval
 from ...loop_ir.instructions import INSTRUCTIONS
+from ...loop_ir.intervals import Interval
 from ...loop_ir.swizzled_buffer import column_key
 from .dialect import CDialect
 from .int32_narrowing import LIMIT, int32_interval

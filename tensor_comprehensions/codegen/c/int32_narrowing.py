@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...core.dtypes import INT64
-from ...loop_ir import index_arithmetic
+from ...loop_ir import intervals
 from ...loop_ir import nodes as ir
-from ...loop_ir.index_arithmetic import Interval
+from ...loop_ir.intervals import Interval
 
 LIMIT = 1 << 31
 _ARITHMETIC = ("add", "sub", "mul", "min", "max", "div", "mod")
@@ -27,7 +27,7 @@ def int32_interval(e: ir.Expr, variables: Mapping[str, Interval]) -> Interval | 
         case ir.Binary(op, left, right) if op in _ARITHMETIC and e.type.dtype == INT64:
             if int32_interval(left, variables) is None or int32_interval(right, variables) is None:
                 return None
-            return _int32_or_none(index_arithmetic.index_interval(e, variables))
+            return _int32_or_none(intervals.index_interval(e, variables))
         case ir.Ramp(base, stride, lanes) if (first := int32_interval(base, variables)) is not None:
             steps = Interval(min(0, stride * (lanes - 1)), max(0, stride * (lanes - 1)))
             return _int32_or_none(first + steps)

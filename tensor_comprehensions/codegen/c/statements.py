@@ -15,7 +15,7 @@ from ...core.errors import CannotLower, InternalError
 from ...core.naming import mint
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
-from ...loop_ir.index_arithmetic import Interval
+from ...loop_ir.intervals import Interval
 from ...loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO, ELECT, INTRINSICS, Intrinsic, is_hint
 from ...loop_ir.matrix_descriptor import matrix_placement
 from ...loop_ir.passes.hoist_packing import hoist_packing

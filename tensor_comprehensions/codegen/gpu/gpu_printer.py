@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ...core.errors import CannotLower
 from ...loop_ir import nodes as ir
-from ...loop_ir.index_arithmetic import Interval
+from ...loop_ir.intervals import Interval
 from ...loop_ir.intrinsics import INTRINSICS, REGISTER_MOVES, is_asynchronous, is_collective
 from ...loop_ir.passes.lower_warp_ops import scalarize_async_copies
 from ...loop_ir.rewrite import allocated_buffers, walk_stmt_exprs, walk_stmts

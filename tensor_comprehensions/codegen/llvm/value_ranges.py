@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ...loop_ir.index_arithmetic import difference
+from ...loop_ir.linear_forms import difference
 from ...loop_ir.nodes import Binary, Broadcast, Cast, Const, Expr, Load, Loop, Ramp, Select, Type, Unary, Var
 
 Interval = tuple[float, float]  # inclusive; an end may be infinite

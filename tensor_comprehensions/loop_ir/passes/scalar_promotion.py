@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...core.naming import mint
-from .. import build, index_arithmetic
+from .. import build, linear_forms
 from ..bounds import BoundsContext, runs_at_least_once
 from ..intrinsics import is_hint
 from ..names import Names
@@ -138,7 +138,7 @@ def _disjoint(updates: list[_Update]) -> bool:
     return all(_are_apart(a, b) for n, a in enumerate(spans) for b in spans[:n])
 
 
-_Span = tuple[index_arithmetic.Terms, int, int] | None
+_Span = tuple[linear_forms.Terms, int, int] | None
 
 
 def _span(index: Expr) -> _Span:
@@ -148,7 +148,7 @@ def _span(index: Expr) -> _Span:
         base, reach = index.base, index.stride * (index.lanes - 1)
     if base.type.lanes > 1:
         return None
-    terms, constant = index_arithmetic.linear_terms(base)
+    terms, constant = linear_forms.linear_terms(base)
     return terms, constant + min(reach, 0), constant + max(reach, 0)
 
 

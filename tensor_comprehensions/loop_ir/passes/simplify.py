@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import overload
 
 from ...core.dtypes import INT64
-from .. import build, index_arithmetic
-from ..index_arithmetic import Interval
+from .. import build, intervals, linear_forms
+from ..intervals import Interval
 from ..nodes import (
     Allocate,
     Binary,
@@ -137,7 +137,7 @@ class _Simplifier:
 
     def loop(self, s: Loop) -> Stmt:
         start, stop = self.expr(s.start), self.expr(s.stop)
-        trips = index_arithmetic.index_interval(index_arithmetic.subtract(stop, start), self.ranges)
+        trips = intervals.index_interval(linear_forms.subtract(stop, start), self.ranges)
         if trips.high is not None and trips.high <= 0:
             return self.remove(s)
         if trips.low is not None and trips.high is not None and trips.low >= 1 and trips.high <= s.step:
@@ -152,8 +152,8 @@ class _Simplifier:
     def loop_range(self, start: Expr, stop: Expr, step: int) -> Interval:
         """Where the variable of a loop lies while its body runs."""
         first, last = (
-            index_arithmetic.index_interval(start, self.ranges),
-            index_arithmetic.index_interval(stop, self.ranges),
+            intervals.index_interval(start, self.ranges),
+            intervals.index_interval(stop, self.ranges),
         )
         high = None if last.high is None else last.high - 1
         if high is not None and first.low is not None and first.low == first.high:
@@ -196,7 +196,7 @@ class _Simplifier:
         if _is_cheap(new):
             return self.with_value(name, new).stmt(body)
         known = new.type.dtype == INT64
-        inner = (self.with_range(name, index_arithmetic.index_interval(new, self.ranges)) if known else self).stmt(body)
+        inner = (self.with_range(name, intervals.index_interval(new, self.ranges)) if known else self).stmt(body)
         if _is_empty(inner):
             return self.remove(inner)
         return s if s is not None and new is value and inner is body else Let(name, new, inner)
@@ -229,16 +229,16 @@ class _Simplifier:
         """A scalar int64 sum in canonical form: atoms simplified, like terms gathered, the constant last."""
         if _is_canonical(e, self.values):
             return e
-        terms, constant = index_arithmetic.linear_terms(e)
-        total: index_arithmetic.Terms = {}
+        terms, constant = linear_forms.linear_terms(e)
+        total: linear_forms.Terms = {}
         for atom, c in terms.items():
             inner = self.rewrite(atom) if type(atom) is Binary and atom.op == "mul" else self.expr(atom)
-            parts, extra = index_arithmetic.linear_terms(inner)
+            parts, extra = linear_forms.linear_terms(inner)
             constant += c * extra
             for part, k in parts.items():
                 total[part] = total.get(part, 0) + c * k
-        index_arithmetic.join_divisions(total)
-        new = index_arithmetic.terms_to_expr({a: c for a, c in total.items() if c != 0}, constant)
+        linear_forms.join_divisions(total)
+        new = linear_forms.terms_to_expr({a: c for a, c in total.items() if c != 0}, constant)
         return e if new == e else new
 
 

@@ -12,8 +12,8 @@ from math import gcd
 from typing import Any
 
 from ...core.dtypes import FLOAT16, FLOAT64, INT64, DType
-from .. import build, index_arithmetic
-from ..index_arithmetic import Interval, Ranges
+from .. import build, intervals, linear_forms
+from ..intervals import Interval, Ranges
 from ..nodes import (
     COMPARISONS,
     Binary,
@@ -82,7 +82,7 @@ def _bounded_interval(e: Expr, ranges: Ranges) -> Interval | None:
     """The interval of `e` when no arithmetic on it can overflow."""
     if e.type.dtype != INT64:
         return None
-    i = index_arithmetic.index_interval(e, ranges)
+    i = intervals.index_interval(e, ranges)
     return i if i.low is not None and i.high is not None and i.low > -_LIMIT and i.high < _LIMIT else None
 
 
@@ -91,9 +91,9 @@ def _split_by_divisor(e: Binary, ranges: Ranges) -> tuple[Expr, Expr, int] | Non
     d = build.integer(e.right)
     if d is None or d <= 0 or e.type.lanes > 1 or _bounded_interval(e.left, ranges) is None:
         return None
-    terms, constant = index_arithmetic.linear_terms(e.left)
-    quotient = index_arithmetic.terms_to_expr({a: c // d for a, c in terms.items() if c % d == 0}, constant // d)
-    rest = index_arithmetic.terms_to_expr({a: c for a, c in terms.items() if c % d != 0}, constant % d)
+    terms, constant = linear_forms.linear_terms(e.left)
+    quotient = linear_forms.terms_to_expr({a: c // d for a, c in terms.items() if c % d == 0}, constant // d)
+    rest = linear_forms.terms_to_expr({a: c for a, c in terms.items() if c % d != 0}, constant % d)
     return quotient, rest, d
 
 
@@ -102,7 +102,7 @@ def divide_terms(e: Binary, ranges: Ranges) -> Expr | None:
     if (parts := _split_by_divisor(e, ranges)) is None:
         return None
     quotient, rest, d = parts
-    i = index_arithmetic.index_interval(rest, ranges)
+    i = intervals.index_interval(rest, ranges)
     if i.low is not None and i.high is not None and i.low // d == i.high // d:
         return build.add(quotient, i.low // d)
     if build.integer(quotient) == 0:
@@ -115,9 +115,9 @@ def remainder_of_terms(e: Binary, ranges: Ranges) -> Expr | None:
     if (parts := _split_by_divisor(e, ranges)) is None:
         return None
     quotient, rest, d = parts
-    i = index_arithmetic.index_interval(rest, ranges)
+    i = intervals.index_interval(rest, ranges)
     if i.low is not None and i.high is not None and i.low // d == i.high // d:
-        return index_arithmetic.subtract(rest, build.const(i.low // d * d))
+        return linear_forms.subtract(rest, build.const(i.low // d * d))
     return None if build.integer(quotient) == 0 else build.mod(rest, d)
 
 
@@ -145,12 +145,12 @@ def _factor_common_divisor(e: Binary, ranges: Ranges) -> tuple[Expr, int, Expr, 
     d = build.integer(e.right)
     if d is None or d <= 0 or e.type.lanes > 1 or _bounded_interval(e.left, ranges) is None:
         return None
-    terms, constant = index_arithmetic.linear_terms(e.left)
+    terms, constant = linear_forms.linear_terms(e.left)
     for g in sorted({gcd(c, d) for c in terms.values()} | {gcd(d, *terms.values())}, reverse=True):
-        rest = index_arithmetic.terms_to_expr({a: c for a, c in terms.items() if c % g}, constant)
-        i = index_arithmetic.index_interval(rest, ranges)
+        rest = linear_forms.terms_to_expr({a: c for a, c in terms.items() if c % g}, constant)
+        i = intervals.index_interval(rest, ranges)
         if g > 1 and i.low is not None and i.high is not None and i.low // g == i.high // g:
-            multiples = index_arithmetic.terms_to_expr({a: c // g for a, c in terms.items() if c % g == 0}, 0)
+            multiples = linear_forms.terms_to_expr({a: c // g for a, c in terms.items() if c % g == 0}, 0)
             return multiples, i.low // g, rest, g, d
     return None
 
@@ -160,7 +160,7 @@ def quotient_of_quotient(e: Binary, ranges: Ranges) -> Expr | None:
     d = build.integer(e.right)
     if d is None or d <= 0 or e.type.lanes > 1 or _bounded_interval(e.left, ranges) is None:
         return None
-    terms, constant = index_arithmetic.linear_terms(e.left)
+    terms, constant = linear_forms.linear_terms(e.left)
     match list(terms.items()):
         case [(Binary("div", x, Const(by)), 1)] if int(by) > 0:
             shifted = build.add(x, constant * int(by))
@@ -173,8 +173,8 @@ def remainder_of_remainder(e: Binary, ranges: Ranges) -> Expr | None:
     d = build.integer(e.right)
     if d is None or d <= 0 or e.type.lanes > 1 or _bounded_interval(e.left, ranges) is None:
         return None
-    terms, constant = index_arithmetic.linear_terms(e.left)
-    plain: index_arithmetic.Terms = {}
+    terms, constant = linear_forms.linear_terms(e.left)
+    plain: linear_forms.Terms = {}
     for atom, c in terms.items():
         match atom:
             case Binary("mod", x, Const(by)) if by and c * int(by) % d == 0:
@@ -182,7 +182,7 @@ def remainder_of_remainder(e: Binary, ranges: Ranges) -> Expr | None:
         plain[atom] = plain.get(atom, 0) + c
     if plain.keys() == terms.keys():
         return None
-    left = index_arithmetic.terms_to_expr({a: c for a, c in plain.items() if c}, constant)
+    left = linear_forms.terms_to_expr({a: c for a, c in plain.items() if c}, constant)
     return build.mod(left, d) if _bounded_interval(left, ranges) is not None else None
 
 
@@ -232,7 +232,7 @@ def _difference(a: Expr, b: Expr, ranges: Ranges) -> Interval | None:
     if x is None or y is None:
         return apart
     spread = (x[1] - y[1]) * (a.type.lanes - 1)
-    close = index_arithmetic.index_interval(index_arithmetic.subtract(x[0], y[0]), ranges) + Interval(
+    close = intervals.index_interval(linear_forms.subtract(x[0], y[0]), ranges) + Interval(
         min(0, spread), max(0, spread)
     )
     return Interval(_max_known(apart.low, close.low), _min_known(apart.high, close.high))

@@ -15,7 +15,7 @@ from typing_extensions import assert_never
 from ...core.dtypes import BOOL
 from ...core.errors import CannotLower
 from ...core.naming import mint
-from .. import build, index_arithmetic
+from .. import build, linear_forms
 from ..bounds import BoundsContext, lower_bound, runs_at_least_once, upper_bound
 from ..intrinsics import is_hint
 from ..names import Names
@@ -208,7 +208,7 @@ class _Piece:
 def _pieces(loop: Loop, names: Names) -> list[_Piece]:
     if not loop.vector_factors[1]:
         return [_Piece(loop.start, loop.stop, 1, build.sub(loop.stop, build.var(loop.var)))]
-    trips = index_arithmetic.difference(loop.stop, loop.start)
+    trips = linear_forms.difference(loop.stop, loop.start)
     if trips is None:
         return _dynamic_pieces(loop, names)
     lanes, copies = loop.vector_factors
@@ -231,7 +231,7 @@ def _dynamic_pieces(loop: Loop, names: Names) -> list[_Piece]:
     lanes, copies = loop.vector_factors
     name = names.fresh(mint(loop.var, "count"))
     trips = build.var(name)
-    lets: tuple[tuple[str, Expr], ...] = ((name, build.maximum(index_arithmetic.subtract(loop.stop, loop.start), 0)),)
+    lets: tuple[tuple[str, Expr], ...] = ((name, build.maximum(linear_forms.subtract(loop.stop, loop.start), 0)),)
     pieces: list[_Piece] = []
     at = loop.start
     for count in (copies, 1) if copies > 1 else (1,):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 
 from ...core.naming import mint
-from ...loop_ir import build, index_arithmetic
+from ...loop_ir import build, linear_forms
 from ...loop_ir.buffer_view import BufferDim, private_view
 from ...loop_ir.nodes import Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Store, Var
 from ...loop_ir.rewrite import map_expr, map_stmt, mentions, walk_expr
@@ -196,7 +196,7 @@ def _step(buffer: Buffer, indices: tuple[Expr, ...], name: str) -> int | None:
     """Elements between `buffer[indices]` at consecutive values of the variable `name`; None where that varies."""
     total = 0
     for index, stride in zip(indices, buffer.strides, strict=True):
-        for atom, c in index_arithmetic.linear_terms(index)[0].items():
+        for atom, c in linear_forms.linear_terms(index)[0].items():
             if isinstance(atom, Var) and atom.name == name:
                 total += c * stride
             elif mentions(atom, {name}):

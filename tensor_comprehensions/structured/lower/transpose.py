@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ...core.dtypes import BOOL, UINT8, DType
 from ...core.naming import mint
-from ...loop_ir import build, index_arithmetic
+from ...loop_ir import build, linear_forms
 from ...loop_ir.intrinsics import PREFETCH
 from ...loop_ir.nodes import Const, Expr, If, Invoke, Let, Load, Loop, Space, Stmt, Store, Var
 from ...loop_ir.rewrite import map_expr
@@ -51,7 +51,7 @@ class Axis:
     @property
     def length(self) -> int | None:
         """How many values there are, where that is known."""
-        return index_arithmetic.difference(self.stop, self.start)
+        return linear_forms.difference(self.stop, self.start)
 
     def splits(self, side: int) -> bool:
         """Is the range known to be whole blocks of `side`?"""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ...core.naming import mint
 from ...loop_ir import build
 from ...loop_ir.buffer_view import BufferView
-from ...loop_ir.index_arithmetic import subtract
+from ...loop_ir.linear_forms import subtract
 from ...loop_ir.nodes import Buffer, Expr, Load, Type, Var
 from ...lower_expr import LoweringScope, lower_access, lower_expr
 from ...target import CpuTarget

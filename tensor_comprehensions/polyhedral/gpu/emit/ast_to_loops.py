@@ -11,7 +11,7 @@ from ....core.errors import InternalError
 from ....core.naming import mint
 from ....loop_ir import build
 from ....loop_ir import nodes as ir
-from ....loop_ir.index_arithmetic import Interval, index_interval
+from ....loop_ir.intervals import Interval, index_interval
 from ..plan.mapping import WRITTEN_OUT
 
 Instance = Callable[[str, tuple[ir.Expr, ...]], ir.Stmt]

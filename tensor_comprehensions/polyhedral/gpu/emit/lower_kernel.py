@@ -12,7 +12,7 @@ from ....core.knobs import current_knobs
 from ....loop_ir import build
 from ....loop_ir import nodes as ir
 from ....loop_ir.buffer_view import BufferView, private_view
-from ....loop_ir.index_arithmetic import Interval
+from ....loop_ir.intervals import Interval
 from ....loop_ir.intrinsics import BARRIER, WARP_BARRIER
 from ....loop_ir.nodes import Buffer, Kernel, Launch, Space
 from ....target import GpuTarget

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ....loop_ir import build, index_arithmetic
+from ....loop_ir import build, linear_forms
 from ....loop_ir.intrinsics import BARRIER, COMMIT_ASYNC, COPY_ASYNC, WAIT_ASYNC
 from ....loop_ir.nodes import Block, Buffer, Expr, If, Invoke, Load, Loop, LoopKind, Ramp, Space, Stmt, Store
 from ....loop_ir.rewrite import map_expr, map_stmt, substitute_stmt, walk_stmts
@@ -56,7 +56,7 @@ def double_buffer(body: Stmt, buffers: Sequence[Buffer], room: int) -> tuple[Stm
 
 def _stage(loop: Loop) -> LoopStage | None:
     """The parts of the body of `loop`: a barrier, copies from global to shared memory, a barrier, the rest."""
-    trips = index_arithmetic.difference(loop.stop, loop.start)
+    trips = linear_forms.difference(loop.stop, loop.start)
     if (
         loop.kind is not LoopKind.SERIAL
         or not isinstance(loop.body, Block)

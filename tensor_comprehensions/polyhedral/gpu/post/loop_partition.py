@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ....loop_ir import build, index_arithmetic
-from ....loop_ir.index_arithmetic import Interval
+from ....loop_ir import build, linear_forms
+from ....loop_ir.intervals import Interval
 from ....loop_ir.nodes import BLOCK, Expr, If, Loop, LoopKind, Stmt
 from ....loop_ir.passes.simplify import simplify
 from ....loop_ir.rewrite import map_stmt, substitute_stmt, walk_stmts
@@ -54,7 +54,7 @@ def _guards(s: Stmt, *, inside: bool) -> int:
     own, below = 0, inside
     if isinstance(s, Loop):
         below = True
-        own = int(inside and index_arithmetic.difference(s.stop, s.start) is None)
+        own = int(inside and linear_forms.difference(s.stop, s.start) is None)
     elif isinstance(s, If):
         own = int(inside)
     return own + sum(_guards(c, inside=below) for c in _children(s))
