@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..core.dtypes import INT64, DType
-from ..core.naming import mint
+from ..core.naming import compose_name
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Type
 from ..tc_lang.formats import Format, LevelKind
@@ -150,7 +150,7 @@ def collected_of(statement: int, target: Symbol) -> Collected:
 
 def totals_buffer(count: int) -> Buffer:
     """How many elements each collected result has."""
-    return Buffer(mint("totals"), Type(INT64), (max(1, count),), (1,))
+    return Buffer(compose_name("totals"), Type(INT64), (max(1, count),), (1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Sizes:
 
     @staticmethod
     def of(problem: SparseProblem) -> Sizes:
-        buffer = Buffer(mint("sizes"), Type(INT64), (max(1, len(problem.sizes)),), (1,))
+        buffer = Buffer(compose_name("sizes"), Type(INT64), (max(1, len(problem.sizes)),), (1,))
         return Sizes(buffer, problem.sizes, dict(problem.fixed), problem.ranges.sizes)
 
     def value(self, x: Value) -> Expr:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ...core.dtypes import BOOL, INT64, UINT64, DType
 from ...core.errors import CannotLower, InternalError
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.intervals import Interval
@@ -271,16 +271,16 @@ def _is_injective(s: ir.Store) -> bool:
 
 def _stage_store(s: ir.Store) -> ir.Stmt:
     """The same store of a value (and through a mask and indices) computed in all lanes before the first is written."""
-    names = [mint(f"index{n}") for n in range(len(s.indices))]
+    names = [compose_name(f"index{n}") for n in range(len(s.indices))]
     indices = tuple(ir.Var(n, i.type) for n, i in zip(names, s.indices, strict=True))
-    mask = None if s.mask is None else ir.Var(mint("mask"), s.mask.type)
-    staged: ir.Stmt = replace(s, indices=indices, value=ir.Var(mint("value"), s.value.type), mask=mask)
-    bindings = [*zip(names, s.indices, strict=True), (mint("value"), s.value)]
+    mask = None if s.mask is None else ir.Var(compose_name("mask"), s.mask.type)
+    staged: ir.Stmt = replace(s, indices=indices, value=ir.Var(compose_name("value"), s.value.type), mask=mask)
+    bindings = [*zip(names, s.indices, strict=True), (compose_name("value"), s.value)]
     if s.mask is not None:
-        bindings.append((mint("mask"), s.mask))
-    outer = [(mint(name, "staged"), value) for name, value in bindings]
+        bindings.append((compose_name("mask"), s.mask))
+    outer = [(compose_name(name, "staged"), value) for name, value in bindings]
     for name, value in bindings:  # from the outer names, so that no value sees a name bound here
-        staged = ir.Let(name, ir.Var(mint(name, "staged"), value.type), staged)
+        staged = ir.Let(name, ir.Var(compose_name(name, "staged"), value.type), staged)
     for name, value in outer:
         staged = ir.Let(name, value, staged)
     return staged

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from ...core.errors import CannotLower
-from ...core.naming import mint
+from ...core.naming import compose_name
 from .. import build
 from ..intrinsics import (
     BARRIER,
@@ -35,7 +35,9 @@ def emulate_shuffles(kernel: Kernel) -> Kernel:
     dtypes = dict.fromkeys(
         s.operands[0][0].type.dtype for s in walk_stmts(kernel.body) if isinstance(s, Invoke) and s.name in _SHUFFLES
     )
-    buffers = {t: Buffer(mint("exchange", t.name), Type(t), (prod(launch.block),), (1,), Space.SHARED) for t in dtypes}
+    buffers = {
+        t: Buffer(compose_name("exchange", t.name), Type(t), (prod(launch.block),), (1,), Space.SHARED) for t in dtypes
+    }
 
     def on_stmt(s: Stmt) -> Stmt:
         if isinstance(s, Invoke):

@@ -7,7 +7,7 @@ from itertools import chain
 
 from ...core.dtypes import BOOL
 from ...core.errors import CannotLower
-from ...core.naming import mint
+from ...core.naming import compose_name
 from .. import build
 from ..intrinsics import CACHE_LINE, is_hint
 from ..names import Names
@@ -136,7 +136,7 @@ class VectorBody:
             otherwise = self.vectorize_stmt(s.otherwise) if s.otherwise is not None else None
             return build.when(conditions[0], self.vectorize_stmt(s.then), otherwise)
         # The condition gets a name: the branches may overwrite what it reads.
-        bound = [self.names.fresh(mint("mask")) for _ in self.copies]
+        bound = [self.names.fresh(compose_name("mask")) for _ in self.copies]
         held: list[Expr] = [build.var(n, BOOL, self.lanes) for n in bound]
         then = self.with_conditions(held).vectorize_stmt(s.then)
         parts = [then]

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ...core.errors import CannotLower
 from ...core.knobs import current_knobs
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Kernel, Module, Type
 from ...options import CpuOptions
@@ -97,11 +97,11 @@ def _lower(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> M
         for s in (s for n in scheduled.group.nodes for s in n.statements):
             checks += build_check_loops(function, s, buffers, len(checks.sites), options, target)
         for nest in checks.loops[len(before.loops) :]:  # apart: one may read through what the one before verifies
-            kernels.append(Kernel(mint(function.name, f"check{len(kernels)}"), nest))
+            kernels.append(Kernel(compose_name(function.name, f"check{len(kernels)}"), nest))
         local = local_temporaries(function, groups, scheduled.group) if options.localize_temporaries else ()
         contracted |= {t.name for t in local}
         body = lower_group(function, scheduled, local, buffers, options, target)
-        kernels.append(Kernel(function.name if len(plan) == 1 else mint(function.name, len(kernels)), body))
+        kernels.append(Kernel(function.name if len(plan) == 1 else compose_name(function.name, len(kernels)), body))
     return _module(function, buffers, contracted, kernels, checks)
 
 
@@ -228,10 +228,10 @@ def split_initialization(function: BoundFunction, s: BoundStatement) -> tuple[Bo
     if not s.initialize or s.reduction is None or _plain(s):
         return (s,)
     tensor = function.tensor(s.target)
-    indices = tuple(BoundIndex(mint(f"d{k}"), 0, extent) for k, extent in enumerate(tensor.shape))
+    indices = tuple(BoundIndex(compose_name(f"d{k}"), 0, extent) for k, extent in enumerate(tensor.shape))
     neutral = build.neutral(s.reduction, s.value.dtype)
     fill = BoundStatement(
-        name=mint(s.name, "init"),
+        name=compose_name(s.name, "init"),
         target=s.target,
         subscripts=tuple(tc.Index(i.name, tc.INDEX_TYPE) for i in indices),
         reduction=None,

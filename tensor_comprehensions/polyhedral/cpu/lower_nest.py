@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...core.errors import ArgumentError, CannotLower
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.buffer_view import BufferView, private_view
@@ -221,7 +221,7 @@ class NestLowering:
 
         together = self._rows_together
         first = rows.extent % together or together
-        block = build.var(mint(rows.name, "block"))
+        block = build.var(compose_name(rows.name, "block"))
         begun = along(build.const(rows.lower), first, *self._initializations(leaf))
         others = along(block, together)
         start, stop = build.const(rows.lower + first), build.const(rows.upper)

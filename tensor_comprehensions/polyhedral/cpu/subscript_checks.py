@@ -12,7 +12,7 @@ from math import prod
 
 from ...core.dtypes import BOOL
 from ...core.errors import CannotLower
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.nodes import Buffer, CheckSite, LoopKind, Space, Type
@@ -30,7 +30,7 @@ VECTORS = 4
 # A subscript costs a fraction of a scalar operation; chunks are few enough for their results to be one cache line.
 CHEAPER = 4
 MOST_CHUNKS = 64
-CHUNK = mint("chunk")
+CHUNK = compose_name("chunk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class _Check:
         outer = max(self.indices, key=lambda i: i.extent)
         grain = self.options.grain_size * CHEAPER
         chunks = min(outer.extent, MOST_CHUNKS, self.points // grain) if grain else 1
-        inside = Buffer(mint("inside", self.site), Type(BOOL), (), (), Space.REGISTER)
-        flags = build.buffer(mint("chunks", self.site), BOOL, (chunks,))
+        inside = Buffer(compose_name("inside", self.site), Type(BOOL), (), (), Space.REGISTER)
+        flags = build.buffer(compose_name("chunks", self.site), BOOL, (chunks,))
         try:
             if chunks > 1:
                 first, nest = self._in_chunks(inside, outer, flags), _conjunction(inside, flags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
 from ...options import MappingOptions, check_mapping
 from ...target import GpuTarget
@@ -142,7 +142,7 @@ def _lower(function: BoundFunction, options: MappingOptions | None, target: GpuT
         sites += meanings
         registers = _registers(function, groups, plan)
         contracted |= {t.name for t in registers}
-        name = function.name if len(plans) == 1 else mint(function.name, len(kernels))
+        name = function.name if len(plans) == 1 else compose_name(function.name, len(kernels))
         local = frozenset(t.name for t in local_temporaries(function, groups, plan.group))
         kernel, promoted = KernelLowering(scop, plan, buffers, registers, local, target).kernel(name)
         kernels.append(kernel)

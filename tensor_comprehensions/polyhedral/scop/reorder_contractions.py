@@ -16,7 +16,7 @@ from math import inf, prod
 
 from ...core.errors import CannotLower
 from ...core.memory_layout import contiguous_strides
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir.nodes import Buffer, Type
 from ...options import CpuOptions
 from ...structured.cost.plan_cost import plan_cycles
@@ -278,7 +278,7 @@ def _reordered(found: _Contraction, orders: Orders) -> tuple[BoundFunction, Boun
     for access, order in zip(found.accesses, orders, strict=True):
         tensor = function.tensor(access.tensor)
         if order is not None:
-            name = _fresh(mint(tensor.name, "ordered"), names)
+            name = _fresh(compose_name(tensor.name, "ordered"), names)
             names.add(name)
             shape = tuple(found.extents[n] for n in order)
             tensor = Tensor(name, tensor.dtype, shape, contiguous_strides(shape), Role.TEMPORARY)

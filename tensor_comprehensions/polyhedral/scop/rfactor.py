@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import prod
 
 from ...core.memory_layout import contiguous_strides
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, map_operands
@@ -58,7 +58,7 @@ def in_two_stages(function: BoundFunction, cut: Callable[[BoundStatement], Split
             statements.append(s)
             continue
         index, parts = found
-        part = _part(s, _fresh(mint(s.target, "part"), {t.name for t in tensors}), parts)
+        part = _part(s, _fresh(compose_name(s.target, "part"), {t.name for t in tensors}), parts)
         tensors.append(part)
         first, *others = _stages(s, index, part)
         statements.insert(_place(statements, s), first)
@@ -142,13 +142,13 @@ def _stages(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[Boun
     """The parts, their combination, and the terms that do not fill a chunk."""
     parts = part.shape[0]
     chunk = index.extent // parts
-    outer = BoundIndex(_fresh(mint("p"), {i.name for i in s.indices}), 0, parts)
+    outer = BoundIndex(_fresh(compose_name("p"), {i.name for i in s.indices}), 0, parts)
     inner = BoundIndex(index.name, 0, chunk)
     position = _sum(_sum(_times(outer.name, chunk), tc.Index(index.name, tc.INDEX_TYPE)), index.lower)
     where = (tc.Index(outer.name, tc.INDEX_TYPE), *(_offset(i) for i in s.free))
     yield replace(
         s,
-        name=mint(s.name, "parts"),
+        name=compose_name(s.name, "parts"),
         target=part.name,
         subscripts=where,
         initialize=True,
@@ -158,7 +158,7 @@ def _stages(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[Boun
     )
     yield replace(
         s,
-        name=mint(s.name, "combined"),
+        name=compose_name(s.name, "combined"),
         value=tc.Access(part.name, where, part.dtype),
         indices=(*s.free, outer),
         num_free=s.num_free,
@@ -167,7 +167,7 @@ def _stages(s: BoundStatement, index: BoundIndex, part: Tensor) -> Iterator[Boun
     if rest.extent:
         yield replace(
             s,
-            name=mint(s.name, "rest"),
+            name=compose_name(s.name, "rest"),
             initialize=False,
             indices=tuple(rest if i == index else i for i in s.indices),
         )
