@@ -100,7 +100,7 @@ def _pairs(
 def _result(
     name: str, factors: Sequence[EinsumOperand], equation: Equation, needed: Labels, *, output_first: bool = True
 ) -> EinsumOperand:
-    """What is `needed_parameters` of a product: the output's labels in its order, then the others as they come.
+    """What is `needed` of a product: the output's labels in its order, then the others as they come.
 
     output_first: else the output's come last, so that a sparse operand picks whole rows.
     """

@@ -124,7 +124,7 @@ class StructuredOp:
         """How many products the op sums in all."""
         return prod(i.extent for i in self.iterators)
 
-    def shown(self, iterator: str) -> str:
+    def display_name(self, iterator: str) -> str:
         """The name that an iterator has for people: that of the def's index, or of those that are walked together."""
         own = iterator.removeprefix(compose_name(self.name, ""))
         joined = own.replace(SEPARATOR, "_")

@@ -129,7 +129,7 @@ def dense_format(rank: int) -> Format:
 
 
 def coordinates(sparse: int, dense: int = 0, *, unique: bool = True) -> Format:
-    """Coordinates of `sparse` dimensions side by side, above `dense_format` dimensions."""
+    """Coordinates of `sparse` dimensions side by side, above `dense` dimensions."""
     word = _word_of("coo", sparse)
     return parse_format((word if unique else _with_repeats(word)) + "d" * dense, (), sparse + dense)
 

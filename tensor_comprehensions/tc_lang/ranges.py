@@ -300,7 +300,7 @@ def _solve_for_index(
     n = constant_value(c)
     if n is not None and n < 0:
         low, high, c = -high, -low, -n
-    range_ = (_ceiling(low, c), high // c + 1)
+    range_ = (_ceil_div(low, c), high // c + 1)
     match atom:
         case Variable():
             return range_
@@ -309,7 +309,7 @@ def _solve_for_index(
     return None
 
 
-def _ceiling(a: Value, b: Value) -> Value:
+def _ceil_div(a: Value, b: Value) -> Value:
     return a if b == 1 else -((-a) // b)
 
 

@@ -447,25 +447,27 @@ class _Access:
             text = f"getelementptr {self.element}, ptr {start}, i64 {constant + further}"
             return self.b.define(text, (start,)) if constant + further else start
 
-        def past(further: int, part: str, count: int) -> None:
+        def stream_part(further: int, part: str, count: int) -> None:
             self._write(
                 vector_type(self.element, count), part, element(further), ", !nontemporal !0", count * self.size
             )
 
-        def halves() -> None:
+        def stream_halves() -> None:
             for first in (0, half):
-                past(first, self._part(value, lanes, first, half), half)
+                stream_part(first, self._part(value, lanes, first, half), half)
 
-        def through() -> None:
+        def store_unaligned() -> None:
             self._write(vector_type(self.element, lanes), value, element(0))
 
-        def at(distance: int) -> str:
+        def test_rest(distance: int) -> str:
             return self.b.define(f"icmp eq i64 {rest}, {(distance - constant * self.size) % whole}", (rest,))
 
-        def apart() -> None:
-            self.b.branch(at(whole // 2), halves, through)
+        def try_halves() -> None:
+            self.b.branch(test_rest(whole // 2), stream_halves, store_unaligned)
 
-        self.b.branch(at(0), lambda: past(0, value, lanes), apart if whole == STREAMED[-1] else through)
+        self.b.branch(
+            test_rest(0), lambda: stream_part(0, value, lanes), try_halves if whole == STREAMED[-1] else store_unaligned
+        )
 
     def _scatter(self, value: str) -> None:
         """Lane after lane, so that of two lanes at one place the later wins."""

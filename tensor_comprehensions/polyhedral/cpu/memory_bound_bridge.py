@@ -66,7 +66,7 @@ def requested_plan(
             found = memory_bound_plan(schedule, op, target, parallel=options.grain_size > 0)
         except CannotLower as refusal:
             raise ArgumentError(f"the schedule for '{node.writes[0].tensor}' does not apply: {refusal}") from refusal
-        return _unprefixed(found, node)
+        return _strip_prefix(found, node)
     return None
 
 
@@ -76,7 +76,7 @@ def with_prefixed_names(movement: MemoryBoundPlan, node: ScopStatement) -> Memor
     return replace(movement, tiles=tiles, vector=compose_name(node.name, movement.vector))
 
 
-def _unprefixed(movement: MemoryBoundPlan, node: ScopStatement) -> MemoryBoundPlan:
+def _strip_prefix(movement: MemoryBoundPlan, node: ScopStatement) -> MemoryBoundPlan:
     """With the names of the node's indices."""
     prefix = compose_name(node.name, "")
     tiles = tuple((name.removeprefix(prefix), size) for name, size in movement.tiles)

@@ -59,18 +59,18 @@ def transpose_nontemporal(
     found = staged_loads(reads, rows, lanes, lambda read: (shape[0], _pitch(read.buffer, shape[1])))
     point = with_registers(stores, build.block(*(with_loads(s, found) for s in stores)))
 
-    def along(start: Expr, stop: Expr) -> Stmt:
+    def loop_lanes(start: Expr, stop: Expr) -> Stmt:
         return Loop(lane.name, start, stop, point, LoopKind.VECTOR, vector_factors=at_once)
 
     copies = [transpose_into(found, rows, lanes, factor[0], along_reads=True)]
-    inner = along(lanes.start, lanes.stop)
+    inner = loop_lanes(lanes.start, lanes.stop)
     if apart:
         first = build.minimum(lanes.stop, whole[1] - line)
         more = replace(lanes, start=first, stop=build.add(first, line))
         beyond = transpose_into(found, rows, more, factor[0], along_reads=True)
         copies.append(build.when(build.lt(lanes.stop, whole[1]), beyond))
     if apart or is_apart(before):  # then the part before this one has stored what is left of its last line
-        inner = _by_lines(store, line, lanes, whole, along)
+        inner = _by_lines(store, line, lanes, whole, loop_lanes)
     body = build.block(*copies, Loop(row.name, rows.start, rows.stop, inner))
     body = build.allocate([place.buffer for place in found.values()], body)
     body = Loop(chunk_start(lane), lane.start, lane.stop, body, step=lanes.length)

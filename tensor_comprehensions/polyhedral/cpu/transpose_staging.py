@@ -66,7 +66,7 @@ def loads_in_pieces(
 
 def _is_near(stores: Sequence[Store], reads: Sequence[Load], target: CpuTarget) -> bool:
     """Are the widest vectors lines, and all of them in the first cache?"""
-    return _has_lines(target) and _touched(stores, reads) <= target.cache[0]
+    return _has_lines(target) and _touched_bytes(stores, reads) <= target.cache[0]
 
 
 def _bits(stores: Sequence[Store], reads: Sequence[Load]) -> int:
@@ -78,13 +78,13 @@ def _has_lines(target: CpuTarget) -> bool:
     return target.vector_bits == 8 * CACHE_LINE and target.issue_bits_per_cycle > target.vector_bits
 
 
-def _touched(stores: Sequence[Store], reads: Sequence[Load]) -> int:
+def _touched_bytes(stores: Sequence[Store], reads: Sequence[Load]) -> int:
     """Bytes of what is written, and read across."""
-    buffers = {*_written(stores), *(r.buffer for r in reads)}
+    buffers = {*_written_buffers(stores), *(r.buffer for r in reads)}
     return sum(prod(b.shape) * b.type.dtype.size for b in buffers)
 
 
-def _written(stores: Sequence[Store]) -> list[Buffer]:
+def _written_buffers(stores: Sequence[Store]) -> list[Buffer]:
     return [s.buffer for s in stores if s.buffer.space is not Space.REGISTER]
 
 
@@ -92,8 +92,8 @@ def _writes_lines(stores: Sequence[Store], reads: Sequence[Load], target: CpuTar
     """Are the widest vectors lines of outputs that are not in the first cache?"""
     if not _has_lines(target) or any(s.op is not None for s in stores):
         return False
-    whole = all(begin_lines(b.strides, b.type.dtype.size) for b in _written(stores))
-    return whole and _touched(stores, reads) > target.cache[0]
+    whole = all(begin_lines(b.strides, b.type.dtype.size) for b in _written_buffers(stores))
+    return whole and _touched_bytes(stores, reads) > target.cache[0]
 
 
 def prefetch_distance(reads: Sequence[Load], target: CpuTarget) -> int:

@@ -44,11 +44,11 @@ class StatementLowering:
                 total = ir.Load(self.sums[unit.node.name], ())
                 return ir.Store(buffer, where, total, None if s.initialize else s.reduction)
             case Phase.WHOLE:
-                value, op = _whole(s, build.cast(lower_expr(s.value, scope), dtype))
+                value, op = _stored_value(s, build.cast(lower_expr(s.value, scope), dtype))
                 return ir.Store(buffer, where, value, op)
 
 
-def _whole(s: BoundStatement, value: ir.Expr) -> tuple[ir.Expr, str | None]:
+def _stored_value(s: BoundStatement, value: ir.Expr) -> tuple[ir.Expr, str | None]:
     """What is stored, and the operator of the store."""
     if s.reduction is None or not s.initialize:
         return value, s.reduction

@@ -29,17 +29,17 @@ def check_kernels(
     found = [(s, c) for s in statements if all(i.extent for i in s.indices) for c in dict.fromkeys(s.checks)]
     numbered = [(site, s, c) for site, (s, c) in enumerate(found, first_site)]
     kernels = []
-    for _, run in groupby(numbered, key=lambda n: -1 if _direct(n[2]) else n[0]):
+    for _, run in groupby(numbered, key=lambda n: -1 if _is_direct(n[2]) else n[0]):
         together = list(run)
         points = [_points(s, check) for _, s, check in together]
         blocks = min(MOST_BLOCKS, -(-max(points) // THREADS))
-        bodies = [_everywhere(s, check, buffers, site, blocks) for site, s, check in together]
+        bodies = [_check_all_points(s, check, buffers, site, blocks) for site, s, check in together]
         launch = Launch((blocks, 1, 1), (THREADS, 1, 1))
         kernels.append(Kernel(compose_name(name, f"check{together[0][0]}"), build.block(*bodies), launch))
     return kernels, [CheckSite(c.tensor, c.dimension, c.extent, c.origin) for _, c in found]
 
 
-def _direct(check: BoundsCheck) -> bool:
+def _is_direct(check: BoundsCheck) -> bool:
     """Does it read nothing at a place that data decide?"""
     roots = [e for e in (check.subscript, check.guard) if e is not None]
     reads = [x for e in roots for x in tc.walk_expr(e) if isinstance(x, tc.Access)]
@@ -57,7 +57,7 @@ def _points(s: BoundStatement, check: BoundsCheck) -> int:
     return prod(i.extent for i in _indices(s, check))
 
 
-def _everywhere(
+def _check_all_points(
     s: BoundStatement, check: BoundsCheck, buffers: Mapping[str, Buffer], site: int, blocks: int
 ) -> ir.Stmt:
     """`check` at all points of the indices that it depends on."""

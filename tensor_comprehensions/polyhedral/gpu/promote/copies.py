@@ -84,7 +84,7 @@ class BlockCopy:
         kind = LoopKind.UNROLLED if trips <= unrolled else LoopKind.SERIAL
         return Loop(trip, build.const(0), build.const(trips), body, kind)
 
-    def private(self, outer: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
+    def copy_by_thread(self, outer: Sequence[Expr], launch: Launch, *, into: bool) -> Stmt:
         """The copy by each thread of a box of its own, every element written out."""
         shape = vector_shape(self.box.shape, self.lanes)
         name = compose_name(self.buffer.name, "in" if into else "out")
@@ -101,10 +101,10 @@ class BlockCopy:
         place = tuple(element) if self.found is None else self.found.element(element, values)
         here, there = ((self.buffer, tuple(inside)), (self.tensor, place))
         target, source = (here, there) if into else (there, here)
-        moved = Store(target[0], self._wide(target[1]), Load(source[0], self._wide(source[1])))
+        moved = Store(target[0], self._widen_indices(target[1]), Load(source[0], self._widen_indices(source[1])))
         return build.when(self._condition(outer, element, launch), moved)
 
-    def _wide(self, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    def _widen_indices(self, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return (*indices[:-1], Ramp(indices[-1], 1, self.lanes)) if self.lanes > 1 else indices
 
     def _condition(self, outer: Sequence[Expr], element: Sequence[Expr], launch: Launch) -> Expr:
