@@ -58,7 +58,6 @@ def bind(
     env = {name: constant_value(x) or 0 for name, x in ranges.sizes.items()}
     _check_constraints(function, env)
     tensors = tuple(_tensor(function, t.name, ranges, strides or {}) for t in function.tensors)
-    _check_declared(function, tensors, env)
     binder = _Binder(function, env, {t.name: t for t in tensors}, ranges)
     statements = tuple(b for n, s in enumerate(function.statements) for b in binder.statement(s, ranges.statements[n]))
     starts = tuple(binder.starts(name) for name in function.returns)
@@ -103,21 +102,6 @@ def _tensor(function: Function, name: str, ranges: Ranges, strides: Mapping[str,
     return Tensor(
         name, symbol.dtype, shape, tuple(given) if given is not None else contiguous_strides(shape), symbol.role
     )
-
-
-def _check_declared(function: Function, tensors: tuple[Tensor, ...], env: Mapping[str, int]) -> None:
-    """A returned tensor has the size that its declaration says."""
-    for symbol, tensor in zip(function.tensors, tensors, strict=True):
-        for d, extent in enumerate(symbol.extents or ()):
-            declared = constant_value(to_affine(extent, env).constant)
-            if declared != tensor.shape[d]:
-                raise RangeError(
-                    f"dimension {d} of '{tensor.name}' has another size than declared",
-                    source=function.source,
-                    span=symbol.span,
-                    expected=str(declared),
-                    found=str(tensor.shape[d]),
-                )
 
 
 def neutral_element(reduction: str, dtype: DType) -> int | float | bool:

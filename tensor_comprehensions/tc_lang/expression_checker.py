@@ -171,6 +171,8 @@ class ExpressionChecker:
             return self._argument(name, index)
         size = self.scope.sizes.get(name)
         if self._is_tensor(name) and not (size is not None and self._rank(name)):
+            if index and self._rank(name):
+                raise self._named_like_tensor(e)
             return self._access(name, (), e.span, index)
         if size is not None:
             return self._size(size, index)
@@ -282,6 +284,16 @@ class ExpressionChecker:
 
     def _rank(self, name: str) -> int:
         return self.world.tensors[self.scope.tensors[name]].rank
+
+    def _named_like_tensor(self, e: s.Name) -> CheckError:
+        rank = self._rank(e.name)
+        return self.world.error(
+            f"'{e.name}' is a tensor, and no index can have its name",
+            e.span,
+            expected="an index, or an element of a tensor of integers",
+            found=f"a tensor of {rank} dimension{'s' * (rank != 1)}",
+            suggestion=f"rename the index, or give '{e.name}' its subscript{'s' * (rank != 1)}",
+        )
 
     def _unknown_name_error(self, name: str, span: Span, rank: int | None = None) -> CheckError:
         """What is said of a name that means nothing here; `rank`: how many subscripts it is given."""

@@ -47,7 +47,8 @@ class Ranges:
 def infer_ranges(function: Function, sizes: Mapping[str, Value]) -> Ranges:
     """The ranges of all indices and tensors; `sizes` gives each size name and specialized scalar its value.
 
-    Raises RangeError where an index has no range, or (with numbers) where a range has a negative extent.
+    Raises RangeError where an index has no range, where a return has another size than declared, or (with numbers)
+    where a range has a negative extent.
     """
     inference = _Inference(function, dict(sizes))
     for tensor in function.tensors:
@@ -123,6 +124,7 @@ class _Inference:
             self._check_part(s, solved)
         if s.target not in self.bounds:
             self._set(s.target, self._target_bounds(s, solved))
+            self._check_declared(self.function.tensor(s.target))
         return {i: solved[i] for i in s.indices}
 
     # --- conditions ------------------------------------------------------------------------------------------------
@@ -204,6 +206,20 @@ class _Inference:
             else:
                 bounds.append(_hull(to_affine(e, self.sizes), solved))
         return tuple(bounds)
+
+    def _check_declared(self, tensor: Symbol) -> None:
+        """A returned tensor has the size that its declaration says, as far as that is known here."""
+        for d, (extent, (lower, upper)) in enumerate(zip(tensor.extents or (), self.bounds[tensor.name], strict=False)):
+            declared, found = to_affine(extent, self.sizes).constant, upper - lower
+            if constant_value(declared - found) not in (None, 0):
+                raise RangeError(
+                    f"dimension {d} of '{tensor.name}' has another size than declared",
+                    source=self.function.source,
+                    span=tensor.span,
+                    expected=str(declared),
+                    found=str(found),
+                    suggestion=f"leave the size to its definitions: `-> ({tensor.name})`",
+                )
 
     def _check_part(self, s: Statement, solved: Mapping[str, Bounds]) -> None:
         """A definition of an in/out tensor covers its declared size, or the part that its clauses name."""
