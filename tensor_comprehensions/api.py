@@ -213,7 +213,7 @@ class Op(KernelDispatcher):
             raise ArgumentError(
                 f"{self.function.name} has no sparse operands and no sparse results", suggestion="call it"
             )
-        return self._sparse_op().assemble(*tensors, **initial)
+        return self.sparse_op.assemble(*tensors, **initial)
 
     @only_tc_errors
     def infer(self, /, *shapes: Any, **initial: Any) -> Shape | tuple[Shape, ...]:
@@ -262,7 +262,7 @@ class Op(KernelDispatcher):
                 raise ArgumentError("sparse kernels take no options, target, schedule or search yet")
             from .dispatch.sparse.sparse_kernel import SparseKernel
 
-            return SparseKernel(self._sparse_op(), self._kernels.sparse.compile(tensors, initial))
+            return SparseKernel(self.sparse_op, self._kernels.sparse.compile(tensors, initial))
         chosen = self._machine.options if options is None else options
         machine = CompileConfig(chosen, host() if target is None else target)
         check_machine(machine.options, machine.target)

@@ -96,7 +96,7 @@ class _Batch:
         if t.name not in self.over:
             return t
         extents = None if t.extents is None and t.rank else (Size(self.size, INT64), *(t.extents or ()))
-        return replace(t, rank=t.rank + 1, extents=extents)
+        return replace(t, rank=t.rank + 1, extents=extents, format=None)
 
     def statement(self, s: Statement) -> Statement:
         changed = replace(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
+from functools import lru_cache
 
 from ..core.errors import InternalError
 from .unlocated_error import UnlocatedTypeError
@@ -150,11 +151,24 @@ def _with_repeats(word: str) -> str:
 
 
 def parse_format(word: str, numbers: Sequence[int], rank: int) -> Format:
-    """The format that `word(numbers)` means for a tensor of `rank` dimensions.
+    """The format that `word(numbers)` means for a tensor of `rank` dimensions. Equal formats are the same object.
 
     Raises:
         TypeMistake: there is no such format, or not for this rank.
     """
+    return _parse(word, tuple(numbers), rank)
+
+
+_interned: dict[Format, Format] = {}
+
+
+@lru_cache(maxsize=4096)
+def _parse(word: str, numbers: tuple[int, ...], rank: int) -> Format:
+    found = _parse_anew(word, numbers, rank)
+    return _interned.setdefault(found, found)
+
+
+def _parse_anew(word: str, numbers: Sequence[int], rank: int) -> Format:
     if word in _BLOCKED:
         return _blocked_format(word, tuple(numbers), rank)
     order: tuple[int, ...]
