@@ -23,9 +23,9 @@ from .dynamic_shapes import PerShapeCache, has_symbolic_shapes
 from .emit_def import UnsupportedArguments, emit_def, memory_order
 from .fallback import falls_back
 from .graph_nodes import is_compute, is_expressible, num_products, op_flops
+from .insert_kernels import eager_module, insert_kernels, region_key, to_boxed_call
 from .kernel_or_eager import KernelOrEager, OutputView
 from .partition import ANY, FusedRegion, RegionLimits, find_regions, is_profitable
-from .rewrite import boxed, eager_module, insert_kernels, region_key
 
 LIMIT = 4096
 _operators: SingleFlightCache[str, Op] = SingleFlightCache(LIMIT)
@@ -46,12 +46,12 @@ def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callab
 
 def _compile(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
     if has_symbolic_shapes(module.graph):
-        return boxed(PerShapeCache(module, fuse_regions))
+        return to_boxed_call(PerShapeCache(module, fuse_regions))
     fused = fuse_regions(module)
     work = sum(map(op_flops, module.graph.nodes))
     for observer in observers:
         observer(fused, work)
-    return boxed(fused)
+    return to_boxed_call(fused)
 
 
 def fuse_regions(module: fx.GraphModule, bounds: RegionLimits = ANY) -> fx.GraphModule:

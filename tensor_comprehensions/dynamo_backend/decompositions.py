@@ -110,7 +110,7 @@ def is_plain(value: object) -> bool:
     return sizes and value.device.type == "cpu" and value.dtype in TYPES and value.layout is torch.strided
 
 
-def decompose(node: fx.Node) -> Decomposition | None:
+def find_decomposition(node: fx.Node) -> Decomposition | None:
     """The decomposition of `node`; None where it has a formula of its own, and where torch alone can compute it."""
     if _META not in node.meta:
         node.meta[_META] = _find(node) if _may_decompose(node) else None

@@ -11,7 +11,7 @@ from torch import fx
 
 from ..dispatch.arguments import TYPES
 from . import convolution
-from .decompositions import SPLIT, decompose, used_results
+from .decompositions import SPLIT, find_decomposition, used_results
 from .def_builder import DefBuilder
 from .graph_nodes import in_order_of_need, is_expressible, is_view, sources, users
 from .index_views import Value, permute_value
@@ -122,7 +122,7 @@ class _Writer:
 
     def _translated(self, node: fx.Node) -> Any:
         """The value of `node`, or its values."""
-        found = decompose(node)
+        found = find_decomposition(node)
         meta = node.meta["val"]
         if found is not None:
             values = self._expanded(node, found.graph)

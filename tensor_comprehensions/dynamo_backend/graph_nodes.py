@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator
 
-from .decompositions import SPLIT, decompose, has_formula, is_random, is_seeded
+from .decompositions import SPLIT, find_decomposition, has_formula, is_random, is_seeded
 from .op_table import FLOPS, VIEWS
 
 
@@ -25,7 +25,7 @@ def is_view(node: fx.Node) -> bool:
         return isinstance(node.args[0], fx.Node) and is_view(node.args[0])
     if node.target in VIEWS or node.target is SPLIT:
         return has_formula(node)
-    found = decompose(node)
+    found = find_decomposition(node)
     return found is not None and found.is_view
 
 
@@ -39,7 +39,7 @@ def is_expressible(node: fx.Node) -> bool:
     """Is there a formula for `node`, by itself or by its decomposition, if the arguments allow it?"""
     if node.target is operator.getitem:
         return isinstance(node.args[0], fx.Node) and is_expressible(node.args[0])
-    return has_formula(node) or decompose(node) is not None
+    return has_formula(node) or find_decomposition(node) is not None
 
 
 def is_compute(node: fx.Node) -> bool:
@@ -47,7 +47,7 @@ def is_compute(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is not operator.getitem and not is_view(node)
 
 
-def is_ordered(node: fx.Node) -> bool:
+def has_fixed_order(node: fx.Node) -> bool:
     """Does `node` have an effect, or draw random numbers, so that it runs where the program has it?"""
     if node.op != "call_function":
         return False
@@ -57,13 +57,13 @@ def is_ordered(node: fx.Node) -> bool:
 
 def op_weight(node: fx.Node) -> int:
     """How many operations of the table `node` is."""
-    found = decompose(node)
+    found = find_decomposition(node)
     return 1 if found is None else found.weight
 
 
 def num_products(node: fx.Node) -> int:
     """How many products, convolutions and the like `node` is."""
-    found = decompose(node)
+    found = find_decomposition(node)
     return sum(n.target in FLOPS for n in ([node] if found is None else found.graph.nodes))
 
 
@@ -73,7 +73,7 @@ def op_flops(node: fx.Node) -> int:
         return 0
     if node.target in FLOPS:
         return FLOPS[node.target](node)
-    found = decompose(node)
+    found = find_decomposition(node)
     if found is not None:
         return sum(map(op_flops, found.graph.nodes))
     value = node.meta.get("val")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from .graph_nodes import is_expressible, is_ordered, is_piece, is_view, num_products, op_flops, op_weight, sources
+from .graph_nodes import has_fixed_order, is_expressible, is_piece, is_view, num_products, op_flops, op_weight, sources
 
 WORTH = 1_000_000
 """Operations that make a region of one node worth a kernel: a product, a convolution, a normalization."""
@@ -63,7 +63,7 @@ def find_regions(graph: fx.Graph, refused: Collection[fx.Node] = (), bounds: Reg
             continue
         units = {of.get(n, n) for n in sources(node)}
         unit: fx.Node | int = node
-        if is_ordered(node):
+        if has_fixed_order(node):
             units |= last_effect
             last_effect = {node}
         elif is_expressible(node) and node not in refused:

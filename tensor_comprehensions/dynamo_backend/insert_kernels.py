@@ -12,7 +12,7 @@ from torch import fx
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx import graph as fx_graph
 
-from .graph_nodes import in_order_of_need, is_compute, is_ordered
+from .graph_nodes import has_fixed_order, in_order_of_need, is_compute
 from .partition import FusedRegion
 
 
@@ -30,7 +30,7 @@ def insert_kernels(module: fx.GraphModule, kernels: Sequence[tuple[FusedRegion, 
     def representative(node: fx.Node) -> fx.Node:
         return anchors[number[node]] if node in number else node
 
-    ordered = [n for n in module.graph.nodes if is_ordered(n)]
+    ordered = [n for n in module.graph.nodes if has_fixed_order(n)]
     before = dict(pairwise(ordered[::-1]))
 
     def needs(node: fx.Node) -> Iterable[fx.Node]:
@@ -38,7 +38,7 @@ def insert_kernels(module: fx.GraphModule, kernels: Sequence[tuple[FusedRegion, 
         return map(representative, (*inputs, before[node]) if node in before else inputs)
 
     def stays_in_place(node: fx.Node) -> bool:
-        return node.op in ("placeholder", "output") or is_ordered(node) or is_compute(node) or node in number
+        return node.op in ("placeholder", "output") or has_fixed_order(node) or is_compute(node) or node in number
 
     last = {number[n]: n for region, _ in kernels for n in region.nodes}
     wanted = [n for n in module.graph.nodes if stays_in_place(n) and (n not in number or last[number[n]] is n)]
@@ -95,7 +95,7 @@ def region_key(region: FusedRegion) -> str:
     return "\n".join((region.text, *lines, str([numbers[n] for n in region.outputs])))
 
 
-def boxed(run: Callable[..., Any]) -> Callable[..., Any]:
+def to_boxed_call(run: Callable[..., Any]) -> Callable[..., Any]:
     """`run` as torch calls compiled graphs: with a list, which is emptied so that tensors are freed after their use."""
     codegen = getattr(fx_graph, "_BoxedCodeGen", None)
     if codegen is None or not isinstance(run, fx.GraphModule):
