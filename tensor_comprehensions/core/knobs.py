@@ -89,6 +89,14 @@ class Knobs:
             "path": True,
         },
     )
+    strict: bool = field(
+        default=False,
+        metadata={
+            "variable": "TC_STRICT",
+            "help": "1: raise what fails in a graph of `torch.compile` for a fault of the package, instead of running "
+            "it by torch",
+        },
+    )
     target: str = field(
         default="",
         metadata={
