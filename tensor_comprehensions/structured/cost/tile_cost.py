@@ -276,14 +276,16 @@ def _output_cycles(facts: ContractionInfo, target: CpuTarget, points: Mapping[st
 def fills_whole_lines(info: ContractionInfo, target: CpuTarget, points: Mapping[str, Numbers]) -> Conditions:
     """Whether what boxes of `points` write may go past the caches: whole lines, or past a far one long runs.
 
-    These begin and end in the middle of a line, where the lanes' iterator does.
+    These begin and end in the middle of a line, where the lanes' iterator does. A vector that is stored in part goes
+    through the caches: it must not follow others in a row, which write the rest of its line past them.
     """
     run = info.run(points)
     whole = info.fills_lines(run, LINE)
     if target.has_mesh_llc:
         ends = points[info.vector] == info.extent(info.vector)
         whole |= ends & (run * info.output_bytes >= LONG_RUN) & info.fills_lines(run, LINE // 2)
-    return whole
+    row = points[info.vector] * info.output_bytes
+    return whole & ((row % (LINE // 2) == 0) | (row < LINE))
 
 
 # --- memory ------------------------------------------------------------------------------------------------------

@@ -59,9 +59,8 @@ def schedule_column_reduction(op: StructuredOp, target: CpuTarget) -> Schedule:
         raise CannotLower("column_reduction: nothing is summed")
     lane = _contiguous_iterator(op)
     lanes = _lanes(op, target, lane.extent)
-    return reduce(
-        or_, (_chunks(op, target, lane, lanes, n) for n in (8, 16, 4, 2) if n * lanes <= max(lanes, lane.extent))
-    )
+    vectors = [n for n in (8, 16, 4, 2) if n * lanes <= lane.extent] or [1]
+    return reduce(or_, (_chunks(op, target, lane, lanes, n) for n in vectors))
 
 
 def schedule_transposition(op: StructuredOp, target: CpuTarget) -> Schedule:
