@@ -191,7 +191,7 @@ class Op(KernelDispatcher):
     def __reduce__(self) -> tuple[Callable[..., Op], tuple[Any, ...]]:
         """An operator is copied and pickled as its text; its kernels are made again where it arrives."""
         stored = {name: str(format) for name, format in self._kernels.formats.items()}
-        return _defined, (self.function.source, self.function.name, self._gradients.given, self._asked, stored)
+        return _define_named, (self.function.source, self.function.name, self._gradients.given, self._asked, stored)
 
     @property
     @only_tc_errors
@@ -450,12 +450,12 @@ class Op(KernelDispatcher):
 
         It prints as indented text, and a notebook shows it as a picture.
         """
-        last = None if tensors or initial else self._kernels.routes.last()
+        last = None if tensors or initial else self._kernels.routes.latest_value()
         compiled = last.compiled if last is not None else self.compile(*tensors, **initial).compiled
         return ScheduleView(compiled.source("schedule"))
 
 
-def _defined(
+def _define_named(
     source: str,
     name: str,
     backward: str | PythonGradient | None = None,

@@ -86,7 +86,7 @@ class KernelDispatcher:
                             self._direct = self._kernels.gpu.direct()
                             return result
                         result = self._kernels.call(tensors, out, initial, self._machine, self._lanes)
-                    self._direct = self._lanes.direct()
+                    self._direct = self._lanes.direct_function()
             except (TCError, InternalError):
                 raise
             except Exception as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..core.dtypes import INT64
-from ..core.naming import mint
+from ..core.naming import compose_name
 from ..loop_ir import build
 from ..loop_ir.nodes import Allocate, Buffer, Expr, Load, Loop, LoopKind, Space, Stmt, Store
 from ..tc_lang.formats import Format, LevelKind
@@ -63,7 +63,7 @@ class RefillEmitter(StatementEmitter):
 
     @property
     def _row(self) -> Buffer:
-        return build.dynamic(f"{self.s.target}.row", self.values.type.dtype.accumulator, space=Space.SCRATCH)
+        return build.dynamic_buffer(f"{self.s.target}.row", self.values.type.dtype.accumulator, space=Space.SCRATCH)
 
     def _with_row(self, body: Stmt) -> Stmt:
         extent = self.shared.extents(self.s.target)[self.result.format.order[-1]]
@@ -95,7 +95,7 @@ class RefillEmitter(StatementEmitter):
         names = [e.name for e in self.s.subscripts if isinstance(e, Index)]
         for d in self.result.format.order[:-1]:
             parent = build.add(build.mul(parent, extents[d]), build.sub(state.indices[names[d]], starts[d]))
-        name = self.names.fresh(mint("place"))
+        name = self.names.fresh(compose_name("place"))
         position = build.var(name)
         first, last = (build.cast(build.load(pos, p), INT64) for p in (parent, build.add(parent, 1)))
         body = do(position, build.cast(build.load(crd, position), INT64))

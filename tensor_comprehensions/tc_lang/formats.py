@@ -124,7 +124,7 @@ class Format:
         return self.word
 
 
-def dense(rank: int) -> Format:
+def dense_format(rank: int) -> Format:
     """Every element is stored, in row-major order."""
     return Format((LEVELS["d"],) * rank, tuple(range(rank)))
 
@@ -170,7 +170,7 @@ def _parse(word: str, numbers: tuple[int, ...], rank: int) -> Format:
 
 def _parse_anew(word: str, numbers: Sequence[int], rank: int) -> Format:
     if word in _BLOCKED:
-        return _blocked(word, tuple(numbers), rank)
+        return _blocked_format(word, tuple(numbers), rank)
     order: tuple[int, ...]
     letters, order = _MATRICES.get(word, ("", ()))
     if letters and numbers:
@@ -217,7 +217,7 @@ def _letters(word: str) -> str:
     return word
 
 
-def _blocked(word: str, blocks: tuple[int, ...], rank: int) -> Format:
+def _blocked_format(word: str, blocks: tuple[int, ...], rank: int) -> Format:
     if rank != 2:
         raise UnlocatedTypeError(f"the format '{word}' is for 2 dimensions, the tensor has {rank}")
     if len(blocks) != 2 or min(blocks) < 1:
