@@ -71,10 +71,11 @@ class SparseOp:
         with torch.no_grad():
             patterns = FixedPatterns(self.kernels, self.kernels.accept(values, initial))
 
+        run = only_tc_errors(self._run)
+
         @run_outside_graphs("functions that assemble returns run outside of graphs")
-        @only_tc_errors
         def fixed(*values: Any, **initial: Any) -> Any:
-            return self._run(patterns.run, values, initial)
+            return run(patterns.run, values, initial)
 
         return fixed
 
