@@ -34,6 +34,7 @@ WHOLE = {"fullgraph": True, "backend": "aot_eager"}
 
 @pytest.fixture(autouse=True)
 def fresh_graphs() -> Iterator[None]:
+    torch.manual_seed(0)
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -103,7 +104,7 @@ def test_training_through_sparse_results(backend: str) -> None:
     assert isinstance(found[1].check(), tc.SparseTensor)
     totals = [(y[0].sum() + y[1].values.sum() + y[2] + y[3].values.square().sum()) for y in (found, wanted)]
     first, second = (torch.autograd.grad(total, (a.values, s)) for total in totals)
-    torch.testing.assert_close(first, second)
+    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-3)  # graphs add gradients up in another order
 
 
 def test_inductor_calls_the_operators() -> None:
