@@ -102,7 +102,7 @@ class ProgramBuilder:
             raise ArgumentError(f"cannot spread {name}:{tuple(shape)} over {by}", expected="the lanes of warps")
         assert isinstance(rows, int)
         assert isinstance(columns, int)
-        return self._allocate(spread_tile(self._fresh(name), (rows, columns), dtype, group, vector))
+        return self.allocate(spread_tile(self._fresh(name), (rows, columns), dtype, group, vector))
 
     def accumulator(
         self, name: str, shape: tuple[IntTuple, IntTuple], left: Operand, right: Operand, *, by: ThreadTensor
@@ -114,7 +114,7 @@ class ProgramBuilder:
                 found=f"{DTYPE_SPELLING[left.dtype]} and {DTYPE_SPELLING[right.dtype]}",
             )  # fmt: skip
         rows, columns = shape
-        return self._allocate(accumulator(self._fresh(name), (rows, columns), plan_product((rows, columns), by)))
+        return self.allocate(accumulator(self._fresh(name), (rows, columns), plan_product((rows, columns), by)))
 
     def fragment(
         self, name: str, shape: tuple[int, int], dtype: DType, operand: str, *, by: ThreadTensor
@@ -122,7 +122,7 @@ class ProgramBuilder:
         """A left factor ("A") in registers, as the instructions take it."""
         if operand != "A":
             raise ArgumentError(f"{name} is no fragment", expected="'A'", found=repr(operand))
-        return self._allocate(left_fragment(self._fresh(name), shape, dtype, by))
+        return self.allocate(left_fragment(self._fresh(name), shape, dtype, by))
 
     # --- specs ---------------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class ProgramBuilder:
         """The elements of each row (axis 1) or column (0) combined by `+`, `*`, `min` or `max`."""
         if op not in ("+", "*", "min", "max") or axis not in (0, 1) or not isinstance(x, RegisterFragment):
             raise ArgumentError(f"cannot reduce {x} by {op!r} along {axis}", expected="+, *, min or max along 0 or 1")
-        tile = self._allocate(reduced_tile(x, axis, self._fresh(f"{x.name}_reduced"))[0])
+        tile = self.allocate(reduced_tile(x, axis, self._fresh(f"{x.name}_reduced"))[0])
         self._spec(specs.Reduce((tile,), (x,), self._threads(None), op=op, axis=axis))
         return tile
 
@@ -262,11 +262,16 @@ class ProgramBuilder:
                 "a map has no tile in registers of the size of its result", expected=f"one of {shape}, or out=",
                 found=", ".join(map(str, inputs)),
             )  # fmt: skip
-        return self._allocate(with_dtype(fitting[0], self._fresh(f"{fitting[0].name}_map"), dtype))
+        return self.allocate(with_dtype(fitting[0], self._fresh(f"{fitting[0].name}_map"), dtype))
 
-    def _allocate(self, tile: RegisterFragment) -> RegisterFragment:
+    def allocate(self, tile: RegisterFragment) -> RegisterFragment:
+        """A tile in registers, from here on."""
         self._add(specs.Allocate(tile))
         return tile
+
+    def add_leaf(self, leaf: specs.Leaf) -> None:
+        """What every thread does, decomposed already."""
+        self._add(leaf)
 
     def _threads(self, by: ThreadTensor | None) -> ThreadTensor:
         if by is None and not self.num_threads:

@@ -196,7 +196,7 @@ def _narrow_factor(e: tc.Expr) -> tc.Expr:
 def _narrowed(e: tc.Expr, dtype: DType | None) -> tc.Expr | None:
     """`e` before it was widened: of `dtype`, where that is known. Widening is exact, so zeros may be widened first."""
     match e:
-        case tc.Cast(operand) if any(operand.dtype in t for types in FACTOR_TYPES.get(e.dtype, ()) for t in types):
+        case tc.Cast(operand) if any(operand.dtype in types for types in FACTOR_TYPES.get(e.dtype, ())):
             return operand if dtype in (None, operand.dtype) else None
         case tc.Const(value) if value == 0 and dtype is not None:
             return tc.Const(0.0 if dtype.is_float else 0, dtype)

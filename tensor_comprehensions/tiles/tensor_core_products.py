@@ -47,7 +47,9 @@ def plan_product(shape: tuple[IntTuple, IntTuple], by: ThreadTensor) -> ProductP
     return ProductPlan(tile, pair, rows // (ROWS * warps[0]), columns // (COLUMNS * pair * warps[1]), warps, by)
 
 
-def accumulator(name: str, shape: tuple[IntTuple, IntTuple], plan: ProductPlan) -> RegisterFragment:
+def accumulator(
+    name: str, shape: tuple[IntTuple, IntTuple], plan: ProductPlan, dtype: DType = FLOAT32
+) -> RegisterFragment:
     """The tile of sums, as products leave them: (thread, value) -> element."""
     rows, columns = (prod(flatten_tuple(n)) for n in shape)
     step = plan.columns.flat[0][1] * rows
@@ -59,7 +61,7 @@ def accumulator(name: str, shape: tuple[IntTuple, IntTuple], plan: ProductPlan) 
     pairs = [(2, plan.columns.flat[1][1] * rows)] if plan.pair == 2 else []
     values = [(2, step), (2, COLUMNS), *pairs, *mine, (plan.rows_each, ROWS)]
     tv = _layout(threads, values)
-    return register_tile(name, FLOAT32, shape, (rows, columns), tv, product=plan)
+    return register_tile(name, dtype, shape, (rows, columns), tv, product=plan)
 
 
 def left_fragment(name: str, shape: tuple[int, int], dtype: DType, by: ThreadTensor) -> RegisterFragment:

@@ -1,0 +1,247 @@
+"""A product of a def as a tile program: a ring of copies, `ldmatrix` and `mma`, and the epilogue on the sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from ..core.dtypes import FLOAT32
+from ..core.naming import mint
+from ..loop_ir import build
+from ..loop_ir import nodes as ir
+from ..loop_ir.atoms import WARP
+from ..lower_expr import LoweringScope, lower_access, lower_expr
+from ..structured.op import ACCUMULATOR
+from ..target import GpuTarget
+from ..tc_lang import ir as tc
+from ..tc_lang.ir import BoundIndex
+from . import specs
+from .lower_tiles import decompose
+from .memory_moves import VECTOR_BYTES, is_multiple
+from .neighbor_values import MAX_LANES, store_neighbors
+from .pointwise import read_value
+from .product_tiles import FactorPlace, ProductOrder, ProductTiles
+from .program_builder import BLOCK_ID, ProgramBuilder
+from .recognize_products import ProductFactor, ProductRegion
+from .tensor_core_products import accumulator, plan_product
+from .tensors import DataTensor, ThreadTensor
+from .tile_views import THREAD_X, MemoryView, RegisterFragment
+
+
+def lower_product(
+    region: ProductRegion, order: ProductOrder, tiles: ProductTiles, buffers: Mapping[str, ir.Buffer], name: str,
+    target: GpuTarget,
+) -> specs.Program:  # fmt: skip
+    """The program of a region, decomposed down to instructions."""
+    k = ProgramBuilder(name, target)
+    lowering = _ProductLowering(k, region, order, tiles, buffers)
+    lowering.write()
+    touched = [region.contraction.output.tensor]
+    touched += [n for s in region.statements for n in _reads(s) if n not in touched]
+    arguments = tuple(buffers[n] for n in dict.fromkeys(touched) if n in buffers)
+    program = specs.Program(name, arguments, 1, k.num_blocks, k.num_threads, tuple(k.names), k.body())
+    return decompose(program, target)
+
+
+@dataclass(slots=True)
+class _ProductLowering:
+    """Writes one program."""
+
+    k: ProgramBuilder
+    region: ProductRegion
+    order: ProductOrder
+    tiles: ProductTiles
+    buffers: Mapping[str, ir.Buffer]
+
+    def write(self) -> None:
+        k, (rows, columns, terms) = self.k, self.tiles.tile
+        blocks = self._map_blocks()
+        warps = self.tiles.warps
+        warp = k.threads(WARP * warps[0] * warps[1]).tile(WARP).reshape(0, warps)
+        left = self._tile("left", self.region.left, self.order.left, (rows, terms))
+        right = self._tile("right", self.region.right, self.order.right, (columns, terms))
+        total = accumulator("sums", (rows, columns), plan_product((rows, columns), warp), self.region.total)
+        k.init(k.allocate(total), 0)
+        sides = (
+            (left, self.region.left, self.order.left, self.order.rows),
+            (right, self.region.right, self.order.right, self.order.columns),
+        )
+
+        def fill(stage: Any, step: Any) -> None:
+            for to, factor, place, own in sides:
+                self._fill(to[stage], factor, place, own, blocks, step)
+
+        def use(stage: Any, step: Any) -> None:
+            a, b = (x[stage].T if place.transposed else x[stage] for x, _, place, _ in sides)
+            k.matmul(total, a, b, by=warp)
+
+        k.ring(self.tiles.count(self.order.terms), self.tiles.stages, fill, use)
+        self._finish(total, blocks)
+
+    def _map_blocks(self) -> dict[str, ir.Expr]:
+        """A block for each tile; the coordinates of tiles, by index."""
+        order, count = self.order, self.tiles.count
+        rows, columns = count(order.rows), count(order.columns)
+        self.k.num_blocks = rows * columns * count(order.batch)
+        number: ir.Expr = build.var(BLOCK_ID)
+        inside = build.mod(number, rows * columns) if order.batch else number
+        side = next(n for n in range(min(self.tiles.group, rows), 0, -1) if rows % n == 0)
+        band, within = build.div(inside, side * columns), build.mod(inside, side * columns)
+        row, column = build.add(build.mul(band, side), build.mod(within, side)), build.div(within, side)
+        found = {
+            **self._digits(order.batch, build.div(number, rows * columns)),
+            **self._digits(order.rows, row),
+            **self._digits(order.columns, column),
+        }
+        self.k.names = [(mint("tile", name), e) for name, e in found.items() if build.integer(e) is None]
+        known = {name for name, _ in self.k.names}
+        return {name: build.var(n) if (n := mint("tile", name)) in known else e for name, e in found.items()}
+
+    def _digits(self, indices: Sequence[BoundIndex], number: ir.Expr | int) -> dict[str, ir.Expr]:
+        """The coordinate along each index of the tile with a number, the first index the fastest."""
+        found: dict[str, ir.Expr] = {}
+        rest: ir.Expr = build.const(number) if isinstance(number, int) else number
+        for n, i in enumerate(indices):
+            count = self.tiles.count((i,))
+            found[i.name] = build.mod(rest, count) if n + 1 < len(indices) else rest
+            rest = build.div(rest, count)
+        return found
+
+    # --- factors -------------------------------------------------------------------------------------------------
+
+    def _tile(self, name: str, factor: ProductFactor, place: FactorPlace, shape: tuple[int, int]) -> MemoryView:
+        sizes = shape[::-1] if place.transposed else shape
+        return self.k.shared(name, (self.tiles.stages, *sizes), factor.dtype)
+
+    def _fill(
+        self, to: MemoryView, factor: ProductFactor, place: FactorPlace, own: Sequence[BoundIndex],
+        blocks: Mapping[str, ir.Expr], step: Any,
+    ) -> None:  # fmt: skip
+        at = {**blocks, **self._digits(self.order.terms, step)}
+        groups = (self.order.terms, own) if place.transposed else (own, self.order.terms)
+        if place.element is not None:
+            batch = {i.name: blocks[i.name] for i in self.order.batch}
+            view = place.element.view([i for g in groups for i in g], batch)
+            self.k.move(to, MemoryView(view.buffer, self._picked(view.tensor, groups, at)))
+        else:
+            self._compute(to, factor, groups, at)
+
+    def _picked(
+        self, tensor: DataTensor, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]
+    ) -> DataTensor:
+        """The tile at the coordinates `at` of a tensor with a dimension for each index: a dimension for each group."""
+        indices = [i for g in groups for i in g]
+        tile = tensor.tile(*(self.tiles.boxes[i.name] for i in indices))[tuple(at[i.name] for i in indices)]
+        for n, group in enumerate(groups):
+            if len(group) > 1:
+                tile = tile.join(*range(n, n + len(group)))
+        return tile
+
+    def _points(self, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]) -> DataTensor:
+        """The tile of the values of indices: the coordinates of its elements."""
+        extents = [i.extent for g in groups for i in g]
+        return self._picked(DataTensor.addressed(extents, FLOAT32, ir.Space.GLOBAL), groups, at)
+
+    def _scope(
+        self, groups: Sequence[Sequence[BoundIndex]], point: DataTensor, at: Mapping[str, ir.Expr]
+    ) -> LoweringScope:
+        indices = [i for g in groups for i in g]
+        values = {i.name: build.add(c, i.lower) for i, c in zip(indices, point.coordinates, strict=True)}
+        values |= {i.name: build.add(at[i.name], i.lower) for i in self.order.batch}
+        return LoweringScope(values, self.buffers)
+
+    def _compute(
+        self, to: MemoryView, factor: ProductFactor, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]
+    ) -> None:
+        """Each thread computes neighbors of the tile, and stores them together."""
+        k, tile = self.k, self._points(groups, at)
+        rows, columns = (x.size for x in tile.levels[0].modes)
+        size = factor.dtype.size
+        width = gcd(columns, min(VECTOR_BYTES // size, MAX_LANES[size]))
+        across, threads = columns // width, k.num_threads
+        for first in range(0, rows * across, threads):
+            chunk = build.add(THREAD_X, first)
+            row, column = build.div(chunk, across), build.mul(build.mod(chunk, across), width)
+            points = [tile[row, build.add(column, n)] for n in range(width)]
+            places = [to[row, build.add(column, n)].tensor.coordinates for n in range(width)]
+            values = [lower_expr(factor.value, self._scope(groups, p, at)) for p in points]
+            statement = _guarded_store(to.buffer, places, values, points, f"{to.buffer.name}_value", zeros=True)
+            if first + threads > rows * across:
+                statement = build.when(build.lt(chunk, rows * across), statement)
+            k.add_leaf(specs.Leaf((to,), (), _all(k), kind="Map", atom="ld, st", statement=statement))
+
+    # --- sums ----------------------------------------------------------------------------------------------------
+
+    def _finish(self, total: RegisterFragment, blocks: Mapping[str, ir.Expr]) -> None:
+        """What is stored, for the values of each thread, neighbors together."""
+        contraction = self.region.contraction
+        groups = (self.order.rows, self.order.columns)
+        tile = self._points(groups, blocks)
+        values = tile.partition(total.tv)[total.thread]
+        width = 2 if total.tv[1].size % 2 == 0 and total.elements[0, 1] - total.elements[0, 0] == total.padded[0] else 1
+        out = self._output_view(blocks)
+        for first in range(0, total.values, width):
+            points = [values[v] for v in range(first, first + width)]
+            stored, places = [], []
+            for v, point in enumerate(points, first):
+                scope = self._scope(groups, point, blocks)
+                stored.append(self._stored(read_value(total, v), scope))
+                places.append(lower_access(contraction.output.tensor, contraction.output.subscripts, scope)[1])
+            buffer = self.buffers[contraction.output.tensor]
+            statement = _guarded_store(buffer, places, stored, points, f"{total.name}_{first}", zeros=False)
+            self.k.add_leaf(specs.Leaf((out,), (total,), _all(self.k), kind="Map", atom="ld, st", statement=statement))
+
+    def _stored(self, total: ir.Expr, scope: LoweringScope) -> ir.Expr:
+        """The value of an element, from its sum."""
+        contraction = self.region.contraction
+        if contraction.initial is not None:
+            total = build.add(lower_expr(contraction.initial, scope), total)
+        if contraction.epilogue is not None:
+            inner = LoweringScope({**scope.indices, ACCUMULATOR: total}, scope.buffers)
+            total = lower_expr(contraction.epilogue, inner)
+        return build.cast(total, self.buffers[contraction.output.tensor].type.dtype)
+
+    def _output_view(self, blocks: Mapping[str, ir.Expr]) -> MemoryView:
+        """The tile of the output as people read it."""
+        buffer = self.buffers[self.region.contraction.output.tensor]
+        return MemoryView.of(buffer.name, self.tiles.tile[:2], buffer.type.dtype, ir.Space.GLOBAL)
+
+
+def _guarded_store(
+    buffer: ir.Buffer, places: Sequence[tuple[ir.Expr, ...]], values: Sequence[ir.Expr], points: Sequence[DataTensor],
+    prefix: str, *, zeros: bool,
+) -> ir.Stmt:  # fmt: skip
+    """Values at the places of points that exist, at others zeros or nothing."""
+    nothing = build.const(0, buffer.type.dtype)
+    if _exist_together(points[0], len(points)):
+        inside = points[0].predicate
+        body = store_neighbors(buffer, places, values, prefix)
+        if inside is None:
+            return body
+        other = store_neighbors(buffer, places, [nothing] * len(places), prefix) if zeros else None
+        return build.when(inside, body) if other is None else build.when(inside, body, other)
+    each: list[ir.Stmt] = []
+    for place, value, point in zip(places, values, points, strict=True):
+        inside, one = point.predicate, build.store(buffer, place, value)
+        if inside is None:
+            each.append(one)
+        else:
+            other = build.store(buffer, place, nothing) if zeros else None
+            each.append(build.when(inside, one) if other is None else build.when(inside, one, other))
+    return build.block(*each)
+
+
+def _exist_together(point: DataTensor, count: int) -> bool:
+    """Whether `count` neighbors exist, or do not, together."""
+    guards = zip(point.origins[1:], point.extents, strict=True)
+    return count == 1 or all(n is None or (n % count == 0 and is_multiple(at, count)) for at, n in guards)
+
+
+def _all(k: ProgramBuilder) -> ThreadTensor:
+    return k.threads(k.num_threads)
+
+
+def _reads(s: tc.BoundStatement) -> list[str]:
+    return [e.tensor for e in tc.walk_expr(s.value) if isinstance(e, tc.Access)]
