@@ -147,6 +147,12 @@ class GpuTarget:
         registers: most registers of a thread.
         registers_per_sm: registers that the threads on one processor, and those of one block, share.
         async_copies: whether there are copies from global to shared memory past the registers.
+        tensor_ops, tensor_ops_int8: operations, two for each product, that the tensor cores of a processor do in a
+            cycle by `mma` on half-precision numbers with float32 sums, and on bytes; 0 where tile kernels have none.
+            Peak rates of the vendor's papers for the typical card over processors and clock; of Hopper and Blackwell
+            the part of it that `mma` reaches, not `wgmma` and `tcgen05`.
+        l2_bytes: that a processor gets from the second-level cache in a cycle.
+        shared_bytes: that shared memory gives to a processor in a cycle: 32 banks of 4.
     """
 
     kind: str
@@ -168,6 +174,10 @@ class GpuTarget:
     registers: int = 255
     registers_per_sm: int = 65536
     async_copies: bool = True
+    tensor_ops: int = 0
+    tensor_ops_int8: int = 0
+    l2_bytes: int = 40
+    shared_bytes: int = 128
 
     @property
     def capability(self) -> int:
@@ -180,12 +190,12 @@ _K, _M = 1 << 10, 1 << 20
 # Per architecture a typical card: T4, A100, RTX 3090, RTX 4090, H200, B200, RTX 5090.
 _GPUS = (
     GpuTarget("cuda", "sm_75", 40, 4 * _M, 320e9, 1.4e9, 64, 64 * _K, 64 * _K, 1024, 16, async_copies=False),
-    GpuTarget("cuda", "sm_80", 108, 40 * _M, 1.94e12, 1.41e9, 64, 163 * _K, 164 * _K, 2048, 32),
-    GpuTarget("cuda", "sm_86", 82, 6 * _M, 936e9, 1.7e9, 128, 99 * _K, 100 * _K, 1536, 16),
-    GpuTarget("cuda", "sm_89", 128, 72 * _M, 1.01e12, 2.5e9, 128, 99 * _K, 100 * _K, 1536, 24),
-    GpuTarget("cuda", "sm_90", 132, 50 * _M, 4.8e12, 1.75e9, 128, 227 * _K, 228 * _K, 2048, 32),
-    GpuTarget("cuda", "sm_100", 148, 126 * _M, 8e12, 1.85e9, 128, 227 * _K, 228 * _K, 2048, 32),
-    GpuTarget("cuda", "sm_120", 170, 96 * _M, 1.79e12, 2.4e9, 128, 99 * _K, 100 * _K, 1536, 24),
+    GpuTarget("cuda", "sm_80", 108, 40 * _M, 1.94e12, 1.41e9, 64, 163 * _K, 164 * _K, 2048, 32, tensor_ops=2048, tensor_ops_int8=4096),
+    GpuTarget("cuda", "sm_86", 82, 6 * _M, 936e9, 1.7e9, 128, 99 * _K, 100 * _K, 1536, 16, tensor_ops=512, tensor_ops_int8=2048),
+    GpuTarget("cuda", "sm_89", 128, 72 * _M, 1.01e12, 2.5e9, 128, 99 * _K, 100 * _K, 1536, 24, tensor_ops=512, tensor_ops_int8=2048),
+    GpuTarget("cuda", "sm_90", 132, 50 * _M, 4.8e12, 1.75e9, 128, 227 * _K, 228 * _K, 2048, 32, tensor_ops=2560, tensor_ops_int8=5120),
+    GpuTarget("cuda", "sm_100", 148, 126 * _M, 8e12, 1.85e9, 128, 227 * _K, 228 * _K, 2048, 32, tensor_ops=2048, tensor_ops_int8=4096),
+    GpuTarget("cuda", "sm_120", 170, 96 * _M, 1.79e12, 2.4e9, 128, 99 * _K, 100 * _K, 1536, 24, tensor_ops=512, tensor_ops_int8=2048),
 )
 
 GPUS = {f"{g.kind}:{g.name}": g for g in _GPUS}

@@ -23,9 +23,10 @@ from ..loop_ir.nodes import Buffer, CheckSite, Kernel, Module
 from ..loop_ir.passes.simplify import simplify
 from ..loop_ir.rewrite import substitute_stmt
 from ..loop_ir.show import format_program
-from ..options import MappingOptions
+from ..options import GpuOptions, MappingOptions, TileOptions
 from ..runtime.cuda import cubins, nvrtc
 from ..runtime.cuda.nvrtc import Cubin
+from ..structured.match.product_matching import has_narrow_products
 from ..target import GpuTarget
 from ..tc_lang.canonical_bound import canonicalize
 from ..tc_lang.ir import BoundFunction
@@ -39,13 +40,15 @@ class GpuPassContext:
     """What stays the same while a def goes through the passes.
 
     Attributes:
-        options: None leaves the mapping to the cost model.
+        options: None leaves the lowering to the cost model.
         aligned: whether the text may rely on arguments at multiples of 16 bytes.
+        tensor_cores: whether products may go to tensor cores, for which some languages have no words.
     """
 
-    options: MappingOptions | None
+    options: GpuOptions | None
     target: GpuTarget
     aligned: bool = True
+    tensor_cores: bool = True
 
 
 def _mapper() -> Any:
@@ -55,15 +58,57 @@ def _mapper() -> Any:
     return lower_gpu
 
 
+def _tile_lowering() -> Any:
+    """The lowering to tile programs, imported when a def may have products for tensor cores."""
+    from ..tiles import lower_def
+
+    return lower_def
+
+
 def _lower(bound: BoundFunction, job: GpuPassContext) -> Module:
+    divided = _divided(bound, job)
     try:
-        module: Module = _mapper().lower_gpu(bound, job.options, job.target)
+        module: Module = (
+            _mapper().lower_gpu(bound, job.options, job.target)
+            if divided is None
+            else _tile_lowering().lower_divided(divided, job.target)
+        )
     except CannotLower as refusal:
         raise ArgumentError(f"{bound.name} cannot be mapped to {job.target.name}: {refusal}") from refusal
     check_bindings(module)
     for kernel in module.kernels:
         check_limits(bound.name, kernel, job.target)
     return module
+
+
+def _divided(bound: BoundFunction, job: GpuPassContext) -> Any:
+    """The division of a def (legalized) into products for tensor cores and the rest; None: all of it is mapped.
+
+    Raises ArgumentError where `TileOptions` are given, and no product is one for tensor cores.
+    """
+    asked = isinstance(job.options, TileOptions)
+    if isinstance(job.options, MappingOptions) or not job.tensor_cores:
+        return None
+    if not asked and not (job.target.tensor_ops and has_narrow_products(bound)):
+        return None
+    try:
+        divided = _tile_lowering().divide_def(bound, job.options or TileOptions(), job.target)
+    except CannotLower as reason:
+        if asked:
+            raise ArgumentError(
+                f"no product of {bound.name} is for the tensor cores of {job.target.name}: {reason}",
+                suggestion="leave the options out, or give MappingOptions(...)",
+            ) from reason
+        get_logger("schedule").debug("%s: not on tensor cores: %s", bound.name, reason)
+        return None
+    if asked:
+        return divided
+    mapped = _mapper().estimate_cycles(bound, job.target)
+    scale = 1e6 / job.target.clock
+    get_logger("schedule").debug(
+        "%s: %.1f us on tensor cores, %.1f us without", bound.name, divided.cycles * scale, mapped * scale
+    )
+    return divided if divided.cycles < mapped else None
 
 
 def check_limits(op: str, kernel: Kernel, target: GpuTarget) -> None:
@@ -126,7 +171,7 @@ class CompiledGpuKernel(CompiledBase):
         sites: what the number of a failed check means.
     """
 
-    options: MappingOptions | None
+    options: GpuOptions | None
     target: GpuTarget
     aligned: bool
     code: GpuCode
@@ -184,7 +229,8 @@ class CompiledGpuKernel(CompiledBase):
 
 GPU_KINDS: Mapping[str, Callable[[CompiledGpuKernel], str]] = {
     "tc": lambda k: k.text,
-    "schedule": lambda k: str(_mapper().explain_gpu(legalize(k.bound), k.options, k.target)),
+    "schedule": lambda k: _explain(k),
+    "tiles": lambda k: _format_tiles(k),
     "loops": lambda k: format_program(with_original_names(k.rerun_until("simplify"), k.bound)),
     "cuda": lambda k: (
         cuda_printer.emit_cuda(
@@ -192,14 +238,42 @@ GPU_KINDS: Mapping[str, Callable[[CompiledGpuKernel], str]] = {
         ).source
     ),
     "opencl": lambda k: (
-        opencl_printer.emit_opencl(with_original_names(k.rerun_until("simplify"), k.bound), header=k.text).source
+        opencl_printer.emit_opencl(with_original_names(_mapped_module(k), k.bound), header=k.text).source
     ),
 }
 """What `source` of a kernel for a graphics processor can show."""
 
 
+def _explain(k: CompiledGpuKernel) -> str:
+    """How the def is mapped, in the program's names."""
+    function = legalize(k.bound)
+    divided = _divided(function, k.job)
+    if divided is None:
+        return str(_mapper().explain_gpu(function, k.options, k.target))
+    return str(_tile_lowering().explain_divided(divided, k.target))
+
+
+def _format_tiles(k: CompiledGpuKernel) -> str:
+    """The tile programs, in the program's names."""
+    divided = _divided(legalize(k.bound), k.job)
+    if divided is None:
+        raise CannotLower("none of its products is on tensor cores")
+    return str(_tile_lowering().format_divided(divided, k.target))
+
+
+def _mapped_module(k: CompiledGpuKernel) -> Module:
+    """The module without tensor cores."""
+    job = replace(k.job, tensor_cores=False, options=None if isinstance(k.options, TileOptions) else k.options)
+    results: dict[str, Any] = {}
+    value: Any = k.bound
+    for step in GPU_PASSES[: [p.name for p in GPU_PASSES].index("simplify") + 1]:
+        value = results[step.name] = step.apply(value, job, results)
+    module: Module = value
+    return module
+
+
 def compile_gpu(
-    bound: BoundFunction, text: str, options: MappingOptions | None, target: GpuTarget, *, aligned: bool = True
+    bound: BoundFunction, text: str, options: GpuOptions | None, target: GpuTarget, *, aligned: bool = True
 ) -> CompiledGpuKernel:
     """Run `GPU_PASSES` on `bound`, whose def reads `text`. Raises ArgumentError where `target` has too little of it."""
     job = GpuPassContext(options, target, aligned)

@@ -38,9 +38,7 @@ def lower_product(
     k = ProgramBuilder(name, target)
     lowering = _ProductLowering(k, region, order, tiles, buffers)
     lowering.write()
-    touched = [region.contraction.output.tensor]
-    touched += [n for s in region.statements for n in _reads(s) if n not in touched]
-    arguments = tuple(buffers[n] for n in dict.fromkeys(touched) if n in buffers)
+    arguments = tuple(buffers[n] for n in region.tensors)
     program = specs.Program(name, arguments, 1, k.num_blocks, k.num_threads, tuple(k.names), k.body())
     return decompose(program, target)
 
@@ -241,7 +239,3 @@ def _exist_together(point: DataTensor, count: int) -> bool:
 
 def _all(k: ProgramBuilder) -> ThreadTensor:
     return k.threads(k.num_threads)
-
-
-def _reads(s: tc.BoundStatement) -> list[str]:
-    return [e.tensor for e in tc.walk_expr(s.value) if isinstance(e, tc.Access)]

@@ -43,6 +43,11 @@ class ProductFactor:
         return self.value.dtype
 
     @property
+    def indices(self) -> frozenset[str]:
+        """The names of the indices that it depends on."""
+        return frozenset(x.name for x in walk_expr(self.value) if isinstance(x, tc.Index))
+
+    @property
     def element(self) -> tc.Access | None:
         """The element that it is; None where it is computed, or exists only under a condition."""
         return self.value if isinstance(self.value, tc.Access) and not self.value.guarded else None
@@ -72,6 +77,14 @@ class ProductRegion:
     def indices(self, kind: IndexKind) -> tuple[BoundIndex, ...]:
         """The indices of a kind."""
         return tuple(i for i, k in self.kinds if k is kind)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The tensors that the kernel touches, first the one that it writes."""
+        c = self.contraction
+        roots = [x for x in (self.left.value, self.right.value, c.initial, c.epilogue) if x is not None]
+        reads = (e.tensor for x in roots for e in walk_expr(x) if isinstance(e, tc.Access))
+        return tuple(dict.fromkeys((c.output.tensor, *reads)))
 
     @property
     def text(self) -> str:
@@ -142,7 +155,7 @@ def _region(function: BoundFunction, found: MatchedContraction) -> ProductRegion
     left, right = (ProductFactor(_narrow_factor(x)) for x in (found.left, found.right))
     if not any(left.dtype in types and right.dtype in types for types in FACTOR_TYPES.get(total, ())):
         raise CannotLower(f"its factors are {left.dtype.name} and {right.dtype.name}, and its sum is {total.name}")
-    names = _index_names(left.value), _index_names(right.value)
+    names = left.indices, right.indices
     kinds = tuple((i, _kind(i, names, found)) for i in (*found.free, *found.reduction_indices))
     region = ProductRegion(found, total, left, right, kinds)
     for kind in (IndexKind.ROW, IndexKind.COLUMN, IndexKind.TERM):
@@ -210,10 +223,6 @@ def _narrowed(e: tc.Expr, dtype: DType | None) -> tc.Expr | None:
             assert other is not None
             return tc.Select(condition, one, other, first.dtype)
     return None
-
-
-def _index_names(e: tc.Expr) -> frozenset[str]:
-    return frozenset(x.name for x in walk_expr(e) if isinstance(x, tc.Index))
 
 
 def _size(indices: Sequence[BoundIndex]) -> int:

@@ -1,0 +1,170 @@
+"""A def divided into products for tensor cores and the rest, each lowered in its way, and joined as one module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from ..core.errors import ArgumentError, CannotLower, InternalError
+from ..core.naming import mint
+from ..loop_ir.nodes import Buffer, Check, CheckSite, Kernel, Module, Stmt, Type
+from ..loop_ir.rewrite import map_stmt
+from ..options import TileOptions
+from ..polyhedral.gpu import lower_gpu
+from ..polyhedral.gpu.plan.grid_split_k import LAUNCH
+from ..polyhedral.scop.collapse import collapse
+from ..target import GpuTarget
+from ..tc_lang.ir import BoundFunction, Role
+from ..tc_lang.pieces import piece_of, tensors_of_statements
+from . import specs
+from .choose_tiles import choose_tiles
+from .lower_product import lower_product
+from .lower_tiles import format_tiles, lower_program
+from .product_cost import ProductPrice
+from .product_tiles import ProductOrder, ProductTiles, order_indices
+from .recognize_products import ProductRegion, RefusedProduct, recognize_products
+
+
+@dataclass(frozen=True, slots=True)
+class TiledRegion:
+    """A region with its tiles."""
+
+    region: ProductRegion
+    order: ProductOrder
+    tiles: ProductTiles
+    price: ProductPrice
+
+    def __str__(self) -> str:
+        tile, warps = (" x ".join(map(str, sizes)) for sizes in (self.tiles.tile, self.tiles.warps))
+        return (
+            f"{self.region.text} on tensor cores: {self.price.blocks} blocks of {tile}, {warps} warps, "
+            f"{self.tiles.stages} stages; limited by {self.price.limiter}"
+        )
+
+
+TiledPiece: TypeAlias = TiledRegion | BoundFunction
+
+
+@dataclass(frozen=True, slots=True)
+class DividedDef:
+    """A def as regions and defs for the polyhedral mapper, which run one after another.
+
+    Attributes:
+        function: the whole, with as few dimensions as possible.
+        refused: products that are no regions.
+        cycles: that all of it is expected to take.
+    """
+
+    function: BoundFunction
+    pieces: tuple[TiledPiece, ...]
+    refused: tuple[RefusedProduct, ...]
+    cycles: float
+
+    @property
+    def regions(self) -> tuple[TiledRegion, ...]:
+        return tuple(p for p in self.pieces if isinstance(p, TiledRegion))
+
+
+def divide_def(function: BoundFunction, options: TileOptions, target: GpuTarget) -> DividedDef:
+    """The division of a def (legalized).
+
+    Raises:
+        CannotLower: no product of it is a region; with the reason for each.
+    """
+    if not target.tensor_ops:
+        raise CannotLower(f"{target.name} has no tensor cores that tile kernels use")
+    function = collapse(function)
+    pieces, refused = recognize_products(function)
+    if not any(isinstance(p, ProductRegion) for p in pieces):
+        raise CannotLower("; ".join(map(str, refused)) or "it has no sums of products")
+    touched = [tensors_of_statements(p.statements if isinstance(p, ProductRegion) else p) for p in pieces]
+    buffers = _buffers(function)
+    found: list[TiledPiece] = []
+    cycles = 0.0
+    for n, piece in enumerate(pieces):
+        if isinstance(piece, ProductRegion):
+            order = order_indices(piece, buffers)
+            size = buffers[piece.contraction.output.tensor].type.dtype.size
+            tiles, price = choose_tiles(piece, order, options, target, size)
+            found.append(TiledRegion(piece, order, tiles, price))
+            cycles += price.cycles + LAUNCH * target.clock
+        else:
+            rest = piece_of(function, mint(function.name, n), piece, touched[:n], touched[n + 1 :])
+            found.append(rest)
+            cycles += lower_gpu.estimate_cycles(rest, target, collapsed=True)
+    return DividedDef(function, tuple(found), refused, cycles)
+
+
+def lower_divided(divided: DividedDef, target: GpuTarget) -> Module:
+    """The kernels of all pieces, in order."""
+    function = divided.function
+    buffers = _buffers(function)
+    kernels: list[Kernel] = []
+    sites: list[CheckSite] = []
+    temporaries: dict[str, Buffer] = {}
+    single = len(divided.pieces) == 1
+    for piece in divided.pieces:
+        if isinstance(piece, TiledRegion):
+            name = function.name if single else mint(function.name, len(kernels))
+            module = lower_program(region_program(piece, buffers, name, target))
+        else:
+            module = lower_gpu.lower_gpu(piece, None, target, collapsed=True)
+        for b in module.temporaries:
+            if temporaries.setdefault(b.name, b) != b or b.name in buffers and buffers[b.name] != b:
+                raise CannotLower(f"two pieces have a temporary {b.name}")
+        kernels += [_with_sites_from(k, len(sites), mint(function.name, len(kernels) + n) if not single else k.name)
+                    for n, k in enumerate(module.kernels)]  # fmt: skip
+        sites += module.sites
+        temporaries |= {
+            b.name: b for b in module.arguments if function.tensor(b.name).role is Role.TEMPORARY
+        }
+    arguments = tuple(buffers[t.name] for t in function.tensors if t.role is not Role.TEMPORARY)
+    written = tuple(t.name for t in function.tensors if t.role in (Role.OUTPUT, Role.INOUT))
+    return Module(function.name, arguments, tuple(temporaries.values()), tuple(kernels), tuple(sites), written)
+
+
+def region_program(piece: TiledRegion, buffers: dict[str, Buffer], name: str, target: GpuTarget) -> specs.Program:
+    """The tile program of a region. Its faults are ours."""
+    try:
+        return lower_product(piece.region, piece.order, piece.tiles, buffers, name, target)
+    except ArgumentError as error:
+        raise InternalError(f"{piece}: {error}") from error
+
+
+def format_divided(divided: DividedDef, target: GpuTarget) -> str:
+    """The decomposition of each region in the notation of the paper; the rest as comments."""
+    buffers, texts = _buffers(divided.function), []
+    for n, piece in enumerate(divided.pieces):
+        if isinstance(piece, TiledRegion):
+            texts.append(f"// {piece}\n{format_tiles(region_program(piece, buffers, mint('region', n), target))}")
+        else:
+            targets = ", ".join(dict.fromkeys(s.target for s in piece.statements))
+            texts.append(f"// {targets}: mapped by the polyhedral lowering\n")
+    return "\n".join(texts)
+
+
+def explain_divided(divided: DividedDef, target: GpuTarget) -> str:
+    """What runs on tensor cores and how, and the mapped schedules of the rest."""
+    lines = [f"estimate: {divided.cycles / target.clock * 1e6:.1f} us"]
+    lines += [f"no region: {r}" for r in divided.refused]
+    for piece in divided.pieces:
+        if isinstance(piece, TiledRegion):
+            lines.append(f"kernel: {piece}")
+        else:
+            lines.append(lower_gpu.explain_gpu(piece, None, target, collapsed=True))
+    return "\n".join(lines)
+
+
+def _buffers(function: BoundFunction) -> dict[str, Buffer]:
+    return {t.name: Buffer(t.name, Type(t.dtype), t.shape, t.strides) for t in function.tensors}
+
+
+def _with_sites_from(kernel: Kernel, first: int, name: str) -> Kernel:
+    """A kernel with another name, whose checks are numbered from `first` on."""
+
+    def shifted(s: Stmt) -> Stmt:
+        s = map_stmt(s, lambda e: e, shifted)
+        return replace(s, site=s.site + first) if isinstance(s, Check) else s
+
+    return replace(kernel, name=name, body=shifted(kernel.body) if first else kernel.body)
+
