@@ -15,6 +15,7 @@ from typing import Any
 from ..codegen.gpu import cuda_printer, opencl_printer
 from ..codegen.gpu.gpu_printer import GpuCode, shared_bytes
 from ..codegen.gpu.ptx import architecture_for
+from ..core.diagnostics import get_logger
 from ..core.errors import ArgumentError, CannotLower
 from ..loop_ir.binding import check_bindings
 from ..loop_ir.build import const
@@ -33,6 +34,9 @@ from ..tc_lang.ir import BoundFunction
 from ..tc_lang.legalize import legalize
 from .compiled_kernel import CompiledBase
 from .cpu_passes import Pass, log_compilation, run_passes, sites_of, with_original_names
+
+PAYS = 3 / 4
+"""Of the time without tensor cores, what a def with them may take at most: estimates are rough, as for split sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ def _divided(bound: BoundFunction, job: GpuPassContext) -> Any:
     get_logger("schedule").debug(
         "%s: %.1f us on tensor cores, %.1f us without", bound.name, divided.cycles * scale, mapped * scale
     )
-    return divided if divided.cycles < mapped else None
+    return divided if divided.cycles < PAYS * mapped else None
 
 
 def check_limits(op: str, kernel: Kernel, target: GpuTarget) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..core.naming import mint
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import WARP
+from ..loop_ir.index_arithmetic import difference, linear_terms, terms_to_expr
 from ..lower_expr import LoweringScope, lower_access, lower_expr
 from ..structured.op import ACCUMULATOR
 from ..target import GpuTarget
@@ -174,22 +175,26 @@ class _ProductLowering:
 
     def _finish(self, total: RegisterFragment, blocks: Mapping[str, ir.Expr]) -> None:
         """What is stored, for the values of each thread, neighbors together."""
-        contraction = self.region.contraction
-        groups = (self.order.rows, self.order.columns)
-        tile = self._points(groups, blocks)
-        values = tile.partition(total.tv)[total.thread]
+        contraction, groups = self.region.contraction, (self.order.rows, self.order.columns)
+        values = self._points(groups, blocks).partition(total.tv)[total.thread]
+        names: list[tuple[str, ir.Expr]] = []
+        values = _with_names(values, [i.name for g in groups for i in g], names)
         width = 2 if total.tv[1].size % 2 == 0 and total.elements[0, 1] - total.elements[0, 0] == total.padded[0] else 1
-        out = self._output_view(blocks)
+        buffer = self.buffers[contraction.output.tensor]
+        statements: list[ir.Stmt] = []
         for first in range(0, total.values, width):
-            points = [values[v] for v in range(first, first + width)]
-            stored, places = [], []
-            for v, point in enumerate(points, first):
-                scope = self._scope(groups, point, blocks)
-                stored.append(self._stored(read_value(total, v), scope))
-                places.append(lower_access(contraction.output.tensor, contraction.output.subscripts, scope)[1])
-            buffer = self.buffers[contraction.output.tensor]
-            statement = _guarded_store(buffer, places, stored, points, f"{total.name}_{first}", zeros=False)
-            self.k.add_leaf(specs.Leaf((out,), (total,), _all(self.k), kind="Map", atom="ld, st", statement=statement))
+            points = [_nth(values, v) for v in range(first, first + width)]
+            scopes = [self._scope(groups, p, blocks) for p in points]
+            stored = [self._stored(read_value(total, first + n), scope) for n, scope in enumerate(scopes)]
+            places = [
+                lower_access(contraction.output.tensor, contraction.output.subscripts, scope)[1] for scope in scopes
+            ]
+            statements.append(_guarded_store(buffer, places, stored, points, total.name, zeros=False))
+        body = build.block(*statements)
+        for name, value in reversed(names):
+            body = ir.Let(name, value, body)
+        out = MemoryView.of(buffer.name, self.tiles.tile[:2], buffer.type.dtype, ir.Space.GLOBAL)
+        self.k.add_leaf(specs.Leaf((out,), (total,), _all(self.k), kind="Map", atom="ld, st", statement=body))
 
     def _stored(self, total: ir.Expr, scope: LoweringScope) -> ir.Expr:
         """The value of an element, from its sum."""
@@ -201,10 +206,30 @@ class _ProductLowering:
             total = lower_expr(contraction.epilogue, inner)
         return build.cast(total, self.buffers[contraction.output.tensor].type.dtype)
 
-    def _output_view(self, blocks: Mapping[str, ir.Expr]) -> MemoryView:
-        """The tile of the output as people read it."""
-        buffer = self.buffers[self.region.contraction.output.tensor]
-        return MemoryView.of(buffer.name, self.tiles.tile[:2], buffer.type.dtype, ir.Space.GLOBAL)
+
+def _with_names(values: DataTensor, indices: Sequence[str], names: list[tuple[str, ir.Expr]]) -> DataTensor:
+    """The elements of a thread with a name for each coordinate of the first one, so that others are near it.
+
+    What all terms of a coordinate are multiples of stays outside of the name: vectors are found by that.
+    """
+    found: list[ir.Expr] = [values.origins[0]]
+    known: dict[ir.Expr, ir.Expr] = {}
+    numbers = iter(indices)
+    for at, extent in zip(values.origins[1:], values.extents, strict=True):
+        index = next(numbers) if extent is None else ""
+        terms, constant = linear_terms(at)
+        if at not in known and terms:
+            step, name = gcd(*terms.values()), mint("first", index or str(len(names)))
+            names.append((name, terms_to_expr({x: c // step for x, c in terms.items()}, 0)))
+            known[at] = build.add(build.mul(build.var(name), step), constant)
+        found.append(known.get(at, at))
+    return replace(values, origins=tuple(found))
+
+
+def _nth(values: DataTensor, v: int) -> DataTensor:
+    """The element with a number, of a single level."""
+    origins = (build.add(at, layout(v)) for at, layout in zip(values.origins, values.parts[0].layouts, strict=True))
+    return replace(values, parts=(), origins=tuple(origins))
 
 
 def _guarded_store(
@@ -213,7 +238,7 @@ def _guarded_store(
 ) -> ir.Stmt:  # fmt: skip
     """Values at the places of points that exist, at others zeros or nothing."""
     nothing = build.const(0, buffer.type.dtype)
-    if _exist_together(points[0], len(points)):
+    if _exist_together(points):
         inside = points[0].predicate
         body = store_neighbors(buffer, places, values, prefix)
         if inside is None:
@@ -231,10 +256,15 @@ def _guarded_store(
     return build.block(*each)
 
 
-def _exist_together(point: DataTensor, count: int) -> bool:
-    """Whether `count` neighbors exist, or do not, together."""
-    guards = zip(point.origins[1:], point.extents, strict=True)
-    return count == 1 or all(n is None or (n % count == 0 and is_multiple(at, count)) for at, n in guards)
+def _exist_together(points: Sequence[DataTensor]) -> bool:
+    """Whether neighbors exist, or do not, together."""
+    for n, extent in enumerate(points[0].extents, 1):
+        at = points[0].origins[n]
+        if extent is None or all(difference(p.origins[n], at) == 0 for p in points[1:]):
+            continue
+        if extent % len(points) or not is_multiple(at, len(points)):
+            return False
+    return True
 
 
 def _all(k: ProgramBuilder) -> ThreadTensor:

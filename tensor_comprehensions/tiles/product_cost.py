@@ -22,6 +22,8 @@ ELEMENT_INSTRUCTIONS = 10
 """Of one element that is loaded, computed and stored: addresses, conditions, roundings."""
 LOAD_INSTRUCTIONS = 3
 """Of one `ldmatrix` with its swizzled address."""
+OVERLAP_LOSS = 0.05
+"""Of what other resources take that adds to the largest: of equal tiles those that leave most room are best."""
 RESERVED_SHARED = 1024
 """Bytes of shared memory that each block takes beside its own."""
 BASE_REGISTERS = 56
@@ -84,8 +86,9 @@ def price_product(
     together = min(each, room)
     cost = _step_resources(region, order, tiles, target, together)
     limiter = max(cost, key=lambda name: cost[name])
+    step = cost[limiter] + OVERLAP_LOSS * (sum(cost.values()) - cost[limiter])
     stored = rows * columns * (output_bytes / target.l2_bytes + ELEMENT_INSTRUCTIONS / 32 / ISSUE_PER_CYCLE)
-    cycles = ARRIVAL_CYCLES + each * (tiles.count(order.terms) * cost[limiter] + stored)
+    cycles = ARRIVAL_CYCLES + each * (tiles.count(order.terms) * step + stored)
     moved = _bytes_in_memory(region, output_bytes) * target.clock / target.bandwidth
     if moved > cycles:
         return ProductPrice(moved, "memory", blocks, together)
