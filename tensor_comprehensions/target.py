@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .core.errors import ArgumentError
@@ -190,15 +190,25 @@ _K, _M = 1 << 10, 1 << 20
 # Per architecture a typical card: T4, A100, RTX 3090, RTX 4090, H200, B200, RTX 5090.
 _GPUS = (
     GpuTarget("cuda", "sm_75", 40, 4 * _M, 320e9, 1.4e9, 64, 64 * _K, 64 * _K, 1024, 16, async_copies=False),
-    GpuTarget("cuda", "sm_80", 108, 40 * _M, 1.94e12, 1.41e9, 64, 163 * _K, 164 * _K, 2048, 32, tensor_ops=2048, tensor_ops_int8=4096),
-    GpuTarget("cuda", "sm_86", 82, 6 * _M, 936e9, 1.7e9, 128, 99 * _K, 100 * _K, 1536, 16, tensor_ops=512, tensor_ops_int8=2048),
-    GpuTarget("cuda", "sm_89", 128, 72 * _M, 1.01e12, 2.5e9, 128, 99 * _K, 100 * _K, 1536, 24, tensor_ops=512, tensor_ops_int8=2048),
-    GpuTarget("cuda", "sm_90", 132, 50 * _M, 4.8e12, 1.75e9, 128, 227 * _K, 228 * _K, 2048, 32, tensor_ops=2560, tensor_ops_int8=5120),
-    GpuTarget("cuda", "sm_100", 148, 126 * _M, 8e12, 1.85e9, 128, 227 * _K, 228 * _K, 2048, 32, tensor_ops=2048, tensor_ops_int8=4096),
-    GpuTarget("cuda", "sm_120", 170, 96 * _M, 1.79e12, 2.4e9, 128, 99 * _K, 100 * _K, 1536, 24, tensor_ops=512, tensor_ops_int8=2048),
+    GpuTarget("cuda", "sm_80", 108, 40 * _M, 1.94e12, 1.41e9, 64, 163 * _K, 164 * _K, 2048, 32),
+    GpuTarget("cuda", "sm_86", 82, 6 * _M, 936e9, 1.7e9, 128, 99 * _K, 100 * _K, 1536, 16),
+    GpuTarget("cuda", "sm_89", 128, 72 * _M, 1.01e12, 2.5e9, 128, 99 * _K, 100 * _K, 1536, 24),
+    GpuTarget("cuda", "sm_90", 132, 50 * _M, 4.8e12, 1.75e9, 128, 227 * _K, 228 * _K, 2048, 32),
+    GpuTarget("cuda", "sm_100", 148, 126 * _M, 8e12, 1.85e9, 128, 227 * _K, 228 * _K, 2048, 32),
+    GpuTarget("cuda", "sm_120", 170, 96 * _M, 1.79e12, 2.4e9, 128, 99 * _K, 100 * _K, 1536, 24),
 )
 
-GPUS = {f"{g.kind}:{g.name}": g for g in _GPUS}
+_TENSOR_OPS = {
+    "sm_80": (2048, 4096), "sm_86": (512, 2048), "sm_89": (512, 2048), "sm_90": (2560, 5120), "sm_100": (2048, 4096),
+    "sm_120": (512, 2048),
+}  # fmt: skip
+"""`tensor_ops` and `tensor_ops_int8` of these cards."""
+
+GPUS = {
+    f"{g.kind}:{g.name}": replace(g, tensor_ops=ops, tensor_ops_int8=of_bytes)
+    for g in _GPUS
+    for ops, of_bytes in (_TENSOR_OPS.get(g.name, (0, 0)),)
+}
 """The graphics processors that are known, by the text that names them: "cuda:sm_90"."""
 
 

@@ -21,7 +21,7 @@ from ..cache.options_proto import from_message
 from ..compiler.gpu_passes import CompiledGpuKernel, compile_gpu
 from ..core.errors import ArgumentError, DeviceError, InternalError
 from ..dispatch.cuda.mixed_plan import MixedPlan, Plan, kernels_of, launcher_of, make_plan, run_emulated
-from ..options import MappingOptions, check_mapping
+from ..options import GpuOptions, MappingOptions, check_mapping
 from ..runtime.cuda import launch
 from ..runtime.emulate import emulator
 from ..runtime.emulate.emulator import Counts
@@ -194,7 +194,7 @@ def _made(request: pb.Request, options: object) -> tuple[GpuRunner, str]:
     wanted, problem = gpu_target_of(request.device), Problem(request.problem)
     check_mapping(options, wanted)
 
-    def compiled(piece: BoundFunction, own: MappingOptions | None) -> CompiledGpuKernel:
+    def compiled(piece: BoundFunction, own: GpuOptions | None) -> CompiledGpuKernel:
         return compile_gpu(piece, problem.message.source, own, wanted)
 
     plan = make_plan(problem.bound, options, wanted, compiled)

@@ -29,6 +29,9 @@ _PRIVATE = (ir.Space.REGISTER, ir.Space.SCRATCH)
 _HIGH = 32
 """Bits below the second tag of a register that holds two."""
 _LOW = (1 << _HIGH) - 1
+_QUARTER = 16
+"""Bits of a tag of a register that holds four."""
+_LEAST = (1 << _QUARTER) - 1
 
 
 @dataclass(slots=True)
@@ -126,31 +129,47 @@ class TagMachine:
     def _atom(self, s: ir.Invoke, atom: Atom) -> None:
         if atom.kind == MATMUL:
             views = zip(s.operands, atom.operands, strict=True)
-            self.products.append((atom, [self._fragment(view, o.values) for view, o in views]))
+            self.products.append((atom, [self._fragment(view, o.values, 32 // o.dtype.bits) for view, o in views]))
             return
         (to, there), (source, here) = s.operands
         out, into = (o.layout for o in atom.operands)
         assert out is not None
         assert into is not None
         rows, lanes = enumerate_tv(into), enumerate_tv(out)
-        pointed = self._read(source, self._places(source, (*here[:-1], build.ramp(here[-1], 1, rows.shape[1]))))
+        pack = 2 // source.type.dtype.size  # elements of 16 bits
+        row = build.ramp(here[-1], 1, rows.shape[1] * pack)
+        pointed = self._read(source, self._places(source, (*here[:-1], row)))
+        if pack == 2:
+            pointed = _packed(pointed)
         first = int(self._places(to, there)[0, 0])
         for warp in range(0, self.threads, WARP):
             held = np.zeros(rows.max() + 1, np.int64)
             held[rows[::-1]] = pointed[warp : warp + WARP][::-1]
             mine = held[lanes]
             pairs = mine[:, 0::2] | mine[:, 1::2] << _HIGH
+            if pack == 2 and (pairs >> 63).any():
+                raise InternalError(f"the tile {source.name} has too many elements to be checked")
             self.tags(to)[warp : warp + WARP, first : first + pairs.shape[1]] = pairs
 
-    def _fragment(self, view: tuple[ir.Buffer, tuple[ir.Expr, ...]], count: int) -> Tags:
-        """The tags of `count` values of each thread from a register on."""
+    def _fragment(self, view: tuple[ir.Buffer, tuple[ir.Expr, ...]], count: int, pack: int) -> Tags:
+        """The tags of `count` values of each thread from a register on, each of which holds `pack`."""
         buffer, where = view
         first, held = int(self._places(buffer, where)[0, 0]), self.tags(buffer)
         if buffer.type.dtype.name != "uint32":
             sums: Tags = held[:, first : first + count].copy()
             return sums
+        if pack == 4:
+            words = held[:, first : first + count // 4]
+            parts = [words >> (_QUARTER * n) & _LEAST for n in range(4)]
+            return np.stack(parts, axis=2).reshape(self.threads, count)
         words = held[:, first : first + count // 2]
         return np.stack([words & _LOW, words >> _HIGH], axis=2).reshape(self.threads, count)
+
+
+def _packed(tags: Tags) -> Tags:
+    """Two tags of bytes as one of 16 bits."""
+    two: Tags = tags[:, 0::2] | tags[:, 1::2] << _QUARTER
+    return two
 
 
 def check_program(program: specs.Program) -> int:

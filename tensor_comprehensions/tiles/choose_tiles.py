@@ -49,9 +49,9 @@ def choose_tiles(
 def _candidates(region: ProductRegion, order: ProductOrder, options: TileOptions) -> Iterator[ProductTiles]:
     depth = 2 if region.left.dtype.size == 1 else 1
     if options.tile:
-        given = options.tile
-        _check_tile(region, given)
-        sizes = [given]
+        m, n, k = options.tile
+        _check_tile(region, options.tile)
+        sizes = [(m, n, k)]
     else:
         rows, columns = (_reach(x) for x in (order.rows, order.columns))
         sizes = [
@@ -66,7 +66,7 @@ def _candidates(region: ProductRegion, order: ProductOrder, options: TileOptions
             if tile[0] % (16 * across) or tile[1] % (8 * along):
                 continue
             sums = tile[0] * tile[1] // (32 * prod(warps))
-            if sums > MAX_SUMS or (tile[1] // along) % 16 and not options.tile:
+            if sums > MAX_SUMS or (not options.tile and (tile[1] // along) % 16):
                 continue
             for stages in (options.stages,) if options.stages else STAGES:
                 yield ProductTiles(boxes, tile, (across, along), stages, options.group or GROUP)

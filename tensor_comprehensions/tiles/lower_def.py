@@ -16,6 +16,7 @@ from ..polyhedral.scop.collapse import collapse
 from ..target import GpuTarget
 from ..tc_lang.ir import BoundFunction, Role
 from ..tc_lang.pieces import piece_of, tensors_of_statements
+from ..tc_lang.unit_dims import without_unit_dims
 from . import specs
 from .choose_tiles import choose_tiles
 from .lower_product import lower_product
@@ -73,7 +74,7 @@ def divide_def(function: BoundFunction, options: TileOptions, target: GpuTarget)
     """
     if not target.tensor_ops:
         raise CannotLower(f"{target.name} has no tensor cores that tile kernels use")
-    function = collapse(function)
+    function = collapse(without_unit_dims(function))
     pieces, refused = recognize_products(function)
     if not any(isinstance(p, ProductRegion) for p in pieces):
         raise CannotLower("; ".join(map(str, refused)) or "it has no sums of products")
@@ -102,22 +103,20 @@ def lower_divided(divided: DividedDef, target: GpuTarget) -> Module:
     kernels: list[Kernel] = []
     sites: list[CheckSite] = []
     temporaries: dict[str, Buffer] = {}
-    single = len(divided.pieces) == 1
     for piece in divided.pieces:
         if isinstance(piece, TiledRegion):
-            name = function.name if single else mint(function.name, len(kernels))
-            module = lower_program(region_program(piece, buffers, name, target))
+            module = lower_program(region_program(piece, buffers, function.name, target))
         else:
             module = lower_gpu.lower_gpu(piece, None, target, collapsed=True)
         for b in module.temporaries:
-            if temporaries.setdefault(b.name, b) != b or b.name in buffers and buffers[b.name] != b:
+            if temporaries.setdefault(b.name, b) != b or buffers.get(b.name, b) != b:
                 raise CannotLower(f"two pieces have a temporary {b.name}")
-        kernels += [_with_sites_from(k, len(sites), mint(function.name, len(kernels) + n) if not single else k.name)
-                    for n, k in enumerate(module.kernels)]  # fmt: skip
+        for kernel in module.kernels:
+            single = len(divided.pieces) == len(module.kernels) == 1
+            name = function.name if single else mint(function.name, len(kernels))
+            kernels.append(_with_sites_from(kernel, len(sites), name))
         sites += module.sites
-        temporaries |= {
-            b.name: b for b in module.arguments if function.tensor(b.name).role is Role.TEMPORARY
-        }
+        temporaries |= {b.name: b for b in module.arguments if function.tensor(b.name).role is Role.TEMPORARY}
     arguments = tuple(buffers[t.name] for t in function.tensors if t.role is not Role.TEMPORARY)
     written = tuple(t.name for t in function.tensors if t.role in (Role.OUTPUT, Role.INOUT))
     return Module(function.name, arguments, tuple(temporaries.values()), tuple(kernels), tuple(sites), written)
@@ -167,4 +166,3 @@ def _with_sites_from(kernel: Kernel, first: int, name: str) -> Kernel:
         return replace(s, site=s.site + first) if isinstance(s, Check) else s
 
     return replace(kernel, name=name, body=shifted(kernel.body) if first else kernel.body)
-

@@ -16,7 +16,6 @@ from ..loop_ir.index_arithmetic import difference, linear_terms, terms_to_expr
 from ..lower_expr import LoweringScope, lower_access, lower_expr
 from ..structured.op import ACCUMULATOR
 from ..target import GpuTarget
-from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundIndex
 from . import specs
 from .lower_tiles import decompose

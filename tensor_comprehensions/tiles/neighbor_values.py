@@ -109,5 +109,3 @@ def _shared_lanes(buffer: ir.Buffer, count: int) -> int:
     """Of a shared tile, whose rows are filled from multiples of `count` on."""
     lanes = min(count, MAX_LANES[buffer.type.dtype.size])
     return lanes if count % lanes == 0 else 1
-
-

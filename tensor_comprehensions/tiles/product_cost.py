@@ -46,7 +46,7 @@ class ProductPrice:
     resident: int
 
 
-def shared_bytes(region: ProductRegion, tiles: ProductTiles) -> int:
+def staged_bytes(region: ProductRegion, tiles: ProductTiles) -> int:
     """Of all stages of both factors."""
     rows, columns, terms = tiles.tile
     return tiles.stages * terms * (rows * region.left.dtype.size + columns * region.right.dtype.size)
@@ -61,7 +61,7 @@ def register_estimate(region: ProductRegion, tiles: ProductTiles) -> int:
 def resident_blocks(region: ProductRegion, tiles: ProductTiles, target: GpuTarget) -> int:
     """Blocks that a processor has room for; 0 where there is none for one."""
     threads = target.warp * prod(tiles.warps)
-    registers, shared = register_estimate(region, tiles), shared_bytes(region, tiles)
+    registers, shared = register_estimate(region, tiles), staged_bytes(region, tiles)
     if registers > target.registers or shared > target.max_shared_optin:
         return 0
     return min(
@@ -80,7 +80,7 @@ def price_product(
     room = resident_blocks(region, tiles, target)
     if not room:
         return None
-    rows, columns, terms = tiles.tile
+    rows, columns, _ = tiles.tile
     blocks = tiles.count(order.rows) * tiles.count(order.columns) * tiles.count(order.batch)
     each = -(-blocks // target.num_sms)
     together = min(each, room)

@@ -66,9 +66,7 @@ class ProductTiles:
 def order_indices(region: ProductRegion, buffers: Mapping[str, Buffer]) -> ProductOrder:
     """The order in which copies and stores of neighbors are possible."""
     every = [i for i, _ in region.kinds]
-    rows, columns, terms = (
-        list(region.indices(kind)) for kind in (IndexKind.ROW, IndexKind.COLUMN, IndexKind.TERM)
-    )
+    rows, columns, terms = (list(region.indices(kind)) for kind in (IndexKind.ROW, IndexKind.COLUMN, IndexKind.TERM))
     left, right = (_element(f, every, buffers) for f in (region.left, region.right))
     output = affine_element(region.contraction.output, every, buffers)
     terms = _sorted(terms, [x for x in (left, right) if x is not None])
@@ -118,7 +116,9 @@ def _boxes(extents: tuple[int, ...], size: int) -> Iterator[tuple[int, ...]]:
         side *= 2
 
 
-def _element(factor: ProductFactor, indices: Sequence[BoundIndex], buffers: Mapping[str, Buffer]) -> AffineElement | None:
+def _element(
+    factor: ProductFactor, indices: Sequence[BoundIndex], buffers: Mapping[str, Buffer]
+) -> AffineElement | None:
     """The first element that a factor reads, if its subscripts are affine: neighbors of it are neighbors."""
     reads = [x for x in tc.walk_expr(factor.value) if isinstance(x, tc.Access)]
     return affine_element(reads[0], indices, buffers) if reads else None

@@ -16,7 +16,7 @@ from ..target import GpuTarget
 from . import specs
 from .notation import threads as parse_threads
 from .pointwise import broadcast_shape, reduced_tile, spread_tile, with_dtype
-from .tensor_core_products import accumulator, left_fragment, plan_product
+from .tensor_core_products import SUMS, accumulator, left_fragment, plan_product
 from .tensors import DTYPE_SPELLING, ThreadTensor
 from .tile_views import DynamicIndexError, MemoryView, Operand, RegisterFragment
 
@@ -114,7 +114,8 @@ class ProgramBuilder:
                 found=f"{DTYPE_SPELLING[left.dtype]} and {DTYPE_SPELLING[right.dtype]}",
             )  # fmt: skip
         rows, columns = shape
-        return self.allocate(accumulator(self._fresh(name), (rows, columns), plan_product((rows, columns), by)))
+        total = SUMS.get(left.dtype, FLOAT32)
+        return self.allocate(accumulator(self._fresh(name), (rows, columns), plan_product((rows, columns), by), total))
 
     def fragment(
         self, name: str, shape: tuple[int, int], dtype: DType, operand: str, *, by: ThreadTensor

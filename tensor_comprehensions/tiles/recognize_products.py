@@ -214,14 +214,11 @@ def _narrowed(e: tc.Expr, dtype: DType | None) -> tc.Expr | None:
         case tc.Const(value) if value == 0 and dtype is not None:
             return tc.Const(0.0 if dtype.is_float else 0, dtype)
         case tc.Select(condition, then, otherwise):
-            first = _narrowed(then, dtype) or _narrowed(otherwise, dtype)
-            parts = () if first is None else (_narrowed(then, first.dtype), _narrowed(otherwise, first.dtype))
-            if first is None or None in parts:
+            known = _narrowed(then, dtype) or _narrowed(otherwise, dtype)
+            if known is None:
                 return None
-            one, other = parts
-            assert one is not None
-            assert other is not None
-            return tc.Select(condition, one, other, first.dtype)
+            one, other = _narrowed(then, known.dtype), _narrowed(otherwise, known.dtype)
+            return None if one is None or other is None else tc.Select(condition, one, other, known.dtype)
     return None
 
 

@@ -140,9 +140,7 @@ def _plans(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tup
     return tuple(plan_kernel(scop, g, options or choose_mapping(scop, g, target)) for g in groups)
 
 
-def _lower(
-    function: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, collapsed: bool
-) -> Module:
+def _lower(function: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, collapsed: bool) -> Module:
     scop = _scop(function, options, target, collapsed=collapsed)
     function = scop.function
     plans = _plans(scop, options, target)
