@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -13,12 +14,14 @@ from ..options import TileOptions
 from ..polyhedral.gpu import lower_gpu
 from ..polyhedral.gpu.plan.grid_split_k import LAUNCH
 from ..polyhedral.scop.collapse import collapse
+from ..polyhedral.scop.rfactor import SplitPoint, in_two_stages, is_divisible
 from ..target import GpuTarget
-from ..tc_lang.ir import BoundFunction, Role
+from ..tc_lang.ir import BoundFunction, BoundStatement, Role
 from ..tc_lang.pieces import piece_of, tensors_of_statements
 from ..tc_lang.unit_dims import without_unit_dims
 from . import specs
 from .choose_tiles import choose_tiles
+from .forward_definitions import forward_definitions
 from .lower_product import lower_product
 from .lower_tiles import format_tiles, lower_program
 from .product_cost import ProductPrice
@@ -74,7 +77,50 @@ def divide_def(function: BoundFunction, options: TileOptions, target: GpuTarget)
     """
     if not target.tensor_ops:
         raise CannotLower(f"{target.name} has no tensor cores that tile kernels use")
-    function = collapse(without_unit_dims(function))
+    function = forward_definitions(collapse(without_unit_dims(function)))
+    whole = _divide(function, options, target)
+    if options.split == 1:
+        return whole
+    best = None if options.split else whole
+    for parts in (options.split,) if options.split else _tried_parts(whole, target):
+        split = in_two_stages(function, lambda s, parts=parts: _split_point(whole, s, parts))  # type: ignore[misc]
+        if len(split.tensors) == len(function.tensors):
+            continue
+        divided = _divide(split, options, target)
+        if best is None or divided.cycles < SPLIT_PAYS * best.cycles:
+            best = divided
+    if best is None:
+        raise CannotLower(f"no sum has {options.split} parts of whole tiles")
+    return best
+
+
+SPLIT_PAYS = 0.9
+"""Of the time with fewer parts, what more of them may take at most: they fill memory, and are one kernel more."""
+PART_TERMS = 64
+"""Terms that all parts have a multiple of: whole tiles, at addresses where vectors may be."""
+MAX_PARTS = 32
+
+
+def _tried_parts(whole: DividedDef, target: GpuTarget) -> Iterator[int]:
+    """Powers of two, where there are processors for so many parts."""
+    fewest = min(r.price.blocks for r in whole.regions)
+    parts = 2
+    while parts <= MAX_PARTS and parts * fewest <= 2 * target.num_sms:
+        yield parts
+        parts *= 2
+
+
+def _split_point(whole: DividedDef, s: BoundStatement, parts: int) -> SplitPoint | None:
+    """The index of a region's sum to cut, the one of most terms, where that leaves parts of whole tiles."""
+    updates = [r.region.contraction.statements[r.region.contraction.update] for r in whole.regions]
+    if s not in updates or not is_divisible(s):
+        return None
+    index = max(s.reduction_indices, key=lambda i: i.extent)
+    return (index, parts) if index.extent % (parts * PART_TERMS) == 0 else None
+
+
+def _divide(function: BoundFunction, options: TileOptions, target: GpuTarget) -> DividedDef:
+    """The division without other parts of sums."""
     pieces, refused = recognize_products(function)
     if not any(isinstance(p, ProductRegion) for p in pieces):
         raise CannotLower("; ".join(map(str, refused)) or "it has no sums of products")

@@ -116,7 +116,7 @@ def recognize_products(function: BoundFunction) -> tuple[tuple[DefPiece, ...], t
     rest: list[BoundStatement] = []
     at = 0
     while at < len(statements):
-        found = match_contraction(statements, at, tensors)
+        found = match_contraction(statements, at, tensors, in_place=True)
         region: ProductRegion | None = None
         if found is not None:
             try:
