@@ -11,7 +11,7 @@ from ..target import GpuTarget
 from ..tc_lang.ir import BoundIndex
 from .product_cost import MAX_SUMS, ProductPrice, price_product
 from .product_tiles import ProductOrder, ProductTiles, choose_boxes
-from .recognize_products import IndexKind, ProductRegion
+from .recognize_products import ProductRegion
 
 ROWS = (16, 32, 64, 128, 256)
 COLUMNS = (16, 32, 64, 128, 256)
@@ -47,7 +47,7 @@ def choose_tiles(
 
 
 def _candidates(region: ProductRegion, order: ProductOrder, options: TileOptions) -> Iterator[ProductTiles]:
-    depth = 2 if region.left.dtype.size == 1 else 1
+    depth = 2 // region.factor_bytes
     if options.tile:
         m, n, k = options.tile
         _check_tile(region, options.tile)
@@ -74,11 +74,12 @@ def _candidates(region: ProductRegion, order: ProductOrder, options: TileOptions
 
 def _check_tile(region: ProductRegion, tile: tuple[int, ...]) -> None:
     """Can boxes of indices make up a tile that was asked for? Raises CannotLower."""
-    depth = 32 if region.left.dtype.size == 1 else 16
+    depth = 32 // region.factor_bytes
     if tile[2] % depth:
-        raise CannotLower(f"a tile of {tile[2]} terms of {region.left.dtype.name} is no multiple of {depth}")
-    for kind, size in zip((IndexKind.ROW, IndexKind.COLUMN, IndexKind.TERM), tile, strict=True):
-        if len(region.indices(kind)) > 1 and size & (size - 1):
+        raise CannotLower(f"a tile of {tile[2]} terms of {region.pairs[0].left.dtype.name} is no multiple of {depth}")
+    groups = [(region.rows, tile[0]), (region.columns, tile[1]), *((p.terms, tile[2]) for p in region.pairs)]
+    for indices, size in groups:
+        if len(indices) > 1 and size & (size - 1):
             raise CannotLower(f"a tile of {size} along several indices is no power of two")
 
 

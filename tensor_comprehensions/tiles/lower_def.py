@@ -112,7 +112,8 @@ def _tried_parts(whole: DividedDef, target: GpuTarget) -> Iterator[int]:
 
 def _split_point(whole: DividedDef, s: BoundStatement, parts: int) -> SplitPoint | None:
     """The index of a region's sum to cut, the one of most terms, where that leaves parts of whole tiles."""
-    updates = [r.region.contraction.statements[r.region.contraction.update] for r in whole.regions]
+    regions = [r.region.contraction for r in whole.regions if len(r.region.pairs) == 1]
+    updates = [c.statements[c.update] for c in regions]
     if s not in updates or not is_divisible(s):
         return None
     index = max(s.reduction_indices, key=lambda i: i.extent)

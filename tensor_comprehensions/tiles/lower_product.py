@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import Any
 
-from ..core.dtypes import FLOAT32
+from ..core.dtypes import FLOAT32, DType
 from ..core.naming import mint
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
@@ -22,9 +22,9 @@ from .lower_tiles import decompose
 from .memory_moves import VECTOR_BYTES, is_multiple
 from .neighbor_values import MAX_LANES, store_neighbors
 from .pointwise import read_value
-from .product_tiles import FactorPlace, ProductOrder, ProductTiles
+from .product_tiles import FactorPlace, PairOrder, ProductOrder, ProductTiles
 from .program_builder import BLOCK_ID, ProgramBuilder
-from .recognize_products import ProductFactor, ProductRegion
+from .recognize_products import FactorPair, ProductFactor, ProductRegion
 from .tensor_core_products import accumulator, plan_product
 from .tensors import DataTensor, ThreadTensor
 from .tile_views import THREAD_X, MemoryView, RegisterFragment
@@ -43,6 +43,16 @@ def lower_product(
     return decompose(program, target)
 
 
+@dataclass(frozen=True, slots=True)
+class StagedFactor:
+    """A factor, the stages of its tiles in shared memory, and its own indices."""
+
+    memory: MemoryView
+    factor: ProductFactor
+    place: FactorPlace
+    own: tuple[BoundIndex, ...]
+
+
 @dataclass(slots=True)
 class _ProductLowering:
     """Writes one program."""
@@ -52,31 +62,36 @@ class _ProductLowering:
     order: ProductOrder
     tiles: ProductTiles
     buffers: Mapping[str, ir.Buffer]
+    memories: dict[tuple[str, bool, DType], MemoryView] = field(default_factory=dict)
 
     def write(self) -> None:
-        k, (rows, columns, terms) = self.k, self.tiles.tile
+        k, (rows, columns, _) = self.k, self.tiles.tile
         blocks = self._map_blocks()
         warps = self.tiles.warps
         warp = k.threads(WARP * warps[0] * warps[1]).tile(WARP).reshape(0, warps)
-        left = self._tile("left", self.region.left, self.order.left, (rows, terms))
-        right = self._tile("right", self.region.right, self.order.right, (columns, terms))
+        pairs = [self._stages(pair, places) for pair, places in zip(self.region.pairs, self.order.pairs, strict=True)]
         total = accumulator("sums", (rows, columns), plan_product((rows, columns), warp), self.region.total)
         k.init(k.allocate(total), 0)
-        sides = (
-            (left, self.region.left, self.order.left, self.order.rows),
-            (right, self.region.right, self.order.right, self.order.columns),
-        )
+        for sides, places in zip(pairs, self.order.pairs, strict=True):
+            self._multiply(total, warp, sides, places, blocks)
+        self._finish(total, blocks)
+
+    def _multiply(
+        self, total: RegisterFragment, warp: ThreadTensor, sides: tuple[StagedFactor, StagedFactor], pair: PairOrder,
+        blocks: Mapping[str, ir.Expr],
+    ) -> None:  # fmt: skip
+        """Add one product to the sums."""
 
         def fill(stage: Any, step: Any) -> None:
-            for to, factor, place, own in sides:
-                self._fill(to[stage], factor, place, own, blocks, step)
+            at = {**blocks, **self._digits(pair.terms, step)}
+            for side in sides:
+                self._fill(side.memory[stage], side, pair, at)
 
         def use(stage: Any, step: Any) -> None:
-            a, b = (x[stage].T if place.transposed else x[stage] for x, _, place, _ in sides)
-            k.matmul(total, a, b, by=warp)
+            a, b = (s.memory[stage].T if s.place.transposed else s.memory[stage] for s in sides)
+            self.k.matmul(total, a, b, by=warp)
 
-        k.ring(self.tiles.count(self.order.terms), self.tiles.stages, fill, use)
-        self._finish(total, blocks)
+        self.k.ring(self.tiles.count(pair.terms), self.tiles.stages, fill, use)
 
     def _map_blocks(self) -> dict[str, ir.Expr]:
         """A block for each tile; the coordinates of tiles, by index."""
@@ -109,22 +124,31 @@ class _ProductLowering:
 
     # --- factors -------------------------------------------------------------------------------------------------
 
-    def _tile(self, name: str, factor: ProductFactor, place: FactorPlace, shape: tuple[int, int]) -> MemoryView:
-        sizes = shape[::-1] if place.transposed else shape
-        return self.k.shared(name, (self.tiles.stages, *sizes), factor.dtype)
+    def _stages(self, pair: FactorPair, order: PairOrder) -> tuple[StagedFactor, StagedFactor]:
+        """The stages of the factors of a product: those of an earlier one whose tiles lie alike."""
+        rows, columns, terms = self.tiles.tile
+        left = self._shared("left", pair.left, order.left, (rows, terms))
+        right = self._shared("right", pair.right, order.right, (columns, terms))
+        return (
+            StagedFactor(left, pair.left, order.left, self.order.rows),
+            StagedFactor(right, pair.right, order.right, self.order.columns),
+        )
 
-    def _fill(
-        self, to: MemoryView, factor: ProductFactor, place: FactorPlace, own: Sequence[BoundIndex],
-        blocks: Mapping[str, ir.Expr], step: Any,
-    ) -> None:  # fmt: skip
-        at = {**blocks, **self._digits(self.order.terms, step)}
-        groups = (self.order.terms, own) if place.transposed else (own, self.order.terms)
-        if place.element is not None:
-            batch = {i.name: blocks[i.name] for i in self.order.batch}
-            view = place.element.view([i for g in groups for i in g], batch)
+    def _shared(self, name: str, factor: ProductFactor, place: FactorPlace, shape: tuple[int, int]) -> MemoryView:
+        key = (name, place.transposed, factor.dtype)
+        if key not in self.memories:
+            sizes = shape[::-1] if place.transposed else shape
+            self.memories[key] = self.k.shared(name, (self.tiles.stages, *sizes), factor.dtype)
+        return self.memories[key]
+
+    def _fill(self, to: MemoryView, side: StagedFactor, pair: PairOrder, at: Mapping[str, ir.Expr]) -> None:
+        groups = (pair.terms, side.own) if side.place.transposed else (side.own, pair.terms)
+        if side.place.element is not None:
+            batch = {i.name: at[i.name] for i in self.order.batch}
+            view = side.place.element.view([i for g in groups for i in g], batch)
             self.k.move(to, MemoryView(view.buffer, self._picked(view.tensor, groups, at)))
         else:
-            self._compute(to, factor, groups, at)
+            self._compute(to, side.factor, groups, at)
 
     def _picked(
         self, tensor: DataTensor, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from ..target import GpuTarget
-from .product_tiles import FactorPlace, ProductOrder, ProductTiles
-from .recognize_products import ProductFactor, ProductRegion
+from ..tc_lang.ir import BoundIndex
+from .product_tiles import FactorPlace, PairOrder, ProductOrder, ProductTiles
+from .recognize_products import FactorPair, ProductFactor, ProductRegion
 
 ARRIVAL_CYCLES = 800
 """From asking for what lies in memory until it is there, as in `polyhedral.gpu`."""
@@ -46,22 +47,27 @@ class ProductPrice:
     resident: int
 
 
-def staged_bytes(region: ProductRegion, tiles: ProductTiles) -> int:
-    """Of all stages of both factors."""
+def staged_bytes(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> int:
+    """Of all stages of both factors; products whose tiles lie alike share them."""
     rows, columns, terms = tiles.tile
-    return tiles.stages * terms * (rows * region.left.dtype.size + columns * region.right.dtype.size)
+    kinds = {
+        (side, place.transposed, factor.dtype.name)
+        for pair, places in zip(region.pairs, order.pairs, strict=True)
+        for side, factor, place in ((rows, pair.left, places.left), (-columns, pair.right, places.right))
+    }
+    return tiles.stages * terms * sum(abs(side) for side, _, _ in kinds) * region.factor_bytes
 
 
-def register_estimate(region: ProductRegion, tiles: ProductTiles) -> int:
+def register_estimate(tiles: ProductTiles) -> int:
     """Of a thread."""
     rows, columns = (n // w for n, w in zip(tiles.tile[:2], tiles.warps, strict=True))
     return rows * columns // 32 + rows // 4 + columns // 4 + BASE_REGISTERS
 
 
-def resident_blocks(region: ProductRegion, tiles: ProductTiles, target: GpuTarget) -> int:
+def resident_blocks(region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget) -> int:
     """Blocks that a processor has room for; 0 where there is none for one."""
     threads = target.warp * prod(tiles.warps)
-    registers, shared = register_estimate(region, tiles), staged_bytes(region, tiles)
+    registers, shared = register_estimate(tiles), staged_bytes(region, order, tiles)
     if registers > target.registers or shared > target.max_shared_optin:
         return 0
     return min(
@@ -77,18 +83,21 @@ def price_product(
 
     output_bytes: of an element that is stored.
     """
-    room = resident_blocks(region, tiles, target)
+    room = resident_blocks(region, order, tiles, target)
     if not room:
         return None
     rows, columns, _ = tiles.tile
     blocks = tiles.count(order.rows) * tiles.count(order.columns) * tiles.count(order.batch)
     each = -(-blocks // target.num_sms)
     together = min(each, room)
-    cost = _step_resources(region, order, tiles, target, together)
-    limiter = max(cost, key=lambda name: cost[name])
-    step = cost[limiter] + OVERLAP_LOSS * (sum(cost.values()) - cost[limiter])
+    steps, limiter = 0.0, ""
+    for pair, places in zip(region.pairs, order.pairs, strict=True):
+        cost = _step_resources(pair, places, order, tiles, target, together)
+        limiter = max(cost, key=lambda name: cost[name])
+        step = cost[limiter] + OVERLAP_LOSS * (sum(cost.values()) - cost[limiter])
+        steps += tiles.count(places.terms) * step
     stored = rows * columns * (output_bytes / target.l2_bytes + ELEMENT_INSTRUCTIONS / 32 / ISSUE_PER_CYCLE)
-    cycles = ARRIVAL_CYCLES + each * (tiles.count(order.terms) * step + stored)
+    cycles = ARRIVAL_CYCLES + each * (steps + stored)
     moved = _bytes_in_memory(region, output_bytes) * target.clock / target.bandwidth
     if moved > cycles:
         return ProductPrice(moved, "memory", blocks, together)
@@ -96,21 +105,19 @@ def price_product(
 
 
 def _step_resources(
-    region: ProductRegion, order: ProductOrder, tiles: ProductTiles, target: GpuTarget, together: int
+    pair: FactorPair, places: PairOrder, order: ProductOrder, tiles: ProductTiles, target: GpuTarget, together: int
 ) -> dict[str, float]:
     """Cycles of a processor for one step of one block, by the resource that limits it."""
     rows, columns, terms = tiles.tile
     across, along = tiles.warps
-    warps, small = across * along, region.left.dtype.size == 1
-    rate = target.tensor_ops_int8 if small else target.tensor_ops
-    left, right = rows * terms * region.left.dtype.size, columns * terms * region.right.dtype.size
-    depth = 32 if small else 16
+    size = pair.left.dtype.size
+    warps, depth = across * along, 32 // size
+    rate = target.tensor_ops_int8 if size == 1 else target.tensor_ops
+    left, right = rows * terms * size, columns * terms * size
     products = rows * columns * terms / (16 * 8 * depth)
     loads = (rows / 16 * along + columns / 16 * across) * terms / depth
-    fills = sum(
-        _fill_instructions(f, place, size, tiles, order)
-        for f, place, size in ((region.left, order.left, left), (region.right, order.right, right))
-    )
+    fills = _fill_instructions(pair.left, places.left, left, [order.rows, places.terms, order.batch], tiles)
+    fills += _fill_instructions(pair.right, places.right, right, [order.columns, places.terms, order.batch], tiles)
     idle = max(1.0, TENSOR_UNITS / (warps * together))
     return {
         "tensor cores": 2 * rows * columns * terms / rate * idle,
@@ -122,25 +129,24 @@ def _step_resources(
 
 
 def _fill_instructions(
-    factor: ProductFactor, place: FactorPlace, size: int, tiles: ProductTiles, order: ProductOrder
+    factor: ProductFactor, place: FactorPlace, size: int, groups: Sequence[Sequence[BoundIndex]], tiles: ProductTiles
 ) -> float:
-    """Instructions of threads that bring a tile of `size` bytes to shared memory."""
-    width = copy_bytes(factor, place, tiles, order)
+    """Instructions of threads that bring a tile of `size` bytes to shared memory. groups: own indices, terms, batch."""
+    width = copy_bytes(factor, place, groups, tiles)
     if width in COPY_INSTRUCTIONS:
         return size / width * COPY_INSTRUCTIONS[width]
     return size / factor.dtype.size * ELEMENT_INSTRUCTIONS
 
 
-def copy_bytes(factor: ProductFactor, place: FactorPlace, tiles: ProductTiles, order: ProductOrder) -> int:
+def copy_bytes(
+    factor: ProductFactor, place: FactorPlace, groups: Sequence[Sequence[BoundIndex]], tiles: ProductTiles
+) -> int:
     """That one copy of a factor moves: neighbors that lie, and are aligned, alike in all rows."""
-    if place.element is None:
-        return factor.dtype.size
-    own = order.rows if place is order.left else order.columns
-    along = (own if place.transposed else order.terms)[0]
     element, size = place.element, factor.dtype.size
-    if element.stride(along.name) != 1:
+    along = groups[0 if place.transposed else 1][0]
+    if element is None or element.stride(along.name) != 1:
         return size
-    steps = [element.stride(i.name) for group in (own, order.terms, order.batch) for i in group if i is not along]
+    steps = [element.stride(i.name) for group in groups for i in group if i is not along]
     start = sum(c * s for c, s in zip(element.constants, element.buffer.strides, strict=True))
     numbers = [n for n in (*steps, start, along.extent, tiles.boxes[along.name]) if n]
     width = 16 // size
@@ -150,10 +156,10 @@ def copy_bytes(factor: ProductFactor, place: FactorPlace, tiles: ProductTiles, o
 
 
 def _bytes_in_memory(region: ProductRegion, output_bytes: int) -> float:
-    """Of both factors and the output, each once."""
-    extents: Mapping[str, int] = {i.name: i.extent for i, _ in region.kinds}
-    names = region.contraction
-    found = prod(i.extent for i in names.free) * output_bytes
-    for factor in (region.left, region.right):
-        found += prod(extents[n] for n in extents if n in factor.indices) * factor.dtype.size
+    """Of all factors and the output, each once."""
+    found = prod(i.extent for i in region.contraction.free) * output_bytes
+    for pair in region.pairs:
+        extents = {i.name: i.extent for i in (*region.rows, *region.columns, *region.batch, *pair.terms)}
+        for factor in pair.factors:
+            found += prod(extents[n] for n in extents if n in factor.indices) * factor.dtype.size
     return found

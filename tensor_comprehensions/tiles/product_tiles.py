@@ -11,7 +11,7 @@ from ..loop_ir.nodes import Buffer
 from ..tc_lang import ir as tc
 from ..tc_lang.ir import BoundIndex
 from .affine_element import AffineElement, affine_element
-from .recognize_products import IndexKind, ProductFactor, ProductRegion
+from .recognize_products import ProductFactor, ProductRegion
 
 VECTOR_BYTES = 16
 """Neighbors that a copy moves at best: boxes keep so many of a contiguous index together."""
@@ -31,15 +31,22 @@ class FactorPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class PairOrder:
+    """The terms of a product, the fastest first, and where its factors come from."""
+
+    terms: tuple[BoundIndex, ...]
+    left: FactorPlace
+    right: FactorPlace
+
+
+@dataclass(frozen=True, slots=True)
 class ProductOrder:
     """The indices of a region in the order in which tiles count them, the fastest first."""
 
     rows: tuple[BoundIndex, ...]
     columns: tuple[BoundIndex, ...]
-    terms: tuple[BoundIndex, ...]
     batch: tuple[BoundIndex, ...]
-    left: FactorPlace
-    right: FactorPlace
+    pairs: tuple[PairOrder, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +72,29 @@ class ProductTiles:
 
 def order_indices(region: ProductRegion, buffers: Mapping[str, Buffer]) -> ProductOrder:
     """The order in which copies and stores of neighbors are possible."""
-    every = [i for i, _ in region.kinds]
-    rows, columns, terms = (list(region.indices(kind)) for kind in (IndexKind.ROW, IndexKind.COLUMN, IndexKind.TERM))
-    left, right = (_element(f, every, buffers) for f in (region.left, region.right))
-    output = affine_element(region.contraction.output, every, buffers)
-    terms = _sorted(terms, [x for x in (left, right) if x is not None])
-    places = []
-    for factor, element, own in ((region.left, left, rows), (region.right, right, columns)):
-        unit = None if element is None else _unit(element, [*terms[:1], *own])
-        places.append(FactorPlace(_plain(factor, element), unit in own and factor.dtype.bits == 16))
-    if places[0].transposed or output is None:
-        rows = _sorted(rows, [x for x in (left, output) if x is not None])
-    else:
-        rows = _sorted(rows, [x for x in (output, left) if x is not None])
-    columns = _sorted(columns, [x for x in ((right, output) if places[1].transposed else (output, right)) if x])
-    return ProductOrder(
-        tuple(rows), tuple(columns), tuple(terms), region.indices(IndexKind.BATCH), places[0], places[1]
-    )
+    free = [*region.rows, *region.columns, *region.batch]
+    output = affine_element(region.contraction.output, free, buffers)
+    read = [[_element(f, [*free, *p.terms], buffers) for f in p.factors] for p in region.pairs]
+    terms = [_sorted(p.terms, pair) for p, pair in zip(region.pairs, read, strict=True)]
+    sides = []
+    for own, elements in zip((region.rows, region.columns), zip(*read, strict=True), strict=True):
+        across = any(
+            e is not None and e.stride(t[0].name) != 1 and _unit(e, own) is not None
+            for e, t in zip(elements, terms, strict=True)
+        )
+        sides.append(_sorted(own, [*elements, output] if across else [output, *elements]))
+    pairs = []
+    for p, pair, t in zip(region.pairs, read, terms, strict=True):
+        places = [_place(f, e, t, own) for f, e, own in zip(p.factors, pair, sides, strict=True)]
+        pairs.append(PairOrder(t, places[0], places[1]))
+    return ProductOrder(sides[0], sides[1], region.batch, tuple(pairs))
 
 
 def choose_boxes(order: ProductOrder, tile: tuple[int, int, int]) -> dict[str, int]:
     """For every index the size of a tile along it, so that together they are `tile` and the fewest tiles are needed."""
     found = {i.name: 1 for i in order.batch}
-    for indices, size in zip((order.rows, order.columns, order.terms), tile, strict=True):
+    groups = [(order.rows, tile[0]), (order.columns, tile[1]), *((p.terms, tile[2]) for p in order.pairs)]
+    for indices, size in groups:
         found |= dict(zip((i.name for i in indices), _box(tuple(i.extent for i in indices), size), strict=True))
     return found
 
@@ -124,19 +131,24 @@ def _element(
     return affine_element(reads[0], indices, buffers) if reads else None
 
 
-def _plain(factor: ProductFactor, element: AffineElement | None) -> AffineElement | None:
-    return None if factor.element is None else element
+def _place(
+    factor: ProductFactor, element: AffineElement | None, terms: Sequence[BoundIndex], own: Sequence[BoundIndex]
+) -> FactorPlace:
+    along = element is not None and element.stride(terms[0].name) == 1
+    across = element is not None and element.stride(own[0].name) == 1 and factor.dtype.bits == 16
+    return FactorPlace(None if factor.element is None else element, across and not along)
 
 
 def _unit(element: AffineElement, indices: Sequence[BoundIndex]) -> BoundIndex | None:
     return next((i for i in indices if element.stride(i.name) == 1), None)
 
 
-def _sorted(indices: list[BoundIndex], elements: Sequence[AffineElement]) -> list[BoundIndex]:
+def _sorted(indices: Sequence[BoundIndex], elements: Sequence[AffineElement | None]) -> tuple[BoundIndex, ...]:
     """Those that move the elements least first; an index of one value last."""
+    known = [e for e in elements if e is not None]
 
     def steps(i: BoundIndex) -> tuple[bool, bool, list[int]]:
-        moved = [e.stride(i.name) for e in elements]
+        moved = [e.stride(i.name) for e in known]
         return i.extent == 1, 1 not in moved, [s or 1 << 62 for s in moved]
 
-    return sorted(indices, key=steps)
+    return tuple(sorted(indices, key=steps))

@@ -13,22 +13,22 @@ from typing import TypeAlias
 
 from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, DType
 from ..core.errors import CannotLower
+from ..core.naming import mint
 from ..structured.match.match_contraction import MatchedContraction, match_contraction
 from ..structured.match.product_matching import split_product
 from ..tc_lang import ir as tc
-from ..tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, walk_expr
+from ..tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, map_operands, walk_expr
 
 FACTOR_TYPES = {FLOAT32: ((FLOAT16,), (BFLOAT16,)), INT32: ((INT8, UINT8),)}
 """For the type of a sum the types that its factors may have; those of one tuple may meet."""
 
 
 class IndexKind(Enum):
-    """Which factors an index moves: both and the sum (BATCH), the left one (ROW), the right one (COLUMN), or no sum."""
+    """Which factors a free index moves: both (BATCH), the left one (ROW), or the right one (COLUMN)."""
 
     BATCH = "batch"
     ROW = "row"
     COLUMN = "column"
-    TERM = "term"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,44 +54,62 @@ class ProductFactor:
 
 
 @dataclass(frozen=True, slots=True)
+class FactorPair:
+    """One product of a region: its factors, and the indices of its terms."""
+
+    left: ProductFactor
+    right: ProductFactor
+    terms: tuple[BoundIndex, ...]
+
+    @property
+    def factors(self) -> tuple[ProductFactor, ProductFactor]:
+        return self.left, self.right
+
+
+@dataclass(frozen=True, slots=True)
 class ProductRegion:
-    """Consecutive statements that tensor cores compute.
+    """Consecutive statements that tensor cores compute: sums of one or more products, and what starts and ends them.
 
     Attributes:
-        contraction: what they mean. total: the type of the sums.
-        left, right: the factors; columns are those of the right one, along which the output is contiguous if it can.
-        kinds: of each index.
+        contraction: what they mean, but for the products. total: the type of the sums.
+        pairs: the products; columns are those of the right factors, along which the output is contiguous if it can.
+        rows, columns, batch: the free indices, by the factors that they move.
     """
 
     contraction: MatchedContraction
     total: DType
-    left: ProductFactor
-    right: ProductFactor
-    kinds: tuple[tuple[BoundIndex, IndexKind], ...]
+    pairs: tuple[FactorPair, ...]
+    rows: tuple[BoundIndex, ...]
+    columns: tuple[BoundIndex, ...]
+    batch: tuple[BoundIndex, ...]
 
     @property
     def statements(self) -> tuple[BoundStatement, ...]:
         """The members, as the contraction names their indices."""
         return self.contraction.statements
 
-    def indices(self, kind: IndexKind) -> tuple[BoundIndex, ...]:
-        """The indices of a kind."""
-        return tuple(i for i, k in self.kinds if k is kind)
+    @property
+    def factor_bytes(self) -> int:
+        """Of an element of a factor."""
+        return self.pairs[0].left.dtype.size
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """The tensors that the kernel touches, first the one that it writes."""
         c = self.contraction
-        roots = [x for x in (self.left.value, self.right.value, c.initial, c.epilogue) if x is not None]
+        roots = [f.value for pair in self.pairs for f in pair.factors]
+        roots += [x for x in (c.initial, c.epilogue) if x is not None]
         reads = (e.tensor for x in roots for e in walk_expr(x) if isinstance(e, tc.Access))
         return tuple(dict.fromkeys((c.output.tensor, *reads)))
 
     @property
     def text(self) -> str:
-        """What people read: `C(m,n) += A * B, 16 x 32 x 64`."""
-        sizes = " x ".join(str(_size(self.indices(kind))) for kind in (IndexKind.ROW, IndexKind.COLUMN, IndexKind.TERM))
-        batch = _size(self.indices(IndexKind.BATCH))
-        return f"{self.contraction.output.tensor}: {self.left.dtype.name} {sizes}" + (f" x{batch}" if batch > 1 else "")
+        """What people read: `C: float16 16 x 32 x 64`, rows, columns and terms."""
+        terms = " + ".join(str(_size(p.terms)) for p in self.pairs)
+        sizes = f"{_size(self.rows)} x {_size(self.columns)} x {terms}"
+        batch = _size(self.batch)
+        types = "/".join(dict.fromkeys(p.left.dtype.name for p in self.pairs))
+        return f"{self.contraction.output.tensor}: {types} {sizes}" + (f", {batch} of them" if batch > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +147,7 @@ def recognize_products(function: BoundFunction) -> tuple[tuple[DefPiece, ...], t
             taken = 1 if found is None else len(found.statements)
             rest += statements[at : at + taken]
         else:
+            region = _with_more_products(function, region, at + len(region.statements))
             taken = len(region.statements)
             pieces += [tuple(rest)] if rest else []
             pieces.append(region)
@@ -155,21 +174,91 @@ def _region(function: BoundFunction, found: MatchedContraction) -> ProductRegion
     left, right = (ProductFactor(_narrow_factor(x)) for x in (found.left, found.right))
     if not any(left.dtype in types and right.dtype in types for types in FACTOR_TYPES.get(total, ())):
         raise CannotLower(f"its factors are {left.dtype.name} and {right.dtype.name}, and its sum is {total.name}")
-    names = left.indices, right.indices
-    kinds = tuple((i, _kind(i, names, found)) for i in (*found.free, *found.reduction_indices))
-    region = ProductRegion(found, total, left, right, kinds)
-    for kind in (IndexKind.ROW, IndexKind.COLUMN, IndexKind.TERM):
-        if not region.indices(kind):
-            raise CannotLower(f"it has no index of the kind '{kind.value}'")
-    unit = _unit_index(function, found)
-    return _exchanged(region) if unit in {i.name for i in region.indices(IndexKind.ROW)} else region
+    kinds = [(i, _kind(i, (left.indices, right.indices))) for i in found.free]
+    rows, columns, batch = (
+        tuple(i for i, k in kinds if k is kind) for kind in (IndexKind.ROW, IndexKind.COLUMN, IndexKind.BATCH)
+    )
+    for name, indices in (("row", rows), ("column", columns)):
+        if not indices:
+            raise CannotLower(f"it has no {name}s: no index that moves only one factor, beside another for the other")
+    if _unit_index(function, found) in {i.name for i in rows}:
+        left, right, rows, columns = right, left, columns, rows
+    return ProductRegion(found, total, (FactorPair(left, right, found.reduction_indices),), rows, columns, batch)
 
 
-def _kind(i: BoundIndex, names: tuple[frozenset[str], frozenset[str]], found: MatchedContraction) -> IndexKind:
-    inside = tuple(i.name in n for n in names)
-    if i in found.reduction_indices:
-        return IndexKind.TERM
-    match inside:
+def _with_more_products(function: BoundFunction, region: ProductRegion, at: int) -> ProductRegion:
+    """The region with the updates of the same sums that follow it, and what ends them."""
+    while at < len(function.statements) and region.contraction.epilogue is None:
+        tensors = {t.name: t for t in function.tensors}
+        found = match_contraction(function.statements, at, tensors, in_place=True)
+        if found is None or found.update or not _continues(region, found):
+            break
+        try:
+            more = _region(function, found)
+        except CannotLower:
+            break
+        joined = _joined(region, more)
+        if joined is None:
+            break
+        region, at = joined, at + len(found.statements)
+    return region
+
+
+def _continues(region: ProductRegion, found: MatchedContraction) -> bool:
+    """Whether a contraction adds to the sums that a region stores, as they are."""
+    update, first = found.statements[0], region.contraction
+    same = [(i.lower, i.upper) for i in found.free] == [(i.lower, i.upper) for i in first.free]
+    return (
+        same and update.target == first.output.tensor and first.output.dtype == region.total
+        and found.initial == tc.Access(update.target, update.subscripts, region.total)
+        and len(first.statements) - len(region.pairs) == first.update
+        and _places(update.subscripts, found) == _places(first.output.subscripts, first)
+    )  # fmt: skip
+
+
+def _places(subscripts: Sequence[tc.Expr], of: MatchedContraction) -> list[int]:
+    """Which free index each subscript is."""
+    names = [i.name for i in of.free]
+    return [names.index(e.name) for e in subscripts if isinstance(e, tc.Index)]
+
+
+def _joined(region: ProductRegion, more: ProductRegion) -> ProductRegion | None:
+    """Both as one region, in the names of the first; None where rows and columns of them differ."""
+    first, last = region.contraction, more.contraction
+    names = {new.name: old.name for new, old in zip(last.free, first.free, strict=True)}
+    taken = {i.name for p in region.pairs for i in p.terms} | {i.name for i in first.free}
+    terms = {i.name: mint(i.name, len(region.pairs)) if i.name in taken else i.name for i in more.pairs[0].terms}
+    all_names = names | terms
+
+    def renamed(e: tc.Expr) -> tc.Expr:
+        if isinstance(e, tc.Index):
+            return replace(e, name=all_names.get(e.name, e.name))
+        return map_operands(e, renamed)
+
+    def indices(given: tuple[BoundIndex, ...]) -> tuple[BoundIndex, ...]:
+        return tuple(replace(i, name=all_names[i.name]) for i in given)
+
+    (pair,) = more.pairs
+    sides = [(indices(x), f) for x, f in ((more.rows, pair.left), (more.columns, pair.right))]
+    if set(sides[0][0]) != set(region.rows):
+        sides.reverse()
+    same = [set(x) for x, _ in sides] == [set(region.rows), set(region.columns)]
+    if not same or set(indices(more.batch)) != set(region.batch) or more.factor_bytes != region.factor_bytes:
+        return None
+    left, right = (ProductFactor(renamed(f.value)) for _, f in sides)
+    contraction = replace(
+        last,
+        statements=(*first.statements, *last.statements),
+        update=first.update,
+        output=replace(last.output, subscripts=tuple(map(renamed, last.output.subscripts))),
+        initial=first.initial,
+        epilogue=None if last.epilogue is None else renamed(last.epilogue),
+    )
+    return replace(region, contraction=contraction, pairs=(*region.pairs, FactorPair(left, right, indices(pair.terms))))
+
+
+def _kind(i: BoundIndex, names: tuple[frozenset[str], frozenset[str]]) -> IndexKind:
+    match tuple(i.name in n for n in names):
         case (True, True):
             return IndexKind.BATCH
         case (True, False):
@@ -177,13 +266,6 @@ def _kind(i: BoundIndex, names: tuple[frozenset[str], frozenset[str]], found: Ma
         case (False, True):
             return IndexKind.COLUMN
     raise CannotLower(f"no factor depends on the index {i.name}")
-
-
-def _exchanged(region: ProductRegion) -> ProductRegion:
-    """The region with rows and columns exchanged."""
-    other = {IndexKind.ROW: IndexKind.COLUMN, IndexKind.COLUMN: IndexKind.ROW}
-    kinds = tuple((i, other.get(kind, kind)) for i, kind in region.kinds)
-    return replace(region, left=region.right, right=region.left, kinds=kinds)
 
 
 def _unit_index(function: BoundFunction, found: MatchedContraction) -> str | None:

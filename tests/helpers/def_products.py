@@ -141,6 +141,16 @@ MASKED = """def f(float16(M,K) A, float16(N,K) B) -> (C) {
     T(m,n) +=! float(A(m,k)) * float(B(n,k))
     C(m,n) = m >= n ? T(m,n) * 2 : -1000.0
 }"""
+TWO = """def f(float16(M,K) A, float16(N,K) B, float16(L,M) D, float16(L,N) E) -> (C) {
+    C(m,n) +=! float(A(m,k)) * float(B(n,k))
+    C(m,n) += float(D(l,m)) * float(E(l,n))
+}"""
+GATES = """def f(float16(M,K) A, float16(N,K) B, float16(M,L) D, float16(N,L) E, float(N) b) -> (C) {
+    T(m,n) = b(n)
+    T(m,n) += float(A(m,k)) * float(B(n,k))
+    T(m,n) += float(E(n,k)) * float(D(m,k))
+    C(m,n) = half(fmin(T(m,n), 9))
+}"""
 CONTRACTION = """def f(float16(A,E,B,F) X, float16(F,D,E) Y) -> (C) {
     C(b,d,a) +=! X(a,e,b,f) * Y(f,d,e)
 }"""
@@ -166,6 +176,8 @@ CASES = (
     ProductCase("rounded", ROUNDED, ((20, 24), (24, 16)), ("float32", "float16")),
     ProductCase("mixed", MIXED, ((33, 40), (50, 40), (33, 50)), ("float16", "float16", "float32")),
     same("masked", MASKED, (33, 40), (50, 40)),
+    same("two_products", TWO, (40, 50), (48, 50), (33, 40), (33, 48)),
+    ProductCase("gates", GATES, ((40, 50), (48, 50), (40, 34), (48, 34), (48,)), ("float16",) * 4 + ("float32",)),
     same("contraction", CONTRACTION, (6, 5, 7, 4), (4, 9, 5)),
     ProductCase("split", matmul("m,k", "n,k", "m,n"), ((20, 256), (24, 256)), options=TileOptions(split=2)),
 )

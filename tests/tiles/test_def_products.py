@@ -58,6 +58,11 @@ def test_sources_of_all_kinds(case: ProductCase) -> None:
     assert "mma" not in kernel.source("opencl")
 
 
+def test_products_of_one_sum_are_one_kernel() -> None:
+    found = {c.name: c.compile(TileOptions()).resources for c in CASES if c.name in ("two_products", "gates", "mlp")}
+    assert all((r["kernels"], r["temporary_bytes"]) == (1, 0) for r in found.values()), found
+
+
 # --- what runs there by default ----------------------------------------------------------------------------------
 
 LARGE = {
