@@ -328,7 +328,7 @@ class Op(KernelDispatcher):
         devices: Sequence[str] = ("cpu",),
         executor: Executor | None = None,
         store: str | Path | None = None,
-        options: CpuOptions | MappingOptions | None = None,
+        options: CpuOptions | MappingOptions | TileOptions | None = None,
         report: str | Path | None = None,
         **initial: Value,
     ) -> Any:

@@ -115,6 +115,11 @@ def _divided(bound: BoundFunction, job: GpuPassContext) -> Any:
     return divided if divided.cycles < PAYS * mapped else None
 
 
+def prefers_tensor_cores(function: BoundFunction, target: GpuTarget) -> bool:
+    """Whether some of a def (legalized) is on tensor cores by default."""
+    return _divided(function, GpuPassContext(None, target)) is not None
+
+
 def check_limits(op: str, kernel: Kernel, target: GpuTarget) -> None:
     """Can `target` launch the kernel? Raises ArgumentError."""
     if kernel.launch is None:

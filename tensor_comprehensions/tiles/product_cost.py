@@ -97,7 +97,7 @@ def price_product(
         step = cost[limiter] + OVERLAP_LOSS * (sum(cost.values()) - cost[limiter])
         steps += tiles.count(places.terms) * step
     stored = rows * columns * (output_bytes / target.l2_bytes + ELEMENT_INSTRUCTIONS / 32 / ISSUE_PER_CYCLE)
-    cycles = ARRIVAL_CYCLES + each * (steps + stored)
+    cycles = 2 * ARRIVAL_CYCLES + each * (steps + stored)  # until the first tiles are there, and the last are stored
     moved = _bytes_in_memory(region, output_bytes) * target.clock / target.bandwidth
     if moved > cycles:
         return ProductPrice(moved, "memory", blocks, together)
