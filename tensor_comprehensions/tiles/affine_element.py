@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..layouts import Layout
 from ..loop_ir import build
-from ..loop_ir.index_arithmetic import linear_terms
+from ..loop_ir.linear_forms import linear_terms
 from ..loop_ir.nodes import Buffer, Expr, Space, Var
 from ..lower_expr import LoweringScope, lower_access
 from ..tc_lang import ir as tc

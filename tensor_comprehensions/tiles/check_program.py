@@ -140,7 +140,7 @@ class TagMachine:
         row = build.ramp(here[-1], 1, rows.shape[1] * pack)
         pointed = self._read(source, self._places(source, (*here[:-1], row)))
         if pack == 2:
-            pointed = _packed(pointed)
+            pointed = _pack_bytes(pointed)
         first = int(self._places(to, there)[0, 0])
         for warp in range(0, self.threads, WARP):
             held = np.zeros(rows.max() + 1, np.int64)
@@ -166,7 +166,7 @@ class TagMachine:
         return np.stack([words & _LOW, words >> _HIGH], axis=2).reshape(self.threads, count)
 
 
-def _packed(tags: Tags) -> Tags:
+def _pack_bytes(tags: Tags) -> Tags:
     """Two tags of bytes as one of 16 bits."""
     two: Tags = tags[:, 0::2] | tags[:, 1::2] << _QUARTER
     return two

@@ -23,7 +23,7 @@ def forward_definitions(function: BoundFunction) -> BoundFunction:
     for n, s in enumerate(function.statements):
         before = statements[-1] if statements else None
         if before is not None and _copies(s, before) and _is_defined_anew(function, n, before):
-            statements[-1] = _joined(before, s, types[before.target])
+            statements[-1] = _join_copy(before, s, types[before.target])
         else:
             statements.append(s)
     return replace(function, statements=tuple(statements))
@@ -62,14 +62,14 @@ def _is_defined_anew(function: BoundFunction, copy: int, before: BoundStatement)
     return False
 
 
-def _joined(before: BoundStatement, copy: BoundStatement, dtype: DType) -> BoundStatement:
+def _join_copy(before: BoundStatement, copy: BoundStatement, dtype: DType) -> BoundStatement:
     """The copy with the value of the definition, rounded to the type of its tensor, in its own indices."""
     names = dict(zip(_plain(before) or (), _plain(copy) or (), strict=True))
 
-    def renamed(e: tc.Expr) -> tc.Expr:
+    def rename(e: tc.Expr) -> tc.Expr:
         if isinstance(e, tc.Index):
             return replace(e, name=names.get(e.name, e.name))
-        return map_operands(e, renamed)
+        return map_operands(e, rename)
 
-    value = convert_exactly(renamed(before.value), dtype)
+    value = convert_exactly(rename(before.value), dtype)
     return replace(copy, value=convert_exactly(value, copy.value.dtype))

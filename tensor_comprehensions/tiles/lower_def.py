@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ..core.errors import ArgumentError, CannotLower, InternalError
-from ..core.naming import mint
+from ..core.naming import compose_name
 from ..loop_ir.nodes import Buffer, Check, CheckSite, Kernel, Module, Stmt, Type
 from ..loop_ir.rewrite import map_stmt
 from ..options import TileOptions
@@ -137,7 +137,7 @@ def _divide(function: BoundFunction, options: TileOptions, target: GpuTarget) ->
             found.append(TiledRegion(piece, order, tiles, price))
             cycles += price.cycles + LAUNCH * target.clock
         else:
-            rest = piece_of(function, mint(function.name, n), piece, touched[:n], touched[n + 1 :])
+            rest = piece_of(function, compose_name(function.name, n), piece, touched[:n], touched[n + 1 :])
             found.append(rest)
             cycles += lower_gpu.estimate_cycles(rest, target, collapsed=True)
     return DividedDef(function, tuple(found), refused, cycles)
@@ -160,8 +160,8 @@ def lower_divided(divided: DividedDef, target: GpuTarget) -> Module:
                 raise CannotLower(f"two pieces have a temporary {b.name}")
         for kernel in module.kernels:
             single = len(divided.pieces) == len(module.kernels) == 1
-            name = function.name if single else mint(function.name, len(kernels))
-            kernels.append(_with_sites_from(kernel, len(sites), name))
+            name = function.name if single else compose_name(function.name, len(kernels))
+            kernels.append(_renumber_sites(kernel, len(sites), name))
         sites += module.sites
         temporaries |= {b.name: b for b in module.arguments if function.tensor(b.name).role is Role.TEMPORARY}
     arguments = tuple(buffers[t.name] for t in function.tensors if t.role is not Role.TEMPORARY)
@@ -182,7 +182,9 @@ def format_divided(divided: DividedDef, target: GpuTarget) -> str:
     buffers, texts = _buffers(divided.function), []
     for n, piece in enumerate(divided.pieces):
         if isinstance(piece, TiledRegion):
-            texts.append(f"// {piece}\n{format_tiles(region_program(piece, buffers, mint('region', n), target))}")
+            texts.append(
+                f"// {piece}\n{format_tiles(region_program(piece, buffers, compose_name('region', n), target))}"
+            )
         else:
             targets = ", ".join(dict.fromkeys(s.target for s in piece.statements))
             texts.append(f"// {targets}: mapped by the polyhedral lowering\n")
@@ -205,11 +207,11 @@ def _buffers(function: BoundFunction) -> dict[str, Buffer]:
     return {t.name: Buffer(t.name, Type(t.dtype), t.shape, t.strides) for t in function.tensors}
 
 
-def _with_sites_from(kernel: Kernel, first: int, name: str) -> Kernel:
+def _renumber_sites(kernel: Kernel, first: int, name: str) -> Kernel:
     """A kernel with another name, whose checks are numbered from `first` on."""
 
-    def shifted(s: Stmt) -> Stmt:
-        s = map_stmt(s, lambda e: e, shifted)
+    def shift_site(s: Stmt) -> Stmt:
+        s = map_stmt(s, lambda e: e, shift_site)
         return replace(s, site=s.site + first) if isinstance(s, Check) else s
 
-    return replace(kernel, name=name, body=shifted(kernel.body) if first else kernel.body)
+    return replace(kernel, name=name, body=shift_site(kernel.body) if first else kernel.body)

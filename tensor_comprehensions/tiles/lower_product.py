@@ -8,11 +8,11 @@ from math import gcd
 from typing import Any
 
 from ..core.dtypes import FLOAT32, DType
-from ..core.naming import mint
+from ..core.naming import compose_name
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import WARP
-from ..loop_ir.index_arithmetic import difference, linear_terms, terms_to_expr
+from ..loop_ir.linear_forms import difference, linear_terms, terms_to_expr
 from ..lower_expr import LoweringScope, lower_access, lower_expr
 from ..structured.op import ACCUMULATOR
 from ..target import GpuTarget
@@ -108,9 +108,9 @@ class _ProductLowering:
             **self._digits(order.rows, row),
             **self._digits(order.columns, column),
         }
-        self.k.names = [(mint("tile", name), e) for name, e in found.items() if build.integer(e) is None]
+        self.k.names = [(compose_name("tile", name), e) for name, e in found.items() if build.integer(e) is None]
         known = {name for name, _ in self.k.names}
-        return {name: build.var(n) if (n := mint("tile", name)) in known else e for name, e in found.items()}
+        return {name: build.var(n) if (n := compose_name("tile", name)) in known else e for name, e in found.items()}
 
     def _digits(self, indices: Sequence[BoundIndex], number: ir.Expr | int) -> dict[str, ir.Expr]:
         """The coordinate along each index of the tile with a number, the first index the fastest."""
@@ -146,11 +146,11 @@ class _ProductLowering:
         if side.place.element is not None:
             batch = {i.name: at[i.name] for i in self.order.batch}
             view = side.place.element.view([i for g in groups for i in g], batch)
-            self.k.move(to, MemoryView(view.buffer, self._picked(view.tensor, groups, at)))
+            self.k.move(to, MemoryView(view.buffer, self._pick_tile(view.tensor, groups, at)))
         else:
             self._compute(to, side.factor, groups, at)
 
-    def _picked(
+    def _pick_tile(
         self, tensor: DataTensor, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]
     ) -> DataTensor:
         """The tile at the coordinates `at` of a tensor with a dimension for each index: a dimension for each group."""
@@ -164,7 +164,7 @@ class _ProductLowering:
     def _points(self, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]) -> DataTensor:
         """The tile of the values of indices: the coordinates of its elements."""
         extents = [i.extent for g in groups for i in g]
-        return self._picked(DataTensor.addressed(extents, FLOAT32, ir.Space.GLOBAL), groups, at)
+        return self._pick_tile(DataTensor.addressed(extents, FLOAT32, ir.Space.GLOBAL), groups, at)
 
     def _scope(
         self, groups: Sequence[Sequence[BoundIndex]], point: DataTensor, at: Mapping[str, ir.Expr]
@@ -192,7 +192,7 @@ class _ProductLowering:
             statement = _guarded_store(to.buffer, places, values, points, f"{to.buffer.name}_value", zeros=True)
             if first + threads > rows * across:
                 statement = build.when(build.lt(chunk, rows * across), statement)
-            k.add_leaf(specs.Leaf((to,), (), _all(k), kind="Map", atom="ld, st", statement=statement))
+            k.add_leaf(specs.Leaf((to,), (), _threads_of(k), kind="Map", atom="ld, st", statement=statement))
 
     # --- sums ----------------------------------------------------------------------------------------------------
 
@@ -201,14 +201,14 @@ class _ProductLowering:
         contraction, groups = self.region.contraction, (self.order.rows, self.order.columns)
         values = self._points(groups, blocks).partition(total.tv)[total.thread]
         names: list[tuple[str, ir.Expr]] = []
-        values = _with_names(values, [i.name for g in groups for i in g], names)
+        values = _name_coordinates(values, [i.name for g in groups for i in g], names)
         width = 2 if total.tv[1].size % 2 == 0 and total.elements[0, 1] - total.elements[0, 0] == total.padded[0] else 1
         buffer = self.buffers[contraction.output.tensor]
         statements: list[ir.Stmt] = []
         for first in range(0, total.values, width):
-            points = [_nth(values, v) for v in range(first, first + width)]
+            points = [_element_at(values, v) for v in range(first, first + width)]
             scopes = [self._scope(groups, p, blocks) for p in points]
-            stored = [self._stored(read_value(total, first + n), scope) for n, scope in enumerate(scopes)]
+            stored = [self._stored_value(read_value(total, first + n), scope) for n, scope in enumerate(scopes)]
             places = [
                 lower_access(contraction.output.tensor, contraction.output.subscripts, scope)[1] for scope in scopes
             ]
@@ -217,9 +217,9 @@ class _ProductLowering:
         for name, value in reversed(names):
             body = ir.Let(name, value, body)
         out = MemoryView.of(buffer.name, self.tiles.tile[:2], buffer.type.dtype, ir.Space.GLOBAL)
-        self.k.add_leaf(specs.Leaf((out,), (total,), _all(self.k), kind="Map", atom="ld, st", statement=body))
+        self.k.add_leaf(specs.Leaf((out,), (total,), _threads_of(self.k), kind="Map", atom="ld, st", statement=body))
 
-    def _stored(self, total: ir.Expr, scope: LoweringScope) -> ir.Expr:
+    def _stored_value(self, total: ir.Expr, scope: LoweringScope) -> ir.Expr:
         """The value of an element, from its sum."""
         contraction = self.region.contraction
         if contraction.initial is not None:
@@ -230,7 +230,7 @@ class _ProductLowering:
         return build.cast(total, self.buffers[contraction.output.tensor].type.dtype)
 
 
-def _with_names(values: DataTensor, indices: Sequence[str], names: list[tuple[str, ir.Expr]]) -> DataTensor:
+def _name_coordinates(values: DataTensor, indices: Sequence[str], names: list[tuple[str, ir.Expr]]) -> DataTensor:
     """The elements of a thread with a name for each coordinate of the first one, so that others are near it.
 
     What all terms of a coordinate are multiples of stays outside of the name: vectors are found by that.
@@ -242,14 +242,14 @@ def _with_names(values: DataTensor, indices: Sequence[str], names: list[tuple[st
         index = next(numbers) if extent is None else ""
         terms, constant = linear_terms(at)
         if at not in known and terms:
-            step, name = gcd(*terms.values()), mint("first", index or str(len(names)))
+            step, name = gcd(*terms.values()), compose_name("first", index or str(len(names)))
             names.append((name, terms_to_expr({x: c // step for x, c in terms.items()}, 0)))
             known[at] = build.add(build.mul(build.var(name), step), constant)
         found.append(known.get(at, at))
     return replace(values, origins=tuple(found))
 
 
-def _nth(values: DataTensor, v: int) -> DataTensor:
+def _element_at(values: DataTensor, v: int) -> DataTensor:
     """The element with a number, of a single level."""
     origins = (build.add(at, layout(v)) for at, layout in zip(values.origins, values.parts[0].layouts, strict=True))
     return replace(values, parts=(), origins=tuple(origins))
@@ -290,5 +290,5 @@ def _exist_together(points: Sequence[DataTensor]) -> bool:
     return True
 
 
-def _all(k: ProgramBuilder) -> ThreadTensor:
+def _threads_of(k: ProgramBuilder) -> ThreadTensor:
     return k.threads(k.num_threads)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
-from ..loop_ir.index_arithmetic import difference
+from ..loop_ir.linear_forms import difference
 from ..loop_ir.rewrite import map_expr, walk_expr
 from .memory_moves import VECTOR_BYTES, is_multiple
 
@@ -30,7 +30,7 @@ class VectorLoads:
         if len({len(c) for c in columns}) == 1:
             for loads in zip(*columns, strict=True):
                 self._vectors(loads)
-        return [self._replaced(v) for v in values]
+        return [self._replace_loads(v) for v in values]
 
     def _vectors(self, loads: Sequence[ir.Load]) -> None:
         if loads[0] in self.found:
@@ -49,10 +49,10 @@ class VectorLoads:
             for lane in range(lanes):
                 self.found[loads[first + lane]] = build.load(staging, lane)
 
-    def _replaced(self, e: ir.Expr) -> ir.Expr:
+    def _replace_loads(self, e: ir.Expr) -> ir.Expr:
         if isinstance(e, ir.Load) and e in self.found:
             return self.found[e]
-        return map_expr(e, self._replaced)
+        return map_expr(e, self._replace_loads)
 
 
 def vector_lanes(places: Sequence[tuple[ir.Buffer, tuple[ir.Expr, ...]]], count: int) -> int:

@@ -75,14 +75,14 @@ def order_indices(region: ProductRegion, buffers: Mapping[str, Buffer]) -> Produ
     free = [*region.rows, *region.columns, *region.batch]
     output = affine_element(region.contraction.output, free, buffers)
     read = [[_element(f, [*free, *p.terms], buffers) for f in p.factors] for p in region.pairs]
-    terms = [_sorted(p.terms, pair) for p, pair in zip(region.pairs, read, strict=True)]
+    terms = [_sort_by_stride(p.terms, pair) for p, pair in zip(region.pairs, read, strict=True)]
     sides = []
     for own, elements in zip((region.rows, region.columns), zip(*read, strict=True), strict=True):
         across = any(
             e is not None and e.stride(t[0].name) != 1 and _unit(e, own) is not None
             for e, t in zip(elements, terms, strict=True)
         )
-        sides.append(_sorted(own, [*elements, output] if across else [output, *elements]))
+        sides.append(_sort_by_stride(own, [*elements, output] if across else [output, *elements]))
     pairs = []
     for p, pair, t in zip(region.pairs, read, terms, strict=True):
         places = [_place(f, e, t, own) for f, e, own in zip(p.factors, pair, sides, strict=True)]
@@ -143,7 +143,7 @@ def _unit(element: AffineElement, indices: Sequence[BoundIndex]) -> BoundIndex |
     return next((i for i in indices if element.stride(i.name) == 1), None)
 
 
-def _sorted(indices: Sequence[BoundIndex], elements: Sequence[AffineElement | None]) -> tuple[BoundIndex, ...]:
+def _sort_by_stride(indices: Sequence[BoundIndex], elements: Sequence[AffineElement | None]) -> tuple[BoundIndex, ...]:
     """Those that move the elements least first; an index of one value last."""
     known = [e for e in elements if e is not None]
 

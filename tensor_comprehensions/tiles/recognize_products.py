@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8, DType
 from ..core.errors import CannotLower
-from ..core.naming import mint
+from ..core.naming import compose_name
 from ..structured.match.match_contraction import MatchedContraction, match_contraction
 from ..structured.match.product_matching import split_product
 from ..tc_lang import ir as tc
@@ -138,7 +138,7 @@ def recognize_products(function: BoundFunction) -> tuple[tuple[DefPiece, ...], t
         region: ProductRegion | None = None
         if found is not None:
             try:
-                region = _region(function, found)
+                region = _region_of(function, found)
             except CannotLower as reason:
                 refused.append(RefusedProduct(found.output.tensor, str(reason)))
         elif _is_product(statements[at]):
@@ -147,7 +147,7 @@ def recognize_products(function: BoundFunction) -> tuple[tuple[DefPiece, ...], t
             taken = 1 if found is None else len(found.statements)
             rest += statements[at : at + taken]
         else:
-            region = _with_more_products(function, region, at + len(region.statements))
+            region = _extend_by_products(function, region, at + len(region.statements))
             taken = len(region.statements)
             pieces += [tuple(rest)] if rest else []
             pieces.append(region)
@@ -161,7 +161,7 @@ def _is_product(s: BoundStatement) -> bool:
     return s.reduction == "+" and bool(s.reduction_indices) and split_product(s) is not None
 
 
-def _region(function: BoundFunction, found: MatchedContraction) -> ProductRegion:
+def _region_of(function: BoundFunction, found: MatchedContraction) -> ProductRegion:
     """The region of a contraction. Raises CannotLower with the reason why it is none."""
     for s in found.statements:
         if s.checks:
@@ -186,7 +186,7 @@ def _region(function: BoundFunction, found: MatchedContraction) -> ProductRegion
     return ProductRegion(found, total, (FactorPair(left, right, found.reduction_indices),), rows, columns, batch)
 
 
-def _with_more_products(function: BoundFunction, region: ProductRegion, at: int) -> ProductRegion:
+def _extend_by_products(function: BoundFunction, region: ProductRegion, at: int) -> ProductRegion:
     """The region with the updates of the same sums that follow it, and what ends them."""
     while at < len(function.statements) and region.contraction.epilogue is None:
         tensors = {t.name: t for t in function.tensors}
@@ -194,10 +194,10 @@ def _with_more_products(function: BoundFunction, region: ProductRegion, at: int)
         if found is None or found.update or not _continues(region, found):
             break
         try:
-            more = _region(function, found)
+            more = _region_of(function, found)
         except CannotLower:
             break
-        joined = _joined(region, more)
+        joined = _join_regions(region, more)
         if joined is None:
             break
         region, at = joined, at + len(found.statements)
@@ -222,18 +222,20 @@ def _places(subscripts: Sequence[tc.Expr], of: MatchedContraction) -> list[int]:
     return [names.index(e.name) for e in subscripts if isinstance(e, tc.Index)]
 
 
-def _joined(region: ProductRegion, more: ProductRegion) -> ProductRegion | None:
+def _join_regions(region: ProductRegion, more: ProductRegion) -> ProductRegion | None:
     """Both as one region, in the names of the first; None where rows and columns of them differ."""
     first, last = region.contraction, more.contraction
     names = {new.name: old.name for new, old in zip(last.free, first.free, strict=True)}
     taken = {i.name for p in region.pairs for i in p.terms} | {i.name for i in first.free}
-    terms = {i.name: mint(i.name, len(region.pairs)) if i.name in taken else i.name for i in more.pairs[0].terms}
+    terms = {
+        i.name: compose_name(i.name, len(region.pairs)) if i.name in taken else i.name for i in more.pairs[0].terms
+    }
     all_names = names | terms
 
-    def renamed(e: tc.Expr) -> tc.Expr:
+    def rename(e: tc.Expr) -> tc.Expr:
         if isinstance(e, tc.Index):
             return replace(e, name=all_names.get(e.name, e.name))
-        return map_operands(e, renamed)
+        return map_operands(e, rename)
 
     def indices(given: tuple[BoundIndex, ...]) -> tuple[BoundIndex, ...]:
         return tuple(replace(i, name=all_names[i.name]) for i in given)
@@ -245,14 +247,14 @@ def _joined(region: ProductRegion, more: ProductRegion) -> ProductRegion | None:
     same = [set(x) for x, _ in sides] == [set(region.rows), set(region.columns)]
     if not same or set(indices(more.batch)) != set(region.batch) or more.factor_bytes != region.factor_bytes:
         return None
-    left, right = (ProductFactor(renamed(f.value)) for _, f in sides)
+    left, right = (ProductFactor(rename(f.value)) for _, f in sides)
     contraction = replace(
         last,
         statements=(*first.statements, *last.statements),
         update=first.update,
-        output=replace(last.output, subscripts=tuple(map(renamed, last.output.subscripts))),
+        output=replace(last.output, subscripts=tuple(map(rename, last.output.subscripts))),
         initial=first.initial,
-        epilogue=None if last.epilogue is None else renamed(last.epilogue),
+        epilogue=None if last.epilogue is None else rename(last.epilogue),
     )
     return replace(region, contraction=contraction, pairs=(*region.pairs, FactorPair(left, right, indices(pair.terms))))
 
@@ -278,7 +280,7 @@ def _unit_index(function: BoundFunction, found: MatchedContraction) -> str | Non
 
 def _narrow_factor(e: tc.Expr) -> tc.Expr:
     """The value of a factor before the text widens it. Raises CannotLower where it is computed and not rounded."""
-    narrow = _narrowed(e, None)
+    narrow = _narrow(e, None)
     if narrow is not None:
         return narrow
     types = [x.dtype.name for x in walk_expr(e) if isinstance(x, tc.Access)]
@@ -288,7 +290,7 @@ def _narrow_factor(e: tc.Expr) -> tc.Expr:
     raise CannotLower(f"a factor is {computed} and not rounded: write it as float(half(...))")
 
 
-def _narrowed(e: tc.Expr, dtype: DType | None) -> tc.Expr | None:
+def _narrow(e: tc.Expr, dtype: DType | None) -> tc.Expr | None:
     """`e` before it was widened: of `dtype`, where that is known. Widening is exact, so zeros may be widened first."""
     match e:
         case tc.Cast(operand) if any(operand.dtype in types for types in FACTOR_TYPES.get(e.dtype, ())):
@@ -296,10 +298,10 @@ def _narrowed(e: tc.Expr, dtype: DType | None) -> tc.Expr | None:
         case tc.Const(value) if value == 0 and dtype is not None:
             return tc.Const(0.0 if dtype.is_float else 0, dtype)
         case tc.Select(condition, then, otherwise):
-            known = _narrowed(then, dtype) or _narrowed(otherwise, dtype)
+            known = _narrow(then, dtype) or _narrow(otherwise, dtype)
             if known is None:
                 return None
-            one, other = _narrowed(then, known.dtype), _narrowed(otherwise, known.dtype)
+            one, other = _narrow(then, known.dtype), _narrow(otherwise, known.dtype)
             return None if one is None or other is None else tc.Select(condition, one, other, known.dtype)
     return None
 
