@@ -75,7 +75,7 @@ def _lower(bound: BoundFunction, context: GpuPassContext) -> Module:
         module: Module = (
             _mapper().lower_gpu(bound, context.options, context.target)
             if divided is None
-            else _tile_lowering().lower_divide_products(divided, context.target)
+            else _tile_lowering().lower_divided(divided, context.target)
         )
     except CannotLower as refusal:
         raise ArgumentError(f"{bound.name} cannot be mapped to {context.target.name}: {refusal}") from refusal
@@ -259,7 +259,7 @@ def _explain_lowering(k: CompiledGpuKernel) -> str:
     divided = _divide_products(function, k.context)
     if divided is None:
         return str(_mapper().explain_gpu(function, k.options, k.target))
-    return str(_tile_lowering().explain_divide_products(divided, k.target))
+    return str(_tile_lowering().explain_divided(divided, k.target))
 
 
 def _format_tiles(k: CompiledGpuKernel) -> str:
@@ -267,7 +267,7 @@ def _format_tiles(k: CompiledGpuKernel) -> str:
     divided = _divide_products(legalize(k.bound), k.context)
     if divided is None:
         raise CannotLower("none of its products is on tensor cores")
-    return str(_tile_lowering().format_divide_products(divided, k.target))
+    return str(_tile_lowering().format_divided(divided, k.target))
 
 
 def _lower_without_tensor_cores(k: CompiledGpuKernel) -> Module:
