@@ -126,7 +126,7 @@ def _divide(function: BoundFunction, options: TileOptions, target: GpuTarget) ->
     if not any(isinstance(p, ProductRegion) for p in pieces):
         raise CannotLower("; ".join(map(str, refused)) or "it has no sums of products")
     touched = [tensors_of_statements(p.statements if isinstance(p, ProductRegion) else p) for p in pieces]
-    buffers = _buffers(function)
+    buffers = buffers_of(function)
     found: list[TiledPiece] = []
     cycles = 0.0
     for n, piece in enumerate(pieces):
@@ -146,7 +146,7 @@ def _divide(function: BoundFunction, options: TileOptions, target: GpuTarget) ->
 def lower_divided(divided: DividedDef, target: GpuTarget) -> Module:
     """The kernels of all pieces, in order."""
     function = divided.function
-    buffers = _buffers(function)
+    buffers = buffers_of(function)
     kernels: list[Kernel] = []
     sites: list[CheckSite] = []
     temporaries: dict[str, Buffer] = {}
@@ -179,7 +179,7 @@ def region_program(piece: TiledRegion, buffers: dict[str, Buffer], name: str, ta
 
 def format_divided(divided: DividedDef, target: GpuTarget) -> str:
     """The decomposition of each region in the notation of the paper; the rest as comments."""
-    buffers, texts = _buffers(divided.function), []
+    buffers, texts = buffers_of(divided.function), []
     for n, piece in enumerate(divided.pieces):
         if isinstance(piece, TiledRegion):
             texts.append(
@@ -203,7 +203,8 @@ def explain_divided(divided: DividedDef, target: GpuTarget) -> str:
     return "\n".join(lines)
 
 
-def _buffers(function: BoundFunction) -> dict[str, Buffer]:
+def buffers_of(function: BoundFunction) -> dict[str, Buffer]:
+    """The buffer of each tensor, by its name."""
     return {t.name: Buffer(t.name, Type(t.dtype), t.shape, t.strides) for t in function.tensors}
 
 
