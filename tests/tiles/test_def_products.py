@@ -70,6 +70,17 @@ def test_products_of_one_sum_are_one_kernel() -> None:
     assert all((r["kernels"], r["temporary_bytes"]) == (1, 0) for r in found.values()), found
 
 
+@needs_compiler
+def test_checks_around_products_name_their_tensor() -> None:
+    case = next(c for c in CASES if c.name == "checked")
+    kernel, arguments = case.compile(case.options), case.arguments()
+    for number, tensor in ((1, "T"), (3, "P")):
+        wrong = list(arguments)
+        wrong[number] = torch.full_like(wrong[number], 77)
+        with pytest.raises(tc.RangeError, match=tensor):
+            kernel.emulate(*wrong)
+
+
 # --- what runs there by default ----------------------------------------------------------------------------------
 
 LARGE = {
