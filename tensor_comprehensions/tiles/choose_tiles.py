@@ -9,7 +9,7 @@ from ..core.errors import CannotLower
 from ..options import TileOptions
 from ..target import GpuTarget
 from ..tc_lang.ir import BoundIndex
-from .product_cost import MAX_SUMS, ProductPrice, price_product
+from .product_cost import MAX_SUMS, MAX_SUMS_BESIDE_ELEMENTS, ProductPrice, copies_elements, price_product
 from .product_tiles import ProductOrder, ProductTiles, choose_boxes
 from .recognize_products import ProductRegion
 
@@ -61,12 +61,14 @@ def _candidates(region: ProductRegion, order: ProductOrder, options: TileOptions
         ]  # fmt: skip
     for tile in sizes:
         boxes = choose_boxes(order, tile)
+        one = ProductTiles(boxes, tile, (1, 1), STAGES[0], GROUP)
+        most = MAX_SUMS_BESIDE_ELEMENTS if not options.tile and copies_elements(region, order, one) else MAX_SUMS
         for warps in (options.warps,) if options.warps else WARPS:
             across, along = warps
             if tile[0] % (16 * across) or tile[1] % (8 * along):
                 continue
             sums = tile[0] * tile[1] // (32 * prod(warps))
-            if sums > MAX_SUMS or (not options.tile and (tile[1] // along) % 16):
+            if sums > most or (not options.tile and (tile[1] // along) % 16):
                 continue
             for stages in (options.stages,) if options.stages else STAGES:
                 yield ProductTiles(boxes, tile, (across, along), stages, options.group or GROUP)

@@ -29,8 +29,8 @@ RESERVED_SHARED = 1024
 """Bytes of shared memory that each block takes beside its own."""
 BASE_REGISTERS = 56
 """Of a thread beside sums and fragments: addresses, counters, conditions. From reports of NVRTC on library kernels."""
-MAX_SUMS = 128
-"""Of a thread, that leave registers for all else."""
+MAX_SUMS, MAX_SUMS_BESIDE_ELEMENTS = 128, 64
+"""Of a thread, that leave registers for all else: where copies go past them, and where elements are on their way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +136,17 @@ def _fill_instructions(
     if width in COPY_INSTRUCTIONS:
         return size / width * COPY_INSTRUCTIONS[width]
     return size / factor.dtype.size * ELEMENT_INSTRUCTIONS
+
+
+def copies_elements(region: ProductRegion, order: ProductOrder, tiles: ProductTiles) -> bool:
+    """Whether threads load elements of a factor one by one."""
+    return any(
+        copy_bytes(factor, place, [own, places.terms, order.batch], tiles) not in COPY_INSTRUCTIONS
+        for pair, places in zip(region.pairs, order.pairs, strict=True)
+        for factor, place, own in (
+            (pair.left, places.left, order.rows), (pair.right, places.right, order.columns)
+        )
+    )  # fmt: skip
 
 
 def copy_bytes(

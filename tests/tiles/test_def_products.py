@@ -23,6 +23,7 @@ from ..helpers.def_products import (
     BIAS,
     CASES,
     CHANNELS_LAST,
+    CONVOLUTION,
     ROUNDED,
     ProductCase,
     emulate_all,
@@ -90,6 +91,8 @@ LARGE = {
     "uneven": (matmul("k,m", "k,n", "m,n"), ((1111, 1025), (1111, 1234)), "float16"),
     "batch": (matmul("z,m,k", "z,n,k", "z,m,n"), ((16, 512, 256), (16, 512, 256)), "float16"),
     "epilogue": (BIAS, ((1024, 1024), (1024, 1024), (1024,), (1024, 1024)), "float16"),
+    "odd": (matmul("m,k", "k,n", "m,n"), ((1001, 1001), (1001, 999)), "float16"),
+    "channels_first": (CONVOLUTION, ((16, 64, 30, 30), (256, 64, 3, 3)), "float16"),
     "convolution": (CHANNELS_LAST, ((32, 57, 57, 128), (256, 3, 3, 128)), "float16"),
 }
 
