@@ -4,11 +4,14 @@ there never runs there."""
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 import torch
 
 import tensor_comprehensions as tc
+from benchmarks import sources
+from tensor_comprehensions.codegen.gpu.cuda_printer import emit_cuda
 from tensor_comprehensions.compiler.gpu_passes import CompiledGpuKernel
 from tensor_comprehensions.dispatch.cuda.gpu_kernels import GpuKernel
 from tensor_comprehensions.options import MappingOptions, TileOptions
@@ -33,6 +36,7 @@ from ..helpers.def_products import (
     random_options,
     whole,
 )
+from ..helpers.gpu_suite import check, mapped, memory_of, small_case
 
 needs_compiler = pytest.mark.skipif(not emulator.is_emulator_available(), reason="there is no C++ compiler")
 MMA = "mma.sync.aligned"
@@ -62,6 +66,22 @@ def test_random_options_equal_the_reference() -> None:
     kernels = [(case, case.compile(options)) for case, options in chosen]
     for (case, options), found in zip(chosen, emulate_all(kernels), strict=True):
         assert torch.equal(found, case.expected()), f"{case.name} {options} seed {seed}"
+
+
+@needs_compiler
+def test_benchmarks_in_half_equal_the_reference() -> None:
+    seed = random.SystemRandom().randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    names = ("TBMM", "C3", "KRONECKER", "MLP3", "GCONV", "CONV2D_STRIDE2")
+    cases = [small_case(name, re.sub(r"\bfloat\b", "half", getattr(sources, name))) for name in names]
+    modules = [mapped(case, random_options(rng), SM80) for case in cases]
+    codes = [emit_cuda(m) for m in modules]
+    for case, module, code, emulated in zip(cases, modules, codes, emulator.build_emulated(codes), strict=True):
+        assert MMA in code.source, case.name
+        arrays = memory_of(case, module)
+        assert emulator.run_emulated_module(emulated, module, arrays) == (0, 0), f"{case.name} seed {seed}"
+        check(case, arrays)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in ("epilogue", "mixed", "split")], ids=lambda c: c.name)
