@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtypes import FLOAT32, DType
+from ..core.dtypes import BFLOAT16, FLOAT16, FLOAT32, UINT32, DType
 from ..core.errors import ArgumentError
 from ..layouts import Layout
 from ..layouts.layout import flatten_tuple
@@ -52,7 +52,8 @@ def matching_values(x: RegisterFragment, out: RegisterFragment) -> list[int]:
     rows, columns = out.row_and_column()
     held_rows, held_columns = x.row_and_column()
     threads = max(rows.shape[0], held_rows.shape[0])
-    if threads % rows.shape[0] or threads % held_rows.shape[0] or (out.group is None) != (x.group is None):
+    apart = (out.group is None) != (x.group is None) or (out.group is None and out.first != x.first)
+    if threads % rows.shape[0] or threads % held_rows.shape[0] or apart:
         raise ArgumentError(f"{x} and {out} are spread over other threads")
     wanted = (
         _tiled(rows, threads) % _repeat(x.sizes[0], out.padded[0]),
@@ -263,7 +264,7 @@ def reduced_tile(x: RegisterFragment, axis: int, name: str) -> tuple[RegisterFra
     tv = layout_of_table(table)
     if tv is None:
         raise ArgumentError(f"no rule reduces {x} along {axis}", expected="values that lie as a layout")
-    return register_tile(name, FLOAT32, sizes, padded, tv, group=x.group), groups, masks
+    return register_tile(name, FLOAT32, sizes, padded, tv, group=x.group, first=x.first), groups, masks
 
 
 def decompose_reduce(spec: specs.Reduce) -> tuple[specs.Node, ...]:
@@ -321,6 +322,10 @@ def spread_tile(name: str, shape: tuple[int, int], dtype: DType, group: int, vec
 
 
 def with_dtype(x: RegisterFragment, name: str, dtype: DType) -> RegisterFragment:
-    """A new tile that is spread as another one, with a register for each value."""
-    made = register_tile(name, dtype, x.shape, x.padded, x.tv, group=x.group)
+    """A new tile that is spread as another one; halves lie two in a register, as products take them."""
+    pairs = dtype in (FLOAT16, BFLOAT16) and x.values % 2 == 0
+    made = register_tile(
+        name, dtype, x.shape, x.padded, x.tv, per_register=2 if pairs else 1, group=x.group, first=x.first,
+        register=UINT32 if pairs else None,
+    )  # fmt: skip
     return replace(made, product=x.product if dtype == FLOAT32 else None)
