@@ -58,6 +58,10 @@ class Index:
         """Whether two indices are the same; `==` compares how they are written."""
         return _binary(build.eq, self, other)
 
+    def at_most(self, most: object) -> Any:
+        """The smaller of two."""
+        return _binary(build.minimum, self, most)
+
     def __and__(self, other: object) -> Any:
         return _binary(build.logical_and, self, other)
 

@@ -187,7 +187,7 @@ def _lines(node: specs.Node) -> Iterator[str]:
         case specs.Allocate(tile):
             yield f"{tile} <- Allocate"
         case specs.Loop(var, stop, body):
-            yield f"for {var} in {stop} {{"
+            yield f"for {var} in {stop if isinstance(stop, int) else _expr_text(stop)} {{"
             yield from _body_lines(body)
         case specs.When(condition, body):
             yield f"if {_expr_text(condition)} {{"

@@ -23,12 +23,12 @@ from ..loop_ir.intrinsics import SHUFFLE_XOR
 from . import specs
 from .memory_moves import ValuesInMemory, values_in_memory
 from .scalars import Scalar, to_expr
-from .tile_views import MemoryView, Operand, RegisterFragment, layout_of_table, register_tile
+from .tile_views import MapOperand, MemoryView, Operand, Positions, RegisterFragment, layout_of_table, register_tile
 
 Tables = np.ndarray[Any, Any]
 
 
-def broadcast_shape(operands: Sequence[Operand]) -> tuple[int, int]:
+def broadcast_shape(operands: Sequence[MapOperand]) -> tuple[int, int]:
     """Rows and columns that all operands can be repeated to. Raises ArgumentError."""
     found = [1, 1]
     for x in operands:
@@ -99,7 +99,7 @@ def decompose_map(spec: specs.Spec, function: Callable[..., Any], kind: str) -> 
     """Every thread computes its values of the output, some neighbors at a time."""
     (out,) = spec.outputs
     tile = out if isinstance(out, RegisterFragment) else _largest(spec)
-    places = [None if isinstance(x, RegisterFragment) else values_in_memory(x, tile) for x in spec.inputs]
+    places = [values_in_memory(x, tile) if isinstance(x, MemoryView) else None for x in spec.inputs]
     into = values_in_memory(out, tile) if isinstance(out, MemoryView) else None
     width = max(tile.per_register, *(p.width for p in (*places, into) if p is not None), 1)
     overwritten = out.buffer if isinstance(out, RegisterFragment) else None
@@ -107,6 +107,8 @@ def decompose_map(spec: specs.Spec, function: Callable[..., Any], kind: str) -> 
         _source(x, tile, place, width, f"{tile.name}_in{n}", overwritten)
         for n, (x, place) in enumerate(zip(spec.inputs, places, strict=True))
     ]
+    for number, x in spec.positions if isinstance(spec, specs.Map) else ():
+        sources.insert(number, _Source(_positions(x, tile), lambda v: build.NOTHING))
     stagings = [s.staging for s in sources if s.staging is not None]
     nodes: list[specs.Node] = [specs.Allocate(_scalar_tile(b)) for b in stagings]
     result: ir.Buffer | None = None
@@ -162,6 +164,15 @@ def _source(
         return _Source(value, lambda v: build.NOTHING)
     assert place is not None
     return _memory_source(x, place, group, name)
+
+
+def _positions(x: Positions, tile: RegisterFragment) -> Callable[[int], ir.Expr]:
+    """The number of the row, or column, of each value of a thread."""
+    if (x.tile.sizes, x.tile.first) != (tile.sizes, tile.first):
+        raise ArgumentError(f"{x} are not those of {tile}", expected="positions of a tile of the result's size")
+    whole = MemoryView.of("%", tile.padded, tile.dtype, ir.Space.GLOBAL)
+    values = whole.tensor.partition(tile.tv)[tile.thread]
+    return lambda v: build.add(values[v].coordinates[x.axis], x.start)
 
 
 def _memory_source(x: MemoryView, found: ValuesInMemory, group: int, name: str) -> _Source:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.dtypes import FLOAT32, DType
@@ -11,34 +10,30 @@ from ..core.errors import ArgumentError
 from ..layouts.layout import IntTuple, flatten_tuple
 from ..loop_ir import build
 from ..loop_ir.atoms import WARP
-from ..loop_ir.nodes import Expr, Space
+from ..loop_ir.nodes import Space
 from . import specs
 from .barriers import Barrier
-from .indices import to_condition
-from .notation import threads as parse_threads
+from .indices import Index
+from .order_words import OrderWords
 from .pointwise import broadcast_shape, reduced_tile, spread_tile, with_dtype
-from .role_words import BLOCK_ID, RoleWords, tile_coordinates
+from .role_words import BLOCK_ID, tile_coordinates
 from .tensor_core_products import accumulator, left_fragment, plan_product
 from .tensors import DTYPE_SPELLING, ThreadTensor
-from .tile_views import DynamicIndexError, MemoryView, Operand, RegisterFragment
+from .tile_views import MapOperand, MemoryView, Operand, Positions, RegisterFragment
 from .warpgroup_products import (
     are_warpgroups,
     group_left_fragment,
     plan_warpgroups,
-    thread_range,
     warpgroup_accumulator,
 )
 
-Step = Callable[[Any, Any], Any]
-"""What fills, or uses, a stage of a ring: it gets the stage and the number of the step."""
 
-
-class ProgramBuilder(RoleWords):
+class ProgramBuilder(OrderWords):
     """Writes the program of a block; see `docs/tiles.md`."""
 
     # --- blocks and threads --------------------------------------------------------------------------------------
 
-    def blocks(self, tensor: MemoryView, *, group: int = 1) -> tuple[Expr, ...]:
+    def blocks(self, tensor: MemoryView, *, group: int = 1) -> tuple[Index, ...]:
         """The coordinates of the block in the outer level of a tensor: one block for each tile.
 
         Args:
@@ -53,21 +48,7 @@ class ProgramBuilder(RoleWords):
         found = tile_coordinates(BLOCK_ID, self._outer_sizes(tensor), group)
         self._mapped, self.num_blocks = True, tensor.count
         self.names = [(f"block_{n}", e) for n, e in enumerate(found)]
-        return tuple(build.var(name) for name, _ in self.names)
-
-    def threads(self, count: int) -> ThreadTensor:
-        """All threads of the block: `[count].thread`."""
-        most = self.target.max_threads_per_block
-        if type(count) is not int or count % WARP or not 0 < count <= most:
-            raise ArgumentError(
-                f"{self.name} asks for {count} threads", expected=f"a multiple of {WARP}, at most {most}"
-            )
-        if self.num_threads not in (0, count):
-            raise ArgumentError(
-                f"{self.name} asks for {count} threads", expected=f"{self.num_threads}, as it did before"
-            )
-        self.num_threads = count
-        return parse_threads(f"[{count}].thread")
+        return tuple(Index(build.var(name)) for name, _ in self.names)
 
     # --- memories ------------------------------------------------------------------------------------------------
 
@@ -142,11 +123,16 @@ class ProgramBuilder(RoleWords):
         return total
 
     def map(
-        self, function: Callable[..., Any], *inputs: Operand, out: Operand | None = None, dtype: DType = FLOAT32
+        self, function: Callable[..., Any], *inputs: MapOperand, out: Operand | None = None, dtype: DType = FLOAT32
     ) -> Any:
         """A pointwise function of tiles, which are broadcast; halves are computed with in float32."""
+        tiles = tuple(x for x in inputs if not isinstance(x, Positions))
+        positions = tuple((n, x) for n, x in enumerate(inputs) if isinstance(x, Positions))
+        for _, x in positions:
+            self._check_alive(x.tile)
         out = out if out is not None else self._result(inputs, dtype)
-        return self._spec(specs.Map((out,), inputs, self._threads(None, (out, *inputs)), function=function))
+        threads = self._threads(None, (out, *tiles))
+        return self._spec(specs.Map((out,), tiles, threads, function=function, positions=positions))
 
     def reduce(self, op: str, x: RegisterFragment, *, axis: int = 1) -> RegisterFragment:
         """The elements of each row (axis 1) or column (0) combined by `+`, `*`, `min` or `max`."""
@@ -161,94 +147,9 @@ class ProgramBuilder(RoleWords):
         self._spec(specs.Init((x,), (), self._threads(None, (x,)), value=float(value)))
         return x
 
-    # --- order ---------------------------------------------------------------------------------------------------
-
-    def sync(self, threads: ThreadTensor | None = None) -> None:
-        """All threads of the block, or these, meet, and see what each of them wrote."""
-        if threads is None:
-            if self._role is not None or self._one:
-                raise ArgumentError("not all threads of the block come here", expected="k.sync(threads of the role)")
-            self._add(specs.Sync())
-            return
-        found = thread_range(threads) if isinstance(threads, ThreadTensor) else None
-        if found is None or found[1] % WARP or self._one:
-            raise ArgumentError("no part of a block meets here", expected="whole warps, neighbors", found=str(threads))
-        self._add(specs.Sync() if found == (0, self.num_threads) else specs.SyncPart(found))
-
-    def commit(self) -> None:
-        """The copies that were begun become a group."""
-        self._add(specs.Commit())
-
-    def wait_copies(self, groups: int = 0) -> None:
-        """Wait until at most `groups` groups of copies are not done."""
-        if type(groups) is not int or groups < 0:
-            raise ArgumentError("cannot wait for copies", expected="a number of groups, 0 or more", found=repr(groups))
-        self._add(specs.WaitCopies(groups))
-
-    def loop(self, count: int) -> Iterator[Expr]:
-        """`for i in k.loop(n)`: the body is traced once, and runs n times."""
-        if type(count) is not int or count < 0:
-            raise ArgumentError("cannot loop", expected="a number of steps, 0 or more", found=repr(count))
-        yield from self._loop(count, "k.loop")
-
-    @contextmanager
-    def when(self, condition: object) -> Iterator[None]:
-        """The body runs where a condition on indices holds."""
-        found = to_condition(condition)
-        with self._nested("k.when", lambda body: specs.When(found, body)):
-            yield
-
-    def ring(self, count: int, depth: int, fill: Step, use: Step) -> None:
-        """A pipeline of `count` steps over `depth` stages: copies into one stage run while another is used.
-
-        `fill(stage, step)` moves tiles to shared memory, `use(stage, step)` computes with them. One barrier a step.
-        """
-        if type(depth) is not int or depth < 2:
-            raise ArgumentError(
-                "a ring needs stages to fill and to use", expected="a depth of 2 or more", found=str(depth)
-            )
-        if not callable(fill) or not callable(use):
-            raise ArgumentError(
-                "a ring is filled and used by functions", expected="fill(stage, step) and use(stage, step)",
-                found=f"{type(fill).__name__} and {type(use).__name__}",
-            )  # fmt: skip
-        if type(count) is not int or count < 0:
-            raise ArgumentError("cannot loop", expected="a number of steps, 0 or more", found=repr(count))
-        if self._used_ring or self._depth:
-            self.sync()  # all have read what the ring before left
-        self._used_ring = True
-        for step in range(depth - 1):
-            if step < count:
-                fill(step, step)
-            self.commit()
-        known = len(self._body), dict(self._taken)
-        left = self._left
-        try:
-            for number in self.loop(count):
-                self._ring_step(number, count, depth, fill, use)
-        except DynamicIndexError:
-            del self._body[known[0] :]
-            self._taken, self._left = known[1], left
-            for n in range(count):
-                self._ring_step(n, count, depth, fill, use)
-
-    def _ring_step(self, step: Any, count: int, depth: int, fill: Step, use: Step) -> None:
-        self.wait_copies(depth - 2)
-        self.sync()
-        ahead = step + depth - 1 if isinstance(step, int) else build.add(step, depth - 1)
-        stage = ahead % depth if isinstance(ahead, int) else build.mod(ahead, depth)
-        if isinstance(ahead, int):
-            if ahead < count:
-                fill(stage, ahead)
-        else:
-            with self.when(build.lt(ahead, count)):
-                fill(stage, ahead)
-        self.commit()
-        use(step % depth if isinstance(step, int) else build.mod(step, depth), step)
-
     # --- helpers -------------------------------------------------------------------------------------------------
 
-    def _result(self, inputs: Sequence[Operand], dtype: DType) -> RegisterFragment:
+    def _result(self, inputs: Sequence[MapOperand], dtype: DType) -> RegisterFragment:
         """A new tile for the result of a map, spread as the largest input."""
         shape = broadcast_shape(inputs)
         tiles = [x for x in inputs if isinstance(x, RegisterFragment)]

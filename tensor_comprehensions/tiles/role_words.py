@@ -11,11 +11,12 @@ from typing import Any
 from ..core.errors import ArgumentError
 from ..layouts.layout import flatten_tuple
 from ..loop_ir import build
-from ..loop_ir.atoms import WARPGROUP
+from ..loop_ir.atoms import WARP, WARPGROUP
 from ..loop_ir.nodes import BLOCK, Expr, Space
 from . import specs
 from .barriers import Barrier, BarrierArray
 from .indices import Index, PipelineStep, to_index
+from .notation import threads as parse_threads
 from .tensors import ThreadTensor
 from .tile_views import MemoryView
 from .trace_state import TraceState
@@ -30,6 +31,20 @@ DEFAULT_REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
 
 class RoleWords(TraceState):
     """Words that only sm_90 has instructions for."""
+
+    def threads(self, count: int) -> ThreadTensor:
+        """All threads of the block: `[count].thread`."""
+        most = self.target.max_threads_per_block
+        if type(count) is not int or count % WARP or not 0 < count <= most:
+            raise ArgumentError(
+                f"{self.name} asks for {count} threads", expected=f"a multiple of {WARP}, at most {most}"
+            )
+        if self.num_threads not in (0, count):
+            raise ArgumentError(
+                f"{self.name} asks for {count} threads", expected=f"{self.num_threads}, as it did before"
+            )
+        self.num_threads = count
+        return parse_threads(f"[{count}].thread")
 
     # --- roles ---------------------------------------------------------------------------------------------------
 
@@ -95,7 +110,7 @@ class RoleWords(TraceState):
         for x in tiles:
             if not isinstance(x, MemoryView) or x.buffer.space is not Space.SHARED:
                 raise ArgumentError("what lands are tiles in shared memory", found=str(x))
-        self._add(specs.Expect(barrier, sum(map(_tile_bytes, tiles))))
+        self._add(specs.Expect(barrier, sum(map(tile_bytes, tiles))))
 
     def wait(self, barrier: Barrier, phase: object) -> None:
         """Wait until the phase of this parity, 0 or 1, has ended; the one before the first has parity 1."""
@@ -128,16 +143,20 @@ class RoleWords(TraceState):
             return barriers[Index(build.mod(build.sub(step.number, back), step.depth))]
 
         self._add(specs.WaitProducts(after))
-        arrive = specs.Arrive(stage(after), threads)
+        arrive: specs.Node = specs.Arrive(stage(after), threads)
         self._add(specs.When(build.ge(step.expr, after), (arrive,)) if after else arrive)
         if after:
             ending = self._endings[-1]
             ending.append(specs.WaitProducts(0))
             count = self._iterations[-1][1]
-            last = PipelineStep.of(build.const(count - 1), self._number(build.const(count - 1)), step.depth)
-            for back in range(min(after, count))[::-1]:
-                at = Index(build.mod(build.sub(last.number, back), step.depth))
-                ending.append(specs.Arrive(barriers[at], threads))
+            last = self._number(build.sub(count, 1))
+            for back in range(after)[::-1]:
+                at = Index(build.mod(build.sub(last, back), step.depth))
+                arrive = specs.Arrive(barriers[at], threads)
+                if not isinstance(count, int):
+                    arrive = specs.When(build.gt(count, back), (arrive,))
+                if not isinstance(count, int) or count > back:
+                    ending.append(arrive)
 
     def fence(self) -> None:
         """What was stored before, boxes and products of warpgroups may read after the next barrier."""
@@ -146,14 +165,19 @@ class RoleWords(TraceState):
 
     # --- loops ---------------------------------------------------------------------------------------------------
 
-    def steps(self, count: int, depth: int) -> Iterator[PipelineStep]:
+    def steps(self, count: int | Index, depth: int) -> Iterator[PipelineStep]:
         """`for i in k.steps(n, depth)`: a loop whose index knows its stage and phase, which count on over tiles."""
-        if any(type(n) is not int for n in (count, depth)) or count < 0 or depth < 1:
+        good = isinstance(count, Index) or (type(count) is int and count >= 0)
+        if not good or type(depth) is not int or depth < 1:
             raise ArgumentError(
                 "cannot loop", expected="0 steps or more, a depth of 1 or more", found=f"{count}, {depth}"
             )
-        for var in self._loop(count, "k.steps"):
-            yield PipelineStep.of(var, self._number(var, enclosing=-1), depth)
+        if isinstance(count, Index) and self._iterations:
+            raise ArgumentError(
+                "steps of a loop inside of another count on", expected="a number of steps that the program knows"
+            )
+        for var in self._loop(count.expr if isinstance(count, Index) else count, "k.steps"):
+            yield PipelineStep.of(var, self._number(var), depth)
 
     def each(self, tensor: MemoryView, *, persistent: bool = False, group: int = 1) -> Iterator[tuple[Index, ...]]:
         """`for m, n in k.each(T, persistent=True)`: the coordinates of the tiles of a tensor's outer level.
@@ -186,7 +210,7 @@ class RoleWords(TraceState):
         """A loop: its body is traced once."""
         var = self._fresh("i")
         self._depth += 1
-        self._iterations.append((build.var(var), stop if isinstance(stop, int) else 0))
+        self._iterations.append((build.var(var), stop))
         self._endings.append([])
         try:
             with self._nested(what, lambda body: specs.Loop(var, stop, body)):
@@ -198,13 +222,17 @@ class RoleWords(TraceState):
         for node in ending:
             self._add(node)
 
-    def _number(self, step: Expr, *, enclosing: int = -1) -> Expr:
+    def _number(self, step: Expr) -> Expr:
         """The number of a step of the innermost loop, counted over the iterations of those around it."""
-        number: Expr = build.const(0)
-        for var, stop in self._iterations[:enclosing]:
-            number = build.add(build.mul(number, stop), var) if number != build.const(0) else var
         count = self._iterations[-1][1]
-        return build.add(build.mul(number, count), step)
+        return build.add(build.mul(self._enclosing(len(self._iterations) - 1), count), step)
+
+    def _enclosing(self, loops: int | None = None) -> Expr:
+        """The number of iterations so far of the loops around this, or of the outermost ones of them."""
+        number: Expr = build.const(0)
+        for var, stop in self._iterations[:loops]:
+            number = build.add(build.mul(number, stop), var)
+        return number
 
     # --- helpers -------------------------------------------------------------------------------------------------
 
@@ -256,5 +284,6 @@ def tile_coordinates(number: Expr, sizes: Sequence[int], group: int) -> list[Exp
     return found
 
 
-def _tile_bytes(x: MemoryView) -> int:
+def tile_bytes(x: MemoryView) -> int:
+    """The bytes of a tile."""
     return prod(n for size in x.shape for n in flatten_tuple(size)) * x.dtype.size

@@ -179,6 +179,10 @@ def is_warpgroup_node(n: specs.Node) -> bool:
 def _with_waits(nodes: Sequence[specs.Node], pending: Pending) -> tuple[list[specs.Node], Pending]:
     found: list[specs.Node] = []
     for n in nodes:
+        late = _first_conflict(n, pending)
+        if late is not None:
+            found.append(specs.WaitProducts(late))
+            pending = pending[:late]
         match n:
             case specs.WaitProducts(groups):
                 pending = pending[:groups]
@@ -197,14 +201,21 @@ def _with_waits(nodes: Sequence[specs.Node], pending: Pending) -> tuple[list[spe
                 pending = _merged(pending, left) if isinstance(n, specs.When) else left
                 n = replace(n, body=tuple(body))
             case specs.Spec():
-                used = _registers((*n.outputs, *n.inputs))
                 if is_group_product(n):
-                    pending = _merged([used, *pending], [])
-                elif late := [k for k, group in enumerate(pending) if group & used]:
-                    found.append(specs.WaitProducts(late[0]))
-                    pending = pending[: late[0]]
+                    pending = _merged([_registers((*n.outputs, *n.inputs)), *pending], [])
         found.append(n)
     return found, pending
+
+
+def _first_conflict(n: specs.Node, pending: Pending) -> int | None:
+    """The last group of those under way whose registers a node, or its body, touches otherwise than by products.
+
+    Waits stand before branches and loops, not in them: assemblers see one place where the products end.
+    """
+    inner = [n] if isinstance(n, specs.Spec) else every_node(n.body) if isinstance(n, specs.BODIES) else []
+    plain = [s for s in inner if isinstance(s, specs.Spec) and not is_group_product(s)]
+    used = frozenset().union(*(_registers((*s.outputs, *s.inputs)) for s in plain))
+    return next((k for k, group in enumerate(pending) if group & used), None)
 
 
 def _registers(operands: Sequence[Operand]) -> frozenset[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from ..loop_ir import nodes as ir
 from .barriers import Barrier, BarrierArray
 from .tensors import ThreadTensor
-from .tile_views import MemoryView, Operand, RegisterFragment
+from .tile_views import MemoryView, Operand, Positions, RegisterFragment
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,13 @@ class MatMul(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Map(Spec):
-    """A pointwise function of the inputs, which are broadcast."""
+    """A pointwise function of the inputs, which are broadcast.
+
+    positions: what else it takes, each by the number of the argument.
+    """
 
     function: Callable[..., Any] = field(default=lambda x: x)
+    positions: tuple[tuple[int, Positions], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

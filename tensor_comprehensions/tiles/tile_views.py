@@ -16,7 +16,7 @@ from ..layouts import Layout
 from ..layouts.layout import IntTuple, flatten_tuple, format_tuple
 from ..loop_ir import build
 from ..loop_ir.nodes import THREAD, Buffer, Expr, Space, Type
-from .indices import to_coordinate
+from .indices import to_coordinate, to_index
 from .tensor_levels import Coordinate, fits
 from .tensors import DTYPE_SPELLING, DataTensor, ThreadTensor
 
@@ -199,6 +199,12 @@ class RegisterFragment:
         """A new tile with one number a row, where this one has the row."""
         return row_tile(self, name)
 
+    def positions(self, axis: int, start: object = 0) -> Positions:
+        """The number of each element's row (axis 0) or column (1), from `start` on: an operand of `k.map`."""
+        if axis not in (0, 1):
+            raise ArgumentError(f"{self} has no axis {axis}", expected="0 or 1")
+        return Positions(self, axis, to_index(start, "positions"))
+
     def tile(self, rows: int | None, columns: int | None) -> RegisterFragments:
         """Tiles of neighboring rows and columns, which numbers that the program knows pick."""
         return RegisterFragments(
@@ -299,7 +305,25 @@ class WarpgroupPlan:
     threads: ThreadTensor
 
 
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """The number of the row, or column, of each element of a tile; no memory holds it."""
+
+    tile: RegisterFragment
+    axis: int
+    start: Expr
+
+    def __str__(self) -> str:
+        return f"{('rows', 'columns')[self.axis]} of {self.tile}"
+
+    @property
+    def shape(self) -> tuple[IntTuple, ...]:
+        """As of the tile."""
+        return self.tile.shape
+
+
 Operand = MemoryView | RegisterFragment
+MapOperand = MemoryView | RegisterFragment | Positions
 
 
 @cache

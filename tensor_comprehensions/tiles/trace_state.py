@@ -30,7 +30,7 @@ class TraceState:
         self._open: list[set[str]] = [set()]
         self._closed: set[str] = set()
         self._made: dict[str, Buffer] = {}
-        self._iterations: list[tuple[Expr, int]] = []
+        self._iterations: list[tuple[Expr, int | Expr]] = []
         self._endings: list[list[specs.Node]] = []
         self._role: ThreadTensor | None = None
         self._one = False
