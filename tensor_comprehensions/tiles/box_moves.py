@@ -169,7 +169,7 @@ def _box_copies(spec: specs.Move, to: MemoryView, box: TensorBox, context: RuleC
 def decompose_sums_store(spec: specs.Move, context: RuleContext) -> tuple[specs.Node, ...] | None:
     """Slices of sums, rounded, through shared memory into boxes: stmatrix, fence, barrier, TMA; None: not these."""
     (to,), (sums,) = spec.outputs, spec.inputs
-    if not isinstance(to, MemoryView) or not isinstance(sums, RegisterFragment):
+    if not isinstance(to, MemoryView) or not isinstance(sums, RegisterFragment) or to.buffer.space is not _GLOBAL:
         return None
     plan, threads = sums.product, thread_range(spec.threads)
     columns = min(SLICE, sums.padded[1])

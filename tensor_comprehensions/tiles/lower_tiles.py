@@ -20,6 +20,7 @@ from ..target import GpuTarget
 from . import specs
 from .barriers import Barrier
 from .box_moves import RuleContext, decompose_box_copy, decompose_sums_store
+from .defined_tiles import check_defined
 from .memory_moves import decompose_copy
 from .panels import BOX_ALIGNMENT, with_panels
 from .pointwise import decompose_map, decompose_reduce
@@ -38,6 +39,7 @@ def decompose(program: specs.Program, target: GpuTarget) -> specs.Program:
     context = RuleContext(target, registers, shared=_shared_bytes(program.body))
     body = [_decomposed(n, context) for n in program.body]
     body = [*map(specs.Allocate, context.staged), *body]
+    check_defined(program.body)
     names = program.names
     if context.maps or any(is_warpgroup_node(n) for n in every_node(program.body)):
         names = (*names, (WARPGROUP_INDEX, ir.Call(BROADCAST_WARP, (build.div(build.var(ir.THREAD[0]), WARPGROUP),))))

@@ -16,7 +16,7 @@ from .barriers import Barrier
 from .indices import Index
 from .order_words import OrderWords
 from .pointwise import broadcast_shape, reduced_tile, spread_tile, with_dtype
-from .role_words import BLOCK_ID, tile_coordinates
+from .role_words import BLOCK_ID, check_group, tile_coordinates
 from .tensor_core_products import accumulator, left_fragment, plan_product
 from .tensors import DTYPE_SPELLING, ThreadTensor
 from .tile_views import MapOperand, MemoryView, Operand, Positions, RegisterFragment
@@ -45,6 +45,7 @@ class ProgramBuilder(OrderWords):
                 f"cannot map blocks to {tensor}", expected="a tiled tensor, once in a kernel",
                 found="blocks are mapped already",
             )  # fmt: skip
+        check_group(group)
         found = tile_coordinates(BLOCK_ID, self._outer_sizes(tensor), group)
         self._mapped, self.num_blocks = True, tensor.count
         self.names = [(f"block_{n}", e) for n, e in enumerate(found)]
@@ -77,6 +78,7 @@ class ProgramBuilder(OrderWords):
         self, name: str, shape: tuple[IntTuple, IntTuple], left: Operand, right: Operand, *, by: ThreadTensor
     ) -> RegisterFragment:
         """Sums of products of `left` and `right`, spread over the warps `by` as the instructions leave them."""
+        _check_tiles(left, right)
         if left.dtype != right.dtype:
             raise ArgumentError(
                 f"{name} has factors of two types", expected="one",
@@ -95,6 +97,9 @@ class ProgramBuilder(OrderWords):
         self, name: str, shape: tuple[int, int], dtype: DType, operand: str, *, by: ThreadTensor
     ) -> RegisterFragment:
         """A left factor ("A") in registers, as the instructions take it."""
+        _check_memory(name, shape, dtype)
+        if len(shape) != 2 or not all(isinstance(n, int) for n in shape):
+            raise ArgumentError(f"{name} has no rows and columns", found=repr(shape))
         if operand != "A":
             raise ArgumentError(f"{name} is no fragment", expected="'A'", found=repr(operand))
         if are_warpgroups(by):
@@ -126,7 +131,10 @@ class ProgramBuilder(OrderWords):
         self, function: Callable[..., Any], *inputs: MapOperand, out: Operand | None = None, dtype: DType = FLOAT32
     ) -> Any:
         """A pointwise function of tiles, which are broadcast; halves are computed with in float32."""
+        if not callable(function) or not isinstance(dtype, DType):
+            raise ArgumentError("a map takes a function of tiles, and gives a type", found=f"{function!r}, {dtype!r}")
         tiles = tuple(x for x in inputs if not isinstance(x, Positions))
+        _check_tiles(*tiles, *(() if out is None else (out,)))
         positions = tuple((n, x) for n, x in enumerate(inputs) if isinstance(x, Positions))
         for _, x in positions:
             self._check_alive(x.tile)
@@ -144,6 +152,8 @@ class ProgramBuilder(OrderWords):
 
     def init(self, x: RegisterFragment, value: float) -> RegisterFragment:
         """All elements become a number."""
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isinstance(x, RegisterFragment):
+            raise ArgumentError("only tiles in registers are set to numbers", found=f"{x}, {value!r}")
         self._spec(specs.Init((x,), (), self._threads(None, (x,)), value=float(value)))
         return x
 
@@ -160,6 +170,12 @@ class ProgramBuilder(OrderWords):
                 found=", ".join(map(str, inputs)),
             )  # fmt: skip
         return self._allocate(with_dtype(fitting[0], self._fresh(f"{fitting[0].name}_map"), dtype))
+
+
+def _check_tiles(*tiles: object) -> None:
+    for x in tiles:
+        if not isinstance(x, MemoryView | RegisterFragment):
+            raise ArgumentError("this is no tile", expected="a tensor, or a tile of this kernel", found=repr(x))
 
 
 def _check_memory(name: object, shape: object, dtype: object) -> None:

@@ -187,6 +187,7 @@ class RoleWords(TraceState):
             group: as of `blocks`.
         """
         sizes = self._outer_sizes(tensor)
+        check_group(group)
         if persistent and (self._mapped or self._depth or self._role is not None):
             raise ArgumentError(
                 f"cannot map blocks to {tensor}", found="blocks are mapped already, or this is in a loop or role"
@@ -269,6 +270,12 @@ class RoleWords(TraceState):
             return self._body
         finally:
             self._body = outer
+
+
+def check_group(group: object) -> None:
+    """Refuse what is no number of rows of tiles."""
+    if type(group) is not int or group < 1:
+        raise ArgumentError("cannot walk over tiles", expected="group= rows of tiles, 1 or more", found=repr(group))
 
 
 def tile_coordinates(number: Expr, sizes: Sequence[int], group: int) -> list[Expr]:

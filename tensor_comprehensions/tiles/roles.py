@@ -91,6 +91,9 @@ def _roles(nodes: Sequence[specs.Node], threads: int) -> Iterator[Threads | None
 def _arranged(nodes: Sequence[specs.Node], threads: int, roles: Sequence[Threads]) -> list[specs.Node]:
     found: list[specs.Node] = []
     run: list[specs.Node] = []
+    if any(None in _roles([n], threads) for n in nodes):  # tiles live on where all threads meet between
+        found = [n for n in nodes if isinstance(n, specs.Allocate)]
+        nodes = [n for n in nodes if not isinstance(n, specs.Allocate)]
     for n in nodes:
         own = set(_roles([n], threads))
         if None not in own:
@@ -112,11 +115,10 @@ def _by_role(run: Sequence[specs.Node], threads: int, roles: Sequence[Threads]) 
         if not body:
             continue
         named = [n for n in every_node(run) if isinstance(n, specs.Role) and thread_range(n.threads) == role]
-        registers = max((n.registers for n in named), default=0)
-        by = named[0].threads if named else next(
-            n.threads for n in every_node(body) if isinstance(n, specs.Spec) and thread_range(n.threads) == role
-        )  # fmt: skip
-        found.append(specs.Role(by, registers, tuple(body)))
+        own = [n.threads for n in named]
+        own += [n.threads for n in every_node(body) if isinstance(n, specs.Spec) and thread_range(n.threads) == role]
+        if own:  # else it has tiles, and does nothing with them
+            found.append(specs.Role(own[0], max((n.registers for n in named), default=0), tuple(body)))
     return found
 
 
