@@ -17,7 +17,7 @@ from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tenso
 
 LEAST_LANES = 8
 """Terms of a sum side by side that are worth it."""
-LEAST_FILLED = 0.75
+LEAST_FILLED = 0.7
 """Part of the lanes of vectors that sums fill."""
 
 

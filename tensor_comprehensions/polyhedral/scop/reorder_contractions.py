@@ -19,7 +19,7 @@ from ...core.memory_layout import contiguous_strides
 from ...core.naming import mint
 from ...loop_ir.nodes import Buffer, Type
 from ...options import CpuOptions
-from ...structured.cost.plan_cost import busy_cycles, plan_cycles
+from ...structured.cost.plan_cost import plan_cycles
 from ...structured.cost.tile_cost import is_beyond_private_caches
 from ...structured.lower.tile import num_tiles
 from ...structured.match.drop_unit_dims import drop_unit_dims
@@ -53,8 +53,6 @@ TRIED = 2
 """Ways that are planned; the others are not expected to be better."""
 LONG_SUM = 64
 """Neighboring terms of a sum that fill vectors, where register tiles have too few rows."""
-STREAMED = 0.35
-"""Part of the cycles for moving bytes that remains where these follow one another in memory."""
 LEAST_SIDE = 2
 """Rows, columns and terms of what is worth a thought."""
 
@@ -128,7 +126,7 @@ def reorder(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> 
         cycles = _copies(found, orders, target) + _cycles(_op(multiply, name), target, parallel=parallel)
         if cycles < least:
             best, least = candidate, cycles
-    return _with_lanes_along_sum(found, CLEARLY * least, target, parallel=parallel) or best
+    return _with_lanes_along_sum(found, least, target, parallel=parallel) or best
 
 
 def _with_lanes_along_sum(
@@ -146,7 +144,7 @@ def _with_lanes_along_sum(
             continue
         candidate, multiply = with_lanes_along_sum(candidate, s, lanes)
         op = _op(multiply, f"S{sum(order is not None for order in orders)}")
-        cycles = copies + combining_cycles(s) + _streamed_cycles(op, target, parallel=parallel)
+        cycles = copies + combining_cycles(s) + _cycles(op, target, parallel=parallel)
         if cycles < least:
             best, least = candidate, cycles
     return best
@@ -308,16 +306,6 @@ def _cycles(op: StructuredOp | None, target: CpuTarget, *, parallel: bool) -> fl
         return plan_cycles(op, select_plan(op, target, parallel=parallel), target)
     except CannotLower:
         return inf
-
-
-def _streamed_cycles(op: StructuredOp | None, target: CpuTarget, *, parallel: bool) -> float:
-    """`_cycles` of what reads both factors from their beginning to their end, which comes ahead of its use."""
-    cycles = _cycles(op, target, parallel=parallel)
-    if op is None or cycles == inf:
-        return inf
-    op = drop_unit_dims(op)
-    busy = busy_cycles(op, select_plan(op, target, parallel=parallel), target)
-    return busy + STREAMED * max(0.0, cycles - busy)
 
 
 # --- statements --------------------------------------------------------------------------------------------------

@@ -111,12 +111,6 @@ class LaneSumBlocking(BlockingHeuristic):
         return self._finished(nest, self._walked(reductions, nest))
 
 
-def keeps_lanes_of_sum(facts: ContractionInfo) -> bool:
-    """Whether the lanes run along a batch of which both factors have rows of their own."""
-    both = facts.vector in facts.broadcast_operand.iterators
-    return both and len(facts.batch) == 1 and bool(facts.reductions) and all(facts.only(f) for f in facts.factors)
-
-
 def is_packing_both_profitable(facts: ContractionInfo, target: CpuTarget) -> bool:
     """Whether the second cache holds copies of both factors."""
     copied = sum(prod(facts.extent(name) for name in f.iterators) for f in facts.factors) * facts.op.dtype.size

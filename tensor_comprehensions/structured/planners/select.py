@@ -23,7 +23,6 @@ from .plan_variants import (
     PackBothBlocking,
     enumerate_packings,
     is_packing_both_profitable,
-    keeps_lanes_of_sum,
 )
 
 MIN_ROWS_TO_TURN = 8
@@ -87,7 +86,7 @@ def best_of(views: tuple[RegisterTileRanking, ...], target: CpuTarget, *, parall
         return depthwise.depthwise_plan(default.info, target, parallel=parallel)
     parallel = parallel and default.info.op.multiplications >= 2 * PARALLEL_WORK  # else shares are panels made in vain
     near, consider = is_near(default.info, target), _considered
-    if keeps_lanes_of_sum(default.info):
+    if default.info.keeps_lanes_of_sum:
         consider = _lane_sums
     elif near:
         consider = _enumerated
