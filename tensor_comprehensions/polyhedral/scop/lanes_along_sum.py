@@ -26,11 +26,11 @@ def lanes_along_sum(s: BoundStatement, widest: int) -> int:
     run = _summed_run(s)
     counts = range(LEAST_LANES, widest + 1) if run is not None else ()
     found = [n for n in counts if run is not None and run.extent % n == 0]
-    best = max(found, key=lambda n: (_filled(n), n), default=0)
-    return best if best and _filled(best) >= LEAST_FILLED else 0
+    best = max(found, key=lambda n: (_filled_share(n), n), default=0)
+    return best if best and _filled_share(best) >= LEAST_FILLED else 0
 
 
-def _filled(count: int) -> float:
+def _filled_share(count: int) -> float:
     """The part that so many lanes fill of the vector that holds them."""
     return count / (1 << (count - 1).bit_length())
 
