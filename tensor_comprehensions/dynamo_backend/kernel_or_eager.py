@@ -65,6 +65,7 @@ class KernelOrEager(torch.nn.Module):
         self._work = work
         self.op, self.graph, self._results, self._parts = op, graph, results, parts
         self._finite = finite
+        self._announced = _layouts_of([n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"])
         self.uses_kernel: bool | None = None
         self._choosing = threading.Lock()
 
@@ -100,13 +101,19 @@ class KernelOrEager(torch.nn.Module):
     def _choose(self, inputs: tuple[Tensor, ...]) -> None:
         """Race the kernel against torch; whatever fails loses. What torch refuses is the program's mistake."""
         log = get_logger("graph")
-        if not may_race(lambda: self._torch(*inputs)):
+        expected: list[Layout] = []
+        if not may_race(lambda: _note_layouts(self._torch(*inputs), expected)):
             log.debug("%s: too expensive to repeat: torch stays", self.op)
+            self.uses_kernel = False
+            return
+        if _layouts_of(inputs) != self._announced:
+            log.debug("%s: a tensor is not what torch announced: torch stays", self.op)
             self.uses_kernel = False
             return
         ours = theirs = math.inf
         with falls_back("a kernel cannot be compiled"):
-            ours, theirs = least_times((self._kernel, self._torch), inputs)
+            if _layouts_of(self._kernel(*inputs)) == expected:
+                ours, theirs = least_times((self._kernel, self._torch), inputs)
         faster = ours < math.inf and kernel_is_faster(ours, theirs)
         log.debug(
             "%s: %.1f us here, %.1f us in torch: %s", self.op, ours * 1e6, theirs * 1e6,
@@ -126,6 +133,18 @@ class KernelOrEager(torch.nn.Module):
         if mixed < theirs:
             self.graph = parts
         return kernel_is_faster(ours, min(theirs, mixed))
+
+
+Layout = tuple[torch.Size, torch.dtype]
+
+
+def _layouts_of(tensors: Sequence[Tensor]) -> list[Layout]:
+    return [(x.shape, x.dtype) for x in tensors]
+
+
+def _note_layouts(tensors: tuple[Tensor, ...], layouts: list[Layout]) -> tuple[Tensor, ...]:
+    layouts += _layouts_of(tensors)
+    return tensors
 
 
 def kernel_flops(graph: fx.GraphModule) -> int:

@@ -118,6 +118,19 @@ def test_the_gradient_of_a_repeated_mean() -> None:
     torch.testing.assert_close(grads[1], grads[0])
 
 
+def test_tensors_that_are_not_what_torch_announced() -> None:
+    """torch announces a float32 gradient for the mean of 16 bits, and gives one of 16 bits."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return F.smooth_l1_loss(y, F.silu(x.mean()).expand(4, 6).squeeze()[0, 0])
+
+    grads = []
+    for call in (function, torch.compile(function, backend="tensor_comprehensions")):
+        x, y = A.bfloat16().requires_grad_(), NUMBER.clone().requires_grad_()
+        grads.append(torch.autograd.grad(call(x, y), (x, y)))
+    torch.testing.assert_close(grads[1], grads[0])
+
+
 @pytest.mark.parametrize("captures", [False, True])
 def test_checks_stay(captures: bool) -> None:
     def asserted(x: Tensor) -> Tensor:
