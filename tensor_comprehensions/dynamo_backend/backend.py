@@ -50,9 +50,8 @@ def _compile(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
     if has_symbolic_shapes(module.graph):
         return mark_as_boxed(PerShapeCache(module, fuse_regions))
     fused = fuse_regions(module)
-    work = sum(map(op_flops, module.graph.nodes))
     for observer in observers:
-        observer(fused, work)
+        observer(fused, sum(map(op_flops, module.graph.nodes)))
     return to_boxed_call(fused)
 
 
@@ -131,6 +130,6 @@ def _kernel(region: FusedRegion) -> KernelOrEager:
         results = tuple(OutputView.of(n.meta["val"].shape, memory_order(n)) for n in region.outputs)
         work = sum(map(op_flops, region.nodes))
         eager = eager_module(region)
-        return KernelOrEager(op, eager, results, region.finite, _parts(eager), work)
+        return KernelOrEager(op, eager, results, region.finite, region.shows_nan, _parts(eager), work)
 
     return _kernels.get(region_key(region), make)

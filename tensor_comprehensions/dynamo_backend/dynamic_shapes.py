@@ -118,7 +118,7 @@ class PerShapeCache:
             "sizes that came again: %s", [tuple(x.shape) for x in values if isinstance(x, Tensor)]
         )
         fused = self._eager
-        with torch.no_grad(), falls_back("sizes cannot be compiled"):
+        with torch.no_grad(), torch._C._DisableAutocast(), falls_back("sizes cannot be compiled"):
             fused = to_boxed_call(self._fuse(make_fx(self._graph, tracing_mode="fake")(*values)))
         with self._lock:
             self._made += 1
