@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
+from ...loop_ir.buffer_view import BufferView
 from ...loop_ir.nodes import Buffer
 from ...options import CpuOptions
 from ...structured.language.plan_to_schedule import plan_to_schedule
@@ -16,6 +17,7 @@ from ...structured.memory_bound.nest_plan import memory_bound_schedule
 from ...target import CpuTarget
 from ...tc_lang.ir import BoundFunction, Tensor
 from ..schedule.access_cost import is_fully_parallel, total_op_count, transposed_read_dim, vector_dim
+from ..schedule.contraction_chain import with_chain_layouts
 from ..schedule.legality import ScheduledGroup
 from ..schedule.storage import fits_register, needs_line_staging, nontemporal_outputs, temporary_footprint
 from ..schedule.tile_sizes import tile_order
@@ -37,6 +39,7 @@ def lower_group(
 ) -> ir.Stmt:
     """The loop program of a scheduled group, with `local` temporaries in thread-private buffers."""
     group = scheduled.group
+    function, local = _with_layouts(function, scheduled, local)
     tiles, counts = tiles_of(group, scheduled.sizes)
 
     def body(tiles: tuple[TileRange, ...]) -> ir.Stmt:
@@ -59,19 +62,22 @@ def contraction_schedule(
     function: BoundFunction,
     scheduled: ScheduledGroup,
     node: ScopStatement,
+    local: Sequence[Tensor],
     buffers: Mapping[str, Buffer],
     options: CpuOptions,
     target: CpuTarget,
 ) -> Schedule | None:
     """How the cluster of `node`, or the only statement of a group, is lowered; None where no pieces say that."""
     tiles, _ = tiles_of(scheduled.group, scheduled.sizes)
+    function, local = _with_layouts(function, scheduled, local)
     if node.cluster is None:
         op = memory_bound_op(node, buffers) if len(scheduled.group.nodes) == 1 else None
         streams, through = _streams(function, scheduled, target)
         emitter = NestLowering(function, scheduled.group, tiles, buffers, options, target, streams, staged=through)
         found = scheduled.movement or (emitter.default_plan(scheduled) if op is not None else None)
         return None if op is None or found is None else memory_bound_schedule(with_prefixed_names(found, node), op)
-    op = cluster_op(node, node.cluster, buffers, tiles, target)
+    views = {**buffers, **_views(local, scheduled, tiles)}
+    op = cluster_op(node, node.cluster, views, tiles, target)
     plan = cluster_plan(node, node.cluster, op, scheduled.group, tiles, options, target)
     return plan_to_schedule(plan, drop_unit_dims(op))
 
@@ -87,7 +93,7 @@ def _body(
 ) -> ir.Stmt:
     """The nests of a group in order, inside given tiles, with the temporaries that are local to them."""
     group = scheduled.group
-    views = {t.name: localized_buffer(t, temporary_footprint(t, group, scheduled.sizes), tiles) for t in local}
+    views = _views(local, scheduled, tiles)
     streams, through = _streams(function, scheduled, target)
     moved = scheduled.movement
     emitter = NestLowering(
@@ -96,6 +102,22 @@ def _body(
     nests = [emitter.leaf(leaf) for leaf in scheduled.leaves]
     registers = {t.name for leaf in scheduled.leaves for t in local if fits_register(t, group, leaf)}
     return build.allocate([v.buffer for n, v in views.items() if n not in registers], build.block(*nests))
+
+
+def _with_layouts(
+    function: BoundFunction, scheduled: ScheduledGroup, local: Sequence[Tensor]
+) -> tuple[BoundFunction, tuple[Tensor, ...]]:
+    """`function` and its `local` temporaries as the tiles of a group lay these out."""
+    function = with_chain_layouts(function, scheduled.group, scheduled.sizes, local)
+    return function, tuple(function.tensor(t.name) for t in local)
+
+
+def _views(
+    local: Sequence[Tensor], scheduled: ScheduledGroup, tiles: Sequence[TileRange]
+) -> dict[str, BufferView[int]]:
+    """The parts of `local` temporaries that lie in `tiles`, in buffers of their own."""
+    group, sizes = scheduled.group, scheduled.sizes
+    return {t.name: localized_buffer(t, temporary_footprint(t, group, sizes), tiles) for t in local}
 
 
 def _streams(function: BoundFunction, scheduled: ScheduledGroup, target: CpuTarget) -> tuple[frozenset[str], bool]:

@@ -95,7 +95,8 @@ def with_remainders(
 
 
 def localized_buffer(tensor: Tensor, extents: Sequence[BufferExtent], tiles: Sequence[TileRange]) -> BufferView[int]:
-    """A thread-private buffer for what one iteration touches of `tensor`."""
-    digits = tuple(BufferDim(d, 1, e.size) for d, e in enumerate(extents) if e.size > 1)
+    """A thread-private buffer for what one iteration touches of `tensor`, its dimensions in the order of memory."""
+    order = sorted(range(len(extents)), key=lambda d: -tensor.strides[d])
+    digits = tuple(BufferDim(d, 1, extents[d].size) for d in order if extents[d].size > 1)
     first = (build.const(0) if e.row is None else build.add(tiles[e.row].start, e.offset) for e in extents)
     return private_view(tensor.name, tensor.dtype, digits, {d: f for d, f in enumerate(first) if extents[d].size > 1})

@@ -13,10 +13,9 @@ from math import prod
 
 import islpy as isl
 
-from ...options import CpuOptions
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
-from ...tc_lang.ir import BoundFunction, walk_expr
+from ...tc_lang.ir import BoundFunction
 from ..scop.isl_affine import isl_name
 from ..scop.scop import CONTEXT, Scop, ScopStatement, check_reads, endpoints, instance_tuple, union_map, with_op_limit
 
@@ -24,12 +23,6 @@ from ..scop.scop import CONTEXT, Scop, ScopStatement, check_reads, endpoints, in
 ENOUGH_PARALLELISM = 32
 # What is read comes from memory, rather than the last cache, from this part of its size on: others use it too.
 FAR_SHARE = 4
-# Rows that a register-tiled contraction inside a fused group handles at a time.
-CONTRACTION_ROWS = 64
-# Multiply-adds of a contraction alone that several threads share.
-SHARED_WORK = 1 << 19
-# A result is little beside what is read if it is smaller by this factor.
-LITTLE = 16
 
 # Most schedules take isl a third of this. A few, for the sake of reads that remainders and quotients share, would take
 # it hours; they are not worth fusing.
@@ -64,15 +57,6 @@ class FusionGroup:
         return prod(r.extent for r in self.rows)
 
 
-def fuse_statements(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple[FusionGroup, ...]:
-    """Partition the nodes into groups; every dependence goes forward in the order of groups and within them."""
-
-    def worth(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> bool:
-        return _worth(scop.function, before, alone, joined, target)
-
-    return partition_statements(scop, options.fusion, worth)
-
-
 def partition_statements(
     scop: Scop, fusion: str, is_profitable: Callable[[FusionGroup, FusionGroup, FusionGroup], bool]
 ) -> tuple[FusionGroup, ...]:
@@ -93,63 +77,15 @@ def partition_statements(
     return tuple(groups)
 
 
-def _worth(
-    function: BoundFunction, before: FusionGroup, alone: FusionGroup, joined: FusionGroup, target: CpuTarget
-) -> bool:
-    """Does fusion keep enough of the parallelism that its parts have apart?"""
-    apart = min(before.parallelism, alone.parallelism)
-    contracts = any(n.cluster is not None for n in joined.nodes)
-    if contracts and (_loses_threads(joined) or not _operands_stay_close(function, joined, target)):
-        return False
-    if joined.parallelism < min(apart, ENOUGH_PARALLELISM) or joined.parallelism < 2:
-        return False
-    return not _loses_row_order(function, before, joined, target)
-
-
-def _loses_threads(joined: FusionGroup) -> bool:
-    """Would a contraction that threads share alone run in one tile of the first row of a group?"""
-    contractions = (n for n in joined.nodes if n.cluster is not None)
-    work = max(prod(i.extent for i in (*n.free, *n.reduction_indices)) for n in contractions)
-    return joined.rows[0].extent <= CONTRACTION_ROWS and work >= SHARED_WORK
-
-
-def _loses_row_order(function: BoundFunction, before: FusionGroup, joined: FusionGroup, target: CpuTarget) -> bool:
-    """Would a reduction of much memory to little, alone so far, no longer walk the rows it reads one after another?"""
-    (node, *others) = before.nodes
-    first = before.rows[0].index_and_shift(node)
-    if (
-        others
-        or not node.reduction_indices
-        or node.cluster is not None
-        or any(r.index_and_shift(node) == first for r in joined.rows)
-    ):
-        return False
-    little = _bytes(function, node.writes) * LITTLE < _bytes(function, node.reads)
-    return little and reads_memory(function, node, target)
-
-
 def reads_memory(function: BoundFunction, node: ScopStatement, target: CpuTarget) -> bool:
     """Does `node` read more than the caches are likely to hold?"""
-    return _bytes(function, node.reads) > min(target.cache[-1] // FAR_SHARE, target.writeback_limit_bytes)
+    return accessed_bytes(function, node.reads) > min(target.cache[-1] // FAR_SHARE, target.writeback_limit_bytes)
 
 
-def _bytes(function: BoundFunction, accesses: Sequence[tc.Access]) -> int:
+def accessed_bytes(function: BoundFunction, accesses: Sequence[tc.Access]) -> int:
     """Of all tensors that `accesses` reach."""
     tensors = map(function.tensor, dict.fromkeys(a.tensor for a in accesses))
     return sum(t.size * t.dtype.size for t in tensors)
-
-
-def _operands_stay_close(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> bool:
-    """Does what every iteration of the first row reads again fit into half of the second-level cache?"""
-    again: dict[str, int] = {}
-    for node in group.nodes:
-        first, _ = group.rows[0].index_and_shift(node)
-        for access in node.reads:
-            moves = any(isinstance(x, tc.Index) and x.name == first for e in access.subscripts for x in walk_expr(e))
-            if not moves:
-                tensor = function.tensor(access.tensor)
-                again[tensor.name] = tensor.size * tensor.dtype.size
-    return sum(again.values()) <= target.cache[1] // 2
 
 
 def _alone(scop: Scop, node: ScopStatement) -> FusionGroup:
