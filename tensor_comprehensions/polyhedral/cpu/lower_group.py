@@ -19,7 +19,13 @@ from ...tc_lang.ir import BoundFunction, Tensor
 from ..schedule.access_cost import is_fully_parallel, total_op_count, transposed_read_dim, vector_dim
 from ..schedule.contraction_chain import with_chain_layouts
 from ..schedule.legality import ScheduledGroup
-from ..schedule.storage import fits_register, needs_line_staging, nontemporal_outputs, temporary_footprint
+from ..schedule.storage import (
+    fits_register,
+    memory_takers,
+    needs_line_staging,
+    nontemporal_outputs,
+    temporary_footprint,
+)
 from ..schedule.tile_sizes import tile_order
 from ..scop.scop import ScopStatement
 from .contraction_bridge import cluster_op, cluster_plan
@@ -76,7 +82,7 @@ def contraction_schedule(
         emitter = NestLowering(function, scheduled.group, tiles, buffers, options, target, streams, staged=through)
         found = scheduled.movement or (emitter.default_plan(scheduled) if op is not None else None)
         return None if op is None or found is None else memory_bound_schedule(with_prefixed_names(found, node), op)
-    views = {**buffers, **_views(local, scheduled, tiles)}
+    views: dict[str, Buffer | BufferView[int]] = {**buffers, **_views(local, scheduled, tiles)}
     op = cluster_op(node, node.cluster, views, tiles, target)
     plan = cluster_plan(node, node.cluster, op, scheduled.group, tiles, options, target)
     return plan_to_schedule(plan, drop_unit_dims(op))
@@ -101,7 +107,8 @@ def _body(
     )
     nests = [emitter.leaf(leaf) for leaf in scheduled.leaves]
     registers = {t.name for leaf in scheduled.leaves for t in local if fits_register(t, group, leaf)}
-    return build.allocate([v.buffer for n, v in views.items() if n not in registers], build.block(*nests))
+    memory = dict.fromkeys(v.buffer for n, v in views.items() if n not in registers)
+    return build.allocate(list(memory), build.block(*nests))
 
 
 def _with_layouts(
@@ -115,9 +122,26 @@ def _with_layouts(
 def _views(
     local: Sequence[Tensor], scheduled: ScheduledGroup, tiles: Sequence[TileRange]
 ) -> dict[str, BufferView[int]]:
-    """The parts of `local` temporaries that lie in `tiles`, in buffers of their own."""
+    """The parts of `local` temporaries that lie in `tiles`, in buffers of their own, or of one that they replace."""
     group, sizes = scheduled.group, scheduled.sizes
-    return {t.name: localized_buffer(t, temporary_footprint(t, group, sizes), tiles) for t in local}
+    extents = {t.name: temporary_footprint(t, group, sizes) for t in local}
+    views = {t.name: localized_buffer(t, extents[t.name], tiles) for t in local}
+    if not any(n.cluster is not None for n in group.nodes):
+        return views
+    registers = {t.name for leaf in scheduled.leaves for t in local if fits_register(t, group, leaf)}
+    for name, other in memory_takers(group, [t for t in local if t.name not in registers]).items():
+        if extents[name] == extents[other] and not _reads_before(scheduled, other, name):
+            views[name] = views[other]
+    return views
+
+
+def _reads_before(scheduled: ScheduledGroup, tensor: str, written: str) -> bool:
+    """Does a statement read `tensor` in the nest that writes to `written`, before that, maybe at other points?"""
+    for leaf in scheduled.leaves:
+        writers = [k for k, n in enumerate(leaf.nodes) if any(w.tensor == written for w in n.writes)]
+        if writers and any(tensor in n.tensors for n in leaf.nodes[: writers[0]]):
+            return True
+    return False
 
 
 def _streams(function: BoundFunction, scheduled: ScheduledGroup, target: CpuTarget) -> tuple[frozenset[str], bool]:

@@ -17,7 +17,7 @@ from ...tc_lang.ir import BoundFunction, Role, Tensor, walk_expr
 from ..scop.scop import ScopStatement
 from .access_cost import access_stride
 from .fusion import BandMember, FusionGroup
-from .storage import temporary_footprint
+from .storage import memory_takers, temporary_footprint
 
 # Rows that a register-tiled contraction inside a fused group handles at a time.
 CONTRACTION_ROWS = 64
@@ -46,7 +46,9 @@ def contraction_tiles(function: BoundFunction, group: FusionGroup, target: CpuTa
 def chain_tiles(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> tuple[int, ...] | None:
     """The tile of each row of `group`; None where it is no chain, or a tile of it leaves the second-level cache."""
     row = _tiled_row(group)
-    handed_on = [t for t in function.tensors if t.role is Role.TEMPORARY and _is_handed_on(t, group)]
+    temporaries = [t for t in function.tensors if t.role is Role.TEMPORARY and _is_handed_on(t, group)]
+    replaced = memory_takers(group, temporaries)
+    handed_on = [t for t in temporaries if t.name not in replaced]
     if row is None or not handed_on:
         return None
     for rows in _row_counts(group.rows[row].extent):
@@ -100,11 +102,14 @@ def with_chain_layouts(
     """`function` with its `local` temporaries contiguous along the tiled row where no factor is turned across then.
 
     The lanes of a product run along the contiguous dimension of its result. Where the factor that moves along it is
-    contiguous elsewhere, every tile would turn all of that factor; along the rows it turns the tile's own part.
+    contiguous elsewhere, every tile would turn all of that factor; along the rows it turns the tile's own part. What
+    is added to the result, a mask for each element say, would be turned then, so that nothing would be gained.
     """
     row = _tiled_row(group)
-    names = {t.name for t in local}
+    names = frozenset(t.name for t in local)
     if row is None or sizes[row] == 1 or not any(_turns_factor(function, n, group, row) for n in group.nodes):
+        return function
+    if any(_crosses_rows(function, n, group.rows[row].index_and_shift(n)[0], names) for n in group.nodes):
         return function
     return replace(
         function,
@@ -123,6 +128,20 @@ def _turns_factor(function: BoundFunction, node: ScopStatement, group: FusionGro
     moving = [f for f in (node.cluster.left, node.cluster.right) if last.name in _indices(f)]
     accesses = [a for f in moving for a in walk_expr(f) if isinstance(a, tc.Access)]
     return any(bool(batches & _indices(a)) and access_stride(function, a, last.name) not in (0, 1) for a in accesses)
+
+
+def _crosses_rows(function: BoundFunction, node: ScopStatement, row: str, local: frozenset[str]) -> bool:
+    """Does `node` read, beside what `local` temporaries hold for each of its points, what lanes along `row` cross?"""
+    factors = () if node.cluster is None else (node.cluster.left, node.cluster.right)
+    multiplied = {a for f in factors for a in walk_expr(f) if isinstance(a, tc.Access)}
+    accesses = (*node.writes, *node.reads)
+    held = [frozenset(x for e in a.subscripts for x in _indices(e)) for a in accesses if a.tensor in local]
+    for access in (a for a in node.reads if a.tensor not in local and a not in multiplied):
+        steps = {i.name: access_stride(function, access, i.name) for i in (*node.free, *node.reduction_indices)}
+        along = {name for name, step in steps.items() if step == 1}
+        if steps.get(row) not in (0, 1) and along and any({row} | along <= names for names in held):
+            return True
+    return False
 
 
 def _with_rows_last(tensor: Tensor, group: FusionGroup, row: int) -> Tensor:
