@@ -37,7 +37,7 @@ from ..schedule.tile_sizes import rows_at_once, tile_order
 from ..scop.scop import ScopStatement
 from .contraction_bridge import cluster_op, cluster_plan
 from .gather_prefetch import prefetch_hints
-from .restricted_loops import all_hold, place_inequalities, restrict_bounds
+from .restricted_loops import all_hold, place_inequalities, restrict_bounds, widest_bounds
 from .tile_loops import TileRange
 from .transpose_nontemporal import transpose_nontemporal
 from .transpose_staging import (
@@ -161,6 +161,9 @@ class NestLowering:
         for k in reversed(range(len(order))):
             loop = self._loop(leaf, order[k], body, order[k] is lanes)
             ends = restrict_bounds(here.bounds.get(k, ()), order[k].index(first), loop.start, loop.stop, indices)
+            if lanes is not None and k in here.widest:
+                lane = (lanes.index(first), *self._range(leaf, lanes))
+                ends = widest_bounds(here.widest[k], order[k].index(first), ends, lane, indices)
             body = replace(loop, start=ends[0], stop=ends[1])
             if k == outermost_reduction:
                 sums = build.when(all_hold(here.begun, indices), body)

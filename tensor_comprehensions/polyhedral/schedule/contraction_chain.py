@@ -16,13 +16,14 @@ from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, Role, Tensor, walk_expr
 from ..scop.scop import ScopStatement
 from .access_cost import access_stride
-from .fusion import BandMember, FusionGroup
+from .fusion import ENOUGH_PARALLELISM, BandMember, FusionGroup
 from .storage import memory_takers, temporary_footprint
 
 # Rows that a register-tiled contraction inside a fused group handles at a time.
 CONTRACTION_ROWS = 64
-# Rows of a tile of a chain, in order of preference; a tile takes all rows where they are not many more.
-CHAIN_ROWS = (64, 48, 32, 16)
+# Rows of a tile of a chain, in order of preference, the first where that leaves enough tiles; a tile takes all rows
+# where they are not many more.
+MANY_CHAIN_ROWS, CHAIN_ROWS = 128, (64, 48, 32, 16)
 ALL_ROWS = 96
 # The part of the second-level cache that the temporaries of a tile may take.
 CACHE_SHARE = 2
@@ -51,18 +52,21 @@ def chain_tiles(function: BoundFunction, group: FusionGroup, target: CpuTarget) 
     handed_on = [t for t in temporaries if t.name not in replaced]
     if row is None or not handed_on:
         return None
-    for rows in _row_counts(group.rows[row].extent):
+    for rows in _row_counts(group.rows[row].extent, group.parallelism):
         sizes = tuple(rows if k == row else 1 for k in range(len(group.rows)))
         if sum(_tile_bytes(t, group, sizes) for t in handed_on) <= target.cache[1] // CACHE_SHARE:
             return sizes
     return None
 
 
-def _row_counts(extent: int) -> Sequence[int]:
+def _row_counts(extent: int, points: int) -> Sequence[int]:
+    """points: of all rows of the group."""
     if extent <= ALL_ROWS:
         return (extent, *(rows for rows in CHAIN_ROWS if rows < extent))
+    many = [MANY_CHAIN_ROWS] if points >= ENOUGH_PARALLELISM * MANY_CHAIN_ROWS else []
     even = [rows for rows in range(CHAIN_ROWS[0], ALL_ROWS + 1, CHAIN_ROWS[-1]) if extent % rows == 0]
-    return (*even[:1], *CHAIN_ROWS)
+    whole = [rows for rows in (*many, *even) if extent % rows == 0]
+    return (*whole[:1], *many, *CHAIN_ROWS)
 
 
 def _tile_bytes(tensor: Tensor, group: FusionGroup, sizes: Sequence[int]) -> int:
