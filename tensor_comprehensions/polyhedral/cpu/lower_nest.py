@@ -125,8 +125,20 @@ class NestLowering:
     def _contraction(self, node: ScopStatement, cluster: MatchedContraction) -> ir.Stmt:
         """A cluster on the part of its domain that lies in the tiles."""
         op = cluster_op(node, cluster, self.buffers, self.tiles, self.target)
+        if self.group.adds_up(node):
+            op = replace(op, initial=op.output)
         plan = cluster_plan(node, cluster, op, self.group, self.tiles, self.options, self.target)
         return contraction.lower_contraction(op, self.target, plan=plan, parallel=False)
+
+    def begun(self, leaf: LoopNest) -> ir.Stmt:
+        """The start of the sums of a leaf, at all their points."""
+        (node,) = leaf.nodes
+        dims = [d for d in leaf.dims if d.kind is DimKind.PARALLEL]
+        lanes = min(dims, key=lambda d: access_stride(self.function, node.writes[0], d.index(node)) or 1 << 40)
+        body = build.block(*self._initializations(leaf))
+        for dim in reversed([*(d for d in dims if d is not lanes), lanes]):
+            body = self._loop(leaf, dim, body, dim is lanes)
+        return body
 
     def _nest(self, leaf: LoopNest, lanes: NestDim | None) -> ir.Stmt:
         order = loop_order(self.function, leaf, lanes)

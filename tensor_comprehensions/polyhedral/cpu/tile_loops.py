@@ -55,14 +55,19 @@ def tiles_of(group: FusionGroup, sizes: Sequence[int]) -> tuple[tuple[TileRange,
 
 
 def tile_loops(
-    tiles: Sequence[TileRange], counts: Sequence[int], body: ir.Stmt, total: int, options: CpuOptions
+    tiles: Sequence[TileRange],
+    counts: Sequence[int],
+    body: ir.Stmt,
+    total: int,
+    options: CpuOptions,
+    name: str = "tile",
 ) -> ir.Stmt:
     """One flat parallel loop over all tiles, or a serial one where there is too little work to share."""
     moving = [(t, c) for t, c in zip(tiles, counts, strict=True) if c > 1]
     if not moving:
         return body
     trips = prod(c for _, c in moving)
-    flat = build.var(mint("tile"))
+    flat = build.var(mint(name))
     inner = trips
     for tile, count in moving:
         inner //= count

@@ -46,13 +46,13 @@ def contraction_tiles(function: BoundFunction, group: FusionGroup, target: CpuTa
 
 def chain_tiles(function: BoundFunction, group: FusionGroup, target: CpuTarget) -> tuple[int, ...] | None:
     """The tile of each row of `group`; None where it is no chain, or a tile of it leaves the second-level cache."""
-    row = _tiled_row(group)
+    row = tiled_row(group)
     temporaries = [t for t in function.tensors if t.role is Role.TEMPORARY and _is_handed_on(t, group)]
     replaced = memory_takers(group, temporaries)
     handed_on = [t for t in temporaries if t.name not in replaced]
     if row is None or not handed_on:
         return None
-    for rows in _row_counts(group.rows[row].extent, group.parallelism):
+    for rows in _row_counts(group.rows[row].extent, 0 if group.serial is not None else group.parallelism):
         sizes = tuple(rows if k == row else 1 for k in range(len(group.rows)))
         if sum(_tile_bytes(t, group, sizes) for t in handed_on) <= target.cache[1] // CACHE_SHARE:
             return sizes
@@ -80,17 +80,24 @@ def _is_handed_on(tensor: Tensor, group: FusionGroup) -> bool:
     return bool(writers) and bool(readers - writers)
 
 
-def _tiled_row(group: FusionGroup) -> int | None:
-    """The last row along which one factor of each contraction moves, if there are batches of both beside it."""
-    kinds = [_moving_factors(row, group) for row in group.rows]
-    free = [k for k, moving in enumerate(kinds) if moving == {1}]
-    return free[-1] if free and {2} in kinds else None
+def tiled_row(group: FusionGroup) -> int | None:
+    """The last row along which one factor of each contraction moves, if there are batches of both beside it.
+
+    All such rows move the same factor: rows of both factors would leave little of the other one to use again.
+    """
+    if group.serial is not None:
+        return group.serial
+    moved = [_moved_factors(row, group) for row in group.rows]
+    free = [k for k, factors in enumerate(moved) if all(len(f) == 1 for f in factors)]
+    batches = any(all(len(f) == 2 for f in factors) for factors in moved)
+    return free[-1] if free and batches and len({moved[k] for k in free}) == 1 else None
 
 
-def _moving_factors(row: BandMember, group: FusionGroup) -> set[int]:
-    """How many factors move along `row`, of each contraction."""
-    clusters = [(n, n.cluster) for n in group.nodes if n.cluster is not None]
-    return {sum(row.index_and_shift(n)[0] in _indices(f) for f in (c.left, c.right)) for n, c in clusters}
+def _moved_factors(row: BandMember, group: FusionGroup) -> tuple[frozenset[int], ...]:
+    """Which factors move along `row`, of each contraction."""
+    clusters = [(row.index_and_shift(n)[0], n.cluster) for n in group.nodes if n.cluster is not None]
+    factors = ((index, enumerate((c.left, c.right))) for index, c in clusters)
+    return tuple(frozenset(side for side, f in sides if index in _indices(f)) for index, sides in factors)
 
 
 def _indices(e: tc.Expr) -> frozenset[str]:
@@ -109,16 +116,27 @@ def with_chain_layouts(
     contiguous elsewhere, every tile would turn all of that factor; along the rows it turns the tile's own part. What
     is added to the result, a mask for each element say, would be turned then, so that nothing would be gained.
     """
-    row = _tiled_row(group)
-    names = frozenset(t.name for t in local)
-    if row is None or sizes[row] == 1 or not any(_turns_factor(function, n, group, row) for n in group.nodes):
+    row = tiled_row(group)
+    if row is None or sizes[row] == 1:
         return function
+    names = _results_at_points(function, group, row, frozenset(t.name for t in local))
     if any(_crosses_rows(function, n, group.rows[row].index_and_shift(n)[0], names) for n in group.nodes):
         return function
     return replace(
         function,
         tensors=tuple(_with_rows_last(t, group, row) if t.name in names else t for t in function.tensors),
     )
+
+
+def _results_at_points(function: BoundFunction, group: FusionGroup, row: int, local: frozenset[str]) -> frozenset[str]:
+    """The `local` results of products that turn a factor across, and what is made of those point by point."""
+    found: set[str] = set()
+    for node in group.nodes:
+        for write in (w for w in node.writes if w.tensor in local):
+            same = any(r.tensor in found and r.subscripts == write.subscripts for r in node.reads)
+            if same or _turns_factor(function, node, group, row):
+                found.add(write.tensor)
+    return frozenset(found)
 
 
 def _turns_factor(function: BoundFunction, node: ScopStatement, group: FusionGroup, row: int) -> bool:

@@ -8,7 +8,7 @@ Fusion is greedy in program order: a node joins the kernel before it while enoug
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import islpy as isl
@@ -47,30 +47,50 @@ class BandMember:
 
 @dataclass(frozen=True, slots=True)
 class FusionGroup:
-    """Nodes of one kernel in program order, and the coincident rows they share, outermost first."""
+    """Nodes of one kernel in program order, and the coincident rows they share, outermost first.
+
+    serial: the row whose tiles run one after another, since some nodes add up over it; None: there is no such row.
+    """
 
     nodes: tuple[ScopStatement, ...]
     rows: tuple[BandMember, ...]
+    serial: int | None = None
 
     @property
     def parallelism(self) -> int:
-        return prod(r.extent for r in self.rows)
+        return prod(r.extent for k, r in enumerate(self.rows) if k != self.serial)
+
+    def adds_up(self, node: ScopStatement) -> bool:
+        """Is the serial row one that `node` reduces?"""
+        if self.serial is None:
+            return False
+        index, _ = self.rows[self.serial].index_and_shift(node)
+        return any(i.name == index for i in node.reduction_indices)
+
+
+Join = Callable[[FusionGroup, ScopStatement, Sequence[ScopStatement]], FusionGroup | None]
 
 
 def partition_statements(
-    scop: Scop, fusion: str, is_profitable: Callable[[FusionGroup, FusionGroup, FusionGroup], bool]
+    scop: Scop,
+    fusion: str,
+    is_profitable: Callable[[FusionGroup, FusionGroup, FusionGroup], bool],
+    join: Join | None = None,
 ) -> tuple[FusionGroup, ...]:
     """Groups of nodes as a fusion strategy wants them.
 
-    is_profitable: whether "preserve3" fuses: the group so far, the node alone, both together.
+    is_profitable: whether "preserve3" fuses: the group so far, the node alone, both together. join: other ways to put
+    a node into a group, which are profitable; it sees the nodes that follow, too.
     """
     groups: list[FusionGroup] = []
-    for node in scop.nodes:
+    for position, node in enumerate(scop.nodes):
         alone = _alone(scop, node)
-        joined = None
+        joined, profitable = None, False
         if groups and fusion != "min":
-            joined = _fused(scop, groups[-1], node)
-        if joined is not None and (fusion == "max" or is_profitable(groups[-1], alone, joined)):
+            joined = None if join is None else join(groups[-1], node, scop.nodes[position + 1 :])
+            profitable = joined is not None
+            joined = joined or _fused(scop, groups[-1], node)
+        if joined is not None and (profitable or fusion == "max" or is_profitable(groups[-1], alone, joined)):
             groups[-1] = joined
         else:
             groups.append(alone)
@@ -133,8 +153,21 @@ def _fused(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup |
     """`group` with `node`, or None where they share no coincident row of the simple form that we lower."""
     if not _connected(group.nodes, node):
         return None
+    if group.serial is not None:
+        return _beside_sums(scop, group, node)
     extended = _extended(scop, group, node)
     return extended if extended is not None else _scheduled(scop, (*group.nodes, node))
+
+
+def _beside_sums(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
+    """`group`, some of whose nodes add up over a serial row, with `node`, which has nothing to do with those."""
+    sums = [n for n in group.nodes if group.adds_up(n)]
+    written = {w.tensor for w in node.writes}
+    if any(written & set(n.tensors) or {w.tensor for w in n.writes} & set(node.tensors) for n in sums):
+        return None
+    others = FusionGroup(tuple(n for n in group.nodes if n not in sums), group.rows)
+    extended = _extended(scop, others, node)
+    return None if extended is None else replace(extended, nodes=(*group.nodes, node), serial=group.serial)
 
 
 def _extended(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:

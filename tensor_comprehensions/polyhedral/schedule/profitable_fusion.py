@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from ...options import CpuOptions
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, walk_expr
-from ..scop.scop import Scop
+from ..scop.scop import Scop, ScopStatement
+from .chain_fusion import join_chain, with_producers
 from .contraction_chain import CONTRACTION_ROWS, chain_tiles
 from .fusion import ENOUGH_PARALLELISM, FusionGroup, accessed_bytes, partition_statements, reads_memory
 
@@ -24,7 +26,11 @@ def fuse_statements(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple
     def is_profitable(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> bool:
         return _is_profitable(scop.function, before, alone, joined, target)
 
-    return partition_statements(scop, options.fusion, is_profitable)
+    def join(group: FusionGroup, node: ScopStatement, later: Sequence[ScopStatement]) -> FusionGroup | None:
+        return join_chain(scop, group, node, later, target)
+
+    groups = partition_statements(scop, options.fusion, is_profitable, join)
+    return groups if options.fusion == "min" else with_producers(scop, groups, target)
 
 
 def _is_profitable(

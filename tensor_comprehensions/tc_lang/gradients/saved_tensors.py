@@ -2,7 +2,8 @@
 
 Outputs are there anyway. Of the temporaries the sums and extrema are kept, since each of their elements takes many
 operations, and what is made of these element by element, where it is no larger. Everything else is computed again.
-So no call keeps more elements than its sums and extrema have.
+So no call keeps more elements than its sums and extrema have. The scores of attention, batches of products of rows with
+rows, are computed again, too: they may be far larger than all inputs, and one pass over tiles never stores them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..ir import Function, Role
+from ..ir import Binary, Function, Index, Role, Select, walk_expr
 from ..ranges import Bounds
 from .ssa import SsaProgram, SsaStatement
 
@@ -64,10 +65,11 @@ class _Chooser:
 
     def is_worth_keeping(self, step: SsaStatement) -> bool:
         if _reduces(step):
-            return True
+            return not _is_batched_product(step)
         sums = self.sums(step)
+        large = [self._extents(s) for s in sums if not _is_batched_product(self.made[s])]
         extents = self._extents(step.target)
-        return not sums <= self.used and any(_within(extents, self._extents(s)) for s in sums)
+        return not sums <= self.used and any(_within(extents, s) for s in large)
 
     def sums(self, step: SsaStatement) -> frozenset[str]:
         """The sums and extrema on which the elements of a step depend, each through elements alone."""
@@ -84,6 +86,20 @@ class _Chooser:
 
 def _reduces(step: SsaStatement) -> bool:
     return any(i not in step.left for i in step.ranges)
+
+
+def _is_batched_product(step: SsaStatement) -> bool:
+    """Is it a sum of products of two factors, each with a free index of its own, beside one that both have?"""
+    value = step.value
+    while isinstance(value, Select):
+        value = value.then
+    if not (isinstance(value, Binary) and value.op == "*" and _reduces(step)):
+        return False
+    left, right = (
+        {x.name for x in walk_expr(factor) if isinstance(x, Index) and x.name in step.left}
+        for factor in (value.left, value.right)
+    )
+    return bool(left & right and left - right and right - left)
 
 
 def _within(small: list[Bounds], large: list[Bounds]) -> bool:
