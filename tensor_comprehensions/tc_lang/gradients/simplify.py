@@ -19,6 +19,7 @@ from .adjoint_access import range_guards, substitute_indices, uses_index
 from .derivatives import plus
 from .emit import GradStatement
 from .factorize import FactorProduct, NamedProduct, product_to_expr, to_product, with_named_products
+from .masked_values import mask_sums, read_masked_values
 from .ssa import SsaProgram, are_bare_indices, is_partial
 from .zero_sums import drop_zero_statements
 
@@ -34,7 +35,9 @@ def simplify_gradient(
     statements = _once([x for n, w in enumerate(statements) for x in _factored(w, n)])
     statements = _Joining(statements, targets, sizes).run()
     names = _held(steps, {name for w in statements for name in w.reads})
-    return _results_last(live_statements([_rewritten(w, names, steps, sizes) for w in statements], targets))
+    statements = [_rewritten(w, names, steps, sizes) for w in statements]
+    statements = mask_sums(read_masked_values(statements, steps), sizes)
+    return _results_last(live_statements(statements, targets))
 
 
 def live_statements(written: Sequence[GradStatement], targets: AbstractSet[str]) -> list[GradStatement]:
