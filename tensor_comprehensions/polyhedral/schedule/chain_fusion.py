@@ -94,7 +94,7 @@ def _with_sum(function: BoundFunction, group: FusionGroup, node: ScopStatement) 
     if serial is None or cluster is None or len(node.statements) > 1 or node.elements:
         return None
     result = function.tensor(cluster.output.tensor)
-    if cluster.initial or cluster.epilogue or result.dtype != cluster.left.dtype or result.role is not Role.OUTPUT:
+    if cluster.initial or cluster.epilogue or result.dtype != cluster.left.dtype:
         return None
     indices = _rows_read(group, node)
     if indices is None or any(group.adds_up(n) and set(n.tensors) & {result.name} for n in group.nodes):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ...core.dtypes import INT64
-from ..ir import Access, Call, Expr, Index, Select, operands_of, walk_expr, with_operands
+from ..ir import Access, Call, Cast, Expr, Index, Select, operands_of, walk_expr, with_operands
 from ..ranges import Bounds
 from ..size_polynomial import Value
 from .adjoint_access import range_guards, substitute_indices, uses_index
@@ -51,11 +51,29 @@ def live_statements(written: Sequence[GradStatement], targets: AbstractSet[str])
 
 
 def _results_last(written: Sequence[GradStatement]) -> list[GradStatement]:
-    """Sums that nothing reads after everything else: what is between other statements keeps them from being fused."""
-    read = {name for w in written for name in w.reads}
+    """Sums that nothing reads after everything else, those of products first, and conversions of sums after these:
+    what is between other statements keeps them from being fused."""
+    readers: dict[str, list[GradStatement]] = {}
+    for w in written:
+        for name in w.reads:
+            readers.setdefault(name, []).append(w)
     writers = [w.target for w in written]
-    last = [w for w in written if w.op == "+=!" and w.target not in read and writers.count(w.target) == 1]
-    return [*(w for w in written if w not in last), *last]
+
+    def is_result(w: GradStatement) -> bool:
+        return w.target not in readers and writers.count(w.target) == 1
+
+    def is_converted(w: GradStatement) -> bool:
+        after = readers.get(w.target, ())
+        return bool(after) and all(isinstance(r.value, Cast) and r.op == "=" and is_result(r) for r in after)
+
+    sums = [w for w in written if w.op == "+=!" and writers.count(w.target) == 1]
+    last = sorted((w for w in sums if is_result(w) or is_converted(w)), key=_reads_one_tensor)
+    conversions = [r for w in last for r in readers.get(w.target, ())]
+    return [*(w for w in written if w not in last and w not in conversions), *last, *conversions]
+
+
+def _reads_one_tensor(w: GradStatement) -> bool:
+    return len(w.reads) == 1
 
 
 # --- factors of sums -------------------------------------------------------------------------------------------------
