@@ -9,7 +9,7 @@ from itertools import groupby
 from ..core.errors import ArgumentError
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
-from ..loop_ir.index_arithmetic import Interval
+from ..loop_ir.intervals import Interval
 from ..loop_ir.intrinsics import BARRIER, COMMIT_ASYNC, WAIT_ASYNC
 from ..loop_ir.passes.simplify import simplify
 from ..loop_ir.rewrite import substitute_stmt

@@ -61,14 +61,14 @@ def lower_group(
         order = loops_of(movement, group)
         options = options if movement.shared else replace(options, grain_size=0)
     if group.serial is not None:
-        start = _begun_sums(function, scheduled, tiles, buffers, options, target)
+        start = _initialize_sums(function, scheduled, tiles, buffers, options, target)
         inside = tile_loops([tiles[group.serial]], [counts[group.serial]], inside, 0, options, "serial_tile")
         inside, order = build.block(*start, inside), tuple(k for k in order if k != group.serial)
     walked = [tiles[k] for k in order], [counts[k] for k in order]
     return tile_loops(*walked, inside, total_op_count(function, scheduled.leaves), options)
 
 
-def _begun_sums(
+def _initialize_sums(
     function: BoundFunction,
     scheduled: ScheduledGroup,
     tiles: Sequence[TileRange],
@@ -78,7 +78,7 @@ def _begun_sums(
 ) -> list[ir.Stmt]:
     """What starts the sums over the serial row, before its first tile."""
     emitter = NestLowering(function, scheduled.group, tuple(tiles), buffers, options, target)
-    return [emitter.begun(leaf) for leaf in scheduled.leaves if scheduled.group.adds_up(leaf.nodes[0])]
+    return [emitter.initialize_sums(leaf) for leaf in scheduled.leaves if scheduled.group.adds_up(leaf.nodes[0])]
 
 
 def contraction_schedule(

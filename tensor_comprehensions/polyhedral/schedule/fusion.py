@@ -84,12 +84,12 @@ def partition_statements(
     """
     groups: list[FusionGroup] = []
     for position, node in enumerate(scop.nodes):
-        alone = _alone(scop, node)
+        alone = _single_node_group(scop, node)
         joined, profitable = None, False
         if groups and fusion != "min":
             joined = None if join is None else join(groups[-1], node, scop.nodes[position + 1 :])
             profitable = joined is not None
-            joined = joined or _fused(scop, groups[-1], node)
+            joined = joined or _fuse_node(scop, groups[-1], node)
         if joined is not None and (profitable or fusion == "max" or is_profitable(groups[-1], alone, joined)):
             groups[-1] = joined
         else:
@@ -108,7 +108,7 @@ def accessed_bytes(function: BoundFunction, accesses: Sequence[tc.Access]) -> in
     return sum(t.size * t.dtype.size for t in tensors)
 
 
-def _alone(scop: Scop, node: ScopStatement) -> FusionGroup:
+def _single_node_group(scop: Scop, node: ScopStatement) -> FusionGroup:
     """One node with all its coincident indices as rows, in the order of the text."""
     dependences = scop.dependences_among((node,))
     rows = tuple(
@@ -134,7 +134,7 @@ def fuse_consecutive(scop: Scop, first: FusionGroup, second: FusionGroup) -> Fus
         return None  # its subscripts are verified in between
     if not {t for n in second.nodes for t in n.tensors} & {t for n in first.nodes for t in n.tensors}:
         return None
-    return _scheduled(scop, (*first.nodes, *second.nodes))
+    return _schedule_group(scop, (*first.nodes, *second.nodes))
 
 
 def fuse_independent(first: FusionGroup, second: FusionGroup) -> FusionGroup | None:
@@ -149,14 +149,14 @@ def fuse_independent(first: FusionGroup, second: FusionGroup) -> FusionGroup | N
     return FusionGroup((*first.nodes, *second.nodes), tuple(rows))
 
 
-def _fused(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
+def _fuse_node(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
     """`group` with `node`, or None where they share no coincident row of the simple form that we lower."""
-    if not _connected(group.nodes, node):
+    if not _are_connected(group.nodes, node):
         return None
     if group.serial is not None:
         return _beside_sums(scop, group, node)
-    extended = _extended(scop, group, node)
-    return extended if extended is not None else _scheduled(scop, (*group.nodes, node))
+    extended = _extend_group(scop, group, node)
+    return extended if extended is not None else _schedule_group(scop, (*group.nodes, node))
 
 
 def _beside_sums(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
@@ -166,11 +166,11 @@ def _beside_sums(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionG
     if any(written & set(n.tensors) or {w.tensor for w in n.writes} & set(node.tensors) for n in sums):
         return None
     others = FusionGroup(tuple(n for n in group.nodes if n not in sums), group.rows)
-    extended = _extended(scop, others, node)
+    extended = _extend_group(scop, others, node)
     return None if extended is None else replace(extended, nodes=(*group.nodes, node), serial=group.serial)
 
 
-def _extended(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
+def _extend_group(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
     """`group` with `node` at an index of its own in every row of the group; None where a row would carry a dependence.
 
     No schedule of them all has more rows than the group has, so that there is nothing to ask isl's scheduler for, which
@@ -207,7 +207,7 @@ def _is_coincident(dependences: Sequence[isl.Map], row: BandMember, nodes: Seque
     return True
 
 
-def _scheduled(scop: Scop, nodes: Sequence[ScopStatement]) -> FusionGroup | None:
+def _schedule_group(scop: Scop, nodes: Sequence[ScopStatement]) -> FusionGroup | None:
     """The group of all `nodes` with the rows that isl finds."""
     rows: list[BandMember] = []
     for pieces in _outer_band(scop, nodes):
@@ -218,7 +218,7 @@ def _scheduled(scop: Scop, nodes: Sequence[ScopStatement]) -> FusionGroup | None
     return FusionGroup(tuple(nodes), tuple(rows)) if rows else None
 
 
-def _connected(before: Sequence[ScopStatement], last: ScopStatement) -> bool:
+def _are_connected(before: Sequence[ScopStatement], last: ScopStatement) -> bool:
     written = {w.tensor for n in before for w in n.writes}
     if any(check_reads(s) & written for s in last.statements):
         return False  # its subscripts are verified in between

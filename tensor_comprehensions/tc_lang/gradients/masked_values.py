@@ -27,10 +27,10 @@ def mask_sums(written: Sequence[GradStatement], sizes: Mapping[str, Value]) -> l
         for w in written
         if w.op == "=" and are_bare_indices(w.subscripts) and _index_mask(w.value) and writers.count(w.target) == 1
     }
-    return [_masked_sum(w, masked, sizes) for w in written]
+    return [_mask_sum(w, masked, sizes) for w in written]
 
 
-def _masked_sum(w: GradStatement, masked: Mapping[str, GradStatement], sizes: Mapping[str, Value]) -> GradStatement:
+def _mask_sum(w: GradStatement, masked: Mapping[str, GradStatement], sizes: Mapping[str, Value]) -> GradStatement:
     if w.op != "+=!" or w.exists or len(w.ranges) == len(w.subscripts):
         return w
     product = to_product(w.value)
@@ -64,10 +64,15 @@ def read_masked_values(written: Sequence[GradStatement], steps: SsaProgram) -> l
 
 def _holds_masked(step: SsaStatement, steps: SsaProgram) -> bool:
     plain = step.op == "=" and step.before is None and are_bare_indices(step.subscripts)
-    return plain and not is_partial(step, steps.function) and _index_mask(step.value) and _then(step.value) is not None
+    return (
+        plain
+        and not is_partial(step, steps.function)
+        and _index_mask(step.value)
+        and _masked_call(step.value) is not None
+    )
 
 
-def _then(e: Expr) -> Call | None:
+def _masked_call(e: Expr) -> Call | None:
     """The function whose value a mask leaves."""
     return e.then if isinstance(e, Select) and isinstance(e.then, Call) else None
 
@@ -75,28 +80,28 @@ def _then(e: Expr) -> Call | None:
 def _with_held(e: Expr, held: Iterable[SsaStatement], steps: SsaProgram) -> Expr:
     """`e`, a masked value, with elements of tensors that are masked alike for the functions that they hold."""
     assert isinstance(e, Select)
-    condition = _long(e.condition)
+    condition = _widen_indices(e.condition)
 
-    def put(x: Expr) -> Expr:
+    def replace_calls(x: Expr) -> Expr:
         for step in held if isinstance(x, Call) else ():
-            pattern = _then(step.value)
+            pattern = _masked_call(step.value)
             assert pattern is not None
             assert isinstance(step.value, Select)
-            mapping = unify(_long(pattern), _long(x), {})
+            mapping = unify(_widen_indices(pattern), _widen_indices(x), {})
             if mapping is None or any(isinstance(i, Index) and i.name not in mapping for i in step.subscripts):
                 continue
-            if _renamed(_long(step.value.condition), mapping) == condition:
-                where = tuple(_renamed(_long(i), mapping) for i in step.subscripts)
+            if _rename_indices(_widen_indices(step.value.condition), mapping) == condition:
+                where = tuple(_rename_indices(_widen_indices(i), mapping) for i in step.subscripts)
                 return Access(step.target, where, steps.versions[step.target].dtype)
-        return map_operands(x, put)
+        return map_operands(x, replace_calls)
 
-    return replace(e, then=put(e.then))
-
-
-def _renamed(e: Expr, names: Mapping[str, Expr]) -> Expr:
-    return names.get(e.name, e) if isinstance(e, Index) else map_operands(e, lambda x: _renamed(x, names))
+    return replace(e, then=replace_calls(e.then))
 
 
-def _long(e: Expr) -> Expr:
+def _rename_indices(e: Expr, names: Mapping[str, Expr]) -> Expr:
+    return names.get(e.name, e) if isinstance(e, Index) else map_operands(e, lambda x: _rename_indices(x, names))
+
+
+def _widen_indices(e: Expr) -> Expr:
     """`e` with indices of one type, be they in subscripts or in conditions."""
-    return replace(e, dtype=INT64) if isinstance(e, Index) else map_operands(e, _long)
+    return replace(e, dtype=INT64) if isinstance(e, Index) else map_operands(e, _widen_indices)

@@ -70,7 +70,7 @@ class _Chooser:
         sums = self.sums(step)
         large = [self._extents(s) for s in sums if not self.is_inside_chain(self.made[s])]
         extents = self._extents(step.target)
-        return not sums <= self.used and any(_within(extents, s) for s in large)
+        return not sums <= self.used and any(_is_subset(extents, s) for s in large)
 
     def is_inside_chain(self, step: SsaStatement) -> bool:
         """Is it a batch of products whose elements, or what is made of them, are factors of another one?"""
@@ -115,7 +115,7 @@ def _is_batched_product(step: SsaStatement) -> bool:
     return bool(left & right and left - right and right - left)
 
 
-def _within(small: list[Bounds], large: list[Bounds]) -> bool:
+def _is_subset(small: list[Bounds], large: list[Bounds]) -> bool:
     """Whether the dimensions of one tensor are among those of another."""
     left = list(large)
     for bounds in small:
