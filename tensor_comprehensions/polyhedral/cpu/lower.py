@@ -78,11 +78,11 @@ def _explain(function: BoundFunction, options: CpuOptions, target: CpuTarget) ->
     plan = plan_schedule(_scop(function, scop_nodes(function, options, target)), options, target)
     buffers = {t.name: _buffer(t) for t in function.tensors}
 
-    def shown(scheduled: ScheduledGroup, node: ScopStatement) -> Schedule | None:
-        local = _local(function, plan, scheduled, options)
+    def describe_node(scheduled: ScheduledGroup, node: ScopStatement) -> Schedule | None:
+        local = _local_tensors(function, plan, scheduled, options)
         return contraction_schedule(function, scheduled, node, local, buffers, options, target)
 
-    return "\n".join(format_schedule(plan, shown))
+    return "\n".join(format_schedule(plan, describe_node))
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> Module:
@@ -101,14 +101,14 @@ def _lower(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> M
             checks += build_check_loops(function, s, buffers, len(checks.sites), options, target)
         for nest in checks.loops[len(before.loops) :]:  # apart: one may read through what the one before verifies
             kernels.append(Kernel(compose_name(function.name, f"check{len(kernels)}"), nest))
-        local = _local(function, plan, scheduled, options)
+        local = _local_tensors(function, plan, scheduled, options)
         contracted |= {t.name for t in local}
         body = lower_group(function, scheduled, local, buffers, options, target)
         kernels.append(Kernel(function.name if len(plan) == 1 else compose_name(function.name, len(kernels)), body))
     return _module(function, buffers, contracted, kernels, checks)
 
 
-def _local(
+def _local_tensors(
     function: BoundFunction, plan: Sequence[ScheduledGroup], scheduled: ScheduledGroup, options: CpuOptions
 ) -> tuple[Tensor, ...]:
     """The temporaries that a thread keeps to itself in a group of `plan`."""
