@@ -38,30 +38,16 @@ def join_chain(
     return None
 
 
-def with_producers(scop: Scop, groups: Sequence[FusionGroup], target: CpuTarget) -> tuple[FusionGroup, ...]:
-    """`groups` where a node alone, before a chain that reads it, and that nothing else reads, is the chain's first."""
-    found: list[FusionGroup] = []
-    for group in reversed(groups):
-        after = found[-1] if found else None
-        others = {t for g in (*groups, *found) if g not in (group, after) for n in g.nodes for t in n.tensors}
-        joined = None if after is None else _with_producer(scop.function, group, after, others, target)
-        if joined is None:
-            found.append(group)
-        else:
-            found[-1] = joined
-    return tuple(reversed(found))
-
-
-def _with_producer(
-    function: BoundFunction, alone: FusionGroup, group: FusionGroup, others: set[str], target: CpuTarget
+def merge_producer(
+    function: BoundFunction, alone: FusionGroup, group: FusionGroup, target: CpuTarget
 ) -> FusionGroup | None:
-    """`group`, a chain, with the only node of `alone` before its own; others: what the other groups touch."""
+    """`group`, a chain, with the only node of `alone`, which makes a temporary that it reads, before its own."""
     if len(alone.nodes) > 1 or chain_tiles(function, group, target) is None:
         return None
     (node,) = alone.nodes
     written = {w.tensor for w in node.writes}
-    local = all(function.tensor(name).role is Role.TEMPORARY and name not in others for name in written)
-    if not local or any(check_reads(s) & written for n in group.nodes for s in n.statements):
+    temporary = all(function.tensor(name).role is Role.TEMPORARY for name in written)
+    if not temporary or any(check_reads(s) & written for n in group.nodes for s in n.statements):
         return None
     if {w.tensor for n in group.nodes for w in n.writes} & set(node.tensors):
         return None

@@ -69,6 +69,7 @@ class FusionGroup:
 
 
 Join = Callable[[FusionGroup, ScopStatement, Sequence[ScopStatement]], FusionGroup | None]
+Merge = Callable[[FusionGroup, FusionGroup], FusionGroup | None]
 
 
 def partition_statements(
@@ -76,11 +77,13 @@ def partition_statements(
     fusion: str,
     is_profitable: Callable[[FusionGroup, FusionGroup, FusionGroup], bool],
     join: Join | None = None,
+    merge: Merge | None = None,
 ) -> tuple[FusionGroup, ...]:
     """Groups of nodes as a fusion strategy wants them.
 
     is_profitable: whether "preserve3" fuses: the group so far, the node alone, both together. join: other ways to put
-    a node into a group, which are profitable; it sees the nodes that follow, too.
+    a node into a group, which are profitable; it sees the nodes that follow, too. merge: the last two groups as one,
+    where that is profitable.
     """
     groups: list[FusionGroup] = []
     for position, node in enumerate(scop.nodes):
@@ -94,6 +97,8 @@ def partition_statements(
             groups[-1] = joined
         else:
             groups.append(alone)
+        while merge is not None and fusion != "min" and len(groups) > 1 and (merged := merge(*groups[-2:])) is not None:
+            groups[-2:] = [merged]
     return tuple(groups)
 
 

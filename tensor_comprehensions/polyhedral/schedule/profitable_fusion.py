@@ -10,7 +10,7 @@ from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, walk_expr
 from ..scop.scop import Scop, ScopStatement
-from .chain_fusion import join_chain, with_producers
+from .chain_fusion import join_chain, merge_producer
 from .contraction_chain import CONTRACTION_ROWS, chain_tiles
 from .fusion import ENOUGH_PARALLELISM, FusionGroup, accessed_bytes, partition_statements, reads_memory
 
@@ -29,8 +29,10 @@ def fuse_statements(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple
     def join(group: FusionGroup, node: ScopStatement, later: Sequence[ScopStatement]) -> FusionGroup | None:
         return join_chain(scop, group, node, later, target)
 
-    groups = partition_statements(scop, options.fusion, is_profitable, join)
-    return groups if options.fusion == "min" else with_producers(scop, groups, target)
+    def merge(alone: FusionGroup, group: FusionGroup) -> FusionGroup | None:
+        return merge_producer(scop.function, alone, group, target)
+
+    return partition_statements(scop, options.fusion, is_profitable, join, merge)
 
 
 def _is_profitable(
