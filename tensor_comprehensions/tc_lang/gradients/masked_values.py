@@ -35,7 +35,7 @@ def _mask_sum(w: GradStatement, masked: Mapping[str, GradStatement], sizes: Mapp
         return w
     product = to_product(w.value)
     for factor in product.over:
-        if isinstance(factor, Access) and factor.tensor in masked:
+        if isinstance(factor, Access) and factor.tensor in masked and are_bare_indices(factor.subscripts):
             definition = masked[factor.tensor]
             names = (x.name for x in definition.subscripts if isinstance(x, Index))
             mask = definition.value

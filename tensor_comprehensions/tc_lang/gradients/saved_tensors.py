@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..ir import Binary, Function, Index, Role, Select, walk_expr
+from ..ir import Function, Role
 from ..ranges import Bounds
+from .factorize import is_batched_product
 from .ssa import SsaProgram, SsaStatement
 
 
@@ -102,17 +103,7 @@ def _reduces(step: SsaStatement) -> bool:
 
 
 def _is_batched_product(step: SsaStatement) -> bool:
-    """Is it a sum of products of two factors, each with a free index of its own, beside one that both have?"""
-    value = step.value
-    while isinstance(value, Select):
-        value = value.then
-    if not (isinstance(value, Binary) and value.op == "*" and _reduces(step)):
-        return False
-    left, right = (
-        {x.name for x in walk_expr(factor) if isinstance(x, Index) and x.name in step.left}
-        for factor in (value.left, value.right)
-    )
-    return bool(left & right and left - right and right - left)
+    return _reduces(step) and is_batched_product(step.value, step.left)
 
 
 def _is_subset(small: list[Bounds], large: list[Bounds]) -> bool:

@@ -18,7 +18,14 @@ from ..size_polynomial import Value
 from .adjoint_access import range_guards, substitute_indices, uses_index
 from .derivatives import plus
 from .emit import GradStatement
-from .factorize import FactorProduct, NamedProduct, product_to_expr, to_product, with_named_products
+from .factorize import (
+    FactorProduct,
+    NamedProduct,
+    is_batched_product,
+    product_to_expr,
+    to_product,
+    with_named_products,
+)
 from .masked_values import mask_sums, read_masked_values
 from .ssa import SsaProgram, are_bare_indices, is_partial
 from .zero_sums import drop_zero_statements
@@ -51,7 +58,7 @@ def live_statements(written: Sequence[GradStatement], targets: AbstractSet[str])
 
 
 def _results_last(written: Sequence[GradStatement]) -> list[GradStatement]:
-    """Sums that nothing reads after everything else, those of products first, and conversions of sums after these:
+    """Sums that nothing reads after everything else, batches of products first, and conversions of sums after these:
     what is between other statements keeps them from being fused."""
     readers: dict[str, list[GradStatement]] = {}
     for w in written:
@@ -67,13 +74,14 @@ def _results_last(written: Sequence[GradStatement]) -> list[GradStatement]:
         return bool(after) and all(isinstance(r.value, Cast) and r.op == "=" and is_result(r) for r in after)
 
     sums = [w for w in written if w.op == "+=!" and writers.count(w.target) == 1]
-    last = sorted((w for w in sums if is_result(w) or is_converted(w)), key=_reads_one_tensor)
+    last = [w for w in sums if is_result(w) or is_converted(w)]
+    last = [*filter(_multiplies_batches, last), *(w for w in last if not _multiplies_batches(w))]
     conversions = [r for w in last for r in readers.get(w.target, ())]
     return [*(w for w in written if w not in last and w not in conversions), *last, *conversions]
 
 
-def _reads_one_tensor(w: GradStatement) -> bool:
-    return len(w.reads) == 1
+def _multiplies_batches(w: GradStatement) -> bool:
+    return is_batched_product(w.value, [e.name for e in w.subscripts if isinstance(e, Index)])
 
 
 # --- factors of sums -------------------------------------------------------------------------------------------------
