@@ -71,6 +71,8 @@ def _tile_lowering() -> Any:
 
 def _lower(bound: BoundFunction, context: GpuPassContext) -> Module:
     divided = _divide_products(bound, context)
+    if divided is not None:
+        get_logger("schedule").debug("%s: on tensor cores: %s", bound.name, "; ".join(map(str, divided.regions)))
     try:
         module: Module = (
             _mapper().lower_gpu(bound, context.options, context.target)
@@ -103,16 +105,10 @@ def _divide_products(bound: BoundFunction, context: GpuPassContext) -> Any:
                 f"no product of {bound.name} is for the tensor cores of {context.target.name}: {reason}",
                 suggestion="leave the options out, or give MappingOptions(...)",
             ) from reason
-        get_logger("schedule").debug("%s: not on tensor cores: %s", bound.name, reason)
         return None
     if asked:
         return divided
-    mapped = _mapper().estimate_cycles(bound, context.target)
-    scale = 1e6 / context.target.clock
-    get_logger("schedule").debug(
-        "%s: %.1f us on tensor cores, %.1f us without", bound.name, divided.cycles * scale, mapped * scale
-    )
-    return divided if divided.cycles < PAYS * mapped else None
+    return divided if divided.cycles < PAYS * _mapper().estimate_cycles(bound, context.target) else None
 
 
 def prefers_tensor_cores(function: BoundFunction, target: GpuTarget) -> bool:
@@ -259,7 +255,8 @@ def _explain_lowering(k: CompiledGpuKernel) -> str:
     divided = _divide_products(function, k.context)
     if divided is None:
         return str(_mapper().explain_gpu(function, k.options, k.target))
-    return str(_tile_lowering().explain_divided(divided, k.target))
+    mapped = _mapper().estimate_cycles(function, k.target) / k.target.clock * 1e6
+    return f"without tensor cores: {mapped:.1f} us\n{_tile_lowering().explain_divided(divided, k.target)}"
 
 
 def _format_tiles(k: CompiledGpuKernel) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import TypeAlias
 
 from ..core.errors import ArgumentError, CannotLower, InternalError
@@ -27,6 +28,7 @@ from .lower_tiles import format_tiles, lower_program
 from .product_cost import ProductPrice
 from .product_tiles import ProductOrder, ProductTiles, order_indices
 from .recognize_products import ProductRegion, RefusedProduct, recognize_products
+from .shared_accesses import with_buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ def _divide(function: BoundFunction, options: TileOptions, target: GpuTarget) ->
     if not any(isinstance(p, ProductRegion) for p in pieces):
         raise CannotLower("; ".join(map(str, refused)) or "it has no sums of products")
     touched = [tensors_of_statements(p.statements if isinstance(p, ProductRegion) else p) for p in pieces]
-    buffers = _buffers(function)
+    buffers = buffers_of(function)
     found: list[TiledPiece] = []
     cycles = 0.0
     for n, piece in enumerate(pieces):
@@ -146,7 +148,7 @@ def _divide(function: BoundFunction, options: TileOptions, target: GpuTarget) ->
 def lower_divided(divided: DividedDef, target: GpuTarget) -> Module:
     """The kernels of all pieces, in order."""
     function = divided.function
-    buffers = _buffers(function)
+    buffers = buffers_of(function)
     kernels: list[Kernel] = []
     sites: list[CheckSite] = []
     temporaries: dict[str, Buffer] = {}
@@ -155,15 +157,15 @@ def lower_divided(divided: DividedDef, target: GpuTarget) -> Module:
             module = lower_program(region_program(piece, buffers, function.name, target))
         else:
             module = lower_gpu.lower_gpu(piece, None, target, collapsed=True)
-        for b in module.temporaries:
-            if temporaries.setdefault(b.name, b) != b or buffers.get(b.name, b) != b:
-                raise CannotLower(f"two pieces have a temporary {b.name}")
+        others = set(buffers) - {b.name for b in module.temporaries} | set(temporaries)
+        own = {b.name: _fresh_buffer(b, others) for b in module.temporaries}
+        temporaries |= {b.name: b for b in own.values()}
+        temporaries |= {b.name: b for b in module.arguments if function.tensor(b.name).role is Role.TEMPORARY}
         for kernel in module.kernels:
             single = len(divided.pieces) == len(module.kernels) == 1
             name = function.name if single else compose_name(function.name, len(kernels))
-            kernels.append(_renumber_sites(kernel, len(sites), name))
+            kernels.append(_renumber_sites(_rename_temporaries(kernel, own), len(sites), name))
         sites += module.sites
-        temporaries |= {b.name: b for b in module.arguments if function.tensor(b.name).role is Role.TEMPORARY}
     arguments = tuple(buffers[t.name] for t in function.tensors if t.role is not Role.TEMPORARY)
     written = tuple(t.name for t in function.tensors if t.role in (Role.OUTPUT, Role.INOUT))
     return Module(function.name, arguments, tuple(temporaries.values()), tuple(kernels), tuple(sites), written)
@@ -179,7 +181,7 @@ def region_program(piece: TiledRegion, buffers: dict[str, Buffer], name: str, ta
 
 def format_divided(divided: DividedDef, target: GpuTarget) -> str:
     """The decomposition of each region in the notation of the paper; the rest as comments."""
-    buffers, texts = _buffers(divided.function), []
+    buffers, texts = buffers_of(divided.function), []
     for n, piece in enumerate(divided.pieces):
         if isinstance(piece, TiledRegion):
             texts.append(
@@ -193,7 +195,7 @@ def format_divided(divided: DividedDef, target: GpuTarget) -> str:
 
 def explain_divided(divided: DividedDef, target: GpuTarget) -> str:
     """What runs on tensor cores and how, and the mapped schedules of the rest."""
-    lines = [f"estimate: {divided.cycles / target.clock * 1e6:.1f} us"]
+    lines = [f"on tensor cores: {divided.cycles / target.clock * 1e6:.1f} us"]
     lines += [f"no region: {r}" for r in divided.refused]
     for piece in divided.pieces:
         if isinstance(piece, TiledRegion):
@@ -203,8 +205,22 @@ def explain_divided(divided: DividedDef, target: GpuTarget) -> str:
     return "\n".join(lines)
 
 
-def _buffers(function: BoundFunction) -> dict[str, Buffer]:
+def buffers_of(function: BoundFunction) -> dict[str, Buffer]:
+    """The buffer of each tensor, by its name."""
     return {t.name: Buffer(t.name, Type(t.dtype), t.shape, t.strides) for t in function.tensors}
+
+
+def _fresh_buffer(b: Buffer, taken: set[str]) -> Buffer:
+    """A buffer with a name that no other has."""
+    names = (b.name if n == 0 else compose_name(b.name, n) for n in count())
+    return replace(b, name=next(name for name in names if name not in taken))
+
+
+def _rename_temporaries(kernel: Kernel, own: Mapping[str, Buffer]) -> Kernel:
+    """A kernel of a piece whose temporaries have other names in the whole."""
+    changed = {name: b for name, b in own.items() if name != b.name}
+    readonly = tuple(own[name].name if name in own else name for name in kernel.readonly)
+    return replace(kernel, body=with_buffers(kernel.body, changed), readonly=readonly) if changed else kernel
 
 
 def _renumber_sites(kernel: Kernel, first: int, name: str) -> Kernel:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core.dtypes import FLOAT32, DType
 from ..core.naming import compose_name
+from ..layouts import Layout, compose, concatenate
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import WARP
@@ -30,6 +31,11 @@ from .role_words import BLOCK_ID
 from .tensor_core_products import accumulator, plan_product
 from .tensors import DataTensor, ThreadTensor
 from .tile_views import THREAD_X, MemoryView, RegisterFragment
+
+VALUES_TOGETHER = 8
+"""Of a thread, that are computed and stored together: 16 bytes of half-precision numbers."""
+DEALT = 32
+"""Columns of four instructions, which are dealt out to four threads."""
 
 
 def lower_product(
@@ -148,9 +154,36 @@ class _ProductLowering:
         if side.place.element is not None:
             batch = {i.name: at[i.name] for i in self.order.batch}
             view = side.place.element.view([i for g in groups for i in g], batch)
-            self.k.move(to, MemoryView(view.buffer, self._pick_tile(view.tensor, groups, at)))
+            self.k.move(
+                to, MemoryView(view.buffer, self._deal_columns(self._pick_tile(view.tensor, groups, at), groups))
+            )
         else:
             self._compute(to, side.factor, groups, at)
+
+    @property
+    def deals(self) -> Layout | None:
+        """Which column each column of a product is, where columns are dealt out so that threads have neighbors.
+
+        An instruction gives each of 4 threads two columns. Those of four instructions become 8 neighbors of one thread
+        if the rows of the right factor are in another order in shared memory: each stays in one piece.
+        """
+        columns, along = self.tiles.tile[1], self.tiles.warps[1]
+        if columns % (DEALT * along) or any(p.right.transposed for p in self.order.pairs):
+            return None
+        rest = columns // DEALT
+        return Layout((2, 4, 4, rest), (1, 8, 2, DEALT)) if rest > 1 else Layout((2, 4, 4), (1, 8, 2))
+
+    def _deal_columns(self, tile: DataTensor, groups: Sequence[Sequence[BoundIndex]]) -> DataTensor:
+        """A tile with its columns, which are one of the groups, in the order of the instructions."""
+        deals, where = self.deals, [n for n, g in enumerate(groups) if g is self.order.columns]
+        if deals is None or not where:
+            return tile
+        level, inner, step = tile.parts[0], [], 1
+        for n, mode in enumerate(level.layouts[0].modes):
+            own = deals if n in where else Layout(mode.size, 1)
+            inner.append(compose(Layout(mode.size, step), own))
+            step *= mode.size
+        return replace(tile, parts=(level.composed(concatenate(*inner)),))
 
     def _pick_tile(
         self, tensor: DataTensor, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]
@@ -180,7 +213,7 @@ class _ProductLowering:
         self, to: MemoryView, factor: ProductFactor, groups: Sequence[Sequence[BoundIndex]], at: Mapping[str, ir.Expr]
     ) -> None:
         """Each thread computes neighbors of the tile, and stores them together."""
-        k, tile = self.k, self._points(groups, at)
+        k, tile = self.k, self._deal_columns(self._points(groups, at), groups)
         rows, columns = (x.size for x in tile.levels[0].modes)
         size = factor.dtype.size
         width = gcd(columns, min(VECTOR_BYTES // size, MAX_LANES[size]))
@@ -201,16 +234,15 @@ class _ProductLowering:
     def _finish(self, total: RegisterFragment, blocks: Mapping[str, ir.Expr]) -> None:
         """What is stored, for the values of each thread, neighbors together."""
         contraction, groups = self.region.contraction, (self.order.rows, self.order.columns)
-        values = self._points(groups, blocks).partition(total.tv)[total.thread]
+        values = self._deal_columns(self._points(groups, blocks), groups).partition(total.tv)[total.thread]
         names: list[tuple[str, ir.Expr]] = []
         values = _name_coordinates(values, [i.name for g in groups for i in g], names)
-        width = 2 if total.tv[1].size % 2 == 0 and total.elements[0, 1] - total.elements[0, 0] == total.padded[0] else 1
         buffer = self.buffers[contraction.output.tensor]
         statements: list[ir.Stmt] = []
-        for first in range(0, total.values, width):
-            points = [_element_at(values, v) for v in range(first, first + width)]
+        for run in _neighbors(total, self.deals):
+            points = [_element_at(values, v) for v in run]
             scopes = [self._scope(groups, p, blocks) for p in points]
-            stored = [self._stored_value(read_value(total, first + n), scope) for n, scope in enumerate(scopes)]
+            stored = [self._stored_value(read_value(total, v), scope) for v, scope in zip(run, scopes, strict=True)]
             places = [
                 lower_access(contraction.output.tensor, contraction.output.subscripts, scope)[1] for scope in scopes
             ]
@@ -257,28 +289,38 @@ def _element_at(values: DataTensor, v: int) -> DataTensor:
     return replace(values, parts=(), origins=tuple(origins))
 
 
+def _neighbors(total: RegisterFragment, deals: Layout | None) -> list[tuple[int, ...]]:
+    """The values of a thread, those of a row in runs of neighboring columns: as many in all runs."""
+    rows, numbers = (table[0] for table in total.row_and_column())
+    columns = [int(n) if deals is None else deals(int(n)) for n in numbers]
+    order = sorted(range(total.values), key=lambda v: (rows[v], columns[v]))
+    length = 1
+    while length < VALUES_TOGETHER and len(order) % (2 * length) == 0:
+        runs = [order[n : n + 2 * length] for n in range(0, len(order), 2 * length)]
+        if any(rows[r[-1]] != rows[r[0]] or columns[r[-1]] - columns[r[0]] != 2 * length - 1 for r in runs):
+            break
+        length *= 2
+    return [tuple(order[n : n + length]) for n in range(0, len(order), length)]
+
+
 def _guarded_store(
     buffer: ir.Buffer, places: Sequence[tuple[ir.Expr, ...]], values: Sequence[ir.Expr], points: Sequence[DataTensor],
     prefix: str, *, zeros: bool,
 ) -> ir.Stmt:  # fmt: skip
     """Values at the places of points that exist, at others zeros or nothing."""
     nothing = build.const(0, buffer.type.dtype)
-    if _exist_together(points):
-        inside = points[0].predicate
-        body = store_neighbors(buffer, places, values, prefix)
-        if inside is None:
-            return body
-        other = store_neighbors(buffer, places, [nothing] * len(places), prefix) if zeros else None
-        return build.when(inside, body) if other is None else build.when(inside, body, other)
-    each: list[ir.Stmt] = []
-    for place, value, point in zip(places, values, points, strict=True):
-        inside, one = point.predicate, build.store(buffer, place, value)
-        if inside is None:
-            each.append(one)
-        else:
-            other = build.store(buffer, place, nothing) if zeros else None
-            each.append(build.when(inside, one) if other is None else build.when(inside, one, other))
-    return build.block(*each)
+    inside = points[0].predicate
+    if not _exist_together(points):
+        half = len(points) // 2
+        parts = (slice(0, half), slice(half, None))
+        return build.block(
+            *(_guarded_store(buffer, places[p], values[p], points[p], prefix, zeros=zeros) for p in parts)
+        )
+    body = store_neighbors(buffer, places, values, prefix)
+    if inside is None:
+        return body
+    other = store_neighbors(buffer, places, [nothing] * len(places), prefix) if zeros else None
+    return build.when(inside, body, other)
 
 
 def _exist_together(points: Sequence[DataTensor]) -> bool:

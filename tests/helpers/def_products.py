@@ -151,6 +151,11 @@ GATES = """def f(float16(M,K) A, float16(N,K) B, float16(M,L) D, float16(N,L) E,
     T(m,n) += float(E(n,k)) * float(D(m,k))
     C(m,n) = half(fmin(T(m,n), 9))
 }"""
+CHECKED = """def f(float16(R,K) T, uint8(M) I, float16(N,K) W, uint8(N) J) -> (C) {
+    X(m,k) = T(I(m),k)
+    P(m,n) +=! float(X(m,k)) * float(W(n,k))
+    C(m,n) = P(m,J(n))
+}"""
 CONTRACTION = """def f(float16(A,E,B,F) X, float16(F,D,E) Y) -> (C) {
     C(b,d,a) +=! X(a,e,b,f) * Y(f,d,e)
 }"""
@@ -178,6 +183,7 @@ CASES = (
     same("masked", MASKED, (33, 40), (50, 40)),
     same("two_products", TWO, (40, 50), (48, 50), (33, 40), (33, 48)),
     ProductCase("gates", GATES, ((40, 50), (48, 50), (40, 34), (48, 34), (48,)), ("float16",) * 4 + ("float32",)),
+    ProductCase("checked", CHECKED, ((5, 40), (33,), (20, 40), (20,)), ("float16", "uint8", "float16", "uint8")),
     same("contraction", CONTRACTION, (6, 5, 7, 4), (4, 9, 5)),
     ProductCase("split", matmul("m,k", "n,k", "m,n"), ((20, 256), (24, 256)), options=TileOptions(split=2)),
 )

@@ -12,6 +12,12 @@ import tensor_comprehensions as tc
 from tensor_comprehensions.options import MappingOptions, TileOptions
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
+from tensor_comprehensions.target import parse_gpu_target
+from tensor_comprehensions.tc_lang.legalize import legalize
+from tensor_comprehensions.tiles.check_program import check_program
+from tensor_comprehensions.tiles.lower_def import buffers_of, divide_def, region_program
+from tensor_comprehensions.tiles.lower_tiles import lower_program
+from tensor_comprehensions.tiles.shared_accesses import bank_turns
 
 from ..helpers.def_products import (
     BIAS,
@@ -28,6 +34,7 @@ from ..helpers.def_products import (
 needs_compiler = pytest.mark.skipif(not emulator.is_emulator_available(), reason="there is no C++ compiler")
 needs_nvrtc = pytest.mark.skipif(not nvrtc.is_nvrtc_available(), reason="NVRTC is not installed")
 MMA = "mma.sync.aligned"
+SM80 = parse_gpu_target("cuda:sm_80")
 
 
 @needs_compiler
@@ -61,6 +68,17 @@ def test_sources_of_all_kinds(case: ProductCase) -> None:
 def test_products_of_one_sum_are_one_kernel() -> None:
     found = {c.name: c.compile(TileOptions()).resources for c in CASES if c.name in ("two_products", "gates", "mlp")}
     assert all((r["kernels"], r["temporary_bytes"]) == (1, 0) for r in found.values()), found
+
+
+@needs_compiler
+def test_checks_around_products_name_their_tensor() -> None:
+    case = next(c for c in CASES if c.name == "checked")
+    kernel, arguments = case.compile(case.options), case.arguments()
+    for number, tensor in ((1, "T"), (3, "P")):
+        wrong = list(arguments)
+        wrong[number] = torch.full_like(wrong[number], 77)
+        with pytest.raises(tc.RangeError, match=tensor):
+            kernel.emulate(*wrong)
 
 
 # --- what runs there by default ----------------------------------------------------------------------------------
@@ -155,3 +173,22 @@ def test_misaligned_arguments_are_copied_element_by_element() -> None:
     op = tc.define(matmul("m,k", "n,k", "m,n")).f
     kernel = op.compile(a, b, target="cuda:sm_80", options=TileOptions())
     assert torch.equal(kernel.emulate(moved, b), (a.float() @ b.float().T).half())
+
+
+@pytest.mark.parametrize("name", ["nt", "tn", "int8", "convolution", "split"])
+def test_decompositions_are_proven(name: str) -> None:
+    case = next(c for c in CASES if c.name == name)
+    divided = divide_def(legalize(case.compile(case.options).compiled.bound), case.options, SM80)
+    for piece in divided.regions:
+        assert check_program(region_program(piece, buffers_of(divided.function), "f", SM80)) >= 4
+
+
+@pytest.mark.parametrize("terms", [32, 64])
+def test_neighbors_are_stored_together_without_bank_conflicts(terms: int) -> None:
+    a = torch.empty(256, 256, dtype=torch.float16)
+    options = TileOptions(tile=(128, 128, terms), warps=(2, 2), stages=2)
+    kernel = tc.define(matmul("m,k", "n,k", "m,n")).f.compile(a, a, target="cuda:sm_80", options=options)
+    assert "packed_half8 *>(&C[" in kernel.source("cuda")
+    divided = divide_def(legalize(kernel.compiled.bound), options, SM80)
+    (piece,) = divided.regions
+    assert bank_turns(lower_program(region_program(piece, buffers_of(divided.function), "f", SM80))) == 0
