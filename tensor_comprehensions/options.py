@@ -44,7 +44,45 @@ class CpuOptions:
 
 
 _FLAG = {"choices": (False, True)}
+_AUTO = {"choices": ("auto", "always", "never")}
 _POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseOptions:
+    """How a def with sparse operands is lowered for a CPU. No choice changes a result by more than rounding.
+
+    Attributes:
+        order: names of indices, outermost loop first. Statements loop in this order, as far as they have these indices;
+            operands that are stored in another order are converted by every call. Empty chooses.
+        convert: whether operands may be converted to other formats; else a def that needs it is refused.
+        chunk_positions: stored positions in a chunk of the outermost loop, which threads share; 0 runs on one thread.
+        count_first: whether the elements of sparse results are counted before they are written, so that threads share
+            that: "auto" from three threads on.
+        branchless_merge: sums of operands at one index are computed without branches on which of them are present.
+        prefetch_distance: stored positions from what is computed to the rows that are asked for; 0 asks for none.
+        max_vectors: vectors that an innermost dense loop keeps in registers side by side.
+        gather: whether sums over stored positions run in vectors: "auto" where the processor gathers fast.
+    """
+
+    order: tuple[str, ...] = ()
+    convert: bool = field(default=True, metadata=_FLAG)
+    chunk_positions: int = field(default=16384, metadata={"choices": (0, 2048, 16384, 131072)})
+    count_first: str = field(default="auto", metadata=_AUTO)
+    branchless_merge: bool = field(default=True, metadata=_FLAG)
+    prefetch_distance: int = field(default=4, metadata={"choices": (0, 2, 4, 8, 16)})
+    max_vectors: int = field(default=8, metadata={"choices": (1, 2, 4, 8, 16)})
+    gather: str = field(default="auto", metadata=_AUTO)
+
+
+def check_sparse_options(options: SparseOptions) -> None:
+    """Has every option a value that means something? Raises ArgumentError."""
+    if not isinstance(options.order, tuple) or not all(isinstance(name, str) for name in options.order):
+        raise ArgumentError(f"the option order is {options.order!r}", expected="names of indices, such as ('i', 'j')")
+    if len(set(options.order)) < len(options.order):
+        raise ArgumentError(f"the option order names an index twice: {options.order!r}")
+    check_fields(options)
+    _require(options.max_vectors >= 1, "max_vectors", options.max_vectors, "at least 1")
 
 
 @with_callable_fields("tile", "unroll")

@@ -19,13 +19,15 @@ from ..structured.op import ACCUMULATOR
 from ..target import GpuTarget
 from ..tc_lang.ir import BoundIndex
 from . import specs
+from .indices import to_index
 from .lower_tiles import decompose
 from .memory_moves import VECTOR_BYTES, is_multiple
 from .neighbor_values import MAX_LANES, store_neighbors
 from .pointwise import read_value
 from .product_tiles import FactorPlace, PairOrder, ProductOrder, ProductTiles
-from .program_builder import BLOCK_ID, ProgramBuilder
+from .program_builder import ProgramBuilder
 from .recognize_products import FactorPair, ProductFactor, ProductRegion
+from .role_words import BLOCK_ID
 from .tensor_core_products import accumulator, plan_product
 from .tensors import DataTensor, ThreadTensor
 from .tile_views import THREAD_X, MemoryView, RegisterFragment
@@ -89,7 +91,7 @@ class _ProductLowering:
         """Add one product to the sums."""
 
         def fill(stage: Any, step: Any) -> None:
-            at = {**blocks, **self._digits(pair.terms, step)}
+            at = {**blocks, **self._digits(pair.terms, to_index(step, "steps"))}
             for side in sides:
                 self._fill(side.memory[stage], side, pair, at)
 
@@ -104,7 +106,7 @@ class _ProductLowering:
         order, count = self.order, self.tiles.count
         rows, columns = count(order.rows), count(order.columns)
         self.k.num_blocks = rows * columns * count(order.batch)
-        number: ir.Expr = build.var(BLOCK_ID)
+        number: ir.Expr = BLOCK_ID
         inside = build.mod(number, rows * columns) if order.batch else number
         side = next(n for n in range(min(self.tiles.group, rows), 0, -1) if rows % n == 0)
         band, within = build.div(inside, side * columns), build.mod(inside, side * columns)

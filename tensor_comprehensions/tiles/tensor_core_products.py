@@ -93,7 +93,11 @@ def decompose_matmul(spec: specs.MatMul, target: GpuTarget) -> tuple[specs.Node,
     """Loads of fragments and products of one instruction each, for every 16 columns of the factors."""
     (total,), (a, b) = spec.outputs, spec.inputs
     text = f"{total} <- MatMul({a}, {b})"
-    if not isinstance(total, RegisterFragment) or total.product is None or not isinstance(b, MemoryView):
+    if (
+        not isinstance(total, RegisterFragment)
+        or not isinstance(total.product, ProductPlan)
+        or not isinstance(b, MemoryView)
+    ):
         raise ArgumentError(f"no rule decomposes {text}", expected="sums of k.accumulator, and B in shared memory")
     plan = total.product
     known = {a.dtype, b.dtype} <= set(SUMS) and (a.dtype == b.dtype or SUMS[a.dtype] == SUMS[b.dtype] == INT32)

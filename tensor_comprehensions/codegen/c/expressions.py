@@ -16,6 +16,7 @@ from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.instructions import INSTRUCTIONS
 from ...loop_ir.intervals import Interval
+from ...loop_ir.linear_forms import linear_terms, terms_to_expr
 from ...loop_ir.swizzled_buffer import column_key
 from .dialect import CDialect
 from .int32_narrowing import LIMIT, int32_interval
@@ -182,12 +183,19 @@ def print_element(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintS
 def _swizzle_subscripts(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintScope) -> list[str]:
     """The subscripts of an element whose column depends on its row."""
     key, (*outer, column) = column_key(buffer), indices
-    moved = print_expr(build.mul(build.mod(build.div(outer[-1], key.divisor), key.count), key.factor), scope)
+    row = _remainder(outer[-1], key.divisor * key.count)
+    moved = print_expr(build.mul(build.mod(build.div(row, key.divisor), key.count), key.factor), scope)
     place = print_expr(column, scope)
     last = place.text if moved.text == "0" else f"{place.as_operand(SUM)} ^ {moved.as_operand(SUM)}"
     if array_shape(buffer) is None:
         raise InternalError(f"{buffer.name} is swizzled, but no array")
     return [*(print_expr(i, scope).text for i in outer), last]
+
+
+def _remainder(e: ir.Expr, divisor: int) -> ir.Expr:
+    """What of a sum is no multiple of a divisor: all that a remainder depends on."""
+    terms, constant = linear_terms(e)
+    return terms_to_expr({atom: c for atom, c in terms.items() if c % divisor}, constant % divisor)
 
 
 def print_read(buffer: ir.Buffer, place: Text, scope: PrintScope, type: str = "") -> Text:

@@ -242,13 +242,14 @@ def _extended(
     output = replace(current, tensor=s.target, subscripts=s.subscripts, dtype=tensors[s.target].dtype)
     if s.target != current.tensor and not _replaces(cluster, s, statements[at + 1 :], tensors, in_place=in_place):
         return None
-    if not any(e == current for e in walk_expr(s.value)) or _reads_elsewhere(s.value, current):
+    value = _value(s, output)
+    if not any(e == current for e in walk_expr(value)) or _reads_elsewhere(value, current):
         return None
-    if _reads_elsewhere(s.value, output):
+    if _reads_elsewhere(value, output):
         return None
     dtype = cluster.left.dtype
     done = cluster.epilogue if cluster.epilogue is not None else tc.Index(ACCUMULATOR, dtype)
-    value = replace_element_reads(_value(s, output), current, convert_exactly(done, current.dtype))
+    value = replace_element_reads(value, current, convert_exactly(done, current.dtype))
     return replace(cluster, statements=(*cluster.statements, s), output=output, epilogue=value)
 
 
