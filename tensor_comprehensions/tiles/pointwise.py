@@ -265,7 +265,7 @@ def reduced_tile(x: RegisterFragment, axis: int, name: str) -> tuple[RegisterFra
         reach += [r ^ m for r in reach]
     for group in groups:
         there = np.concatenate([x.elements[r][:, group] for r in reach], axis=1)
-        if there.shape[1] != length or any(len(set(row)) != length for row in there.tolist()):
+        if there.shape[1] != length or not np.diff(np.sort(there, axis=1), axis=1).all():
             raise ArgumentError(
                 f"no rule reduces {x} along {axis}", expected="rows that the lanes of one warp hold",
                 found=f"{len(set(there[0].tolist()))} of {length} elements in a warp",
