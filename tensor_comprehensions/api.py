@@ -185,7 +185,7 @@ class Op(KernelDispatcher):
     def __reduce__(self) -> tuple[Callable[..., Op], tuple[Any, ...]]:
         """An operator is copied and pickled as its text; its kernels are made again where it arrives."""
         stored = {name: str(format) for name, format in self._kernels.formats.items()}
-        return _defined, (self.function.source, self.function.name, self._gradients.given, self._asked, stored)
+        return _define_named, (self.function.source, self.function.name, self._gradients.given, self._asked, stored)
 
     @property
     @only_tc_errors
@@ -213,7 +213,7 @@ class Op(KernelDispatcher):
             raise ArgumentError(
                 f"{self.function.name} has no sparse operands and no sparse results", suggestion="call it"
             )
-        return self._sparse_op().assemble(*tensors, **initial)
+        return self.sparse_op.assemble(*tensors, **initial)
 
     @only_tc_errors
     def infer(self, /, *shapes: Any, **initial: Any) -> Shape | tuple[Shape, ...]:
@@ -262,7 +262,7 @@ class Op(KernelDispatcher):
                 raise ArgumentError("sparse kernels take no options, target, schedule or search yet")
             from .dispatch.sparse.sparse_kernel import SparseKernel
 
-            return SparseKernel(self._sparse_op(), self._kernels.sparse.compile(tensors, initial))
+            return SparseKernel(self.sparse_op, self._kernels.sparse.compile(tensors, initial))
         chosen = self._machine.options if options is None else options
         machine = CompileConfig(chosen, host() if target is None else target)
         check_machine(machine.options, machine.target)
@@ -415,12 +415,12 @@ class Op(KernelDispatcher):
 
         It prints as indented text, and a notebook shows it as a picture.
         """
-        last = None if tensors or initial else self._kernels.routes.last()
+        last = None if tensors or initial else self._kernels.routes.latest_value()
         compiled = last.compiled if last is not None else self.compile(*tensors, **initial).compiled
         return ScheduleView(compiled.source("schedule"))
 
 
-def _defined(
+def _define_named(
     source: str,
     name: str,
     backward: str | PythonGradient | None = None,

@@ -53,7 +53,7 @@ class Module(nn.Module):
         name: str | None = None,
     ) -> None:
         super().__init__()
-        self.op = source if isinstance(source, Op) else _chosen(source, name)
+        self.op = source if isinstance(source, Op) else _select_def(source, name)
         names = (parameters,) if isinstance(parameters, str) else parameters
         initial = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names)
         inputs = {p.name: p for p in self.op.function.parameters}
@@ -64,7 +64,7 @@ class Module(nn.Module):
                 raise ArgumentError(f"a module has something called '{given}' already", suggestion="rename the input")
         for parameter, value in initial.items():
             shape = _shape(inputs[parameter], sizes or {}, self.op.__name__)
-            self.register_parameter(parameter, nn.Parameter(_filled(inputs[parameter], shape, value)))
+            self.register_parameter(parameter, nn.Parameter(_initial_tensor(inputs[parameter], shape, value)))
         for buffer, tensor in (buffers or {}).items():
             if buffer in initial or not isinstance(tensor, Tensor):
                 found = "a parameter" if buffer in initial else f"a {type(tensor).__name__}"
@@ -89,7 +89,7 @@ class Module(nn.Module):
         return format_signature(self.op.function)
 
 
-def _chosen(source: str, name: str | None) -> Op:
+def _select_def(source: str, name: str | None) -> Op:
     library = define(source)
     if name is not None:
         return library[name]
@@ -120,7 +120,7 @@ def _shape(p: Symbol, sizes: Mapping[str, int], op: str) -> tuple[int, ...]:
     return tuple(extent(e) for e in p.extents or ())
 
 
-def _filled(p: Symbol, shape: tuple[int, ...], value: Initial | None) -> Tensor:
+def _initial_tensor(p: Symbol, shape: tuple[int, ...], value: Initial | None) -> Tensor:
     tensor = torch.zeros(shape, dtype=TORCH_TYPES[p.dtype])
     if isinstance(value, Tensor):
         if value.shape != tensor.shape:

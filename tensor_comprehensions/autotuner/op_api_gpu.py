@@ -90,7 +90,7 @@ def autotune_gpu(
     name = str(devices[0])
     machine = gpu_target_of(name)
     here = [x.cpu() if isinstance(x, torch.Tensor) else x for x in tensors]
-    arguments = normalize_detached(kernels.interface, here, {k: _here(x) for k, x in initial.items()})
+    arguments = normalize_detached(kernels.interface, here, {k: _to_host(x) for k, x in initial.items()})
     sizes, strides = shapes_of(kernels.function, arguments), tuple(map(canonical_strides, arguments.inputs))
     bound = with_strides(kernels.bind(sizes), strides)
     if start is None:
@@ -127,5 +127,5 @@ def autotune_gpu(
     return found
 
 
-def _here(x: object) -> object:
+def _to_host(x: object) -> object:
     return x.cpu() if isinstance(x, torch.Tensor) else x

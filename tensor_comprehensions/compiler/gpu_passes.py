@@ -18,7 +18,7 @@ from ..codegen.gpu.ptx import architecture_for
 from ..core.errors import ArgumentError, CannotLower
 from ..loop_ir.binding import check_bindings
 from ..loop_ir.build import const
-from ..loop_ir.index_arithmetic import Interval
+from ..loop_ir.intervals import Interval
 from ..loop_ir.nodes import Buffer, CheckSite, Kernel, Module
 from ..loop_ir.passes.simplify import simplify
 from ..loop_ir.rewrite import substitute_stmt
@@ -55,14 +55,14 @@ def _mapper() -> Any:
     return lower_gpu
 
 
-def _lower(bound: BoundFunction, job: GpuPassContext) -> Module:
+def _lower(bound: BoundFunction, context: GpuPassContext) -> Module:
     try:
-        module: Module = _mapper().lower_gpu(bound, job.options, job.target)
+        module: Module = _mapper().lower_gpu(bound, context.options, context.target)
     except CannotLower as refusal:
-        raise ArgumentError(f"{bound.name} cannot be mapped to {job.target.name}: {refusal}") from refusal
+        raise ArgumentError(f"{bound.name} cannot be mapped to {context.target.name}: {refusal}") from refusal
     check_bindings(module)
     for kernel in module.kernels:
-        check_limits(bound.name, kernel, job.target)
+        check_limits(bound.name, kernel, context.target)
     return module
 
 
@@ -88,10 +88,10 @@ def check_limits(op: str, kernel: Kernel, target: GpuTarget) -> None:
 
 
 def _simplify(module: Module, _: GpuPassContext) -> Module:
-    return replace(module, kernels=tuple(map(_simplified, module.kernels)))
+    return replace(module, kernels=tuple(map(_simplify_kernel, module.kernels)))
 
 
-def _simplified(kernel: Kernel) -> Kernel:
+def _simplify_kernel(kernel: Kernel) -> Kernel:
     """The body simplified, knowing where the variables of the launch lie."""
     if kernel.launch is None:
         return replace(kernel, body=simplify(kernel.body))
@@ -100,14 +100,14 @@ def _simplified(kernel: Kernel) -> Kernel:
     return replace(kernel, body=simplify(body, {name: Interval(0, n - 1) for name, n in extents.items()}))
 
 
-def _emit(module: Module, job: GpuPassContext) -> GpuCode:
+def _emit(module: Module, context: GpuPassContext) -> GpuCode:
     check_bindings(module)
-    return cuda_printer.emit_cuda(module, aligned=job.aligned)
+    return cuda_printer.emit_cuda(module, aligned=context.aligned)
 
 
 GPU_PASSES = (
-    Pass("canonicalize", lambda bound, job: canonicalize(bound, bound.name), repr),
-    Pass("legalize", lambda bound, job: legalize(bound), repr),
+    Pass("canonicalize", lambda bound, context: canonicalize(bound, bound.name), repr),
+    Pass("legalize", lambda bound, context: legalize(bound), repr),
     Pass("lower", _lower),
     Pass("simplify", _simplify, topic="loops"),
     Pass("emit", _emit, lambda code: code.source, "cu", "code"),
@@ -143,7 +143,7 @@ class CompiledGpuKernel(CompiledBase):
         return GPU_KINDS
 
     @property
-    def job(self) -> GpuPassContext:
+    def context(self) -> GpuPassContext:
         return GpuPassContext(self.options, self.target, self.aligned)
 
     @property
@@ -202,8 +202,8 @@ def compile_gpu(
     bound: BoundFunction, text: str, options: MappingOptions | None, target: GpuTarget, *, aligned: bool = True
 ) -> CompiledGpuKernel:
     """Run `GPU_PASSES` on `bound`, whose def reads `text`. Raises ArgumentError where `target` has too little of it."""
-    job = GpuPassContext(options, target, aligned)
-    results, seconds, dump = run_passes(GPU_PASSES, bound, text, job)
+    context = GpuPassContext(options, target, aligned)
+    results, seconds, dump = run_passes(GPU_PASSES, bound, text, context)
     module: Module = results["simplify"]
     compiled = CompiledGpuKernel(
         bound, text, options, target, seconds, aligned, results["emit"],

@@ -12,16 +12,15 @@ from torch import fx
 
 from ..core.dtypes import FLOAT32, FLOAT64, DType
 from .index_views import Value, permute_value, reshape_value, shift_dim
+from .literals import Unsupported, format_literal
 from .op_table import (
     FLOPS,
     MULTI_OUTPUT_OPS,
     Parts,
     TranslationContext,
-    Unsupported,
     add_scaled,
     aten,
     divide_by_count,
-    format_literal,
     num_elements,
     operation,
     reduce_dims,

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..core.diagnostics import get_logger
 from ..core.single_flight import SingleFlightCache
+from .fallback import falls_back
 
 LIMIT = 64
 """For how many sizes the kernels of one graph are kept."""
@@ -54,5 +55,6 @@ class PerShapeCache:
         get_logger("graph").debug(
             "sizes that came again: %s", [tuple(x.shape) for x in values if isinstance(x, Tensor)]
         )
-        with torch.no_grad():
+        with torch.no_grad(), falls_back("sizes cannot be compiled"):
             return self._fuse(make_fx(self._graph, tracing_mode="fake")(*values))
+        return self._graph

@@ -11,12 +11,12 @@ from torch import fx
 
 from ..core.dtypes import INT64
 from .index_views import Value, align_values, broadcast_value, of_shape
+from .literals import Unsupported
 from .op_table import (
     FLOPS,
     MULTI_OUTPUT_OPS,
     Parts,
     TranslationContext,
-    Unsupported,
     add_scaled,
     aten,
     num_elements,

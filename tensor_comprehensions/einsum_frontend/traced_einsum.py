@@ -65,19 +65,19 @@ def _register() -> Any:
 
 def _run(equation: str, operands: list[Tensor]) -> Any:
     """The call of the operator; within a graph that is made, mistakes wait until it runs."""
-    found = _found(equation, operands)
+    found = _find_operator(equation, operands)
     return found(*operands) if isinstance(found, Op) else deferred_error(found, operands, _UNKNOWN)[0]
 
 
 def _run_out(equation: str, operands: list[Tensor], *, out: Tensor) -> None:
-    found = _found(equation, operands)
+    found = _find_operator(equation, operands)
     if isinstance(found, Op):
         found(*operands, out=out)
     else:
         deferred_error(found, operands, ())
 
 
-def _found(equation: str, operands: list[Tensor]) -> Op | ErrorFields:
+def _find_operator(equation: str, operands: list[Tensor]) -> Op | ErrorFields:
     """The operator, or what is wrong with the equation."""
     try:
         return operator_for(equation, *operands)

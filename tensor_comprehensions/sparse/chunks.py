@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..core.dtypes import INT64
-from ..core.naming import mint
+from ..core.naming import compose_name
 from ..loop_ir import build
 from ..loop_ir.names import Names
 from ..loop_ir.nodes import Allocate, Buffer, Expr, If, Let, Load, Loop, LoopKind, Stmt, Store, While
 from .graph import Nest
 from .sparse_problem import SparseOperand
 
-CHUNK, CHUNKS, WORK = mint("chunk"), mint("chunks"), mint("work")
+CHUNK, CHUNKS, WORK = compose_name("chunk"), compose_name("chunks"), compose_name("work")
 CHUNK_POSITIONS = 16_384
 """Stored positions, and parents of them, in a chunk: about what makes up for handing it to a thread."""
 CHUNK_ITERATIONS = 64
@@ -82,8 +82,8 @@ def _first_with(
     work: Callable[[Expr], Expr], wanted: Expr, start: Expr, stop: Expr, names: Names, then: Callable[[Expr], Stmt]
 ) -> Stmt:
     """`then` of the first iteration before which there is as much work as `wanted`, found by halving."""
-    low, high = (build.register(names.fresh(mint(end))) for end in ("low", "high"))
-    middle, goal, found = (names.fresh(mint(what)) for what in ("middle", "wanted", "first"))
+    low, high = (build.register(names.fresh(compose_name(end))) for end in ("low", "high"))
+    middle, goal, found = (names.fresh(compose_name(what)) for what in ("middle", "wanted", "first"))
     at = build.var(middle)
     is_less = build.lt(work(at), build.var(goal))
     half = build.div(build.add(Load(low, ()), Load(high, ())), 2)

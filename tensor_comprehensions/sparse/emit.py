@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..core.errors import CannotLower
-from ..loop_ir import build, index_arithmetic
+from ..loop_ir import build, linear_forms
 from ..loop_ir.names import Names
 from ..loop_ir.nodes import Buffer, Const, Expr, Load, Stmt
 from ..loop_ir.passes.vectorize import vectorize_loops
@@ -151,7 +151,7 @@ class StatementEmitter(ABC):
         if not self.order or lanes == 1:
             return
         loop, sizes = self.nest.loops[self.order[-1]], self.shared.sizes
-        known = index_arithmetic.difference(sizes.value(loop.upper), sizes.value(loop.lower))
+        known = linear_forms.difference(sizes.value(loop.upper), sizes.value(loop.lower))
         if known is None:
             yield lanes, 1
         elif known >= lanes // 2:
@@ -192,7 +192,7 @@ class StatementEmitter(ABC):
                 values, index = self.shared.element(access.tensor, subscripts)
                 return build.load(values, index, mask=mask)
             place = state.places[access]
-            present = build.both(mask, here[access])  # a masked load is 0 elsewhere
+            present = build.and_masks(mask, here[access])  # a masked load is 0 elsewhere
             return build.load(self.shared.operands[access.tensor].values, flat_position(place.low, place), mask=present)
 
         value = Translator(state.indices, self.shared.sizes, read).value(state.term.value)

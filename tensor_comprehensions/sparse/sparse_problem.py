@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..core.dtypes import INT64, DType
-from ..core.naming import mint
+from ..core.naming import compose_name
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Type
 from ..tc_lang.formats import Format, LevelKind
@@ -84,13 +84,13 @@ class SparseOperand:
 
 def operand_of(name: str, dtype: DType, role: Role, format: Format | None, index: DType | None) -> SparseOperand:
     """The buffers that hold a tensor, each of one dimension that is as long as the run says."""
-    values = build.dynamic(name, dtype)
+    values = build.dynamic_buffer(name, dtype)
     if format is None or format.is_dense or index is None:
         return SparseOperand(name, format, role, values)
     pos, crd = [], []
     for n, level in enumerate(format.levels):
-        pos.append(build.dynamic(f"{name}.pos{n}", index) if level.kind is LevelKind.COMPRESSED else None)
-        crd.append(None if level.is_dense else build.dynamic(f"{name}.crd{n}", index))
+        pos.append(build.dynamic_buffer(f"{name}.pos{n}", index) if level.kind is LevelKind.COMPRESSED else None)
+        crd.append(None if level.is_dense else build.dynamic_buffer(f"{name}.crd{n}", index))
     return SparseOperand(name, format, role, values, tuple(pos), tuple(crd))
 
 
@@ -144,13 +144,13 @@ def assembled_of(statement: int, target: Symbol, index: DType, bound: tuple[str,
 def collected_of(statement: int, target: Symbol) -> Collected:
     """The list of elements of a statement that defines the sparse `target`."""
     stem = f"{target.name}.{statement}"
-    coordinates = tuple(build.dynamic(f"{stem}.coordinate{d}", INT64) for d in range(target.rank))
-    return Collected(statement, target.name, coordinates, build.dynamic(f"{stem}.values", target.dtype))
+    coordinates = tuple(build.dynamic_buffer(f"{stem}.coordinate{d}", INT64) for d in range(target.rank))
+    return Collected(statement, target.name, coordinates, build.dynamic_buffer(f"{stem}.values", target.dtype))
 
 
 def totals_buffer(count: int) -> Buffer:
     """How many elements each collected result has."""
-    return Buffer(mint("totals"), Type(INT64), (max(1, count),), (1,))
+    return Buffer(compose_name("totals"), Type(INT64), (max(1, count),), (1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Sizes:
 
     @staticmethod
     def of(problem: SparseProblem) -> Sizes:
-        buffer = Buffer(mint("sizes"), Type(INT64), (max(1, len(problem.sizes)),), (1,))
+        buffer = Buffer(compose_name("sizes"), Type(INT64), (max(1, len(problem.sizes)),), (1,))
         return Sizes(buffer, problem.sizes, dict(problem.fixed), problem.ranges.sizes)
 
     def value(self, x: Value) -> Expr:

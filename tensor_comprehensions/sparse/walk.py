@@ -394,7 +394,7 @@ class Walker:
         for a, c in cursors.items():
             here, position = self.names.fresh(f"{a.tensor}.here"), Load(cells[a], ())
             live = build.lt(position, c.stop)
-            test = build.both(live, build.eq(c.coordinate(position, live), value))
+            test = build.and_masks(live, build.eq(c.coordinate(position, live), value))
             assert test is not None
             bound.append((here, test))
             at[a] = build.var(here, test.type.dtype)
@@ -458,7 +458,7 @@ class Walker:
 
         def found(position: Expr) -> Stmt:
             live = build.lt(position, c.stop)
-            here = build.both(live, build.eq(c.coordinate(position, live), value))
+            here = build.and_masks(live, build.eq(c.coordinate(position, live), value))
             assert here is not None
 
             def enter(end: Expr) -> Stmt:
@@ -479,5 +479,5 @@ def _list_present(point: Point, cursors: Mapping[Access, Cursor]) -> list[Access
 def _all(conditions: Sequence[Expr]) -> Expr:
     total: Expr | None = None
     for c in conditions:
-        total = build.both(total, c)
+        total = build.and_masks(total, c)
     return build.TRUE if total is None else total

@@ -13,8 +13,8 @@ from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.async_operands import tensor_map_fault
 from ..loop_ir.atoms import WARP, WARPGROUP
-from ..loop_ir.index_arithmetic import difference, linear_terms
 from ..loop_ir.intrinsics import BULK_COMMIT, BULK_WAIT, FENCE_ASYNC
+from ..loop_ir.linear_forms import difference, linear_terms
 from ..target import GpuTarget
 from . import specs
 from .panels import panel_columns, panel_fault

@@ -10,8 +10,8 @@ from ..core.errors import ArgumentError
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import WARPGROUP
-from ..loop_ir.index_arithmetic import Interval
 from ..loop_ir.instructions import BROADCAST_WARP
+from ..loop_ir.intervals import Interval
 from ..loop_ir.intrinsics import BARRIER, COMMIT_ASYNC, WAIT_ASYNC
 from ..loop_ir.passes.simplify import simplify
 from ..loop_ir.rewrite import substitute_stmt

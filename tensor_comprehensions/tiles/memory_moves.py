@@ -10,8 +10,8 @@ from ..core.errors import ArgumentError
 from ..layouts.layout import flatten_tuple
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
-from ..loop_ir.index_arithmetic import linear_terms
 from ..loop_ir.intrinsics import COPY_ASYNC, COPY_ASYNC_ZERO
+from ..loop_ir.linear_forms import linear_terms
 from . import specs
 from .tensor_levels import Coordinate
 from .tensors import DataTensor

@@ -47,7 +47,7 @@ def role_condition(threads: ThreadTensor) -> ir.Expr:
     number, (start, groups) = build.var(WARPGROUP_INDEX), (first // WARPGROUP, count // WARPGROUP)
     if groups == 1:
         return build.eq(number, start)
-    return build.both(build.ge(number, start) if start else None, build.lt(number, start + groups)) or build.TRUE
+    return build.and_masks(build.ge(number, start) if start else None, build.lt(number, start + groups)) or build.TRUE
 
 
 def elect_one(threads: ThreadTensor, body: ir.Stmt) -> ir.Stmt:

@@ -15,8 +15,8 @@ from ..layouts.layout import IntTuple, flatten_tuple
 from ..loop_ir import build
 from ..loop_ir import nodes as ir
 from ..loop_ir.atoms import WARPGROUP
-from ..loop_ir.index_arithmetic import linear_terms
 from ..loop_ir.intrinsics import WGMMA_COMMIT, WGMMA_FENCE
+from ..loop_ir.linear_forms import linear_terms
 from ..target import GpuTarget
 from . import specs
 from .match_atoms import Elements, find_group_product

@@ -86,7 +86,7 @@ def every_way(name: str, sizes: Mapping[str, int]) -> list[Callable[..., BoundFu
     def look(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
         contraction = reorder_contractions._contraction(function)
         assert contraction is not None
-        found[:] = reorder_contractions._ways(contraction)
+        found[:] = reorder_contractions._enumerate_orders(contraction)
         return function
 
     with pytest.MonkeyPatch.context() as patch, knobs.override_knobs(cache="off"):
@@ -97,7 +97,7 @@ def every_way(name: str, sizes: Mapping[str, int]) -> list[Callable[..., BoundFu
         def chosen(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
             contraction = reorder_contractions._contraction(function)
             assert contraction is not None
-            return reorder_contractions._reordered(contraction, orders)[0]
+            return reorder_contractions._reorder_operands(contraction, orders)[0]
 
         return chosen
 

@@ -129,7 +129,7 @@ def helpers(types: Mapping[str, str], unsigned: Mapping[str, str], qualifier: st
             chosen = f"a {sign} b || a != a" if dtype.is_float else f"a {sign} b"
             table[f"{op}_{name}"] = make.function(dtype, f"{op}_{name}", "a, b", f"return {chosen} ? a : b;")
         if dtype.is_integer:
-            table |= {**make.floor_division(dtype), f"{name}_from_float": make.saturated(dtype)}
+            table |= {**make.floor_division(dtype), f"{name}_from_float": make.saturating_cast(dtype)}
     table |= make.bits()
     for dtype, suffix in ((FLOAT32, "f"), (FLOAT64, "")):
         name = f"rsqrt_{dtype.name}"
@@ -169,7 +169,7 @@ class _Helper:
             ),
         }  # fmt: skip
 
-    def saturated(self, dtype: DType) -> str:
+    def saturating_cast(self, dtype: DType) -> str:
         """The conversion of a float, where C leaves what does not fit undefined: NaN is 0, the rest the nearest limit.
 
         The limits are written so that any compiler reads them in a type that holds them.

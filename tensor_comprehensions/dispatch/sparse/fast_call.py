@@ -20,6 +20,7 @@ from ..outside_graphs import run_outside_graphs
 from .sparse_tensor import SparseTensor
 
 _is_transformed, _records = torch._C._are_functorch_transforms_active, torch.is_grad_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 _PARTS: dict[torch.layout, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices),
     torch.sparse_csc: (Tensor.ccol_indices, Tensor.row_indices),
@@ -38,7 +39,8 @@ class _Array:
 
     def is_still(self, x: Tensor) -> bool:
         return (
-            x.data_ptr() == self.address
+            type(x) is Tensor
+            and x.data_ptr() == self.address
             and x._version == self.version
             and x.numel() == self.count
             and x.dtype is self.dtype
@@ -144,7 +146,7 @@ class FastCall:
     @run_outside_graphs("calls with sparse operands run outside of graphs")
     def __call__(self, *values: Any) -> Any:
         """The result, or NotImplemented."""
-        if len(values) != self._count or forward_ad._current_level >= 0 or _is_transformed():
+        if len(values) != self._count or forward_ad._current_level >= 0 or _is_transformed() or _dispatch_modes():
             return NotImplemented
         try:
             frame = self._free.pop()

@@ -23,7 +23,7 @@ class FixedPatterns:
         self._counts: StoredCounts | None = StoredCounts({}, {})
         results = kernels.run(call, self._counts)
         self._levels = {n: r.levels for n, r in results.items() if isinstance(r, SparseTensor)}
-        if _follows_values(kernels.function_for(call), tuple(self._levels)):
+        if _follows_values(kernels.function_for_call(call), tuple(self._levels)):
             self._counts = None
 
     def run(self, call: SparseCall) -> dict[str, Tensor | SparseTensor]:

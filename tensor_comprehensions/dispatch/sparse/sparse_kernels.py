@@ -125,19 +125,20 @@ class SparseKernels:
         named += [(p, initial[p.name]) for p in self.interface.initial]
         for p, value in named:
             declared = self.function.tensor(p.name).format
-            if is_sparse(value) and self.function.tensor(p.name).role is Role.INOUT:
-                raise p.error("is in/out, and sparse", found="a sparse tensor", suggestion="pass a dense initial value")
             if is_sparse(value):
-                sparse[p.name], structures[p.name] = self._sparse(p, value, declared)
+                sparse[p.name], structures[p.name] = self._sparse(p, value)
             elif declared is not None and not declared.is_dense:
-                raise p.error(
-                    "is dense", found="a dense tensor", suggestion=f'pass tc.as_sparse({p.name}, "{declared}")'
-                )
+                raise self.dense_error(p)
             else:
                 dense[p.name] = _dense(p, value)
         return SparseCall(sparse, dense, structures)
 
-    def _sparse(self, p: ParameterSpec, value: Any, declared: Format | None) -> tuple[SparseTensor, Structure]:
+    def dense_error(self, p: ParameterSpec) -> ArgumentError:
+        """What is said of a dense operand in the place of a sparse one."""
+        declared = self.function.tensor(p.name).format
+        return p.error("is dense", found="a dense tensor", suggestion=f'pass tc.as_sparse({p.name}, "{declared}")')
+
+    def _sparse(self, p: ParameterSpec, value: Any) -> tuple[SparseTensor, Structure]:
         name = p.name
         try:
             t = _as_stored(value)
@@ -148,20 +149,11 @@ class SparseKernels:
                 expected=error.expected, found=error.found, suggestion=error.suggestion,
             ) from None  # fmt: skip
         symbol = self.function.tensor(name)
-        if t.ndim != symbol.rank:
-            raise ArgumentError(
-                f"argument '{name}' of {self.function.name} has {t.ndim} dimensions instead of {symbol.rank}",
-                found=f"a shape of {t.shape}",
-            )
+        self.check_format(p, t.format)
         if t.dtype is not TORCH_TYPES[symbol.dtype]:
             raise ArgumentError(
                 f"argument '{name}' of {self.function.name} has another element type",
                 expected=str(symbol.dtype), found=str(t.dtype).removeprefix("torch."),
-            )  # fmt: skip
-        if declared is not None and t.format != declared:
-            raise ArgumentError(
-                f"argument '{name}' of {self.function.name} has another format",
-                expected=str(declared), found=str(t.format), suggestion=f'pass {name}.to("{declared}")',
             )  # fmt: skip
         plain = to_tensor(replace(p, dims=("",) * t.values.ndim), t.values.detach())
         if any(x.device.type != "cpu" for level in t.levels if level is not None for x in level if x is not None):
@@ -170,10 +162,48 @@ class SparseKernels:
         values = t.values if t.values.requires_grad and torch.is_grad_enabled() else plain
         return SparseTensor(t.format, t.shape, levels, values), structure
 
-    def function_for(self, call: SparseCall) -> Function:
-        """The def with the formats that the operands come with."""
-        formats = {n: t.format for n, t in call.sparse.items()}
+    def check_format(self, p: ParameterSpec, format: Format) -> None:
+        """Raises ArgumentError where a sparse operand has another rank or format than the def says."""
+        symbol = self.function.tensor(p.name)
+        if symbol.role is Role.INOUT:
+            raise p.error("is in/out, and sparse", found="a sparse tensor", suggestion="pass a dense initial value")
+        if format.rank != symbol.rank:
+            raise p.error(f"has {format.rank} dimensions instead of {symbol.rank}", found=f"the format '{format}'")
+        if symbol.format is not None and format != symbol.format:
+            raise ArgumentError(
+                f"argument '{p.name}' of {self.function.name} has another format",
+                expected=str(symbol.format), found=str(format),
+                suggestion=f'pass {p.name}.to("{symbol.format}")',
+            )  # fmt: skip
+
+    def stored_operands(self, values: Sequence[object]) -> dict[str, Any]:
+        """The operands by name, with sparse ones as `SparseTensor`. What they store is not looked at.
+
+        Raises:
+            ArgumentError: an operand has another format or rank than the def says.
+        """
+        found: dict[str, Any] = {}
+        for p, value in zip((*self.interface.parameters, *self.interface.initial), values, strict=True):
+            symbol = self.function.tensor(p.name)
+            if is_sparse(value):
+                t = _as_stored(value)
+                self.check_format(p, t.format)
+                found[p.name] = t.as_strided() if t.format.is_dense else t
+            elif symbol.is_sparse:
+                raise self.dense_error(p)
+            elif symbol.is_compile_time:
+                found[p.name] = value if isinstance(value, torch.SymInt) else int(to_tensor(p, value).item())
+            else:
+                found[p.name] = value if isinstance(value, Tensor) else to_tensor(p, value)
+        return found
+
+    def function_for(self, formats: Mapping[str, Format]) -> Function:
+        """The def with the formats that operands come with."""
         return self._functions.get(tuple(formats.items()), lambda: with_formats(self.function, formats))
+
+    def function_for_call(self, call: SparseCall) -> Function:
+        """The def with the formats of the operands of a call."""
+        return self.function_for({n: t.format for n, t in call.sparse.items()})
 
     def sizes(self, call: SparseCall) -> dict[str, int]:
         """The sizes that the shapes of the operands give, and the integer scalars. Raises ArgumentError."""
@@ -193,7 +223,7 @@ class SparseKernels:
     def _kernel_for(self, call: SparseCall) -> tuple[CompiledSparseKernel, SparseCall, dict[str, int]]:
         """The kernel for a call, with the call and the sizes that its operands give."""
         sizes = self.sizes(call)
-        return self._kernel(self.function_for(call), call, sizes), call, sizes
+        return self._kernel(self.function_for_call(call), call, sizes), call, sizes
 
     def _kernel(self, function: Function, call: SparseCall, sizes: Mapping[str, int]) -> CompiledSparseKernel:
         types = tuple((n, _INDEX_TYPES[t.index_dtype]) for n, t in call.sparse.items())

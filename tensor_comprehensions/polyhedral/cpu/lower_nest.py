@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...core.errors import ArgumentError, CannotLower
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.buffer_view import BufferView, private_view
@@ -77,7 +77,7 @@ class NestLowering:
         if leaf.nodes[0].cluster is not None:
             return self._contraction(leaf.nodes[0], leaf.nodes[0].cluster)
         if self.movement is not None:
-            return self._moved(leaf, self.movement)
+            return self._lower_movement(leaf, self.movement)
         lanes = vector_dim(self.function, leaf, self.target)
         if lanes is not None:
             for make in (self._turned_nest, self._nest):
@@ -86,7 +86,7 @@ class NestLowering:
                     return nest
         return self._nest(leaf, None)
 
-    def _moved(self, leaf: LoopNest, movement: MemoryBoundPlan) -> ir.Stmt:
+    def _lower_movement(self, leaf: LoopNest, movement: MemoryBoundPlan) -> ir.Stmt:
         """The nest as a schedule wants it. Raises ArgumentError where it has no form in vectors."""
         lanes = next((d for d in leaf.dims if d.name == movement.vector), None)
         if lanes is not None and lanes.kind is not DimKind.SERIAL:
@@ -130,7 +130,7 @@ class NestLowering:
 
     def _nest(self, leaf: LoopNest, lanes: NestDim | None) -> ir.Stmt:
         order = loop_order(self.function, leaf, lanes)
-        registers = tuple(t for t in self._local(leaf) if fits_register(t, self.group, leaf))
+        registers = tuple(t for t in self._local_tensors(leaf) if fits_register(t, self.group, leaf))
         emitter = self._with_registers(registers)
         hints = self._prefetches(leaf, order, lanes) if lanes is not None else ()
         only = place_inequalities(leaf, order, lanes).chosen
@@ -181,13 +181,13 @@ class NestLowering:
     def _rows_in_step(self, leaf: LoopNest, order: Sequence[NestDim], rows: NestDim, body: ir.Stmt) -> ir.Stmt:
         """The nest of a sum along `rows` with all of those of a tile inside its innermost loop."""
 
-        def each(body: ir.Stmt) -> ir.Stmt:
+        def loop_rows(body: ir.Stmt) -> ir.Stmt:
             return ir.Loop(rows.name, *self._range(leaf, rows), body, LoopKind.UNROLLED)
 
-        nest = each(body)
+        nest = loop_rows(body)
         for dim in reversed(order):
             nest = self._loop(leaf, dim, nest, dim is order[-1])
-        return build.block(each(build.block(*self._initializations(leaf))), nest)
+        return build.block(loop_rows(build.block(*self._initializations(leaf))), nest)
 
     def _walks_rows(self, leaf: LoopNest, lanes: NestDim) -> bool:
         """Is the nest a sum of columns that reads more of each row than accumulators cover, from memory?"""
@@ -215,15 +215,15 @@ class NestLowering:
         count, vectors = self._factor(leaf, lanes)
         factor = (count, COLUMN_VECTORS if self.movement is None else vectors)
 
-        def along(start: ir.Expr, count: int, *before: ir.Stmt) -> ir.Stmt:
+        def loop_lanes(start: ir.Expr, count: int, *before: ir.Stmt) -> ir.Stmt:
             added = ir.Loop(rows.name, start, build.add(start, count), body, LoopKind.UNROLLED)
             return ir.Loop(lanes.name, low, high, build.block(*before, added), LoopKind.VECTOR, vector_factors=factor)
 
         together = self._rows_together
         first = rows.extent % together or together
-        block = build.var(mint(rows.name, "block"))
-        begun = along(build.const(rows.lower), first, *self._initializations(leaf))
-        others = along(block, together)
+        block = build.var(compose_name(rows.name, "block"))
+        begun = loop_lanes(build.const(rows.lower), first, *self._initializations(leaf))
+        others = loop_lanes(block, together)
         start, stop = build.const(rows.lower + first), build.const(rows.upper)
         nest = build.block(begun, ir.Loop(block.name, start, stop, others, step=together))
         for dim in reversed(order[:k]):
@@ -256,7 +256,9 @@ class NestLowering:
         row = transposed_read_dim(self.function, leaf, lanes)
         if row is None or leaf.nodes[0].domain:
             return None
-        emitter = self._with_registers(tuple(t for t in self._local(leaf) if fits_register(t, self.group, leaf)))
+        emitter = self._with_registers(
+            tuple(t for t in self._local_tensors(leaf) if fits_register(t, self.group, leaf))
+        )
         stores = [emitter._update(leaf, n) for n in leaf.nodes]
         reads = transposable_reads(stores, row.name, lanes.name)
         if not reads:
@@ -283,7 +285,7 @@ class NestLowering:
                 body = self._loop(leaf, dim, body, False)
         return body
 
-    def _local(self, leaf: LoopNest) -> tuple[Tensor, ...]:
+    def _local_tensors(self, leaf: LoopNest) -> tuple[Tensor, ...]:
         names = {t for n in leaf.nodes for t in n.tensors}
         return tuple(
             self.function.tensor(name)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.buffer_view import BufferDim, BufferView, private_view
@@ -47,7 +47,7 @@ def tiles_of(group: FusionGroup, sizes: Sequence[int]) -> tuple[tuple[TileRange,
     tiles, counts = [], []
     for row, size in zip(group.rows, sizes, strict=True):
         count = -(-row.extent // size)
-        name = mint(row.places[0][1][0], "tile")
+        name = compose_name(row.places[0][1][0], "tile")
         start = build.const(row.lower) if count == 1 else build.var(name)
         tiles.append(TileRange(row, start, size))
         counts.append(count)
@@ -62,7 +62,7 @@ def tile_loops(
     if not moving:
         return body
     trips = prod(c for _, c in moving)
-    flat = build.var(mint("tile"))
+    flat = build.var(compose_name("tile"))
     inner = trips
     for tile, count in moving:
         inner //= count

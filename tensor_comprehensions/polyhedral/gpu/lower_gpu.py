@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir.nodes import Buffer, CheckSite, Kernel, Module, Type
 from ...options import MappingOptions, check_mapping
 from ...target import GpuTarget
@@ -82,14 +82,14 @@ def _scop(function: BoundFunction, options: MappingOptions | None, target: GpuTa
 
 
 def _groups(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tuple[FusionGroup, ...]:
-    def worth(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> bool:
+    def is_profitable(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> bool:
         return is_profitable_fusion(scop, target, before, alone, joined)
 
     fusion = options.outer_fusion if options is not None else "preserve3"
-    groups = partition_statements(scop, fusion, worth)
+    groups = partition_statements(scop, fusion, is_profitable)
     if fusion == "min":
         return groups
-    groups = _chained(scop, groups, worth if fusion == "preserve3" else lambda *_: True)
+    groups = _chain_groups(scop, groups, is_profitable if fusion == "preserve3" else lambda *_: True)
     return groups if options is not None else _side_by_side(scop, groups, target)
 
 
@@ -107,7 +107,7 @@ def _side_by_side(scop: Scop, groups: Sequence[FusionGroup], target: GpuTarget) 
     return tuple(found)
 
 
-def _chained(
+def _chain_groups(
     scop: Scop, groups: Sequence[FusionGroup], worth: Callable[[FusionGroup, FusionGroup, FusionGroup], bool]
 ) -> tuple[FusionGroup, ...]:
     """Groups that follow one another joined: what starts a later layer need not touch what the earlier one wrote."""
@@ -142,7 +142,7 @@ def _lower(function: BoundFunction, options: MappingOptions | None, target: GpuT
         sites += meanings
         registers = _registers(function, groups, plan)
         contracted |= {t.name for t in registers}
-        name = function.name if len(plans) == 1 else mint(function.name, len(kernels))
+        name = function.name if len(plans) == 1 else compose_name(function.name, len(kernels))
         local = frozenset(t.name for t in local_temporaries(function, groups, plan.group))
         kernel, promoted = KernelLowering(scop, plan, buffers, registers, local, target).kernel(name)
         kernels.append(kernel)

@@ -67,10 +67,10 @@ class FusionGroup:
 def fuse_statements(scop: Scop, options: CpuOptions, target: CpuTarget) -> tuple[FusionGroup, ...]:
     """Partition the nodes into groups; every dependence goes forward in the order of groups and within them."""
 
-    def worth(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> bool:
-        return _worth(scop.function, before, alone, joined, target)
+    def is_profitable(before: FusionGroup, alone: FusionGroup, joined: FusionGroup) -> bool:
+        return _is_worth_fusing(scop.function, before, alone, joined, target)
 
-    return partition_statements(scop, options.fusion, worth)
+    return partition_statements(scop, options.fusion, is_profitable)
 
 
 def partition_statements(
@@ -82,10 +82,10 @@ def partition_statements(
     """
     groups: list[FusionGroup] = []
     for node in scop.nodes:
-        alone = _alone(scop, node)
+        alone = _single_node_group(scop, node)
         joined = None
         if groups and fusion != "min":
-            joined = _fused(scop, groups[-1], node)
+            joined = _fuse_node(scop, groups[-1], node)
         if joined is not None and (fusion == "max" or is_profitable(groups[-1], alone, joined)):
             groups[-1] = joined
         else:
@@ -93,7 +93,7 @@ def partition_statements(
     return tuple(groups)
 
 
-def _worth(
+def _is_worth_fusing(
     function: BoundFunction, before: FusionGroup, alone: FusionGroup, joined: FusionGroup, target: CpuTarget
 ) -> bool:
     """Does fusion keep enough of the parallelism that its parts have apart?"""
@@ -152,7 +152,7 @@ def _operands_stay_close(function: BoundFunction, group: FusionGroup, target: Cp
     return sum(again.values()) <= target.cache[1] // 2
 
 
-def _alone(scop: Scop, node: ScopStatement) -> FusionGroup:
+def _single_node_group(scop: Scop, node: ScopStatement) -> FusionGroup:
     """One node with all its coincident indices as rows, in the order of the text."""
     dependences = scop.dependences_among((node,))
     rows = tuple(
@@ -178,7 +178,7 @@ def fuse_consecutive(scop: Scop, first: FusionGroup, second: FusionGroup) -> Fus
         return None  # its subscripts are verified in between
     if not {t for n in second.nodes for t in n.tensors} & {t for n in first.nodes for t in n.tensors}:
         return None
-    return _scheduled(scop, (*first.nodes, *second.nodes))
+    return _schedule_group(scop, (*first.nodes, *second.nodes))
 
 
 def fuse_independent(first: FusionGroup, second: FusionGroup) -> FusionGroup | None:
@@ -193,15 +193,15 @@ def fuse_independent(first: FusionGroup, second: FusionGroup) -> FusionGroup | N
     return FusionGroup((*first.nodes, *second.nodes), tuple(rows))
 
 
-def _fused(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
+def _fuse_node(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
     """`group` with `node`, or None where they share no coincident row of the simple form that we lower."""
-    if not _connected(group.nodes, node):
+    if not _are_connected(group.nodes, node):
         return None
-    extended = _extended(scop, group, node)
-    return extended if extended is not None else _scheduled(scop, (*group.nodes, node))
+    extended = _extend_group(scop, group, node)
+    return extended if extended is not None else _schedule_group(scop, (*group.nodes, node))
 
 
-def _extended(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
+def _extend_group(scop: Scop, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
     """`group` with `node` at an index of its own in every row of the group; None where a row would carry a dependence.
 
     No schedule of them all has more rows than the group has, so that there is nothing to ask isl's scheduler for, which
@@ -238,7 +238,7 @@ def _is_coincident(dependences: Sequence[isl.Map], row: BandMember, nodes: Seque
     return True
 
 
-def _scheduled(scop: Scop, nodes: Sequence[ScopStatement]) -> FusionGroup | None:
+def _schedule_group(scop: Scop, nodes: Sequence[ScopStatement]) -> FusionGroup | None:
     """The group of all `nodes` with the rows that isl finds."""
     rows: list[BandMember] = []
     for pieces in _outer_band(scop, nodes):
@@ -249,7 +249,7 @@ def _scheduled(scop: Scop, nodes: Sequence[ScopStatement]) -> FusionGroup | None
     return FusionGroup(tuple(nodes), tuple(rows)) if rows else None
 
 
-def _connected(before: Sequence[ScopStatement], last: ScopStatement) -> bool:
+def _are_connected(before: Sequence[ScopStatement], last: ScopStatement) -> bool:
     written = {w.tensor for n in before for w in n.writes}
     if any(check_reads(s) & written for s in last.statements):
         return False  # its subscripts are verified in between

@@ -74,7 +74,7 @@ def _lane_tiles(
     """`shared`: there is enough work for threads to share the tiles; else fewer are better."""
     lanes = target.lanes(32)
     nests = len(leaves)
-    leaves = _heavy(function, leaves)
+    leaves = _heavy_nests(function, leaves)
     wanted = _vector_rows(function, leaves, target)
     transposed = _transposed_rows(function, leaves, target)
     if transposed:
@@ -90,7 +90,7 @@ def _lane_tiles(
         few = prod(r.extent for r in group.rows) // FEW_CHUNKS // lanes
         least = max(least, min(LONG_COLUMN_CHUNK, few) * lanes)
         if far and target.private_caches != target.cache:
-            least = _even(prod(group.rows[k].extent for k in wanted), lanes)
+            least = _choose_even_tile(prod(group.rows[k].extent for k in wanted), lanes)
         if others >= FEW_CHUNKS // 2 and far:
             least = LONGEST_CHUNK
     return tuple(
@@ -120,7 +120,7 @@ def rows_at_once(function: BoundFunction, group: FusionGroup, leaves: Sequence[L
     return next((n for n in SUMMED_ROWS if row.extent % n == 0 and row.extent >= n * ENOUGH_PARALLELISM), 1)
 
 
-def _even(extent: int, lanes: int) -> int:
+def _choose_even_tile(extent: int, lanes: int) -> int:
     """A tile of whole vectors that cuts `extent` into about equal parts of no fewer than FAR_COLUMNS."""
     parts = max(1, extent // FAR_COLUMNS)
     return -(-extent // (parts * lanes)) * lanes
@@ -210,7 +210,7 @@ def _tile(extent: int, wanted: bool, others: int, least: int) -> int:
     return min(extent, chunk, LONGEST_CHUNK)
 
 
-def _heavy(function: BoundFunction, leaves: Sequence[LoopNest]) -> list[LoopNest]:
+def _heavy_nests(function: BoundFunction, leaves: Sequence[LoopNest]) -> list[LoopNest]:
     """The leaves that matter: the light ones follow what suits these."""
     loads = [op_count(function, leaf) * prod(d.extent for d in leaf.dims) for leaf in leaves]
     return [leaf for leaf, load in zip(leaves, loads, strict=True) if load * HEAVY_SHARE >= sum(loads)]
@@ -234,12 +234,12 @@ def _transposed_rows(function: BoundFunction, leaves: Sequence[LoopNest], target
         if lanes.row is None:
             continue
         for dim in leaf.dims:
-            if dim.row is not None and dim is not lanes and _crossed(function, leaf, lanes, dim):
+            if dim.row is not None and dim is not lanes and _is_crossed(function, leaf, lanes, dim):
                 found |= {lanes.row, dim.row}
     return frozenset(found)
 
 
-def _crossed(function: BoundFunction, leaf: LoopNest, lanes: NestDim, dim: NestDim) -> bool:
+def _is_crossed(function: BoundFunction, leaf: LoopNest, lanes: NestDim, dim: NestDim) -> bool:
     for node in leaf.nodes:
         for access in (*node.reads, *node.writes):
             along = access_stride(function, access, lanes.index(node))

@@ -128,7 +128,7 @@ class ContractionInfo:
             if (i.name in self.vector_operand.iterators) == (i.name in self.broadcast_operand.iterators)
         )
 
-    def only(self, factor: Factor) -> tuple[Iterator, ...]:
+    def exclusive_iterators(self, factor: Factor) -> tuple[Iterator, ...]:
         """Parallel iterators that move `factor` and not the other one."""
         return self._columns if factor is self.vector_operand else self._rows
 
@@ -162,18 +162,20 @@ class ContractionInfo:
     def continuing_iterator(self) -> Iterator | None:
         """The iterator of the still factor along which the output's runs go on where those along the lanes end."""
         end = self.extent(self.vector)
-        return next((i for i in self.only(self.broadcast_operand) if (i.name, end) in self.output_strides), None)
+        return next(
+            (i for i in self.exclusive_iterators(self.broadcast_operand) if (i.name, end) in self.output_strides), None
+        )
 
     @property
     def row_candidates(self) -> tuple[Iterator, ...]:
         """Iterators that may make the rows of the register tile: those that leave the vectors alone come first."""
         reusing = sorted(
-            self.only(self.broadcast_operand),
+            self.exclusive_iterators(self.broadcast_operand),
             key=lambda i: (self.transposes_output and i.name != self.output_unit_iter, -i.extent),
         )
         chosen = [i for i in reusing if i.name != self.vector]
         if sum(i.extent > 3 for i in chosen) == 0:
-            chosen += [i for i in self.only(self.vector_operand) if i.name != self.vector]
+            chosen += [i for i in self.exclusive_iterators(self.vector_operand) if i.name != self.vector]
         return tuple(chosen[:4])
 
 

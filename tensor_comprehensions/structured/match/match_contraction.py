@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir.buffer_view import BufferView
-from ...loop_ir.index_arithmetic import subtract
+from ...loop_ir.linear_forms import subtract
 from ...loop_ir.nodes import Buffer, Expr, Load, Type, Var
 from ...lower_expr import LoweringScope, lower_access, lower_expr
 from ...target import CpuTarget
@@ -69,8 +69,8 @@ class MatchedContraction:
         for kind, indices in ((IteratorKind.PARALLEL, self.free), (IteratorKind.REDUCTION, self.reduction_indices)):
             for i in indices:
                 origin, extent = tiles.get(i.name, (build.const(i.lower), i.extent))
-                iterators.append(Iterator(mint(name, i.name), extent, kind))
-                values[i.name] = build.add(Var(mint(name, i.name)), origin)
+                iterators.append(Iterator(compose_name(name, i.name), extent, kind))
+                values[i.name] = build.add(Var(compose_name(name, i.name)), origin)
         scope = LoweringScope(values, buffers)
         buffer, where = lower_access(self.output.tensor, self.output.subscripts, scope)
         return StructuredOp(
@@ -90,8 +90,8 @@ def _half_space(g: Inequality, name: str, values: Mapping[str, Expr]) -> HalfSpa
     """An inequality of a cluster over the iterators of its op, and the surrounding loops of their tiles."""
     rest: Expr = build.const(g.constant)
     for index, c in g.terms:
-        rest = build.add(rest, build.mul(subtract(values[index], Var(mint(name, index))), c))
-    return HalfSpace(tuple((mint(name, index), c) for index, c in g.terms), rest)
+        rest = build.add(rest, build.mul(subtract(values[index], Var(compose_name(name, index))), c))
+    return HalfSpace(tuple((compose_name(name, index), c) for index, c in g.terms), rest)
 
 
 def match_contraction(
@@ -192,7 +192,7 @@ def _renamed(s: BoundStatement, update: BoundStatement) -> BoundStatement:
         subscripts=tuple(map(rename, s.subscripts)),
         value=rename(s.value),
         indices=tuple(indices),
-        elements=tuple(g.renamed({name: names.get(name, name) for name, _ in g.terms}) for g in s.elements),
+        elements=tuple(g.rename_indices({name: names.get(name, name) for name, _ in g.terms}) for g in s.elements),
         checks=tuple(
             replace(c, subscript=rename(c.subscript), guard=None if c.guard is None else rename(c.guard))
             for c in s.checks

@@ -33,7 +33,7 @@ class ForcedBlocking(BlockingHeuristic):
         )
 
     def packs_broadcast_operand(self, rows_outside: bool) -> bool:
-        if not self.info.only(self.info.broadcast_operand):
+        if not self.info.exclusive_iterators(self.info.broadcast_operand):
             return False
         return (
             BlockingHeuristic.packs_broadcast_operand(self, rows_outside)
@@ -75,7 +75,10 @@ class PackBothBlocking(BlockingHeuristic):
         def order(i: Dimension) -> int:
             return -apart.get(i.name, 0)
 
-        lanes, nearest = known.op.iterator(known.vector), max(known.only(known.broadcast_operand), key=order)
+        lanes, nearest = (
+            known.op.iterator(known.vector),
+            max(known.exclusive_iterators(known.broadcast_operand), key=order),
+        )
         outside = sorted((i for i in known.parallel if i not in (lanes, nearest)), key=order)
         levels = [TileLoop(i.name, self.tile.size(i.name)) for i in (*outside, lanes, nearest)]
         counts = accumulate((num_tiles(known.extent(level.iterator), level.size) for level in levels), mul)
@@ -90,6 +93,6 @@ def is_packing_both_profitable(facts: ContractionInfo, target: CpuTarget) -> boo
     rows = (
         not facts.transposes_output
         and facts.vector not in facts.broadcast_operand.iterators
-        and facts.only(facts.broadcast_operand)
+        and facts.exclusive_iterators(facts.broadcast_operand)
     )
     return bool(rows) and copied <= target.cache[1]

@@ -67,7 +67,7 @@ class _Chooser:
             return True
         sums = self.sums(step)
         extents = self._extents(step.target)
-        return not sums <= self.used and any(_within(extents, self._extents(s)) for s in sums)
+        return not sums <= self.used and any(_is_subset(extents, self._extents(s)) for s in sums)
 
     def sums(self, step: SsaStatement) -> frozenset[str]:
         """The sums and extrema on which the elements of a step depend, each through elements alone."""
@@ -86,7 +86,7 @@ def _reduces(step: SsaStatement) -> bool:
     return any(i not in step.left for i in step.ranges)
 
 
-def _within(small: list[Bounds], large: list[Bounds]) -> bool:
+def _is_subset(small: list[Bounds], large: list[Bounds]) -> bool:
     """Whether the dimensions of one tensor are among those of another."""
     left = list(large)
     for bounds in small:

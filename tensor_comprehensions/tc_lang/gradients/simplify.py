@@ -31,10 +31,10 @@ def simplify_gradient(
 ) -> list[GradStatement]:
     """The statements of a gradient, of which the tensors in `targets` are wanted, so that they compute less."""
     statements = live_statements(drop_zero_statements(steps, live_statements(written, targets), sizes), targets)
-    statements = _once([x for n, w in enumerate(statements) for x in _factored(w, n)])
+    statements = _reuse_partial_sums([x for n, w in enumerate(statements) for x in _factor_sum(w, n)])
     statements = _Joining(statements, targets, sizes).run()
-    names = _held(steps, {name for w in statements for name in w.reads})
-    return _results_last(live_statements([_rewritten(w, names, steps, sizes) for w in statements], targets))
+    names = _held_products(steps, {name for w in statements for name in w.reads})
+    return _results_last(live_statements([_rewrite_product(w, names, steps, sizes) for w in statements], targets))
 
 
 def live_statements(written: Sequence[GradStatement], targets: AbstractSet[str]) -> list[GradStatement]:
@@ -58,14 +58,14 @@ def _results_last(written: Sequence[GradStatement]) -> list[GradStatement]:
 # --- factors of sums -------------------------------------------------------------------------------------------------
 
 
-def _factored(w: GradStatement, n: int) -> list[GradStatement]:
+def _factor_sum(w: GradStatement, n: int) -> list[GradStatement]:
     """`t(n) +=! x(n,d) / s(n)`, which runs over the elements of one tensor, as a sum and a quotient."""
     left = [e.name for e in w.subscripts if isinstance(e, Index)]
     rest = [i for i in w.ranges if i not in left]
     if not rest or w.op not in ("+=!", "+=") or not are_bare_indices(w.subscripts) or w.exists:
         return [w]
     if not _spans(w):
-        return _nested(w, n, left, rest)
+        return _nest_sums(w, n, left, rest)
     still, moving = to_product(w.value).split(lambda x: not any(uses_index(i, x) for i in rest))
     if not (still.over or still.under) or not (moving.over or moving.under):
         return [w]
@@ -77,7 +77,7 @@ def _factored(w: GradStatement, n: int) -> list[GradStatement]:
     return [sum_, GradStatement(w.target, w.subscripts, op, value, {i: w.ranges[i] for i in left})]
 
 
-def _nested(w: GradStatement, n: int, left: Sequence[str], rest: Sequence[str]) -> list[GradStatement]:
+def _nest_sums(w: GradStatement, n: int, left: Sequence[str], rest: Sequence[str]) -> list[GradStatement]:
     """A sum of several factors of which two alone depend on an index as a sum with the sum of their product in it.
 
     The inner sum has no more elements than something that is read or written: `s(i) +=! p(i,j) * a(i,k) * b(j,k)`.
@@ -102,11 +102,11 @@ def _nested(w: GradStatement, n: int, left: Sequence[str], rest: Sequence[str]) 
         op = "=" if w.op == "+=!" and len(rest) == 1 else w.op
         pair_sum = product_to_expr(replace(pair, coefficient=1.0), w.value.dtype)
         first = GradStatement(name, subscripts, "+=!", pair_sum, {**{i: w.ranges[i] for i in inner}, e: w.ranges[e]})
-        return [first, *_factored(GradStatement(w.target, w.subscripts, op, value, ranges), n)]
+        return [first, *_factor_sum(GradStatement(w.target, w.subscripts, op, value, ranges), n)]
     return [w]
 
 
-def _once(statements: Sequence[GradStatement]) -> list[GradStatement]:
+def _reuse_partial_sums(statements: Sequence[GradStatement]) -> list[GradStatement]:
     """The statements without sums of parts that are there already, of tensors that have not changed since."""
     out: list[GradStatement] = []
     same: dict[str, str] = {}
@@ -156,7 +156,7 @@ class _Joining:
             for name in [t for t in self.waiting if t in w.reads]:
                 definition = self.waiting.pop(name)
                 if self._belongs(n, definition, w):
-                    w = replace(w, value=self._put(w.value, definition))
+                    w = replace(w, value=self._inline_definition(w.value, definition))
                 else:
                     self.out.append(definition)
             for name in [t for t, d in self.waiting.items() if w.target in d.reads]:
@@ -169,12 +169,17 @@ class _Joining:
         pointwise = are_bare_indices(w.subscripts) and len(w.ranges) == len(w.subscripts)
         if pointwise and w.op == "=" and before is None:
             self.waiting[w.target] = w
-        elif before is not None and pointwise and w.op == "+=" and (joined := self._joined(before, w)) is not None:
+        elif (
+            before is not None
+            and pointwise
+            and w.op == "+="
+            and (joined := self._join_statements(before, w)) is not None
+        ):
             self.waiting[w.target] = joined
         else:
             self.out += [w] if before is None else [before, w]
 
-    def _joined(self, before: GradStatement, w: GradStatement) -> GradStatement | None:
+    def _join_statements(self, before: GradStatement, w: GradStatement) -> GradStatement | None:
         """Two statements of one tensor as one."""
         names = [e.name for e in w.subscripts if isinstance(e, Index)]
         if [w.ranges[i] for i in names] != list(_box(before)) or not _is_small(before.value, w.value):
@@ -205,12 +210,12 @@ class _Joining:
         arithmetic = not any(isinstance(x, Call | Select) for x in walk_expr(definition.value))
         return len(definition.ranges) == len(w.ranges) or arithmetic
 
-    def _put(self, e: Expr, definition: GradStatement) -> Expr:
+    def _inline_definition(self, e: Expr, definition: GradStatement) -> Expr:
         """`e` with the value of a tensor's elements instead of them."""
         if isinstance(e, Access) and e.tensor == definition.target:
             names = (x.name for x in definition.subscripts if isinstance(x, Index))
             return substitute_indices(definition.value, dict(zip(names, e.subscripts, strict=True)), self.sizes)
-        return with_operands(e, [self._put(x, definition) for x in operands_of(e)])
+        return with_operands(e, [self._inline_definition(x, definition) for x in operands_of(e)])
 
 
 def _box(w: GradStatement) -> tuple[Bounds, ...]:
@@ -224,7 +229,7 @@ def _is_small(*expressions: Expr) -> bool:
 # --- expressions -----------------------------------------------------------------------------------------------------
 
 
-def _held(steps: SsaProgram, used: AbstractSet[str]) -> list[NamedProduct]:
+def _held_products(steps: SsaProgram, used: AbstractSet[str]) -> list[NamedProduct]:
     """The products that outputs of the def hold, and tensors that are read in any case."""
     found = []
     outputs = {steps.last[r] for r in steps.function.returns}
@@ -242,7 +247,7 @@ def _held(steps: SsaProgram, used: AbstractSet[str]) -> list[NamedProduct]:
     return found
 
 
-def _rewritten(
+def _rewrite_product(
     w: GradStatement, names: Sequence[NamedProduct], steps: SsaProgram, sizes: Mapping[str, Value]
 ) -> GradStatement:
     """`w` with its value as a product, if it runs over one tensor's elements."""

@@ -89,7 +89,7 @@ class _Algebra:
         try:
             value = self.polynomial(w.value)
             for i in rest if plain else ():
-                value = _total(value, i, w.ranges[i], self._put)
+                value = _total(value, i, w.ranges[i], self._substitute)
         except _TooLarge:
             self._note(w, None)
             return w
@@ -111,7 +111,7 @@ class _Algebra:
             else:
                 renamed = {old: Index(new, INT64) for old, new in zip(known.left, before.left, strict=True)}
                 try:
-                    known = _Known(before.left, _sum(before.value, self._put(known.value, renamed)))
+                    known = _Known(before.left, _sum(before.value, self._substitute(known.value, renamed)))
                 except _TooLarge:
                     known = None
         self.boxes.setdefault(w.target, box)
@@ -128,7 +128,7 @@ class _Algebra:
             case Access():
                 return self._access(e)
             case Unary(op="-", operand=x):
-                return _scaled(self.polynomial(x), -1)
+                return _scale(self.polynomial(x), -1)
             case Cast(operand=x) if x.dtype.is_float:
                 return self.polynomial(x)
             case Cast(operand=x) if (amount := self._amount(x)) is not None:
@@ -136,7 +136,7 @@ class _Algebra:
             case Binary(op="+", left=a, right=b):
                 return _sum(self.polynomial(a), self.polynomial(b))
             case Binary(op="-", left=a, right=b):
-                return _sum(self.polynomial(a), _scaled(self.polynomial(b), -1))
+                return _sum(self.polynomial(a), _scale(self.polynomial(b), -1))
             case Binary(op="*", left=a, right=b):
                 return _product(self.polynomial(a), self.polynomial(b))
             case Binary(op="/", left=a, right=b):
@@ -171,7 +171,7 @@ class _Algebra:
             known = self._version(e.tensor)
         if known is None or len(known.value) > MOST:
             return _atom(e)
-        return self._put(known.value, dict(zip(known.left, e.subscripts, strict=True)))
+        return self._substitute(known.value, dict(zip(known.left, e.subscripts, strict=True)))
 
     def _version(self, name: str) -> _Known | None:
         """What a version of the def holds, where one statement says it for all elements."""
@@ -184,31 +184,31 @@ class _Algebra:
                 try:
                     value = self.polynomial(step.value)
                     for i in step.ranges:
-                        value = value if i in step.left else _total(value, i, step.ranges[i], self._put)
+                        value = value if i in step.left else _total(value, i, step.ranges[i], self._substitute)
                 except _TooLarge:
                     return None
                 left = tuple(e.name for e in step.subscripts if isinstance(e, Index))
                 self.versions[name] = _Known(left, value)
         return self.versions[name]
 
-    def _put(self, value: Polynomial, indices: Mapping[str, Expr]) -> Polynomial:
+    def _substitute(self, value: Polynomial, indices: Mapping[str, Expr]) -> Polynomial:
         """`value` with expressions for indices."""
         if all(isinstance(e, Index) and e.name == i for i, e in indices.items()):
             return value
         out: Polynomial = {}
         for monomial, c in value.items():
-            out = _sum(out, {self._put_in(monomial, indices): c})
+            out = _sum(out, {self._substitute_monomial(monomial, indices): c})
         return out
 
-    def _put_in(self, monomial: Monomial, indices: Mapping[str, Expr]) -> Monomial:
-        return _sorted((self._put_atom(atom, indices), power) for atom, power in monomial)
+    def _substitute_monomial(self, monomial: Monomial, indices: Mapping[str, Expr]) -> Monomial:
+        return _sort_powers((self._substitute_atom(atom, indices), power) for atom, power in monomial)
 
-    def _put_atom(self, atom: Atom, indices: Mapping[str, Expr]) -> Atom:
+    def _substitute_atom(self, atom: Atom, indices: Mapping[str, Expr]) -> Atom:
         match atom:
             case SizeAmount():
                 return atom
             case IndexTotal(body=body):
-                return replace(atom, body=self._put_in(body, indices))
+                return replace(atom, body=self._substitute_monomial(body, indices))
         return substitute_indices(atom, indices, self.sizes)
 
 
@@ -229,11 +229,11 @@ def _amount(x: Value) -> Polynomial:
         for name in monomial:
             atom = SizeAmount(SizePolynomial((((name,), 1),)))
             powers[atom] = powers.get(atom, 0) + 1
-        out = _sum(out, {_sorted(powers.items()): Fraction(c)})
+        out = _sum(out, {_sort_powers(powers.items()): Fraction(c)})
     return out
 
 
-def _scaled(a: Polynomial, factor: int) -> Polynomial:
+def _scale(a: Polynomial, factor: int) -> Polynomial:
     return {m: c * factor for m, c in a.items()}
 
 
@@ -255,11 +255,11 @@ def _product(a: Polynomial, b: Polynomial) -> Polynomial:
             powers: dict[Atom, int] = dict(m)
             for atom, power in n:
                 powers[atom] = powers.get(atom, 0) + power
-            out = _sum(out, {_sorted((atom, p) for atom, p in powers.items() if p): c * d})
+            out = _sum(out, {_sort_powers((atom, p) for atom, p in powers.items() if p): c * d})
     return out
 
 
-def _sorted(powers: Iterable[tuple[Atom, int]]) -> Monomial:
+def _sort_powers(powers: Iterable[tuple[Atom, int]]) -> Monomial:
     return tuple(sorted(powers, key=lambda p: _text(p[0])))
 
 
