@@ -307,6 +307,24 @@ def decompose_reduce(spec: specs.Reduce) -> tuple[specs.Node, ...]:
     return tuple(nodes)
 
 
+def decompose_shuffle(spec: specs.Shuffle) -> tuple[specs.Node, ...]:
+    """`shfl.bfly`, for every value."""
+    (out,), (x,) = spec.outputs, spec.inputs
+    assert isinstance(out, RegisterFragment)
+    assert isinstance(x, RegisterFragment)
+    return tuple(
+        _leaf(
+            spec, f"shfl.bfly {spec.mask}",
+            ir.Invoke(
+                SHUFFLE_XOR,
+                ((out.buffer, (build.const(out.registers[v]),)), (x.buffer, (build.const(x.registers[v]),))),
+                (spec.mask, WARP),
+            ),
+        )
+        for v in range(x.values)
+    )  # fmt: skip
+
+
 def _leaf(spec: specs.Spec, atom: str, statement: ir.Stmt) -> specs.Leaf:
     return specs.Leaf(spec.outputs, spec.inputs, spec.threads, kind="Reduce", atom=atom, statement=statement)
 

@@ -157,3 +157,39 @@ def test_what_boxes_do_not_take_is_refused_with_a_reason() -> None:
         gemm90.compile(empty(64, 64), empty(64, 64), target=TARGET, tile=(128, 64, 48))
     with pytest.raises(tc.ArgumentError, match="need sm_90"):
         gemm90.compile(empty(64, 64), empty(64, 64), target="cuda:sm_80")
+
+
+# --- bodies by hand ----------------------------------------------------------------------------------------------
+
+
+@tc.tile_kernel("Y:[M,N].fp32 <- X:[M,N].fp32")
+def rows_by_hand(k: Any, Y: Any, X: Any, fault: str = "") -> None:
+    """Rows through registers, one after another; then neighboring lanes exchange theirs, twice."""
+    (i,), warp = k.blocks(X.tile(8, None)), k.threads(32).tile(32)
+    tile = k.shared("s", (8, X.shape[1]), X.dtype)
+    x = X.tile(8, None)[i]
+    with k.spec("Move", [tile], [x]):
+        for j in k.loop(7 if fault == "too few" else 8):
+            row = x.tile(1, None)[j]
+            v = k.move(k.registers("v", (1, X.shape[1]), X.dtype, by=warp), row)
+            k.move(tile.tile(1, None)[j % 4 if fault == "elsewhere" else j], v)
+    k.sync()
+    with k.spec("Twice", [Y.tile(8, None)[i]], [tile]):
+        v = k.move(k.registers("w", (8, X.shape[1]), X.dtype, by=warp), tile)
+        k.move(Y.tile(8, None)[i], k.shfl(k.shfl(v, 3), 3))
+
+
+@needs_compiler
+def test_bodies_by_hand_are_proven() -> None:
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(SEED))
+    kernel = rows_by_hand.compile(x, target="cuda:sm_80")
+    assert kernel.check() > 8
+    assert torch.equal(kernel.emulate(x), x)
+    assert "%s:[(8,64):(64,1)].fp32.SH <- Move<<<#[32:1].thread>>>(%X:[(8,64):(64,1)].fp32.GL) {" in kernel.source(
+        "tiles"
+    )
+    assert "<- Twice<<<" in kernel.source("tiles")
+    assert "// shfl.bfly 3  x16" in kernel.source("tiles")
+    for fault in ("too few", "elsewhere"):
+        with pytest.raises(tc.InternalError, match=r"%s.* row \d, column 0 holds another element"):
+            rows_by_hand.compile(x, target="cuda:sm_80", fault=fault).check()
