@@ -181,7 +181,7 @@ def _place_tags(x: Operand, sizes: tuple[int, int], machine: TagMachine, thread:
     places, inside = _memory_places(x, sizes, machine.values, thread)
     held = machine.tags(x.buffer)
     held[places[inside]] = tags[inside]
-    return np.where(inside, tags, 0)
+    return np.where(inside, held[np.where(inside, places, 0)], 0)  # elements of one place have one tag
 
 
 def _memory_places(x: MemoryView, sizes: tuple[int, int], values: Mapping[str, Any], thread: int) -> tuple[Tags, Tags]:

@@ -20,7 +20,7 @@ from .order_words import OrderWords
 from .pointwise import broadcast_shape, reduced_tile, spread_tile, with_dtype
 from .role_words import BLOCK_ID, check_group, tile_coordinates
 from .roles import every_node
-from .tensor_core_products import accumulator, left_fragment, plan_product
+from .tensor_core_products import SUMS, accumulator, left_fragment, plan_product
 from .tensors import DTYPE_SPELLING, ThreadTensor
 from .tile_views import MapOperand, MemoryView, Operand, Positions, RegisterFragment
 from .warpgroup_products import (
@@ -76,7 +76,7 @@ class ProgramBuilder(OrderWords):
             raise ArgumentError(f"cannot spread {name}:{tuple(shape)} over {by}", expected="the lanes of warps")
         assert isinstance(rows, int)
         assert isinstance(columns, int)
-        return self._allocate(spread_tile(self._fresh(name), (rows, columns), dtype, group, vector))
+        return self.allocate(spread_tile(self._fresh(name), (rows, columns), dtype, group, vector))
 
     def accumulator(
         self, name: str, shape: tuple[IntTuple, IntTuple], left: Operand, right: Operand, *, by: ThreadTensor
@@ -94,8 +94,9 @@ class ProgramBuilder(OrderWords):
         rows, columns = shape
         if are_warpgroups(by):
             groups = plan_warpgroups((rows, columns), by, self.target)
-            return self._allocate(warpgroup_accumulator(self._fresh(name), (rows, columns), groups))
-        return self._allocate(accumulator(self._fresh(name), (rows, columns), plan_product((rows, columns), by)))
+            return self.allocate(warpgroup_accumulator(self._fresh(name), (rows, columns), groups))
+        total = SUMS.get(left.dtype, FLOAT32)
+        return self.allocate(accumulator(self._fresh(name), (rows, columns), plan_product((rows, columns), by), total))
 
     def fragment(
         self, name: str, shape: tuple[int, int], dtype: DType, operand: str, *, by: ThreadTensor
@@ -107,8 +108,8 @@ class ProgramBuilder(OrderWords):
         if operand != "A":
             raise ArgumentError(f"{name} is no fragment", expected="'A'", found=repr(operand))
         if are_warpgroups(by):
-            return self._allocate(group_left_fragment(self._fresh(name), shape, dtype, by, self.target))
-        return self._allocate(left_fragment(self._fresh(name), shape, dtype, by))
+            return self.allocate(group_left_fragment(self._fresh(name), shape, dtype, by, self.target))
+        return self.allocate(left_fragment(self._fresh(name), shape, dtype, by))
 
     # --- specs ---------------------------------------------------------------------------------------------------
 
@@ -150,7 +151,7 @@ class ProgramBuilder(OrderWords):
         """The elements of each row (axis 1) or column (0) combined by `+`, `*`, `min` or `max`."""
         if op not in ("+", "*", "min", "max") or axis not in (0, 1) or not isinstance(x, RegisterFragment):
             raise ArgumentError(f"cannot reduce {x} by {op!r} along {axis}", expected="+, *, min or max along 0 or 1")
-        tile = self._allocate(reduced_tile(x, axis, self._fresh(f"{x.name}_reduced"))[0])
+        tile = self.allocate(reduced_tile(x, axis, self._fresh(f"{x.name}_reduced"))[0])
         self._spec(specs.Reduce((tile,), (x,), self._threads(None, (x,)), op=op, axis=axis))
         return tile
 
@@ -160,7 +161,7 @@ class ProgramBuilder(OrderWords):
             raise ArgumentError("lanes exchange values of tiles in registers", expected="fp32", found=str(x))
         if type(mask) is not int or not 0 < mask < WARP:
             raise ArgumentError(f"lanes of {x} cannot exchange values", expected="a mask of 1 to 31", found=repr(mask))
-        tile = self._allocate(with_dtype(x, self._fresh(f"{x.name}_shfl"), FLOAT32))
+        tile = self.allocate(with_dtype(x, self._fresh(f"{x.name}_shfl"), FLOAT32))
         self._spec(specs.Shuffle((tile,), (x,), self._threads(None, (x,)), mask=mask))
         return tile
 
@@ -214,7 +215,7 @@ class ProgramBuilder(OrderWords):
                 "a map has no tile in registers of the size of its result", expected=f"one of {shape}, or out=",
                 found=", ".join(map(str, inputs)),
             )  # fmt: skip
-        return self._allocate(with_dtype(fitting[0], self._fresh(f"{fitting[0].name}_map"), dtype))
+        return self.allocate(with_dtype(fitting[0], self._fresh(f"{fitting[0].name}_map"), dtype))
 
 
 _SIDES = {"Move": (1, 1), "MatMul": (1, 2)}

@@ -46,7 +46,7 @@ def swizzled_module(module: ir.Module) -> ir.Module:
             found[buffer.name] = replace(buffer, swizzle=best)
     if not found:
         return module
-    return replace(module, kernels=(replace(kernel, body=_with_buffers(kernel.body, found)),))
+    return replace(module, kernels=(replace(kernel, body=with_buffers(kernel.body, found)),))
 
 
 def bank_turns(module: ir.Module) -> int:
@@ -172,7 +172,7 @@ def evaluate_index(e: ir.Expr, values: Mapping[str, Any]) -> Any:
     return 0
 
 
-def _with_buffers(s: ir.Stmt, found: Mapping[str, ir.Buffer]) -> ir.Stmt:
+def with_buffers(s: ir.Stmt, found: Mapping[str, ir.Buffer]) -> ir.Stmt:
     """The program with other buffers of the same names."""
 
     def on_expr(e: ir.Expr) -> ir.Expr:

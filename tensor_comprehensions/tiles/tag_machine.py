@@ -35,6 +35,9 @@ PRIVATE = (ir.Space.REGISTER, ir.Space.SCRATCH)
 HIGH = 32
 """Bits below the second tag of a register that holds two."""
 LOW = (1 << HIGH) - 1
+_QUARTER = 16
+"""Bits of a tag of a register that holds four."""
+_LEAST = (1 << _QUARTER) - 1
 ORDERING = (BULK_COMMIT, BULK_WAIT, FENCE_ASYNC, WGMMA_COMMIT, WGMMA_FENCE)
 """What moves nothing."""
 
@@ -200,7 +203,8 @@ class TagMachine:
         assert into is not None
         rows, lanes = enumerate_tv(into), enumerate_tv(out)
         memory, at = (to, there) if to.space is ir.Space.SHARED else (source, here)
-        pointed = self._places(memory, (*at[:-1], build.ramp(at[-1], 1, rows.shape[1])))
+        pack = 2 // memory.type.dtype.size  # elements of 16 bits
+        pointed = self._places(memory, (*at[:-1], build.ramp(at[-1], 1, rows.shape[1] * pack)))
         for warp in range(0, self.threads, WARP):
             mine = slice(warp, warp + WARP)
             held = np.zeros(rows.max() + 1, np.int64)
@@ -211,15 +215,18 @@ class TagMachine:
                 self.tags(to)[pointed[mine]] = held[rows]
                 continue
             first = int(self._places(to, there)[warp, 0])
-            held[rows[::-1]] = self._read(source, pointed)[mine][::-1]
+            found = self._read(source, pointed)[mine]
+            held[rows[::-1]] = (_pack_bytes(found) if pack == 2 else found)[::-1]
             pairs = held[lanes][:, 0::2] | held[lanes][:, 1::2] << HIGH
+            if pack == 2 and (pairs >> 63).any():
+                raise InternalError(f"the tile {source.name} has too many elements to be checked")
             self.tags(to)[mine, first : first + pairs.shape[1]] = pairs
 
     def _multiply(self, s: ir.Invoke, atom: Atom) -> None:
         known = INTRINSICS[s.name]
         more = not s.values or bool(evaluate_index(s.values[0], self.values))
         held = {
-            n: self._fragment(view, o.values)
+            n: self._fragment(view, o.values, 32 // o.dtype.bits)
             for n, (view, o) in enumerate(zip(s.operands, atom.operands, strict=True)) if n not in known.described
         }  # fmt: skip
         for first in range(0, self.threads, atom.group):
@@ -233,15 +240,25 @@ class TagMachine:
                 found.append(self.tags(buffer)[places])
             self.products.append(TagProduct(found[0], found[1], found[2], more))
 
-    def _fragment(self, view: tuple[ir.Buffer, tuple[ir.Expr, ...]], count: int) -> Tags:
-        """The tags of `count` values of each thread from a register on."""
+    def _fragment(self, view: tuple[ir.Buffer, tuple[ir.Expr, ...]], count: int, pack: int) -> Tags:
+        """The tags of `count` values of each thread from a register on, each of which holds `pack`."""
         buffer, where = view
         first, held = int(self._places(buffer, where)[0, 0]), self.tags(buffer)
         if buffer.type.dtype.name != "uint32":
             sums: Tags = held[:, first : first + count].copy()
             return sums
+        if pack == 4:
+            words = held[:, first : first + count // 4]
+            parts = [words >> (_QUARTER * n) & _LEAST for n in range(4)]
+            return np.stack(parts, axis=2).reshape(self.threads, count)
         words = held[:, first : first + count // 2]
         return np.stack([words & LOW, words >> HIGH], axis=2).reshape(self.threads, count)
+
+
+def _pack_bytes(tags: Tags) -> Tags:
+    """Two tags of bytes as one of 16 bits."""
+    two: Tags = tags[:, 0::2] | tags[:, 1::2] << _QUARTER
+    return two
 
 
 def matrix_of(tags: Tags, layout: Any, rows: int, columns: int) -> Tags:

@@ -68,9 +68,15 @@ class TraceState:
 
     # --- tiles ---------------------------------------------------------------------------------------------------
 
-    def _allocate(self, tile: RegisterFragment) -> RegisterFragment:
+    def allocate(self, tile: RegisterFragment) -> RegisterFragment:
+        """A tile in registers, from here on."""
+        self._taken.setdefault(tile.buffer.name, 1)
         self._make(tile)
         return tile
+
+    def add_leaf(self, leaf: specs.Leaf) -> None:
+        """Add statements that every thread executes, decomposed already."""
+        self._add(leaf)
 
     def _make(self, tile: MemoryView | RegisterFragment) -> None:
         self._open[-1].add(tile.buffer.name)
