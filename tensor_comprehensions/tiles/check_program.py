@@ -79,9 +79,8 @@ def _run_nodes(nodes: Sequence[specs.Node], machine: TagMachine) -> None:
             case specs.Leaf(statement=statement):
                 machine.run(statement, np.ones(machine.threads, bool))
             case specs.Loop(var, stop, body):
-                for n in range(
-                    int(evaluate_index(build.const(stop) if isinstance(stop, int) else stop, machine.values))
-                ):
+                count = stop if isinstance(stop, int) else int(evaluate_index(stop, machine.values))
+                for n in range(count):
                     machine.values[var] = n
                     _run_nodes(body, machine)
             case specs.When(condition, body):

@@ -6,10 +6,12 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import tensor_comprehensions as tc
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import parse_gpu_target
@@ -157,6 +159,37 @@ def test_what_boxes_do_not_take_is_refused_with_a_reason() -> None:
         gemm90.compile(empty(64, 64), empty(64, 64), target=TARGET, tile=(128, 64, 48))
     with pytest.raises(tc.ArgumentError, match="need sm_90"):
         gemm90.compile(empty(64, 64), empty(64, 64), target="cuda:sm_80")
+
+
+@tc.tile_kernel("Y:[M,N].bf16 <- X:[L,M,N].bf16")
+def sum_in_ring(k: Any, Y: Any, X: Any) -> None:
+    """Threads read what a ring loads themselves, without products."""
+    load, math = k.threads(256).tile(128).split(1, 1)
+    (m, n) = k.blocks(Y.tile(64, 64))
+    stages = k.shared("s", (2, 64, 64), X.dtype)
+    acc = k.init(k.accumulator("acc", (64, 64), X, X, by=math), 0)
+
+    def use(stage: Any, j: Any) -> None:
+        k.map(lambda a, x: a + x, acc, stages[stage], out=acc)
+
+    k.ring(X.shape[0], 2, lambda stage, j: k.move(stages[stage], X[j].tile(64, 64)[m, n]), use, load=load)
+    k.move(Y.tile(64, 64)[m, n], acc)
+
+
+@needs_compiler
+def test_threads_read_the_stages_of_a_ring() -> None:
+    x = whole_numbers(5, 70, 136)
+    kernel = sum_in_ring.compile(x, target=TARGET)
+    assert torch.equal(kernel.emulate(x), x.float().sum(0).bfloat16())
+    kernel.check()
+
+
+def test_interpreter_equals_torch() -> None:
+    a, b = whole_numbers(70, 24), whole_numbers(8, 24, seed=SEED + 1)
+    kernel = gemm90.compile(a, b, target=TARGET, tile=(128, 8, 16), depth=2)
+    arrays = {"A": a.float().numpy(), "B": b.float().numpy(), "C": np.zeros((70, 8), np.float32)}
+    assert interpret(kernel.module, arrays) == []
+    np.testing.assert_array_equal(arrays["C"], (a.float() @ b.float().T).bfloat16().float().numpy())
 
 
 # --- bodies by hand ----------------------------------------------------------------------------------------------
