@@ -65,15 +65,29 @@ def _specs(
                     yield from _specs(inner, values, last=last)
             case specs.Spec():
                 yield node, values
+                yield from _specs(node.body, values, last=last)
 
 
 def _run(spec: specs.Spec, machine: TagMachine) -> None:
-    active = np.ones(machine.threads, bool)
-    for node in spec.body:
-        if isinstance(node, specs.Leaf):
-            machine.run(node.statement, active)
-        elif isinstance(node, specs.Spec) and not isinstance(node, specs.Init):
-            _run(node, machine)
+    _run_nodes(spec.body, machine)
+
+
+def _run_nodes(nodes: Sequence[specs.Node], machine: TagMachine) -> None:
+    """Execute leaves, also in loops and branches of a body that is written by hand."""
+    for node in nodes:
+        match node:
+            case specs.Leaf(statement=statement):
+                machine.run(statement, np.ones(machine.threads, bool))
+            case specs.Loop(var, stop, body):
+                count = stop if isinstance(stop, int) else int(evaluate_index(stop, machine.values))
+                for n in range(count):
+                    machine.values[var] = n
+                    _run_nodes(body, machine)
+            case specs.When(condition, body):
+                if evaluate_index(condition, machine.values):
+                    _run_nodes(body, machine)
+            case specs.Spec() if not isinstance(node, specs.Init):
+                _run_nodes(node.body, machine)
 
 
 def _check_move(spec: specs.Move, machine: TagMachine) -> None:

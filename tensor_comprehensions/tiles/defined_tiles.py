@@ -24,6 +24,7 @@ def check_defined(nodes: Sequence[specs.Node], known: set[str] | None = None) ->
                 check_defined(n.body, known)
             case specs.Spec():
                 read = [*n.inputs, *(n.outputs if isinstance(n, specs.MatMul) and not n.first else ())]
+                check_defined(n.body, known)
                 for x in read:
                     if isinstance(x, RegisterFragment) and x.buffer.name not in known:
                         raise ArgumentError(

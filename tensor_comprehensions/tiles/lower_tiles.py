@@ -23,7 +23,7 @@ from .box_moves import RuleContext, decompose_box_copy, decompose_sums_store
 from .defined_tiles import check_defined
 from .memory_moves import decompose_copy
 from .panels import BOX_ALIGNMENT, with_panels
-from .pointwise import decompose_map, decompose_reduce
+from .pointwise import decompose_map, decompose_reduce, decompose_shuffle
 from .role_statements import barrier_statement, elect_one, make_barriers, role_condition
 from .roles import arrange_roles, every_node, is_group_product, is_warpgroup_node
 from .shared_accesses import swizzled_module
@@ -71,6 +71,8 @@ def _decomposed(node: specs.Node, context: RuleContext) -> specs.Node:
             return specs.SyncPart(threads, context.part_number(threads))
         case specs.Leaf():
             return node
+        case specs.Spec(body=body) if body:  # written by hand
+            return replace(node, body=tuple(_decomposed(n, context) for n in body))
         case specs.Spec():
             return replace(node, body=_rule(node, context))
     return node
@@ -90,6 +92,10 @@ def _rule(spec: specs.Spec, context: RuleContext) -> tuple[specs.Node, ...]:
             return decompose_matmul(spec, target)
         case specs.Reduce():
             return decompose_reduce(spec)
+        case specs.Shuffle():
+            return decompose_shuffle(spec)
+        case specs.Named():
+            return ()
         case specs.Map():
             return decompose_map(spec, spec.function, "Map")
         case specs.Init():
@@ -231,7 +237,9 @@ def barrier_text(x: Barrier) -> str:
 
 
 def _spec_lines(spec: specs.Spec) -> Iterator[str]:
-    kind = spec.kind if isinstance(spec, specs.Leaf) else type(spec).__name__
+    kind = type(spec).__name__
+    if isinstance(spec, specs.Leaf | specs.Named):
+        kind = spec.kind if isinstance(spec, specs.Leaf) else spec.name
     out, into = (", ".join(_operand_text(x) for x in side) for side in (spec.outputs, spec.inputs))
     head = f"{out} <- {kind}<<<#{spec.threads}>>>({into})"
     if isinstance(spec, specs.Move) and spec.done is not None:

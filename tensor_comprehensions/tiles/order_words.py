@@ -10,11 +10,12 @@ from typing import Any
 from ..core.errors import ArgumentError
 from ..loop_ir import build
 from ..loop_ir.atoms import WARP, WARPGROUP
+from ..loop_ir.nodes import Space
 from . import specs
 from .barriers import Barrier
 from .indices import Index, PhaseParity, to_condition
 from .role_words import DEFAULT_REGISTERS, RoleWords
-from .roles import every_node
+from .roles import every_node, is_group_product
 from .tensors import ThreadTensor
 from .tile_views import DynamicIndexError, MemoryView
 from .warpgroup_products import thread_range
@@ -146,7 +147,10 @@ class OrderWords(RoleWords):
                 self.wait(begun[0], parity)
             for i in self.steps(count, depth):
                 self.wait(full[i.stage], i.phase)
+                before = len(self._body)
                 use(i.stage, i)
+                if any(map(_reads_shared, every_node(self._body[before:]))):
+                    self.sync(math)  # one thread of a warpgroup arrives for all of it
                 self.release(empty, i, after=1)
             if ended is not None:
                 self.arrive(ended[0])
@@ -174,3 +178,10 @@ class OrderWords(RoleWords):
             raise ArgumentError("the role that loads is between others", expected="the first, or the last warpgroup")
         parts = self.threads(total).tile(WARPGROUP).split(*(n for n in (before, found[1] // WARPGROUP, after) if n))
         return parts[0] if before else parts[1]
+
+
+def _reads_shared(n: specs.Node) -> bool:
+    """Whether threads themselves read shared memory, not products of warpgroups."""
+    if not isinstance(n, specs.Spec) or is_group_product(n):
+        return False
+    return any(isinstance(x, MemoryView) and x.buffer.space is Space.SHARED for x in n.inputs)

@@ -265,7 +265,7 @@ def reduced_tile(x: RegisterFragment, axis: int, name: str) -> tuple[RegisterFra
         reach += [r ^ m for r in reach]
     for group in groups:
         there = np.concatenate([x.elements[r][:, group] for r in reach], axis=1)
-        if there.shape[1] != length or any(len(set(row)) != length for row in there.tolist()):
+        if there.shape[1] != length or not np.diff(np.sort(there, axis=1), axis=1).all():
             raise ArgumentError(
                 f"no rule reduces {x} along {axis}", expected="rows that the lanes of one warp hold",
                 found=f"{len(set(there[0].tolist()))} of {length} elements in a warp",
@@ -305,6 +305,24 @@ def decompose_reduce(spec: specs.Reduce) -> tuple[specs.Node, ...]:
             both = build.binary(op, build.load(out.buffer, *mine), build.load(held, 0))
             nodes.append(_leaf(spec, f"shfl.bfly {mask}", build.block(exchange, build.store(out.buffer, mine, both))))
     return tuple(nodes)
+
+
+def decompose_shuffle(spec: specs.Shuffle) -> tuple[specs.Node, ...]:
+    """`shfl.bfly`, for every value."""
+    (out,), (x,) = spec.outputs, spec.inputs
+    assert isinstance(out, RegisterFragment)
+    assert isinstance(x, RegisterFragment)
+    return tuple(
+        _leaf(
+            spec, f"shfl.bfly {spec.mask}",
+            ir.Invoke(
+                SHUFFLE_XOR,
+                ((out.buffer, (build.const(out.registers[v]),)), (x.buffer, (build.const(x.registers[v]),))),
+                (spec.mask, WARP),
+            ),
+        )
+        for v in range(x.values)
+    )  # fmt: skip
 
 
 def _leaf(spec: specs.Spec, atom: str, statement: ir.Stmt) -> specs.Leaf:

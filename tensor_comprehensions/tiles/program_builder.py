@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from ..core.dtypes import FLOAT32, DType
@@ -17,6 +19,7 @@ from .indices import Index
 from .order_words import OrderWords
 from .pointwise import broadcast_shape, reduced_tile, spread_tile, with_dtype
 from .role_words import BLOCK_ID, check_group, tile_coordinates
+from .roles import every_node
 from .tensor_core_products import SUMS, accumulator, left_fragment, plan_product
 from .tensors import DTYPE_SPELLING, ThreadTensor
 from .tile_views import MapOperand, MemoryView, Operand, Positions, RegisterFragment
@@ -24,6 +27,7 @@ from .warpgroup_products import (
     are_warpgroups,
     group_left_fragment,
     plan_warpgroups,
+    thread_range,
     warpgroup_accumulator,
 )
 
@@ -151,6 +155,47 @@ class ProgramBuilder(OrderWords):
         self._spec(specs.Reduce((tile,), (x,), self._threads(None, (x,)), op=op, axis=axis))
         return tile
 
+    def shfl(self, x: RegisterFragment, mask: int) -> RegisterFragment:
+        """A tile with the values that the lane `lane ^ mask` has of `x`, each in the same place."""
+        if not isinstance(x, RegisterFragment) or x.dtype != FLOAT32:
+            raise ArgumentError("lanes exchange values of tiles in registers", expected="fp32", found=str(x))
+        if type(mask) is not int or not 0 < mask < WARP:
+            raise ArgumentError(f"lanes of {x} cannot exchange values", expected="a mask of 1 to 31", found=repr(mask))
+        tile = self.allocate(with_dtype(x, self._fresh(f"{x.name}_shfl"), FLOAT32))
+        self._spec(specs.Shuffle((tile,), (x,), self._threads(None, (x,)), mask=mask))
+        return tile
+
+    @contextmanager
+    def spec(
+        self, name: str, outputs: Sequence[Operand], inputs: Sequence[Operand] = (), *, by: ThreadTensor | None = None
+    ) -> Iterator[None]:
+        """A spec whose decomposition is written by hand: `with k.spec("Move", [to], [source]): ...`.
+
+        The names "Move" and "MatMul" are known: `kernel.check()` proves that the body does that. Others are names only.
+        """
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ArgumentError("a spec needs a name", expected="an identifier", found=repr(name))
+        sides = [tuple(x) if isinstance(x, Sequence) else (x,) for x in (outputs, inputs)]
+        _check_tiles(*(x for side in sides for x in side))
+        if name in _SIDES and tuple(map(len, sides)) != _SIDES[name]:
+            raise ArgumentError(f"a {name} has other operands", expected=f"{_SIDES[name]} outputs and inputs")
+        threads = self._threads(by, sides[0])
+        for x in sides[1]:
+            self._check_alive(x)
+        if self._one:
+            raise ArgumentError(f"{name} stands in k.one()", expected="threads that execute it together")
+        made = {"Move": specs.Move, "MatMul": specs.MatMul}.get(name, partial(specs.Named, name=name))
+
+        def close(body: tuple[specs.Node, ...]) -> specs.Node:
+            for n in every_node(body):
+                other = isinstance(n, specs.Spec) and thread_range(n.threads) != thread_range(threads)
+                if other or isinstance(n, specs.Role) or not body:
+                    raise ArgumentError(f"the body of {name} is for other threads", expected=str(threads))
+            return made(sides[0], sides[1], threads, body)
+
+        with self._nested("k.spec", close):
+            yield
+
     def init(self, x: RegisterFragment, value: float) -> RegisterFragment:
         """All elements become a number."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not isinstance(x, RegisterFragment):
@@ -171,6 +216,10 @@ class ProgramBuilder(OrderWords):
                 found=", ".join(map(str, inputs)),
             )  # fmt: skip
         return self.allocate(with_dtype(fitting[0], self._fresh(f"{fitting[0].name}_map"), dtype))
+
+
+_SIDES = {"Move": (1, 1), "MatMul": (1, 2)}
+"""How many outputs and inputs the specs have whose bodies are proven."""
 
 
 def _check_tiles(*tiles: object) -> None:

@@ -56,17 +56,19 @@ def _is_top(n: specs.Node) -> bool:
 
 
 def every_node(nodes: Sequence[specs.Node]) -> Iterator[specs.Node]:
-    """All nodes, those in bodies of others after these; not what specs decompose into."""
+    """All nodes, those in bodies of others after these; of specs, those that are written by hand."""
     for n in nodes:
         yield n
-        if isinstance(n, specs.BODIES):
+        if isinstance(n, (*specs.BODIES, specs.Spec)):
             yield from every_node(n.body)
 
 
 def _without(nodes: Sequence[specs.Node]) -> list[specs.Node]:
     """The nodes without what stands at the top."""
     return [
-        replace(n, body=tuple(_without(n.body))) if isinstance(n, specs.BODIES) else n for n in nodes if not _is_top(n)
+        replace(n, body=tuple(_without(n.body))) if isinstance(n, (*specs.BODIES, specs.Spec)) else n
+        for n in nodes
+        if not _is_top(n)
     ]
 
 
@@ -202,6 +204,9 @@ def _with_waits(nodes: Sequence[specs.Node], pending: Pending) -> tuple[list[spe
                 body, left = _with_waits(n.body, pending)
                 pending = _merged(pending, left) if isinstance(n, specs.When) else left
                 n = replace(n, body=tuple(body))
+            case specs.Spec(body=by_hand) if by_hand:
+                body, pending = _with_waits(by_hand, pending)
+                n = replace(n, body=tuple(body))
             case specs.Spec():
                 if is_group_product(n):
                     pending = _merged([_registers((*n.outputs, *n.inputs)), *pending], [])
@@ -214,7 +219,8 @@ def _first_conflict(n: specs.Node, pending: Pending) -> int | None:
 
     Waits stand before branches and loops, not in them: assemblers see one place where the products end.
     """
-    inner = [n] if isinstance(n, specs.Spec) else every_node(n.body) if isinstance(n, specs.BODIES) else []
+    holds = isinstance(n, (*specs.BODIES, specs.Spec)) and bool(n.body)
+    inner = list(every_node(n.body)) if holds else [n]  # type: ignore[union-attr]
     plain = [s for s in inner if isinstance(s, specs.Spec) and not is_group_product(s)]
     used = frozenset().union(*(_registers((*s.outputs, *s.inputs)) for s in plain))
     return next((k for k, group in enumerate(pending) if group & used), None)

@@ -76,6 +76,20 @@ class Init(Spec):
 
 
 @dataclass(frozen=True, slots=True)
+class Shuffle(Spec):
+    """Every value of the output is that of the lane whose number differs in the bits of a mask."""
+
+    mask: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Named(Spec):
+    """What its body does, under a name of the user's."""
+
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Leaf(Spec):
     """A spec that one atom, or plain loads and stores of each thread, computes.
 

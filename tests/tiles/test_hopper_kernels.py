@@ -6,10 +6,12 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import tensor_comprehensions as tc
+from tensor_comprehensions.loop_ir.interpret.machine import interpret
 from tensor_comprehensions.runtime.cuda import nvrtc
 from tensor_comprehensions.runtime.emulate import emulator
 from tensor_comprehensions.target import parse_gpu_target
@@ -157,3 +159,70 @@ def test_what_boxes_do_not_take_is_refused_with_a_reason() -> None:
         gemm90.compile(empty(64, 64), empty(64, 64), target=TARGET, tile=(128, 64, 48))
     with pytest.raises(tc.ArgumentError, match="need sm_90"):
         gemm90.compile(empty(64, 64), empty(64, 64), target="cuda:sm_80")
+
+
+@tc.tile_kernel("Y:[M,N].bf16 <- X:[L,M,N].bf16")
+def sum_in_ring(k: Any, Y: Any, X: Any) -> None:
+    """Threads read what a ring loads themselves, without products."""
+    load, math = k.threads(256).tile(128).split(1, 1)
+    (m, n) = k.blocks(Y.tile(64, 64))
+    stages = k.shared("s", (2, 64, 64), X.dtype)
+    acc = k.init(k.accumulator("acc", (64, 64), X, X, by=math), 0)
+
+    def use(stage: Any, j: Any) -> None:
+        k.map(lambda a, x: a + x, acc, stages[stage], out=acc)
+
+    k.ring(X.shape[0], 2, lambda stage, j: k.move(stages[stage], X[j].tile(64, 64)[m, n]), use, load=load)
+    k.move(Y.tile(64, 64)[m, n], acc)
+
+
+@needs_compiler
+def test_threads_read_the_stages_of_a_ring() -> None:
+    x = whole_numbers(5, 70, 136)
+    kernel = sum_in_ring.compile(x, target=TARGET)
+    assert torch.equal(kernel.emulate(x), x.float().sum(0).bfloat16())
+    kernel.check()
+
+
+def test_interpreter_equals_torch() -> None:
+    a, b = whole_numbers(70, 24), whole_numbers(8, 24, seed=SEED + 1)
+    kernel = gemm90.compile(a, b, target=TARGET, tile=(128, 8, 16), depth=2)
+    arrays = {"A": a.float().numpy(), "B": b.float().numpy(), "C": np.zeros((70, 8), np.float32)}
+    assert interpret(kernel.module, arrays) == []
+    np.testing.assert_array_equal(arrays["C"], (a.float() @ b.float().T).bfloat16().float().numpy())
+
+
+# --- bodies by hand ----------------------------------------------------------------------------------------------
+
+
+@tc.tile_kernel("Y:[M,N].fp32 <- X:[M,N].fp32")
+def rows_by_hand(k: Any, Y: Any, X: Any, fault: str = "") -> None:
+    """Rows through registers, one after another; then neighboring lanes exchange theirs, twice."""
+    (i,), warp = k.blocks(X.tile(8, None)), k.threads(32).tile(32)
+    tile = k.shared("s", (8, X.shape[1]), X.dtype)
+    x = X.tile(8, None)[i]
+    with k.spec("Move", [tile], [x]):
+        for j in k.loop(7 if fault == "too few" else 8):
+            row = x.tile(1, None)[j]
+            v = k.move(k.registers("v", (1, X.shape[1]), X.dtype, by=warp), row)
+            k.move(tile.tile(1, None)[j % 4 if fault == "elsewhere" else j], v)
+    k.sync()
+    with k.spec("Twice", [Y.tile(8, None)[i]], [tile]):
+        v = k.move(k.registers("w", (8, X.shape[1]), X.dtype, by=warp), tile)
+        k.move(Y.tile(8, None)[i], k.shfl(k.shfl(v, 3), 3))
+
+
+@needs_compiler
+def test_bodies_by_hand_are_proven() -> None:
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(SEED))
+    kernel = rows_by_hand.compile(x, target="cuda:sm_80")
+    assert kernel.check() > 8
+    assert torch.equal(kernel.emulate(x), x)
+    assert "%s:[(8,64):(64,1)].fp32.SH <- Move<<<#[32:1].thread>>>(%X:[(8,64):(64,1)].fp32.GL) {" in kernel.source(
+        "tiles"
+    )
+    assert "<- Twice<<<" in kernel.source("tiles")
+    assert "// shfl.bfly 3  x16" in kernel.source("tiles")
+    for fault in ("too few", "elsewhere"):
+        with pytest.raises(tc.InternalError, match=r"%s.* row \d, column 0 holds another element"):
+            rows_by_hand.compile(x, target="cuda:sm_80", fault=fault).check()

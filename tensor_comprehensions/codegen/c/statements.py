@@ -33,7 +33,7 @@ from .expressions import (
     print_element,
     print_expr,
 )
-from .int32_narrowing import int32_interval, int32_loop_interval
+from .int32_narrowing import int32_loop_interval
 from .vector_access import known_multiple, lane_members, vector_lvalue, whole_loads, whole_vector_type
 
 OUT_OF_MEMORY = -1
@@ -131,7 +131,7 @@ def _let(s: ir.Let, scope: PrintScope) -> Iterator[str]:
 
 
 def _narrow_interval(e: ir.Expr, scope: PrintScope) -> Interval | None:
-    return int32_interval(e, scope.small) if e.type == ir.Type(INT64) else None
+    return scope.fits(e) if e.type == ir.Type(INT64) else None
 
 
 def _multiples(name: str, n: int, scope: PrintScope) -> dict[str, int]:
@@ -406,7 +406,7 @@ def _multiplies_in_some_iteration(s: ir.Loop, scope: PrintScope) -> bool:
     """Whether warpgroups certainly multiply in a loop whose end only the run knows."""
     if isinstance(s.stop, ir.Const):
         return False
-    trips = int32_interval(build.sub(s.stop, s.start), scope.small)
+    trips = scope.fits(build.sub(s.stop, s.start))
     if trips is None or trips.low is None or trips.low < 1:
         return False
     rows = (INTRINSICS.get(c.name) for c in walk_stmts(s.body) if isinstance(c, ir.Invoke))
