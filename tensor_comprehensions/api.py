@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .autotuner.search_loop import TuningResult
     from .dispatch.cache_entry import CacheEntry
     from .dispatch.cuda.gpu_kernels import GpuKernel
+    from .torch_ext.sparse_op import SparseOp
 
 
 @only_tc_errors
@@ -284,11 +285,10 @@ class Op(KernelDispatcher):
 
     def _compile_sparse(self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any) -> Any:
         """The kernel for sparse operands, called as `options` say."""
-        from .dispatch.sparse.sparse_kernel import SparseKernel
         from .torch_ext.sparse_op import SparseOp
 
         if options is None:
-            return SparseKernel(self.sparse_op, self._kernels.sparse.compile(tensors, initial))
+            return self._sparse_kernel(self.sparse_op, tensors, initial)
         if not isinstance(options, SparseOptions):
             raise ArgumentError(
                 f"options is {with_article(type(options).__name__)}, and an operand is sparse",
@@ -297,7 +297,14 @@ class Op(KernelDispatcher):
         check_sparse_options(options)
         kernels = self._kernels.sparse.with_options(options)
         op = SparseOp(kernels, self._gradients.make, self._gradients.given)
-        return SparseKernel(op, kernels.compile(tensors, initial))
+        return self._sparse_kernel(op, tensors, initial)
+
+    @staticmethod
+    def _sparse_kernel(op: SparseOp, tensors: Sequence[Value], initial: Mapping[str, Value]) -> Any:
+        from .dispatch.sparse.sparse_kernel import SparseKernel
+
+        compiled = op.kernels.compile(tensors, initial)
+        return SparseKernel(op, compiled, op.kernels.dense_contractions(compiled.program.problem.function))
 
     def _for_gpu(
         self, tensors: Sequence[Value], initial: Mapping[str, Value], options: Any, target: Any, asked: object

@@ -23,6 +23,7 @@ from ...tc_lang.formats import Format
 from ...tc_lang.ir import Function, Role
 from ...tc_lang.match_arguments import TensorType, match_arguments
 from ...tc_lang.sparse_rules import with_formats
+from ...tc_lang.split_dense import split_dense_contractions
 from ..arguments import TORCH_TYPES, ParameterSpec, to_tensor
 from ..call_steps import CallSignature, check_names
 from .fast_call import FastCall
@@ -31,6 +32,7 @@ from .sparse_cache import load_or_compile_sparse
 from .sparse_kernel import evaluate, without_gradients
 from .sparse_run import SparseCall, SparseRun, StoredCounts
 from .sparse_tensor import SparseTensor
+from .split_run import RunSparse, SplitRun
 from .structure import Structure, check_structure, structure_of
 
 LIMIT = 64
@@ -59,6 +61,7 @@ class SparseKernels:
         self.interface = interface
         self.options = SparseOptions() if options is None else options
         self._tuned: dict[Hashable, SparseOptions] = {}
+        self._splits: SingleFlightCache[Hashable, SplitRun | None] = SingleFlightCache(LIMIT)
         self.function = with_formats(interface.function, formats or {})
         self._functions: SingleFlightCache[Hashable, Function] = SingleFlightCache(LIMIT)
         self._kernels: SingleFlightCache[Hashable, CompiledSparseKernel] = SingleFlightCache(LIMIT)
@@ -75,8 +78,29 @@ class SparseKernels:
         Raises:
             ArgumentError: the sizes of the operands do not fit the def.
         """
+        split = self._split_run(self.function_for_call(call), options)
+        if split is not None:
+            return split.run(call, counts)
         refills = counts is not None and bool(counts.levels)
         return SparseRun(*self._kernel_for(call, refills, options), counts).results()
+
+    def _split_run(self, function: Function, options: SparseOptions | None = None) -> SplitRun | None:
+        """What runs the dense contractions of a def as dense kernels; None where it has none."""
+        chosen = self.options_for(function) if options is None else options
+
+        def make_part(part: Function) -> RunSparse:
+            return SparseKernels(CallSignature.of(part), None, chosen).run
+
+        def make() -> SplitRun | None:
+            parts = split_dense_contractions(function, shared_patterns(function))
+            return SplitRun(function, parts, make_part) if parts else None
+
+        return self._splits.get((_formats_of(function), chosen), make)
+
+    def dense_contractions(self, function: Function) -> tuple[str, ...]:
+        """The tensors of a def that dense kernels compute."""
+        parts = split_dense_contractions(function, shared_patterns(function))
+        return tuple(r for p in parts if p.is_dense for r in p.function.returns)
 
     def with_options(self, options: SparseOptions) -> SparseKernels:
         """The kernels of the same def lowered in another way."""
@@ -108,6 +132,8 @@ class SparseKernels:
         if self.interface.initial or self.function.scalars or not all(map(_may_take_lane, values)):
             return None
         if any(self.function.tensor(name).is_sparse for name in self.function.returns):
+            return None
+        if self._split_run(self.function_for_call(call)) is not None:
             return None
         kernel, _, sizes = self._kernel_for(call)
         program = kernel.program

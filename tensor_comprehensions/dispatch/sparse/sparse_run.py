@@ -41,12 +41,13 @@ class StoredCounts:
     """What the phases that only count the elements of results have found.
 
     totals: by kind of program and phase, what `totals` holds after it. rows: by result, the first element of each row.
-    levels: of sparse results, where all of them are known.
+    levels: of sparse results, where all of them are known. parts: the same for the parts of a def that is split.
     """
 
     totals: dict[tuple[bool, bool, int], np.ndarray[Any, Any]] = field(default_factory=dict)
     rows: dict[int, Tensor] = field(default_factory=dict)
     levels: dict[str, tuple[Level, ...]] = field(default_factory=dict)
+    parts: dict[int, StoredCounts] = field(default_factory=dict)
 
 
 class SparseRun:
