@@ -105,6 +105,14 @@ def test_few_vectors_lie_across_lines_of_the_second_cache(ops: Any, n: int) -> N
     assert vectors(192) == 6
 
 
+@pytest.mark.parametrize(("n", "streams"), [(88, True), (90, False), (96, True)])
+def test_rows_that_end_within_a_vector_do_not_go_past_the_caches(ops: Any, n: int, streams: bool) -> None:
+    """Four rows of 90 floats end with half a line, but each with a part of a vector that is written to the caches."""
+    sizes = {"e": 32, "b": 29, "d": 12, "c": n, "a": 17}
+    op = ops.op("C:e,b,d,c = A:a,e,d x B:c,a,b", sizes)
+    assert select_plan(op, MESHED, parallel=False).nontemporal is streams
+
+
 def test_what_fills_half_of_the_second_cache_is_copied_before_a_far_one(ops: Any) -> None:
     def packs(m: int, n: int, k: int, target: CpuTarget) -> set[Side]:
         return packed(select_plan(ops.op("C:m,n = A:m,k x B:k,n", {"m": m, "n": n, "k": k}), target, parallel=False))
