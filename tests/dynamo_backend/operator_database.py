@@ -31,6 +31,8 @@ SAMPLES = 2
 """How many samples of an operator are drawn."""
 OURS, OTHER = "tensor_comprehensions", "aot_eager"
 RTOL, ATOL = 1e-3, 1e-4
+PROGRESS = 100
+"""After how many operators it says how far it is."""
 UNDEFINED = ("empty", "new_empty")
 """Whose results are whatever lies in memory."""
 Result = tuple[list[Any], list[Any]]
@@ -136,6 +138,7 @@ def _difference(ours: Result, theirs: Result) -> str:
                 if x != y and x == x:
                     return f"{name} {k}: {x} instead of {y}"
                 continue
+            x, y = (v if v.layout is torch.strided else v.to_dense() for v in (x, y))
             finite = y[y.isfinite()].abs() if y.is_floating_point() or y.is_complex() else y.flatten()[:0]
             scale = max(1.0, finite.max().item()) if finite.numel() else 1.0
             try:
@@ -198,6 +201,8 @@ def main() -> int:
         if given.seconds is not None and monotonic() - start > given.seconds:
             break
         done += 1
+        if done % PROGRESS == 0:
+            print(f"{done} operators, {monotonic() - start:.0f} s", file=sys.stderr, flush=True)
         for fault in check(database[name], seed, given.samples):
             faults += 1
             print(f"{name}: {fault}", flush=True)
