@@ -6,7 +6,7 @@ where the tiles of a batch run one after another: each adds its own terms to the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ...target import CpuTarget
 from ...tc_lang import ir as tc
@@ -39,39 +39,42 @@ def join_chain(
 
 
 def merge_producer(
-    function: BoundFunction, alone: FusionGroup, group: FusionGroup, target: CpuTarget
+    function: BoundFunction, first: FusionGroup, group: FusionGroup, target: CpuTarget
 ) -> FusionGroup | None:
-    """`group`, a chain, with the only node of `alone`, which makes a temporary that it reads, before its own."""
-    if len(alone.nodes) > 1 or chain_tiles(function, group, target) is None:
+    """`group`, a chain, with the nodes of `first`, which make temporaries that it reads, before its own."""
+    if first.serial is not None or chain_tiles(function, group, target) is None:
         return None
-    (node,) = alone.nodes
-    written = {w.tensor for w in node.writes}
+    written = {w.tensor for n in first.nodes for w in n.writes}
     temporary = all(function.tensor(name).role is Role.TEMPORARY for name in written)
     if not temporary or any(check_reads(s) & written for n in group.nodes for s in n.statements):
         return None
-    if {w.tensor for n in group.nodes for w in n.writes} & set(node.tensors):
+    if {w.tensor for n in group.nodes for w in n.writes} & {t for n in first.nodes for t in n.tensors}:
         return None
-    parallel = {r.index_and_shift(node)[0] for r in alone.rows}
     rows: list[BandMember] = []
     for row in group.rows:
-        own = {_index_read(node, n, row.index_and_shift(n)) for n in group.nodes if written & set(n.tensors)}
-        index = next((i for i in node.free if own == {i.name} and i.name in parallel), None)
-        if index is None or (index.lower, index.upper) != (row.lower, row.upper):
+        readers = (n for n in group.nodes if written & set(n.tensors))
+        found = {k for n in readers for k in _rows_of_reads(first, n, row.index_and_shift(n))}
+        own = first.rows[found.pop() or 0] if len(found) == 1 and None not in found else None
+        if own is None or (own.lower, own.upper) != (row.lower, row.upper):
             return None
-        rows.append(BandMember(((node.name, (index.name, 0)), *row.places), row.lower, row.upper))
-    joined = FusionGroup((node, *group.nodes), tuple(rows), group.serial)
+        rows.append(BandMember((*own.places, *row.places), row.lower, row.upper))
+    joined = FusionGroup((*first.nodes, *group.nodes), tuple(rows), group.serial)
     return joined if chain_tiles(function, joined, target) is not None else None
 
 
-def _index_read(producer: ScopStatement, node: ScopStatement, row: tuple[str, int]) -> str | None:
-    """The index of `producer` in whose place `node` has that of a row in all that it reads; None without such."""
-    found: set[str | None] = set()
-    for write in producer.writes:
-        for read in (r for r in node.reads if r.tensor == write.tensor):
-            places = [d for d, e in enumerate(read.subscripts) if isinstance(e, tc.Index) and e.name == row[0]]
-            own = write.subscripts[places[0]] if len(places) == 1 and not row[1] else None
-            found.add(own.name if isinstance(own, tc.Index) else None)
-    return found.pop() if len(found) == 1 else None
+def _rows_of_reads(first: FusionGroup, node: ScopStatement, row: tuple[str, int]) -> Iterator[int | None]:
+    """For all that `node` reads of `first`, the row there that is `row`, an index of `node`; None without such."""
+    for producer in first.nodes:
+        for write in producer.writes:
+            for read in (r for r in node.reads if r.tensor == write.tensor):
+                places = [d for d, e in enumerate(read.subscripts) if isinstance(e, tc.Index) and e.name == row[0]]
+                own = write.subscripts[places[0]] if len(places) == 1 and not row[1] else None
+                rows = (
+                    k
+                    for k, r in enumerate(first.rows)
+                    if isinstance(own, tc.Index) and r.index_and_shift(producer) == (own.name, 0)
+                )
+                yield next(rows, None)
 
 
 def _with_sum(function: BoundFunction, group: FusionGroup, node: ScopStatement) -> FusionGroup | None:
