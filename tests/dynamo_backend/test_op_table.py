@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tensor_comprehensions.dynamo_backend.backend import decomposition_table, fuse_regions
+from tensor_comprehensions.dynamo_backend.backend import fuse_regions
+from tensor_comprehensions.dynamo_backend.decompositions import decomposition_table
 from tensor_comprehensions.dynamo_backend.kernel_or_eager import KernelOrEager
 from tensor_comprehensions.dynamo_backend.op_table import MULTI_OUTPUT_OPS, TABLE, aten, prims
 

@@ -89,7 +89,7 @@ def every_way(name: str, sizes: Mapping[str, int]) -> list[Callable[..., BoundFu
     def look(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
         contraction = reorder_contractions._contraction(function)
         assert contraction is not None
-        found[:] = reorder_contractions._ways(contraction)
+        found[:] = reorder_contractions._enumerate_orders(contraction)
         return function
 
     with pytest.MonkeyPatch.context() as patch, knobs.override_knobs(cache="off"):
@@ -100,7 +100,7 @@ def every_way(name: str, sizes: Mapping[str, int]) -> list[Callable[..., BoundFu
         def chosen(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> BoundFunction:
             contraction = reorder_contractions._contraction(function)
             assert contraction is not None
-            return reorder_contractions._reordered(contraction, orders)[0]
+            return reorder_contractions._reorder_operands(contraction, orders)[0]
 
         return chosen
 
@@ -169,7 +169,7 @@ def test_lanes_along_a_sum_fill_vectors() -> None:
 @pytest.mark.parametrize("verify", [False, True])
 def test_every_sum_of_lanes(verify: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the model thinks of it, also in parts of a block that follow one another."""
-    monkeypatch.setattr(reorder_contractions, "_ways", lambda found: ())
+    monkeypatch.setattr(reorder_contractions, "_enumerate_orders", lambda found: ())
     monkeypatch.setattr(reorder_contractions, "CLEARLY", 1e9)
     monkeypatch.setattr(reorder_contractions, "_multiply_adds", lambda *a: 0.0)
     monkeypatch.setattr(reorder_contractions, "_copies", lambda *a: 0.0)

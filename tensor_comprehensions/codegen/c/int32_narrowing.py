@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...core.dtypes import INT64
-from ...loop_ir import index_arithmetic
+from ...loop_ir import intervals
 from ...loop_ir import nodes as ir
-from ...loop_ir.index_arithmetic import Interval
+from ...loop_ir.intervals import Interval
 
 LIMIT = 1 << 31
 _ARITHMETIC = ("add", "sub", "mul", "min", "max", "div", "mod")
@@ -21,16 +21,16 @@ def int32_interval(e: ir.Expr, variables: Mapping[str, Interval]) -> Interval | 
     """
     match e:
         case ir.Const(int(value), type) if type.dtype == INT64:
-            return _fitting(Interval(value, value))
+            return _int32_or_none(Interval(value, value))
         case ir.Var(name):
             return variables.get(name)
         case ir.Binary(op, left, right) if op in _ARITHMETIC and e.type.dtype == INT64:
             if int32_interval(left, variables) is None or int32_interval(right, variables) is None:
                 return None
-            return _fitting(index_arithmetic.index_interval(e, variables))
+            return _int32_or_none(intervals.index_interval(e, variables))
         case ir.Ramp(base, stride, lanes) if (first := int32_interval(base, variables)) is not None:
             steps = Interval(min(0, stride * (lanes - 1)), max(0, stride * (lanes - 1)))
-            return _fitting(first + steps)
+            return _int32_or_none(first + steps)
         case ir.Broadcast(operand):
             return int32_interval(operand, variables)
     return None
@@ -41,11 +41,11 @@ def int32_loop_interval(loop: ir.Loop, variables: Mapping[str, Interval]) -> Int
     start, stop = int32_interval(loop.start, variables), int32_interval(loop.stop, variables)
     if start is None or stop is None or start.low is None or stop.high is None:
         return None
-    if _fitting(Interval(start.low, stop.high + loop.step)) is None:
+    if _int32_or_none(Interval(start.low, stop.high + loop.step)) is None:
         return None
     return Interval(start.low, max(start.low, stop.high - 1))
 
 
-def _fitting(where: Interval) -> Interval | None:
+def _int32_or_none(where: Interval) -> Interval | None:
     inside = where.low is not None and where.high is not None and where.low > -LIMIT and where.high < LIMIT
     return where if inside else None

@@ -17,7 +17,7 @@ from ...compiler.gpu_passes import CompiledGpuKernel, compile_gpu
 from ...core.diagnostics import get_logger
 from ...core.dtypes import DTYPES
 from ...loop_ir.nodes import Buffer, Launch, Space, Type
-from ...options import MappingOptions
+from ...options import GpuOptions
 from ...runtime.cuda.launch import ALIGNMENT
 from ...target import GpuTarget
 from ...tc_lang.ir import BoundFunction, Function
@@ -30,7 +30,7 @@ class AutoOptions:
 
 
 def load_or_compile_gpu(
-    function: Function, bound: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, aligned: bool
+    function: Function, bound: BoundFunction, options: GpuOptions | None, target: GpuTarget, *, aligned: bool
 ) -> CompiledGpuKernel:
     """The kernel of a bound def, from the cache or made now.
 
@@ -48,7 +48,7 @@ def load_or_compile_gpu(
 
 
 def gpu_kernel_key(
-    function: Function, bound: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, aligned: bool
+    function: Function, bound: BoundFunction, options: GpuOptions | None, target: GpuTarget, *, aligned: bool
 ) -> Key | None:
     """The key of a kernel's text; None where it has none, as while the text of this package changes."""
     try:
@@ -78,7 +78,7 @@ def _restored(
     code: StoredKernel,
     function: Function,
     bound: BoundFunction,
-    options: MappingOptions | None,
+    options: GpuOptions | None,
     target: GpuTarget,
     aligned: bool,
 ) -> CompiledGpuKernel:

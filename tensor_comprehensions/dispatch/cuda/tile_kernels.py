@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...codegen.gpu import cuda_printer
 from ...codegen.gpu.gpu_printer import GpuCode
+from ...codegen.gpu.ptx import architecture_for
 from ...compiler.gpu_passes import check_limits
 from ...core.error_boundary import only_tc_errors
 from ...core.errors import ArgumentError
@@ -148,7 +149,7 @@ class CompiledTileKernel:
     @functools.cached_property
     def cubin(self) -> Cubin:
         """Machine code. Raises ArgumentError where NVRTC is not installed."""
-        return cubins.cubin_of(self.code.source, self.target.name)
+        return cubins.cubin_of(self.code.source, architecture_for(self.code.source, self.target.name))
 
     @property
     def resources(self) -> dict[str, int]:

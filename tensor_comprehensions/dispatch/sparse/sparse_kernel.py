@@ -20,7 +20,7 @@ from . import pack
 from .sparse_tensor import SparseTensor
 
 if TYPE_CHECKING:
-    from .sparse_kernels import SparseCall
+    from .sparse_run import SparseCall
 
 
 class SparseKernel:

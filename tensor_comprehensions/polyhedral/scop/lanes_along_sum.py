@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import prod
 
 from ...core.memory_layout import contiguous_strides
-from ...core.naming import mint
+from ...core.naming import compose_name
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor, map_operands
 
@@ -26,11 +26,11 @@ def lanes_along_sum(s: BoundStatement, widest: int) -> int:
     run = _summed_run(s)
     counts = range(LEAST_LANES, widest + 1) if run is not None else ()
     found = [n for n in counts if run is not None and run.extent % n == 0]
-    best = max(found, key=lambda n: (_filled(n), n), default=0)
-    return best if best and _filled(best) >= LEAST_FILLED else 0
+    best = max(found, key=lambda n: (_filled_share(n), n), default=0)
+    return best if best and _filled_share(best) >= LEAST_FILLED else 0
 
 
-def _filled(count: int) -> float:
+def _filled_share(count: int) -> float:
     """The part that so many lanes fill of the vector that holds them."""
     return count / (1 << (count - 1).bit_length())
 
@@ -46,7 +46,10 @@ def with_lanes_along_sum(function: BoundFunction, s: BoundStatement, lanes: int)
     """`function` with its product `s` summed in so many lanes that are added up afterwards, and the product alone."""
     run = _summed_run(s)
     assert run is not None
-    step, lane = BoundIndex(mint(run.name, "s"), 0, run.extent // lanes), BoundIndex(mint(run.name, "l"), 0, lanes)
+    step, lane = (
+        BoundIndex(compose_name(run.name, "s"), 0, run.extent // lanes),
+        BoundIndex(compose_name(run.name, "l"), 0, lanes),
+    )
 
     def cut(e: tc.Expr) -> tc.Expr:
         if e != tc.Index(run.name, tc.INDEX_TYPE):
@@ -55,7 +58,7 @@ def with_lanes_along_sum(function: BoundFunction, s: BoundStatement, lanes: int)
         return tc.Binary("+", first, _index(lane), tc.INDEX_TYPE) if step.extent > 1 else _index(lane)
 
     shape = (*function.tensor(s.target).shape, lanes)
-    sums = Tensor(mint(s.target, "lanes"), s.value.dtype, shape, contiguous_strides(shape), Role.TEMPORARY)
+    sums = Tensor(compose_name(s.target, "lanes"), s.value.dtype, shape, contiguous_strides(shape), Role.TEMPORARY)
     subscripts = (*s.subscripts, _index(lane))
     rest = tuple(i for i in s.reduction_indices if i is not run)
     steps = (*rest, *((step,) if step.extent > 1 else ()))
@@ -68,7 +71,10 @@ def with_lanes_along_sum(function: BoundFunction, s: BoundStatement, lanes: int)
         num_free=s.num_free + 1,
     )
     combine = replace(
-        s, name=mint(s.name, "combined"), value=tc.Access(sums.name, subscripts, sums.dtype), indices=(*s.free, lane)
+        s,
+        name=compose_name(s.name, "combined"),
+        value=tc.Access(sums.name, subscripts, sums.dtype),
+        indices=(*s.free, lane),
     )
     statements = [(multiply, combine) if other is s else (other,) for other in function.statements]
     alone = replace(function, tensors=(*function.tensors, sums), statements=(multiply,))

@@ -195,14 +195,14 @@ def run_on_device(
     """Run a module on copies of arrays on a device, and leave there what it wrote, as `emulator.run_emulated_module`
     does."""
 
-    def room(size: int) -> Tensor:
+    def allocate(size: int) -> Tensor:
         return torch.empty(max(1, size), dtype=torch.uint8, device=device)
 
     bits = [torch.from_numpy(arrays[b.name].reshape(-1).view(np.uint8)) for b in module.arguments]
-    there = [room(x.numel()) for x in bits]
+    there = [allocate(x.numel()) for x in bits]
     for x, y in zip(bits, there, strict=True):
         y[: x.numel()].copy_(x)
-    rooms = [room(int(np.prod(b.shape)) * b.type.dtype.size) for b in module.temporaries]
+    rooms = [allocate(int(np.prod(b.shape)) * b.type.dtype.size) for b in module.temporaries]
     status = [torch.zeros(2, dtype=torch.int64, device=device)] if module.sites else []
     launches = load_launches_on(code, cubin, device.index)
     launches([x.data_ptr() for x in (*there, *rooms, *status)])
@@ -304,10 +304,10 @@ class CudaLauncher:
 
     def __call__(self, *inputs: Tensor) -> Any:
         """The output, or a tuple when there are several or none. The inputs must have been accepted."""
-        outputs = self.fresh()
+        outputs = self.allocate_outputs()
         self.run(*inputs, *outputs)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def fresh(self) -> list[Tensor]:
+    def allocate_outputs(self) -> list[Tensor]:
         """New outputs."""
         return [allocate() for allocate in self._makers]

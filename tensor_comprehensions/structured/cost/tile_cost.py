@@ -130,7 +130,7 @@ def _in_place_cycles(facts: ContractionInfo, target: CpuTarget, columns: Numbers
     if facts.transposes_output or moving.step(facts.vector) != 1 or not facts.reductions:
         return np.zeros_like(columns)
     apart = abs(moving.step(facts.reductions[-1]) or 0) * moving.bytes
-    uses = prod(i.extent for i in facts.only(facts.broadcast_operand))
+    uses = prod(i.extent for i in facts.exclusive_iterators(facts.broadcast_operand))
     in_place = is_beyond_private_caches(moving.stored * moving.bytes, target) and (
         0 < apart < SHORT_STEP or uses <= USES_IN_PLACE
     )

@@ -36,7 +36,7 @@ class ForcedBlocking(BlockingHeuristic):
         )
 
     def packs_broadcast_operand(self, rows_outside: bool) -> bool:
-        if not self.info.only(self.info.broadcast_operand):
+        if not self.info.exclusive_iterators(self.info.broadcast_operand):
             return False
         return (
             BlockingHeuristic.packs_broadcast_operand(self, rows_outside)
@@ -78,7 +78,10 @@ class PackBothBlocking(BlockingHeuristic):
         def order(i: Dimension) -> int:
             return -apart.get(i.name, 0)
 
-        lanes, nearest = known.op.iterator(known.vector), max(known.only(known.broadcast_operand), key=order)
+        lanes, nearest = (
+            known.op.iterator(known.vector),
+            max(known.exclusive_iterators(known.broadcast_operand), key=order),
+        )
         outside = sorted((i for i in known.parallel if i not in (lanes, nearest)), key=order)
         levels = [TileLoop(i.name, self.tile.size(i.name)) for i in (*outside, lanes, nearest)]
         counts = accumulate((num_tiles(known.extent(level.iterator), level.size) for level in levels), mul)
@@ -97,12 +100,14 @@ class LaneSumBlocking(BlockingHeuristic):
 
     def plan(self) -> Plan:
         known, reductions = self.info, self.info.reductions
-        short, long = sorted((known.only(f) for f in known.factors), key=lambda side: prod(i.extent for i in side))
+        short, long = sorted(
+            (known.exclusive_iterators(f) for f in known.factors), key=lambda side: prod(i.extent for i in side)
+        )
         shares = self._share(long, FEW_CHUNKS, 1) if self.parallel else []
         levels = [*self._levels(known.batch), *shares]
         outer, extent = len(levels), known.extent(reductions[0])
         inner = known.k_size // extent
-        rows = sum(prod(i.extent for i in known.only(f)) * f.bytes for f in known.factors)
+        rows = sum(prod(i.extent for i in known.exclusive_iterators(f)) * f.bytes for f in known.factors)
         near = TOGETHER * self.target.cache[0] // (rows * known.extent(known.vector) * inner)
         block = max(near, num_tiles(SUMMED_STEPS, inner))
         exact = known.op.output.buffer.type.dtype == known.op.dtype and not self._reads_output()
@@ -118,6 +123,6 @@ def is_packing_both_profitable(facts: ContractionInfo, target: CpuTarget) -> boo
     rows = (
         not facts.transposes_output
         and facts.vector not in facts.broadcast_operand.iterators
-        and facts.only(facts.broadcast_operand)
+        and facts.exclusive_iterators(facts.broadcast_operand)
     )
     return bool(rows) and copied <= target.cache[1]

@@ -66,7 +66,7 @@ def register_tile_rankings(op: StructuredOp, target: CpuTarget) -> tuple[Registe
     Raises CannotLower as `select_plan`.
     """
     known = analyze_contraction(op)
-    rows = [i for i in known.only(known.broadcast_operand) if 2 * i.extent >= target.lanes(known.bits)]
+    rows = [i for i in known.exclusive_iterators(known.broadcast_operand) if 2 * i.extent >= target.lanes(known.bits)]
     if not rows or known.vector in known.broadcast_operand.iterators:
         return (RegisterTileRanking(known, target),)
     across = analyze_contraction(op, max(rows, key=lambda i: i.extent).name)
@@ -152,7 +152,7 @@ def _worth_turning(known: ContractionInfo, target: CpuTarget) -> bool:
     would be turned for few rows has long runs of scalars instead: it had better stay as it is.
     """
     moving, turns = known.vector_operand, known.vector_operand.step(known.vector) != 1
-    if turns and prod(i.extent for i in known.only(known.broadcast_operand)) <= PACKED_USES:
+    if turns and prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand)) <= PACKED_USES:
         longest = inf
     elif is_beyond_private_caches(known.k_size * known.extent(known.vector) * moving.bytes, target):
         return False
@@ -184,7 +184,7 @@ def why_not_microkernel(op: StructuredOp, target: CpuTarget) -> str | None:
     columns, lanes = known.extent(known.vector), target.lanes(known.bits)
     if 4 * columns < lanes and known.k_size >= columns * (2 * known.k_size // lanes + DOT_OVERHEAD):
         return f"only {columns} contiguous output elements"
-    rows = prod(i.extent for i in known.only(known.broadcast_operand))
+    rows = prod(i.extent for i in known.exclusive_iterators(known.broadcast_operand))
     moving = known.vector_operand
     if rows < MIN_ROWS_TO_TURN and moving.step(known.vector) != 1:
         return f"too few rows ({rows}) to turn the {moving.side.name.lower()} factor for"
