@@ -110,7 +110,8 @@ class LaneSumBlocking(BlockingHeuristic):
         rows = sum(prod(i.extent for i in known.exclusive_iterators(f)) * f.bytes for f in known.factors)
         near = TOGETHER * self.target.cache[0] // (rows * known.extent(known.vector) * inner)
         block = max(near, num_tiles(SUMMED_STEPS, inner))
-        if block < extent and not self._reads_output():
+        exact = known.op.output.buffer.type.dtype == known.op.dtype and not self._reads_output()
+        if block < extent and exact:  # sums of a block are kept in the output
             levels.append(TileLoop(reductions[0], balanced_block(extent, block)))
         nest = Blocking([*levels, *self._levels(long), *self._levels(short)], outer, [])
         return self._finished(nest, self._walked(reductions, nest))

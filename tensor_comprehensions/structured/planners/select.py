@@ -18,12 +18,7 @@ from ..op import StructuredOp, loads_in
 from ..plan import Plan
 from . import depthwise, transposed_output
 from .blocking import PACKED_STEPS, PACKED_USES, PARALLEL_WORK, BlockingHeuristic
-from .plan_variants import (
-    LaneSumBlocking,
-    PackBothBlocking,
-    enumerate_packings,
-    is_packing_both_profitable,
-)
+from .plan_variants import LaneSumBlocking, PackBothBlocking, enumerate_packings, is_packing_both_profitable
 
 MIN_ROWS_TO_TURN = 8
 """Uses of an element below which turning it across costs more than it saves."""
