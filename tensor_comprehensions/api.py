@@ -36,7 +36,7 @@ from .dispatch.inline_cache import InlineCache
 from .dispatch.kernel_table import CompileConfig, KernelTable
 from .dispatch.signatures import format_docstring, format_signature, python_signature
 from .kernel import Kernel, KernelDispatcher, Value
-from .options import CpuOptions, MappingOptions, SparseOptions, check_sparse_options
+from .options import CpuOptions, MappingOptions, SparseOptions, TileOptions, check_sparse_options
 from .runtime.cpu.host import host
 from .structured.language.schedule_types import freeze_schedule
 from .target import CpuTarget, GpuTarget
@@ -237,7 +237,7 @@ class Op(KernelDispatcher):
         self,
         /,
         *tensors: Value,
-        options: CpuOptions | MappingOptions | SparseOptions | None = None,
+        options: CpuOptions | MappingOptions | TileOptions | SparseOptions | None = None,
         target: CpuTarget | GpuTarget | str | None = None,
         schedule: object = None,
         search: int = 0,
@@ -249,7 +249,7 @@ class Op(KernelDispatcher):
         Args:
             tensors, initial: as in a call; only their types, sizes and strides count, and what a search runs on.
             options: how to lower, instead of the choice made from the sizes: `CpuOptions`, `SparseOptions` for sparse
-                operands, or `MappingOptions` for a graphics processor.
+                operands, or for a graphics processor `MappingOptions` or `TileOptions`.
             target: a machine to compile for, instead of the one that the tensors are on: "cuda:sm_90" needs no GPU,
                 and tensors on the CPU are examples for it.
             schedule: how the contractions of the def are lowered: a pipeline, an expert that returns one, or a
@@ -259,7 +259,7 @@ class Op(KernelDispatcher):
             search_seconds: about how long a search may take.
         """
         if (
-            isinstance(options, MappingOptions)
+            isinstance(options, MappingOptions | TileOptions)
             or isinstance(target, GpuTarget | str)
             or self._kernels.any_cuda(tensors)
         ):
@@ -358,7 +358,7 @@ class Op(KernelDispatcher):
         devices: Sequence[str] = ("cpu",),
         executor: Executor | None = None,
         store: str | Path | None = None,
-        options: CpuOptions | MappingOptions | SparseOptions | None = None,
+        options: CpuOptions | MappingOptions | TileOptions | SparseOptions | None = None,
         report: str | Path | None = None,
         **initial: Value,
     ) -> Any:

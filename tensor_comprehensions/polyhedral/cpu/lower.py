@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
@@ -13,6 +13,7 @@ from ...core.naming import compose_name
 from ...loop_ir import build
 from ...loop_ir.nodes import Buffer, Kernel, Module, Type
 from ...options import CpuOptions
+from ...structured.language.primitives import Schedule
 from ...structured.language.schedule_types import schedule_for
 from ...structured.match.bf16_pairs import pack_bf16_pairs
 from ...structured.match.match_contraction import MatchedContraction, match_contraction, why_unprofitable
@@ -21,9 +22,9 @@ from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
 from ...tc_lang.restrict import restrict
-from ..schedule.fusion import fuse_statements
 from ..schedule.legality import ScheduledGroup, check_legal
 from ..schedule.loop_nest import build_nests
+from ..schedule.profitable_fusion import fuse_statements
 from ..schedule.schedule_printer import format_schedule
 from ..schedule.storage import local_temporaries
 from ..schedule.tile_sizes import row_tiles
@@ -76,9 +77,12 @@ def _explain(function: BoundFunction, options: CpuOptions, target: CpuTarget) ->
     function = split_reductions(reorder(_simplify_domains(function), options, target), options, target)
     plan = plan_schedule(_scop(function, scop_nodes(function, options, target)), options, target)
     buffers = {t.name: _buffer(t) for t in function.tensors}
-    return "\n".join(
-        format_schedule(plan, lambda s, node: contraction_schedule(function, s, node, buffers, options, target))
-    )
+
+    def describe_node(scheduled: ScheduledGroup, node: ScopStatement) -> Schedule | None:
+        local = _local_tensors(function, plan, scheduled, options)
+        return contraction_schedule(function, scheduled, node, local, buffers, options, target)
+
+    return "\n".join(format_schedule(plan, describe_node))
 
 
 def _lower(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> Module:
@@ -88,7 +92,6 @@ def _lower(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> M
     if current_knobs().verify:
         check_legal(scop, plan)
     buffers = {t.name: _buffer(t) for t in function.tensors}
-    groups = [s.group for s in plan]
     kernels: list[Kernel] = []
     checks = BoundsCheckLoops()
     contracted: set[str] = set()
@@ -98,11 +101,20 @@ def _lower(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> M
             checks += build_check_loops(function, s, buffers, len(checks.sites), options, target)
         for nest in checks.loops[len(before.loops) :]:  # apart: one may read through what the one before verifies
             kernels.append(Kernel(compose_name(function.name, f"check{len(kernels)}"), nest))
-        local = local_temporaries(function, groups, scheduled.group) if options.localize_temporaries else ()
+        local = _local_tensors(function, plan, scheduled, options)
         contracted |= {t.name for t in local}
         body = lower_group(function, scheduled, local, buffers, options, target)
         kernels.append(Kernel(function.name if len(plan) == 1 else compose_name(function.name, len(kernels)), body))
     return _module(function, buffers, contracted, kernels, checks)
+
+
+def _local_tensors(
+    function: BoundFunction, plan: Sequence[ScheduledGroup], scheduled: ScheduledGroup, options: CpuOptions
+) -> tuple[Tensor, ...]:
+    """The temporaries that a thread keeps to itself in a group of `plan`."""
+    if not options.localize_temporaries:
+        return ()
+    return local_temporaries(function, [s.group for s in plan], scheduled.group)
 
 
 @lru_cache(SCOPS)

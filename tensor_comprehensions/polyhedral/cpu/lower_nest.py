@@ -37,7 +37,7 @@ from ..schedule.tile_sizes import rows_at_once, tile_order
 from ..scop.scop import ScopStatement
 from .contraction_bridge import cluster_op, cluster_plan
 from .gather_prefetch import prefetch_hints
-from .restricted_loops import all_hold, place_inequalities, restrict_bounds
+from .restricted_loops import all_hold, place_inequalities, restrict_bounds, widest_bounds
 from .tile_loops import TileRange
 from .transpose_nontemporal import transpose_nontemporal
 from .transpose_staging import (
@@ -125,8 +125,20 @@ class NestLowering:
     def _contraction(self, node: ScopStatement, cluster: MatchedContraction) -> ir.Stmt:
         """A cluster on the part of its domain that lies in the tiles."""
         op = cluster_op(node, cluster, self.buffers, self.tiles, self.target)
+        if self.group.adds_up(node):
+            op = replace(op, initial=op.output)
         plan = cluster_plan(node, cluster, op, self.group, self.tiles, self.options, self.target)
         return contraction.lower_contraction(op, self.target, plan=plan, parallel=False)
+
+    def initialize_sums(self, leaf: LoopNest) -> ir.Stmt:
+        """The start of the sums of a leaf, at all their points."""
+        (node,) = leaf.nodes
+        dims = [d for d in leaf.dims if d.kind is DimKind.PARALLEL]
+        lanes = min(dims, key=lambda d: access_stride(self.function, node.writes[0], d.index(node)) or 1 << 40)
+        body = build.block(*self._initializations(leaf))
+        for dim in reversed([*(d for d in dims if d is not lanes), lanes]):
+            body = self._loop(leaf, dim, body, dim is lanes)
+        return body
 
     def _nest(self, leaf: LoopNest, lanes: NestDim | None) -> ir.Stmt:
         order = loop_order(self.function, leaf, lanes)
@@ -161,6 +173,9 @@ class NestLowering:
         for k in reversed(range(len(order))):
             loop = self._loop(leaf, order[k], body, order[k] is lanes)
             ends = restrict_bounds(here.bounds.get(k, ()), order[k].index(first), loop.start, loop.stop, indices)
+            if lanes is not None and k in here.widest:
+                lane = (lanes.index(first), *self._range(leaf, lanes))
+                ends = widest_bounds(here.widest[k], order[k].index(first), ends, lane, indices)
             body = replace(loop, start=ends[0], stop=ends[1])
             if k == outermost_reduction:
                 sums = build.when(all_hold(here.begun, indices), body)

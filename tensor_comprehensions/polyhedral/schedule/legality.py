@@ -34,7 +34,8 @@ class ScheduledGroup:
 
 def check_legal(scop: Scop, schedule: Sequence[ScheduledGroup]) -> None:
     """Raise InternalError, with a violated dependence, unless `schedule` is legal."""
-    nodes = tuple(_include_reductions(n) for n in scop.nodes)
+    sums = {n.name for g in schedule for n in g.group.nodes if g.group.adds_up(n)}
+    nodes = tuple(_include_reductions(replace(n, cluster=None) if n.name in sums else n) for n in scop.nodes)
     expanded = Scop(scop.function, nodes)
     dependences = ordered = expanded.dependences
     for node in nodes:  # the terms of a reduction commute, one after another
@@ -82,13 +83,13 @@ def _parallel_maps(nodes: Sequence[ScopStatement], schedule: Sequence[ScheduledG
     maps = []
     for g in schedule:
         inside = [(leaf, node) for leaf in g.leaves for node in _nodes_of_leaf(nodes, leaf)]
-        maps.append("; ".join(_piece(node, _tiles(g, node)) for _, node in inside))
+        maps.append("; ".join(_piece(node, _shared_tiles(g, node)) for _, node in inside))
         for leaf in g.leaves:
             parallel = [k for k, d in enumerate(leaf.dims) if d.kind is DimKind.PARALLEL]
             pieces = []
             for node in _nodes_of_leaf(nodes, leaf):
                 point = _point(g, leaf, node)
-                pieces.append(_piece(node, [*_tiles(g, node), *(point[k] for k in parallel)]))
+                pieces.append(_piece(node, [*_shared_tiles(g, node), *(point[k] for k in parallel)]))
             maps.append("; ".join(pieces))
     return [union_map("{ " + text + " }") for text in maps]
 
@@ -104,6 +105,11 @@ def _tiles(scheduled: ScheduledGroup, node: ScopStatement) -> list[str]:
         index, shift = row.index_and_shift(node)
         texts.append(f"floor(({isl_name(index)} + {shift - row.lower})/{size})")
     return texts
+
+
+def _shared_tiles(scheduled: ScheduledGroup, node: ScopStatement) -> list[str]:
+    """Those that threads share: of all rows but the serial one."""
+    return [t for k, t in enumerate(_tiles(scheduled, node)) if k != scheduled.group.serial]
 
 
 def _point(scheduled: ScheduledGroup, leaf: LoopNest, node: ScopStatement) -> list[str]:

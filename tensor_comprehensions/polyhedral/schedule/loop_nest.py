@@ -91,7 +91,9 @@ def _dims(scop: Scop, group: FusionGroup, node: ScopStatement, point_rows: Seque
         kind = DimKind.PARALLEL if independent else DimKind.SERIAL
         dims.append(NestDim(i.name, kind, i.lower, i.upper, row, ((node.name, i.name),)))
     for i in node.reduction_indices:
-        dims.append(NestDim(i.name, DimKind.REDUCTION, i.lower, i.upper, None, ((node.name, i.name),)))
+        row = rows.get(i.name)
+        if row is None or row in point_rows:
+            dims.append(NestDim(i.name, DimKind.REDUCTION, i.lower, i.upper, row, ((node.name, i.name),)))
     return tuple(dims)
 
 

@@ -19,7 +19,8 @@ from .access_cost import (
     transposed_read_dim,
     vector_dim,
 )
-from .fusion import CONTRACTION_ROWS, ENOUGH_PARALLELISM, FusionGroup, reads_memory
+from .contraction_chain import contraction_tiles
+from .fusion import ENOUGH_PARALLELISM, FusionGroup, reads_memory
 from .loop_nest import DimKind, LoopNest, NestDim
 from .storage import bytes_touched, needs_line_staging
 
@@ -60,7 +61,7 @@ def row_tiles(
             for row, size in zip(group.rows, (*options.tile, *(0,) * len(group.rows)), strict=False)
         )
     if any(n.cluster is not None for n in group.nodes):
-        return _contraction_tiles(group)
+        return contraction_tiles(function, group, target)
     shared = 0 < options.grain_size < total_op_count(function, leaves)
     sizes = _lane_tiles(function, group, leaves, target, shared=shared)
     if len(leaves) == 1 and is_fully_parallel(leaves[0]):
@@ -124,16 +125,6 @@ def _choose_even_tile(extent: int, lanes: int) -> int:
     """A tile of whole vectors that cuts `extent` into about equal parts of no fewer than FAR_COLUMNS."""
     parts = max(1, extent // FAR_COLUMNS)
     return -(-extent // (parts * lanes)) * lanes
-
-
-def _contraction_tiles(group: FusionGroup) -> tuple[int, ...]:
-    """A contraction alone tiles itself; in a fused group the first row is cut, into equal parts if it divides."""
-    extents = tuple(r.extent for r in group.rows)
-    if len(group.nodes) == 1 or not extents:
-        return extents
-    sizes = range(CONTRACTION_ROWS, 2 * CONTRACTION_ROWS + 1)
-    size = next((s for s in sizes if extents[0] % s == 0), CONTRACTION_ROWS)
-    return (min(extents[0], size), *extents[1:])
 
 
 def _transposed_tiles(

@@ -8,6 +8,7 @@ from math import gcd, prod
 
 import numpy as np
 
+from ...loop_ir.nodes import Space
 from ...target import CpuTarget
 from ..analysis.contraction_info import ContractionInfo, Factor
 from ..analysis.window_reuse import UNROLL
@@ -494,6 +495,8 @@ class BlockingHeuristic:
     def is_nontemporal(self, levels: Sequence[TileLoop] = ()) -> bool:
         """Whether the output had better go past the caches: by whole lines, complete, and so much that none stays."""
         known, op = self.info, self.info.op
+        if op.output.buffer.space is Space.SCRATCH:  # the next statement of a tile reads it
+            return False
         if known.transposes_output or any(level.iterator in self.info.reductions for level in levels):
             return False
         if (op.initial is not None and loads_in(op.initial)) or self._reads_output():

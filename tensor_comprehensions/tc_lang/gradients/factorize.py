@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from ...core.dtypes import DType
-from ..ir import Access, Binary, Const, Expr, Index, Select, Unary, operands_of, with_operands
+from ..ir import Access, Binary, Const, Expr, Index, Select, Unary, operands_of, walk_expr, with_operands
 from ..to_syntax import sigmoid_argument
 from .adjoint_access import uses_index
 from .derivatives import negate_expr
@@ -175,6 +175,19 @@ def _remove_factors(a: Iterable[Expr], b: Iterable[Expr]) -> tuple[Expr, ...]:
 
 
 # --- products that have a name ---------------------------------------------------------------------------------------
+
+
+def is_batched_product(value: Expr, left: Sequence[str]) -> bool:
+    """Has each of two factors one of the indices `left` of its own, beside one that both have?"""
+    while isinstance(value, Select):
+        value = value.then
+    if not (isinstance(value, Binary) and value.op == "*"):
+        return False
+    first, second = (
+        {x.name for x in walk_expr(factor) if isinstance(x, Index) and x.name in left}
+        for factor in (value.left, value.right)
+    )
+    return bool(first & second and first - second and second - first)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ...core.dtypes import INT64
-from ..ir import Access, Call, Expr, Index, Select, operands_of, walk_expr, with_operands
+from ..ir import Access, Call, Cast, Expr, Index, Select, operands_of, walk_expr, with_operands
 from ..ranges import Bounds
 from ..size_polynomial import Value
 from .adjoint_access import range_guards, substitute_indices, uses_index
 from .derivatives import plus
 from .emit import GradStatement
-from .factorize import FactorProduct, NamedProduct, product_to_expr, to_product, with_named_products
+from .factorize import (
+    FactorProduct,
+    NamedProduct,
+    is_batched_product,
+    product_to_expr,
+    to_product,
+    with_named_products,
+)
+from .masked_values import mask_sums, read_masked_values
 from .ssa import SsaProgram, are_bare_indices, is_partial
 from .zero_sums import drop_zero_statements
 
@@ -34,7 +42,9 @@ def simplify_gradient(
     statements = _reuse_partial_sums([x for n, w in enumerate(statements) for x in _factor_sum(w, n)])
     statements = _Joining(statements, targets, sizes).run()
     names = _held_products(steps, {name for w in statements for name in w.reads})
-    return _results_last(live_statements([_rewrite_product(w, names, steps, sizes) for w in statements], targets))
+    statements = [_rewrite_product(w, names, steps, sizes) for w in statements]
+    statements = mask_sums(read_masked_values(statements, steps), sizes)
+    return _results_last(live_statements(statements, targets))
 
 
 def live_statements(written: Sequence[GradStatement], targets: AbstractSet[str]) -> list[GradStatement]:
@@ -48,11 +58,30 @@ def live_statements(written: Sequence[GradStatement], targets: AbstractSet[str])
 
 
 def _results_last(written: Sequence[GradStatement]) -> list[GradStatement]:
-    """Sums that nothing reads after everything else: what is between other statements keeps them from being fused."""
-    read = {name for w in written for name in w.reads}
+    """Sums that nothing reads after everything else, batches of products first, and conversions of sums after these:
+    what is between other statements keeps them from being fused."""
+    readers: dict[str, list[GradStatement]] = {}
+    for w in written:
+        for name in w.reads:
+            readers.setdefault(name, []).append(w)
     writers = [w.target for w in written]
-    last = [w for w in written if w.op == "+=!" and w.target not in read and writers.count(w.target) == 1]
-    return [*(w for w in written if w not in last), *last]
+
+    def is_result(w: GradStatement) -> bool:
+        return w.target not in readers and writers.count(w.target) == 1
+
+    def is_converted(w: GradStatement) -> bool:
+        after = readers.get(w.target, ())
+        return bool(after) and all(isinstance(r.value, Cast) and r.op == "=" and is_result(r) for r in after)
+
+    sums = [w for w in written if w.op == "+=!" and writers.count(w.target) == 1]
+    last = [w for w in sums if is_result(w) or is_converted(w)]
+    last = [*filter(_multiplies_batches, last), *(w for w in last if not _multiplies_batches(w))]
+    conversions = [r for w in last for r in readers.get(w.target, ())]
+    return [*(w for w in written if w not in last and w not in conversions), *last, *conversions]
+
+
+def _multiplies_batches(w: GradStatement) -> bool:
+    return is_batched_product(w.value, [e.name for e in w.subscripts if isinstance(e, Index)])
 
 
 # --- factors of sums -------------------------------------------------------------------------------------------------

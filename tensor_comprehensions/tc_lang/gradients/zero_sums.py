@@ -6,15 +6,16 @@ from a mean. Nobody has to compute them. Rounding is left aside: what is zero in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import permutations
 from math import isfinite
 
 from ...core.dtypes import INT64
 from ..affine import to_affine
-from ..ir import Access, Binary, Call, Cast, Const, Expr, Index, Select, Unary, walk_expr
+from ..ir import Access, Binary, Call, Cast, Const, Expr, Index, Select, Unary, map_operands, walk_expr
 from ..ranges import Bounds
 from ..size_polynomial import SizePolynomial, Value, to_polynomial
 from .adjoint_access import substitute_indices, uses_index
@@ -23,6 +24,8 @@ from .ssa import SsaProgram, SsaStatement, are_bare_indices, is_partial, range_e
 
 MOST = 64
 """Terms of a sum beyond which nothing is shown."""
+MOST_INDICES = 3
+"""Indices whose totals are exchanged: all their orders are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +37,10 @@ class SizeAmount:
 
 @dataclass(frozen=True, slots=True)
 class IndexTotal:
-    """The sum of a product over all values of an index, whose name tells how many totals there are inside."""
+    """The sum of a product over all values of some indices, numbered in the one order that a normal form has."""
 
-    index: str
-    bounds: Bounds
+    indices: tuple[str, ...]
+    bounds: tuple[Bounds, ...]
     body: Monomial
 
 
@@ -218,7 +221,14 @@ Put = Callable[[Polynomial, Mapping[str, Expr]], Polynomial]
 
 
 def _atom(atom: Atom) -> Polynomial:
+    """An atom alone, its indices of the type that those put in their places have."""
+    if not isinstance(atom, SizeAmount | IndexTotal):
+        atom = _with_long_indices(atom)
     return {((atom, 1),): Fraction(1)}
+
+
+def _with_long_indices(e: Expr) -> Expr:
+    return replace(e, dtype=INT64) if isinstance(e, Index) else map_operands(e, _with_long_indices)
 
 
 def _amount(x: Value) -> Polynomial:
@@ -254,7 +264,7 @@ def _product(a: Polynomial, b: Polynomial) -> Polynomial:
         for n, d in b.items():
             powers: dict[Atom, int] = dict(m)
             for atom, power in n:
-                powers[atom] = powers.get(atom, 0) + power
+                powers[atom] = 1 if _is_condition(atom) else powers.get(atom, 0) + power
             out = _sum(out, {_sort_powers((atom, p) for atom, p in powers.items() if p): c * d})
     return out
 
@@ -268,19 +278,46 @@ def _text(atom: Atom) -> str:
     return repr(atom)
 
 
+def _is_condition(atom: Atom) -> bool:
+    """Is it 1 or 0, and so its own square?"""
+    return isinstance(atom, Select) and isinstance(atom.then, Const) and atom.then.value == 1.0
+
+
 def _total(value: Polynomial, index: str, bounds: Bounds, put: Put) -> Polynomial:
     """The sum over all values of an index: what does not depend on it is a factor."""
     out: Polynomial = {}
     for monomial, c in value.items():
         inside = tuple((atom, p) for atom, p in monomial if _depends(atom, index))
         outside: Polynomial = {tuple((atom, p) for atom, p in monomial if not _depends(atom, index)): c}
-        if not inside:
-            out = _sum(out, _product(outside, _amount(range_extent(bounds))))
-            continue
-        name = f"${1 + max(_height(atom) for atom, _ in inside)}"
-        ((body, _),) = put({inside: Fraction(1)}, {index: Index(name, INT64)}).items()
-        out = _sum(out, _product(outside, _atom(IndexTotal(name, bounds, body))))
+        over = _amount(range_extent(bounds)) if not inside else _atom(_exchange_sums(inside, index, bounds, put))
+        out = _sum(out, _product(outside, over))
     return out
+
+
+def _exchange_sums(body: Monomial, index: str, bounds: Bounds, put: Put) -> IndexTotal:
+    """The total of a product over an index, and over those of the totals among its factors, in any order."""
+    over: list[tuple[str, Bounds]] = [(index, bounds)]
+    factors: dict[Atom, int] = {}
+    for atom, power in body:
+        if not (isinstance(atom, IndexTotal) and power == 1 and len(over) + len(atom.indices) <= MOST_INDICES):
+            factors[atom] = factors.get(atom, 0) + power
+            continue
+        names = [f"{name} of {len(over)}" for name in atom.indices]
+        renamed = {old: Index(new, INT64) for old, new in zip(atom.indices, names, strict=True)}
+        ((inner, _),) = put({atom.body: Fraction(1)}, renamed).items()
+        for x, p in inner:
+            factors[x] = 1 if _is_condition(x) else factors.get(x, 0) + p
+        over += zip(names, atom.bounds, strict=True)
+    product = _sort_powers(factors.items())
+    first = 1 + max(_height(atom) for atom in factors)
+    numbers = [f"${first + k}" for k in range(len(over))]
+    return min((_number_indices(product, order, numbers, put) for order in permutations(over)), key=_text)
+
+
+def _number_indices(body: Monomial, over: Sequence[tuple[str, Bounds]], numbers: Sequence[str], put: Put) -> IndexTotal:
+    renamed = {name: Index(number, INT64) for (name, _), number in zip(over, numbers, strict=True)}
+    ((product, _),) = put({body: Fraction(1)}, renamed).items()
+    return IndexTotal(tuple(numbers), tuple(b for _, b in over), product)
 
 
 def _depends(atom: Atom, index: str) -> bool:
@@ -293,4 +330,7 @@ def _depends(atom: Atom, index: str) -> bool:
 
 
 def _height(atom: Atom) -> int:
-    return 1 + max((_height(inner) for inner, _ in atom.body), default=0) if isinstance(atom, IndexTotal) else 0
+    """The largest number of an index of the totals in an atom."""
+    if not isinstance(atom, IndexTotal):
+        return 0
+    return max(*(int(name[1:]) for name in atom.indices), *(_height(inner) for inner, _ in atom.body))
