@@ -12,21 +12,25 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import random
+import resource
 import secrets
+import signal
 import sys
 import types
 import unittest
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-SECONDS = 120.0
-"""What an operator may take."""
+SECONDS = 60
+"""What an operator may take of a processor."""
+PATIENCE = 10
+"""How many times that it may take by the clock: others may use the processors, too."""
 SAMPLES = 2
 """How many samples of an operator are drawn."""
 OURS, OTHER = "tensor_comprehensions", "aot_eager"
@@ -151,7 +155,7 @@ def _difference(ours: Result, theirs: Result) -> str:
 # --- a process each ----------------------------------------------------------------------------------------------
 
 
-def check(op: Any, seed: int, samples: int, seconds: float = SECONDS) -> list[str]:
+def check(op: Any, seed: int, samples: int) -> list[str]:
     """What is wrong with `op`, found by a process that may end in any way."""
     context = multiprocessing.get_context("fork")
     mine, its = context.Pipe(duplex=False)
@@ -159,19 +163,22 @@ def check(op: Any, seed: int, samples: int, seconds: float = SECONDS) -> list[st
     process.start()
     its.close()
     try:
-        if not mine.poll(seconds):
-            return [f"takes more than {seconds:.0f} s"]
+        if not mine.poll(PATIENCE * SECONDS):
+            return [f"waits for more than {PATIENCE * SECONDS} s"]
         found: list[str] = mine.recv()
         return found
     except EOFError:
         process.join()
-        return [f"ends with code {process.exitcode}"]
+        late = process.exitcode == -signal.SIGXCPU
+        return [f"takes more than {SECONDS} s" if late else f"ends with code {process.exitcode}"]
     finally:
         process.kill()
         process.join()
 
 
 def _answer(pipe: multiprocessing.connection.Connection, op: Any, seed: int, samples: int) -> None:
+    used = int(process_time()) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (used + SECONDS, used + 2 * SECONDS))
     warnings.simplefilter("ignore")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     pipe.send(find_faults(op, seed, samples))
