@@ -21,7 +21,7 @@ from ..cache.options_proto import from_message
 from ..compiler.gpu_passes import CompiledGpuKernel, compile_gpu
 from ..core.errors import ArgumentError, DeviceError, InternalError
 from ..dispatch.cuda.mixed_plan import MixedPlan, Plan, kernels_of, launcher_of, make_plan, run_emulated
-from ..options import MappingOptions, check_mapping
+from ..options import GpuOptions, MappingOptions, TileOptions, check_gpu_options
 from ..runtime.cuda import launch
 from ..runtime.emulate import emulator
 from ..runtime.emulate.emulator import Counts
@@ -189,12 +189,12 @@ class DeviceRunner:
 
 def _prepare_runner(request: pb.Request, options: object) -> tuple[GpuRunner, str]:
     """A candidate on its device, and a digest of its text. Raises TCError or CannotLower where it does not apply."""
-    if not isinstance(options, MappingOptions):
+    if not isinstance(options, MappingOptions | TileOptions):
         raise CandidateRejected(pb.INVALID, f"options for another device: {type(options).__name__}")
     wanted, problem = gpu_target_of(request.device), Problem(request.problem)
-    check_mapping(options, wanted)
+    check_gpu_options(options, wanted)
 
-    def compile_piece(piece: BoundFunction, own: MappingOptions | None) -> CompiledGpuKernel:
+    def compile_piece(piece: BoundFunction, own: GpuOptions | None) -> CompiledGpuKernel:
         return compile_gpu(piece, problem.message.source, own, wanted)
 
     plan = make_plan(problem.bound, options, wanted, compile_piece)

@@ -24,7 +24,7 @@ from ..runtime.fastpath import call_cache
 from ..runtime.fastpath.call_cache import RECORDED, CachedCall, CallCache, MutatedArg, NewOutput, TensorGuard
 from ..tc_lang.ir import BoundFunction, Role
 from ..tc_lang.ir import Tensor as BoundTensor
-from .arguments import PLAIN, to_tensor
+from .arguments import PLAIN, TYPES, to_tensor
 from .call_steps import Arguments, CallSignature, launch_error
 
 LIMIT = 256
@@ -248,9 +248,13 @@ def _kind(dtype: DType, specialized: bool, has_dimensions: bool) -> int:
     )
 
 
+def dtype_number(dtype: torch.dtype) -> int:
+    """torch's number of a type, in its C interface."""
+    return _number(TYPES[dtype])
+
+
 @cache
 def _number(dtype: DType) -> int:
-    """torch's number of a type, in its C interface."""
     ask: Callable[[], int] = getattr(host_symbols.torch_library(), f"aoti_torch_dtype_{dtype.name}")
     return ask()
 

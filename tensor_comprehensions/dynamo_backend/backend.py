@@ -23,9 +23,10 @@ from .dynamic_shapes import PerShapeCache, has_symbolic_shapes
 from .emit_def import UnsupportedArguments, emit_def, memory_order
 from .fallback import falls_back
 from .graph_nodes import is_compute, is_expressible, num_products, op_flops
-from .insert_kernels import eager_module, insert_kernels, region_key, to_boxed_call
+from .insert_kernels import eager_module, insert_kernels, mark_as_boxed, region_key, to_boxed_call
 from .kernel_or_eager import KernelOrEager, OutputView
 from .partition import ANY, FusedRegion, RegionLimits, find_regions, is_profitable
+from .whole_operations import captured_whole
 
 LIMIT = 4096
 _operators: SingleFlightCache[str, Op] = SingleFlightCache(LIMIT)
@@ -40,17 +41,17 @@ observers: list[Callable[[fx.GraphModule, int], object]] = []
 def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
     """The backend that `torch.compile` calls: `torch.compile(model, backend="tensor_comprehensions")`."""
     captured = aot_autograd(fw_compiler=_compile, partition_fn=min_cut_rematerialization_partition)
-    compiled: Callable[..., Any] = captured(module, examples)
+    with captured_whole(examples):
+        compiled: Callable[..., Any] = captured(module, examples)
     return compiled
 
 
 def _compile(module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
     if has_symbolic_shapes(module.graph):
-        return to_boxed_call(PerShapeCache(module, fuse_regions))
+        return mark_as_boxed(PerShapeCache(module, fuse_regions))
     fused = fuse_regions(module)
-    work = sum(map(op_flops, module.graph.nodes))
     for observer in observers:
-        observer(fused, work)
+        observer(fused, sum(map(op_flops, module.graph.nodes)))
     return to_boxed_call(fused)
 
 
@@ -129,6 +130,6 @@ def _kernel(region: FusedRegion) -> KernelOrEager:
         results = tuple(OutputView.of(n.meta["val"].shape, memory_order(n)) for n in region.outputs)
         work = sum(map(op_flops, region.nodes))
         eager = eager_module(region)
-        return KernelOrEager(op, eager, results, region.finite, _parts(eager), work)
+        return KernelOrEager(op, eager, results, region.finite, region.shows_nan, _parts(eager), work)
 
     return _kernels.get(region_key(region), make)

@@ -153,7 +153,7 @@ def _key(node: fx.Node) -> str:
     numbers = {n: k for k, n in enumerate(node.all_input_nodes)}
     arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: _Operand(numbers[n]))  # type: ignore[arg-type,return-value]
     tensors = [(tuple(x.shape), x.stride(), x.dtype) for x in map(_tensor, numbers)]
-    return f"{node.target} {arguments!r} {tensors} {used_results(node)}"
+    return f"{node.target} {arguments!r} {tensors} {used_results(node)} {torch.get_default_dtype()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,8 @@ def _trace(node: fx.Node) -> Decomposition | None:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: of[n])
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
-    with unset_fake_temporarily(), FakeTensorMode(), torch.no_grad():
-        tensors = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in map(_tensor, sources)]
+    with unset_fake_temporarily(), FakeTensorMode(), torch.no_grad(), torch._C._DisableAutocast():
+        tensors = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu") for x in map(_tensor, sources)]
         try:
             graph = make_fx(call, _table, tracing_mode="real")(*tensors).graph
         except Exception as refusal:  # a decomposition of torch that does not take these arguments

@@ -10,13 +10,13 @@ import torch
 from torch import fx
 
 from ..dispatch.arguments import TYPES
-from . import convolution
+from .convolution import padded_weights
 from .decompositions import SPLIT, find_decomposition, used_results
 from .def_builder import DefBuilder
-from .graph_nodes import in_order_of_need, is_expressible, is_view, sources, users
+from .graph_nodes import in_order_of_need, is_compute, is_expressible, is_view, sources, users
 from .index_views import Value, permute_value
 from .literals import Unsupported
-from .op_table import MULTI_OUTPUT_OPS, TABLE, TranslationContext, cast_to_result, split_part
+from .op_table import MULTI_OUTPUT_OPS, NAN_PASSING, TABLE, TranslationContext, cast_to_result, split_part
 from .partition import FusedRegion
 
 
@@ -43,7 +43,20 @@ def emit_def(region: FusedRegion) -> FusedRegion:
         value = writer.values[node]
         writer.body.add_output(value if order == sorted(order) else permute_value(value, order))
     finite = tuple(writer.finite())
-    return FusedRegion(region.nodes, writer.body.text, tuple(writer.inputs), outputs, finite)
+    shown = all(_shows_nan(n, writer.inside) for n in region.nodes if any(True for _ in padded_weights(n)))
+    return FusedRegion(region.nodes, writer.body.text, tuple(writer.inputs), outputs, finite, bool(finite) and shown)
+
+
+def _shows_nan(node: fx.Node, inside: frozenset[fx.Node]) -> bool:
+    """Does a NaN in what `node` gives reach what a region gives, wherever it matters at all?"""
+    after = in_order_of_need([node], lambda n: [user for user in users(n) if user in inside])
+    return all(n is node or _passes_nan(n) for n in after)
+
+
+def _passes_nan(node: fx.Node) -> bool:
+    found = find_decomposition(node)
+    work = [node] if found is None else filter(is_compute, found.graph.nodes)
+    return all(n.target in NAN_PASSING and n.meta["val"].is_floating_point() for n in work)
 
 
 def _gives_several(node: fx.Node) -> bool:
@@ -92,7 +105,7 @@ class _Writer:
         """Which parameters are weights that have to be finite."""
         found: dict[int, None] = {}
         for node in sorted(self.inside, key=lambda n: n.name):
-            for weight in convolution.padded_weights(node):
+            for weight in padded_weights(node):
                 if weight not in self.inputs:
                     raise UnsupportedArguments(node, "its weights are computed, and there is padding")
                 found[self.inputs.index(weight)] = None

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator
 
-from .decompositions import SPLIT, find_decomposition, has_formula, is_random, is_seeded
+from .decompositions import SPLIT, find_decomposition, has_formula, has_plain_values, is_random, is_seeded
 from .op_table import FLOPS, VIEWS
 
 
@@ -72,7 +72,7 @@ def op_flops(node: fx.Node) -> int:
     if not is_compute(node):
         return 0
     if node.target in FLOPS:
-        return FLOPS[node.target](node)
+        return FLOPS[node.target](node) if has_plain_values(node) else 0
     found = find_decomposition(node)
     if found is not None:
         return sum(map(op_flops, found.graph.nodes))

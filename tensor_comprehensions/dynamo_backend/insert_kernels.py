@@ -95,17 +95,25 @@ def region_key(region: FusedRegion) -> str:
     return "\n".join((region.text, *lines, str([numbers[n] for n in region.outputs])))
 
 
-def to_boxed_call(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run` as torch calls compiled graphs: with a list, which is emptied so that tensors are freed after their use."""
+def to_boxed_call(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """`module` as torch calls compiled graphs: with a list, which is emptied so that tensors are freed after their use.
+
+    The module itself is called so from now on.
+    """
     codegen = getattr(fx_graph, "_BoxedCodeGen", None)
-    if codegen is None or not isinstance(run, fx.GraphModule):
-        return make_boxed_func(run)
-    run.graph.set_codegen(codegen())
-    run.recompile()
-    forward = run.forward
+    if codegen is None:
+        boxed: Callable[[list[Any]], Any] = make_boxed_func(module.forward)
+        return boxed
+    module.graph.set_codegen(codegen())
+    module.recompile()
+    return mark_as_boxed(module.forward)
+
+
+def mark_as_boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """`run`, marked so that torch calls it with a list."""
 
     def call(arguments: list[Any]) -> Any:
-        return forward(arguments)
+        return run(arguments)
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call

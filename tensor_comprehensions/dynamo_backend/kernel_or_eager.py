@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,18 @@ class OutputView:
         return seen if self.order is None else seen.permute(self.order)
 
 
+_racing = threading.RLock()
+"""One race at a time, so that they do not disturb each other. A race may be part of another."""
+
+
+def _forget_races() -> None:
+    global _racing
+    _racing = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_races)
+
+
 class KernelOrEager(torch.nn.Module):
     """Runs an operator on its inputs; on the first ones also the graph that it replaces, and keeps the faster.
 
@@ -48,6 +61,7 @@ class KernelOrEager(torch.nn.Module):
     Args:
         results: how the outputs are looked at.
         finite: inputs that must be finite for the operator to give what the graph gives; else the graph runs.
+        shows_nan: wherever one of these is not finite, an output of the operator is NaN.
         parts: makes of the graph one with smaller kernels, which takes its place where the operator is slower.
         work: floating-point operations of the region.
     """
@@ -58,25 +72,29 @@ class KernelOrEager(torch.nn.Module):
         graph: fx.GraphModule,
         results: tuple[OutputView, ...],
         finite: tuple[int, ...] = (),
+        shows_nan: bool = False,
         parts: Callable[[], fx.GraphModule] | None = None,
         work: int = 0,
     ) -> None:
         super().__init__()
         self._work = work
         self.op, self.graph, self._results, self._parts = op, graph, results, parts
-        self._finite = finite
+        self._finite, self._shows_nan = finite, shows_nan
+        self._announced = _layouts_of([n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"])
         self.uses_kernel: bool | None = None
-        self._choosing = threading.Lock()
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs of the region."""
         if self.uses_kernel is None:
-            with self._choosing:
+            with _racing:
                 if self.uses_kernel is None:
                     self._choose(inputs)
-        if self.uses_kernel and all(is_finite(inputs[n]) for n in self._finite):
+        if self.uses_kernel:
             try:  # no context manager: this is the way of every call
-                return self._kernel(*inputs)
+                if not self._finite:
+                    return self._kernel(*inputs)
+                if (outputs := self._checked_kernel(inputs)) is not None:
+                    return outputs
             except Exception as error:
                 report_fallback("a kernel fails", error)
                 self.uses_kernel = False
@@ -86,6 +104,16 @@ class KernelOrEager(torch.nn.Module):
     def flops(self) -> int:
         """Floating-point operations that kernels do here, now that a choice was made."""
         return self._work if self.uses_kernel else kernel_flops(self.graph)
+
+    def _checked_kernel(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """The outputs, unless inputs that must be finite may not be: those are looked at, or the outputs if smaller."""
+        checked = [inputs[n] for n in self._finite]
+        if self._shows_nan:
+            outputs = self._kernel(*inputs)
+            if _total_elements(outputs) < _total_elements(checked):
+                checked = [x for x in outputs if x.is_floating_point()]
+            return outputs if all(map(is_finite, checked)) else None
+        return self._kernel(*inputs) if all(map(is_finite, checked)) else None
 
     def _kernel(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         found = self.op(*inputs)
@@ -100,13 +128,19 @@ class KernelOrEager(torch.nn.Module):
     def _choose(self, inputs: tuple[Tensor, ...]) -> None:
         """Race the kernel against torch; whatever fails loses. What torch refuses is the program's mistake."""
         log = get_logger("graph")
-        if not may_race(lambda: self._torch(*inputs)):
+        expected: list[Layout] = []
+        if not may_race(lambda: _note_layouts(self._torch(*inputs), expected)):
             log.debug("%s: too expensive to repeat: torch stays", self.op)
+            self.uses_kernel = False
+            return
+        if _layouts_of(inputs) != self._announced:
+            log.debug("%s: a tensor is not what torch announced: torch stays", self.op)
             self.uses_kernel = False
             return
         ours = theirs = math.inf
         with falls_back("a kernel cannot be compiled"):
-            ours, theirs = least_times((self._kernel, self._torch), inputs)
+            if _layouts_of(self._kernel(*inputs)) == expected:
+                ours, theirs = least_times((self._kernel, self._torch), inputs)
         faster = ours < math.inf and kernel_is_faster(ours, theirs)
         log.debug(
             "%s: %.1f us here, %.1f us in torch: %s", self.op, ours * 1e6, theirs * 1e6,
@@ -126,6 +160,22 @@ class KernelOrEager(torch.nn.Module):
         if mixed < theirs:
             self.graph = parts
         return kernel_is_faster(ours, min(theirs, mixed))
+
+
+def _total_elements(tensors: Sequence[Tensor]) -> int:
+    return sum(x.numel() for x in tensors)
+
+
+Layout = tuple[torch.Size, torch.dtype]
+
+
+def _layouts_of(tensors: Sequence[Tensor]) -> list[Layout]:
+    return [(x.shape, x.dtype) for x in tensors]
+
+
+def _note_layouts(tensors: tuple[Tensor, ...], layouts: list[Layout]) -> tuple[Tensor, ...]:
+    layouts += _layouts_of(tensors)
+    return tensors
 
 
 def kernel_flops(graph: fx.GraphModule) -> int:

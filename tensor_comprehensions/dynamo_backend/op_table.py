@@ -74,6 +74,15 @@ def num_elements(node: torch.fx.Node) -> int:
     return math.prod((value if isinstance(value, torch.Tensor) else next(x for x in value if x is not None)).shape)
 
 
+NAN_PASSING = {
+    aten.convolution.default, aten.mm.default, aten.bmm.default, aten.addmm.default, aten.add.Tensor, aten.sub.Tensor,
+    aten.mul.Tensor, aten.div.Tensor, prims.div.default, aten.neg.default, aten.exp.default, aten.log.default,
+    aten.sqrt.default, aten.rsqrt.default, aten.sigmoid.default, aten.tanh.default, aten.relu.default, aten.erf.default,
+    aten._to_copy.default, aten.reciprocal.default, aten.abs.default, aten.sum.dim_IntList, prims.sum.default,
+    aten.mean.dim, prims.var.default, aten.var.correction,
+}  # fmt: skip
+"""Operations every result of which, as far as it is a float, is NaN if an element that it is made of is."""
+
 # --- one element after another -----------------------------------------------------------------------------------
 
 UNARY = {

@@ -26,6 +26,7 @@ class FusedRegion:
     Attributes:
         text: the def. inputs, outputs: the nodes that it takes and gives, in order.
         finite: which of the inputs may hold no infinity and no NaN for the def to give what torch gives.
+        shows_nan: wherever one does, an output of the def is NaN.
     """
 
     nodes: list[fx.Node] = field(default_factory=list)
@@ -33,6 +34,7 @@ class FusedRegion:
     inputs: tuple[fx.Node, ...] = ()
     outputs: tuple[fx.Node, ...] = ()
     finite: tuple[int, ...] = ()
+    shows_nan: bool = False
 
 
 @dataclass(frozen=True, slots=True)

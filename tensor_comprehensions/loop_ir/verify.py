@@ -69,6 +69,10 @@ _INDEX = Type(INT64)
 _UPDATES = (None, "+", "*", "min", "max", "and", "or")
 
 
+class UnprovenBoundsError(InternalError):
+    """An index may leave its buffer: where a user wrote the indices, that is the user's mistake."""
+
+
 def verify(module: Module) -> None:
     """Check types, lanes, ranks, scopes, registers, parallelism and the bounds of plain affine accesses.
 
@@ -375,8 +379,9 @@ def _require_inside(
         return
     low, high = lane_bounds(index, place.scope, facts)
     inside = low is not None and low >= 0 and high is not None and high <= last
-    shape = list(b.shape)
-    _require(inside, f"dimension {dimension} of {b.name}{shape} is not proved inside ({low} .. {high})", node)
+    if not inside:
+        what = f"dimension {dimension} of {b.name}{list(b.shape)} is not proved inside ({low} .. {high})"
+        raise UnprovenBoundsError(f"{what}: {_text(node)}")
 
 
 def _is_affine(e: Expr) -> bool:

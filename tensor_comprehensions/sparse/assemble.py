@@ -46,12 +46,12 @@ MAX_MARK = 255
 """
 
 
-def _inside_chunks(s: Stmt, around: Callable[[Stmt], Stmt]) -> Stmt:
+def inside_chunks(s: Stmt, around: Callable[[Stmt], Stmt]) -> Stmt:
     """`s` with `around` the body of its parallel loop."""
     if isinstance(s, Loop) and s.kind is LoopKind.PARALLEL:
         return replace(s, body=around(s.body))
     if isinstance(s, Let):
-        return replace(s, body=_inside_chunks(s.body, around))
+        return replace(s, body=inside_chunks(s.body, around))
     return around(s)
 
 
@@ -121,7 +121,7 @@ class AssemblingEmitter(StatementEmitter):
         cells = _Cells.of(self.format.depth)
         body = self.walk()
         whole = self.in_parallel(body)
-        return _inside_chunks(whole, lambda inner: Allocate(cells.all, self._with_rows(inner)))
+        return inside_chunks(whole, lambda inner: Allocate(cells.all, self._with_rows(inner)))
 
     def _scan(self) -> Stmt:
         """From the entries of each row to where these begin; their sum is the number of all."""

@@ -17,8 +17,6 @@ from .graph import Nest
 from .sparse_problem import SparseOperand
 
 CHUNK, CHUNKS, WORK = compose_name("chunk"), compose_name("chunks"), compose_name("work")
-CHUNK_POSITIONS = 16_384
-"""Stored positions, and parents of them, in a chunk: about what makes up for handing it to a thread."""
 CHUNK_ITERATIONS = 64
 """Iterations in a chunk, where nothing tells how much work they are."""
 MAX_CHUNKS = 1_024
@@ -26,16 +24,20 @@ MAX_CHUNKS = 1_024
 
 
 def in_parallel(
-    body: Stmt, nest: Nest, order: tuple[str, ...], operands: Mapping[str, SparseOperand], names: Names
+    body: Stmt, nest: Nest, order: tuple[str, ...], operands: Mapping[str, SparseOperand], names: Names, size: int
 ) -> Stmt:
-    """`body`, the loops of a nest, with the outermost one shared. Its iterations have to be independent."""
+    """`body`, the loops of a nest, with the outermost one shared. Its iterations have to be independent.
+
+    Args:
+        size: stored positions, and parents of them, in a chunk.
+    """
     match body:
         case Let(name, value, inner):
-            shared = in_parallel(inner, nest, order, operands, names)
+            shared = in_parallel(inner, nest, order, operands, names, size)
             return body if shared is inner else Let(name, value, shared)
         case Loop(kind=LoopKind.SERIAL):
             pos = _positions(nest, order, operands)
-            return _by_iterations(body) if pos is None else _by_positions(body, pos, names)
+            return _by_iterations(body) if pos is None else _by_positions(body, pos, names, size)
     return body
 
 
@@ -56,7 +58,7 @@ def _by_iterations(loop: Loop) -> Stmt:
     return Let(CHUNKS, chunks, Loop(CHUNK, build.const(0), count, inner, LoopKind.PARALLEL))
 
 
-def _by_positions(loop: Loop, pos: Buffer, names: Names) -> Stmt:
+def _by_positions(loop: Loop, pos: Buffer, names: Names, size: int) -> Stmt:
     """Chunks of equal numbers of positions and parents."""
 
     def work(i: Expr) -> Expr:
@@ -64,7 +66,7 @@ def _by_positions(loop: Loop, pos: Buffer, names: Names) -> Stmt:
 
     chunk, count, total = build.var(CHUNK), build.var(CHUNKS), build.var(WORK)
     before = build.sub(work(loop.stop), work(loop.start))
-    chunks = build.minimum(build.maximum(build.div(total, CHUNK_POSITIONS), 1), MAX_CHUNKS)
+    chunks = build.minimum(build.maximum(build.div(total, size), 1), MAX_CHUNKS)
 
     def begins(k: Expr, then: Callable[[Expr], Stmt]) -> Stmt:
         wanted = build.add(work(loop.start), build.div(build.mul(k, total), count))

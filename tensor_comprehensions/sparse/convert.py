@@ -35,7 +35,7 @@ def insert_conversions(problem: SparseProblem) -> tuple[SparseProblem, tuple[Con
         nest = build_nest(replace(problem, function=function), number)
         target = function.tensor(nest.statement.target)
         owns = target.is_sparse and target.name not in dict(problem.shared)
-        order = choose_order(nest, target.format if owns else None)
+        order = choose_order(nest, target.format if owns else None, problem.options)
         wrong = {a: _reordered(a, nest, order) for a, p in nest.paths.items() if not walks(p, order)}
         if not wrong:
             continue

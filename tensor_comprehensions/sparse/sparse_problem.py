@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..core.dtypes import INT64, DType
 from ..core.naming import compose_name
 from ..loop_ir import build
 from ..loop_ir.nodes import Buffer, Expr, Type
+from ..options import SparseOptions
 from ..tc_lang.formats import Format, LevelKind
 from ..tc_lang.ir import Function, Role, Symbol
 from ..tc_lang.ranges import Ranges, symbolic_ranges
@@ -29,6 +30,8 @@ class SparseProblem:
         fixed: the sizes that the kernel is for, by name.
         shared: the temporaries and results that have the stored places of an operand, with that operand's name.
         parallel: whether several threads will run it, so that counting what they store first lets them all write.
+        options: how to lower it.
+        refills: whether the stored places of results are known, so that only values are computed, where that is faster.
     """
 
     function: Function
@@ -36,6 +39,8 @@ class SparseProblem:
     fixed: tuple[tuple[str, int], ...] = ()
     shared: tuple[tuple[str, str], ...] = ()
     parallel: bool = False
+    refills: bool = False
+    options: SparseOptions = field(default_factory=SparseOptions)
 
     @cached_property
     def ranges(self) -> Ranges:
@@ -108,6 +113,11 @@ class Collected:
         """In the order of the arguments of the kernel."""
         return (*self.coordinates, self.values)
 
+    @property
+    def written(self) -> tuple[Buffer, ...]:
+        """The arrays that kernels write."""
+        return self.buffers
+
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
@@ -115,6 +125,7 @@ class Assembled:
 
     bound: the operands that together store at least as many elements; empty where they are counted first.
     counts_rows: whether the entries of each row are counted first, into `pos`, which the caller allocates before that.
+    is_known: whether the caller has the levels from an earlier run, and only the values are written.
     """
 
     statement: int
@@ -126,12 +137,18 @@ class Assembled:
     values: Buffer
     bound: tuple[str, ...] = ()
     counts_rows: bool = False
+    is_known: bool = False
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """In the order of the arguments of the kernel."""
         levels = (b for pair in zip(self.pos, self.crd, strict=True) for b in pair if b is not None)
         return (*levels, self.values)
+
+    @property
+    def written(self) -> tuple[Buffer, ...]:
+        """The arrays that kernels write."""
+        return (self.values,) if self.is_known else self.buffers
 
 
 def assembled_of(statement: int, target: Symbol, index: DType, bound: tuple[str, ...], counts_rows: bool) -> Assembled:

@@ -15,7 +15,8 @@ from ..dispatch.call_steps import CallSignature, check_names
 from ..dispatch.outside_graphs import run_outside_graphs
 from ..dispatch.sparse.fast_call import FastCall
 from ..dispatch.sparse.fixed_patterns import FixedPatterns
-from ..dispatch.sparse.sparse_kernels import SparseCall, SparseKernels, hand_back
+from ..dispatch.sparse.sparse_kernels import SparseKernels, hand_back
+from ..dispatch.sparse.sparse_run import SparseCall
 from ..dispatch.sparse.sparse_tensor import SparseTensor
 from ..tc_lang.formats import Format
 from ..tc_lang.ir import Function
@@ -70,10 +71,11 @@ class SparseOp:
         with torch.no_grad():
             patterns = FixedPatterns(self.kernels, self.kernels.accept(values, initial))
 
+        run = only_tc_errors(self._run)
+
         @run_outside_graphs("functions that assemble returns run outside of graphs")
-        @only_tc_errors
         def fixed(*values: Any, **initial: Any) -> Any:
-            return self._run(patterns.run, values, initial)
+            return run(patterns.run, values, initial)
 
         return fixed
 

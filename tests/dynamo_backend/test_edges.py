@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tensor_comprehensions.dynamo_backend import kernel_or_eager
+
 pytestmark = pytest.mark.usefixtures("small_regions")
 
 A = torch.randn(4, 6)
@@ -118,6 +120,19 @@ def test_the_gradient_of_a_repeated_mean() -> None:
     torch.testing.assert_close(grads[1], grads[0])
 
 
+def test_tensors_that_are_not_what_torch_announced() -> None:
+    """torch announces a float32 gradient for the mean of 16 bits, and gives one of 16 bits."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return F.smooth_l1_loss(y, F.silu(x.mean()).expand(4, 6).squeeze()[0, 0])
+
+    grads = []
+    for call in (function, torch.compile(function, backend="tensor_comprehensions")):
+        x, y = A.bfloat16().requires_grad_(), NUMBER.clone().requires_grad_()
+        grads.append(torch.autograd.grad(call(x, y), (x, y)))
+    torch.testing.assert_close(grads[1], grads[0])
+
+
 @pytest.mark.parametrize("captures", [False, True])
 def test_checks_stay(captures: bool) -> None:
     def asserted(x: Tensor) -> Tensor:
@@ -158,3 +173,36 @@ def test_weights_that_change_unnoticed(value: float) -> None:
     torch.testing.assert_close(fast(x), layer(x), rtol=1e-4, atol=1e-5)
     layer.weight.data[0, 0, 0, 0] = value
     torch.testing.assert_close(fast(x), layer(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_small_outputs_are_looked_at_instead_of_large_weights(
+    monkeypatch: pytest.MonkeyPatch, value: float, hidden: bool
+) -> None:
+    """Where they would show what is wrong: a comparison makes a number of a NaN."""
+    convolution, norm = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16).eval()
+
+    def function(x: Tensor) -> Tensor:
+        y = norm(convolution(x)).relu()
+        return (y > 0.1).float() + 1 if hidden else y
+
+    seen: list[int] = []
+    is_finite = kernel_or_eager.is_finite
+    monkeypatch.setattr(kernel_or_eager, "is_finite", lambda x: seen.append(x.numel()) or is_finite(x))
+    fast = torch.compile(function, backend="tensor_comprehensions")
+    x = torch.randn(1, 16, 3, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), function(x), rtol=1e-4, atol=1e-5)
+        assert seen == [16 * 16 * 9 if hidden else 16 * 9]
+        convolution.weight[0, 0, 0, 0] = value
+        torch.testing.assert_close(fast(x), function(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_autocast_ends_where_torch_ends_it() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4), nn.Softmax(-1))
+    fast = torch.compile(model, backend="tensor_comprehensions")
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        found, expected = fast(A), model(A)
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)

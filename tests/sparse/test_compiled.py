@@ -250,3 +250,29 @@ def test_patterns_that_differ_within_a_batch_are_refused() -> None:
 
     with pytest.raises(tc.ArgumentError, match="'A' of declared differ within a batch"):
         torch.vmap(call)(crd.expand(3, -1))
+
+
+# --- modules -----------------------------------------------------------------------------------------------------
+
+LAYER = """
+def layer(float(B,I) x, float(O,I) W: bsr(4,4), float(O,O) A: csr) -> (y) {
+    h(n,o) +=! x(n,i) * W(o,i)
+    y(n,o) +=! h(n,p) * A(o,p)
+}
+"""
+
+
+def test_modules_learn_stored_values_and_keep_sparse_buffers() -> None:
+    blocks = (torch.rand(2, 3) < 0.6).float().repeat_interleave(4, 0).repeat_interleave(4, 1) * torch.rand(8, 12)
+    mixing, x = dense_matrix(8, 8), torch.rand(5, 12)
+    module = tc.Module(LAYER, {"W": tc.as_sparse(blocks, "bsr(4,4)")}, buffers={"A": mixing.to_sparse_csr()})
+    assert list(module.state_dict()) == ["W_values", "W_pos1", "W_crd1", "A_pos1", "A_crd1", "A_values"]
+    expected = x @ blocks.T @ mixing.T
+    other = tc.Module(LAYER, {"W": tc.as_sparse(blocks * 2, "bsr(4,4)")}, buffers={"A": tc.as_sparse(mixing, "csr")})
+    other.load_state_dict(module.state_dict())
+    for call in (module, other, torch.compile(module, **WHOLE), torch.export.export(module, (x,)).module()):
+        torch.testing.assert_close(call(x), expected)
+    module(x).sum().backward()
+    assert module.W_values.grad.shape == module.W_values.shape
+    converted = tc.Module(LAYER, {"W": blocks.to_sparse_csr()}, buffers={"A": mixing.to_sparse()})
+    torch.testing.assert_close(converted(x), expected)

@@ -44,6 +44,8 @@ class CDialect:
         infinity, nan: the two literals that digits cannot spell.
         restrict: the qualifier of pointers that nothing else aliases.
         parallel, simd, unroll: the line before a loop, if any; `{}` takes clauses.
+        assume: the line that says that a condition holds, before loops around products of warpgroups, which the
+            assembler takes one after another where it sees a way past the loop; empty: none.
         critical: the line before a statement that one thread at a time may run.
         includes: headers, each with the words of the text that ask for it.
         helpers: definitions by the name they define, printed when the text uses the name.
@@ -86,6 +88,7 @@ class CDialect:
     narrowing: Mapping[tuple[str, str], str]
     wide: str = "ll"
     unroll: str = ""
+    assume: str = ""
     stack: int = 32768
     has_heap: bool = False
     scalars: bool = False

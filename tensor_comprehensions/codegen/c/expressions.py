@@ -16,9 +16,10 @@ from ...loop_ir import build
 from ...loop_ir import nodes as ir
 from ...loop_ir.instructions import INSTRUCTIONS
 from ...loop_ir.intervals import Interval
+from ...loop_ir.linear_forms import linear_terms, terms_to_expr
 from ...loop_ir.swizzled_buffer import column_key
 from .dialect import CDialect
-from .int32_narrowing import LIMIT, int32_interval
+from .int32_narrowing import LIMIT, KnownIntervals, int32_interval
 
 TERNARY, OR, AND, EQUALITY, RELATION, SUM, PRODUCT, UNARY, ATOM = 2, 3, 4, 8, 9, 11, 12, 14, 15
 
@@ -51,6 +52,7 @@ class PrintScope:
     wholes: the text of each lane of vectors that were read at once before the statement.
     given: conditions that hold wherever the expression is evaluated.
     small: where the variables lie that are declared with the dialect's small type.
+    intervals: of expressions in these variables, as far as they were asked for.
     multiples: a power of two of which a variable is a multiple, where that is more than 1.
     aligned: whether the memory of arguments starts where vectors may.
     relying: the names of the buffers of which that was made use, in all scopes of a text.
@@ -66,6 +68,7 @@ class PrintScope:
     wholes: Mapping[ir.Load, tuple[str, ...]] = field(default_factory=dict)
     given: tuple[ir.Expr, ...] = ()
     small: Mapping[str, Interval] = field(default_factory=dict)
+    intervals: KnownIntervals = field(default_factory=dict)
     multiples: Mapping[str, int] = field(default_factory=dict)
     aligned: bool = True
     relying: set[str] = field(default_factory=set)
@@ -86,7 +89,11 @@ class PrintScope:
         if not self.dialect.small:
             return identifier, inner
         kept = {n: i for n, i in self.small.items() if n != name}
-        return identifier, replace(inner, small=kept if where is None else {**kept, name: where})
+        return identifier, replace(inner, small=kept if where is None else {**kept, name: where}, intervals={})
+
+    def fits(self, e: ir.Expr) -> Interval | None:
+        """Where an int64 expression lies, if it has the dialect's small type."""
+        return int32_interval(e, self.small, self.intervals)
 
     def integer(self, where: Interval | None) -> str:
         """The type of an int64 variable that lies in `where`."""
@@ -182,12 +189,19 @@ def print_element(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintS
 def _swizzle_subscripts(buffer: ir.Buffer, indices: tuple[ir.Expr, ...], scope: PrintScope) -> list[str]:
     """The subscripts of an element whose column depends on its row."""
     key, (*outer, column) = column_key(buffer), indices
-    moved = print_expr(build.mul(build.mod(build.div(outer[-1], key.divisor), key.count), key.factor), scope)
+    row = _remainder(outer[-1], key.divisor * key.count)
+    moved = print_expr(build.mul(build.mod(build.div(row, key.divisor), key.count), key.factor), scope)
     place = print_expr(column, scope)
     last = place.text if moved.text == "0" else f"{place.as_operand(SUM)} ^ {moved.as_operand(SUM)}"
     if array_shape(buffer) is None:
         raise InternalError(f"{buffer.name} is swizzled, but no array")
     return [*(print_expr(i, scope).text for i in outer), last]
+
+
+def _remainder(e: ir.Expr, divisor: int) -> ir.Expr:
+    """What of a sum is no multiple of a divisor: all that a remainder depends on."""
+    terms, constant = linear_terms(e)
+    return terms_to_expr({atom: c for atom, c in terms.items() if c % divisor}, constant % divisor)
 
 
 def print_read(buffer: ir.Buffer, place: Text, scope: PrintScope, type: str = "") -> Text:
@@ -391,7 +405,7 @@ def _binary(e: ir.Binary, scope: PrintScope) -> Text:
 
 def _integers(e: ir.Binary, left: Text, right: Text, scope: PrintScope) -> Text:
     """Index arithmetic: in the small type where it fits, else in 64 bits from here on."""
-    low, high = int32_interval(e.left, scope.small), int32_interval(e.right, scope.small)
+    low, high = scope.fits(e.left), scope.fits(e.right)
     if low is None or high is None:
         if e.op in ("min", "max"):  # which have no conversions of their own
             wide = scope.dialect.type(INT64)
@@ -400,7 +414,7 @@ def _integers(e: ir.Binary, left: Text, right: Text, scope: PrintScope) -> Text:
                 for x, r in ((left, low), (right, high))
             )
         return print_binary(e.op, left, right, INT64, scope.dialect)
-    if int32_interval(e, scope.small) is None:
+    if scope.fits(e) is None:
         left = Text(f"({scope.dialect.type(INT64)}){left.as_operand(UNARY)}", UNARY)
         return print_binary(e.op, left, right, INT64, scope.dialect)
     if e.op in ("div", "mod") and (low.low or 0) >= 0 and low.low is not None and (high.low or 0) > 0:

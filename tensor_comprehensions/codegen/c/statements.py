@@ -21,8 +21,19 @@ from ...loop_ir.matrix_descriptor import matrix_placement
 from ...loop_ir.passes.hoist_packing import hoist_packing
 from ...loop_ir.rewrite import children, mentions, stmt_expressions, walk_expr, walk_stmts
 from .dialect import CDialect
-from .expressions import OR, SUM, PrintScope, Text, array_shape, is_scalar, print_binary, print_element, print_expr
-from .int32_narrowing import int32_interval, int32_loop_interval
+from .expressions import (
+    OR,
+    RELATION,
+    SUM,
+    PrintScope,
+    Text,
+    array_shape,
+    is_scalar,
+    print_binary,
+    print_element,
+    print_expr,
+)
+from .int32_narrowing import int32_loop_interval
 from .vector_access import known_multiple, lane_members, vector_lvalue, whole_loads, whole_vector_type
 
 OUT_OF_MEMORY = -1
@@ -120,7 +131,7 @@ def _let(s: ir.Let, scope: PrintScope) -> Iterator[str]:
 
 
 def _narrow_interval(e: ir.Expr, scope: PrintScope) -> Interval | None:
-    return int32_interval(e, scope.small) if e.type == ir.Type(INT64) else None
+    return scope.fits(e) if e.type == ir.Type(INT64) else None
 
 
 def _multiples(name: str, n: int, scope: PrintScope) -> dict[str, int]:
@@ -384,9 +395,22 @@ def _loop(s: ir.Loop, scope: PrintScope) -> Iterator[str]:
             pragma = scope.dialect.simd.format("")
     if pragma is not None:
         yield pragma
+    if scope.dialect.assume and _multiplies_in_some_iteration(s, scope):
+        yield scope.dialect.assume.format(f"{stop.as_operand(RELATION)} > {start.as_operand(RELATION)}")
     yield f"for ({scope.integer(range)} {variable} = {start.text}; {variable} < {stop.text}; {step}) {{"
     yield from indent_lines(print_statement(s.body, inner))
     yield "}"
+
+
+def _multiplies_in_some_iteration(s: ir.Loop, scope: PrintScope) -> bool:
+    """Whether warpgroups certainly multiply in a loop whose end only the run knows."""
+    if isinstance(s.stop, ir.Const):
+        return False
+    trips = scope.fits(build.sub(s.stop, s.start))
+    if trips is None or trips.low is None or trips.low < 1:
+        return False
+    rows = (INTRINSICS.get(c.name) for c in walk_stmts(s.body) if isinstance(c, ir.Invoke))
+    return any(row is not None and row.described for row in rows)
 
 
 def _power(n: int) -> int:

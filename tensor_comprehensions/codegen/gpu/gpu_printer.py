@@ -39,6 +39,7 @@ class GpuKernelSource:
         arrays: the shared buffers in order, with their bytes and their names in the text.
         local: bytes of the buffers that each thread has for itself.
         maps: the tensor maps that it takes, of 128 bytes each, after everything else.
+        mapped: the position of the buffer of each map, as in `buffers`.
     """
 
     name: str
@@ -52,6 +53,7 @@ class GpuKernelSource:
     identifiers: tuple[str, ...]
     local: int
     maps: tuple[ir.TensorMap, ...] = ()
+    mapped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,7 @@ class _Printer:
         dynamic = total if self.dynamic_offsets() else 0
         arrays = tuple(shared_buffers(self.source.body))
         scope, _ = self._parameters(name)
+        everything = (*self.module.arguments, *self.module.temporaries)
         return GpuKernelSource(
             name,
             self.launch,
@@ -215,6 +218,7 @@ class _Printer:
             tuple(scope.fresh(b.name) for b in arrays),
             sum(b.bytes for b in allocated_buffers(self.source.body) if b not in arrays),
             self.source.maps,
+            tuple(everything.index(m.buffer) for m in self.source.maps),
         )
 
     def lines(self, name: str) -> Iterator[str]:

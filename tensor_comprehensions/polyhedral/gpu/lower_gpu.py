@@ -17,18 +17,20 @@ from ..scop.collapse import collapse
 from ..scop.isl_affine import readable_isl
 from ..scop.scop import LOCK, Scop, ScopStatement, node_name
 from .emit.lower_kernel import KernelLowering, collective_names
-from .plan.grid_split_k import split_grid_reductions
+from .plan.grid_split_k import LAUNCH, split_grid_reductions
 from .plan.mapping import KernelPlan, kernel_tree, plan_kernel
-from .plan.mapping_heuristics import choose_mapping, heaviest_group, is_launch_bound, is_profitable_fusion
+from .plan.mapping_heuristics import choose_mapping, group_cycles, heaviest_group, is_launch_bound, is_profitable_fusion
 from .post.bounds_checks import check_kernels
 from .tree.schedule_tree import format_tree
 from .tree.sync import kernel_barriers
 
 
-def lower_gpu(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> Module:
+def lower_gpu(
+    function: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, collapsed: bool = False
+) -> Module:
     """The module of `function` (legalized): one kernel per fused group, in order.
 
-    options: None chooses them for each kernel.
+    options: None chooses them for each kernel. collapsed: its tensors keep the dimensions that they have.
 
     Raises:
         ArgumentError: an option is illegal, or beyond the limits of the target.
@@ -37,15 +39,25 @@ def lower_gpu(function: BoundFunction, options: MappingOptions | None, target: G
     if options is not None:
         check_mapping(options, target)
     with LOCK:
-        return _lower(function, options, target)
+        return _lower(function, options, target, collapsed=collapsed)
 
 
-def explain_gpu(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> str:
+def estimate_cycles(function: BoundFunction, target: GpuTarget, *, collapsed: bool = False) -> float:
+    """Cycles that the kernels of `function` (legalized) are expected to take as `lower_gpu` maps them by default."""
+    with LOCK:
+        scop = _scop(function, None, target, collapsed=collapsed)
+        groups = _groups(scop, None, target)
+        return sum(group_cycles(scop, group, target) + LAUNCH * target.clock for group in groups)
+
+
+def explain_gpu(
+    function: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, collapsed: bool = False
+) -> str:
     """The mapped schedule trees of `function` (legalized), kernel by kernel, as indented text."""
     if options is not None:
         check_mapping(options, target)
     with LOCK:
-        scop = _scop(function, options, target)
+        scop = _scop(function, options, target, collapsed=collapsed)
         lines = []
         for plan in _plans(scop, options, target):
             launch = plan.launch
@@ -71,8 +83,10 @@ def _times(sizes: tuple[int, ...]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def _scop(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> Scop:
-    if options is None or options.collapse_loops:
+def _scop(
+    function: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, collapsed: bool = False
+) -> Scop:
+    if not collapsed and (options is None or options.collapse_loops):
         function = collapse(function)
     whole, function = function, split_grid_reductions(function, options, target)
     pieces = [p for s in function.statements for p in split_initialization(function, s)]
@@ -126,8 +140,8 @@ def _plans(scop: Scop, options: MappingOptions | None, target: GpuTarget) -> tup
     return tuple(plan_kernel(scop, g, options or choose_mapping(scop, g, target)) for g in groups)
 
 
-def _lower(function: BoundFunction, options: MappingOptions | None, target: GpuTarget) -> Module:
-    scop = _scop(function, options, target)
+def _lower(function: BoundFunction, options: MappingOptions | None, target: GpuTarget, *, collapsed: bool) -> Module:
+    scop = _scop(function, options, target, collapsed=collapsed)
     function = scop.function
     plans = _plans(scop, options, target)
     buffers = {t.name: Buffer(t.name, Type(t.dtype), t.shape, t.strides) for t in function.tensors}

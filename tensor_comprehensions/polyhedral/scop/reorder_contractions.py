@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import product
+from itertools import product, takewhile
 from math import inf, prod
 
 from ...core.errors import CannotLower
@@ -31,6 +31,7 @@ from ...target import CpuTarget
 from ...tc_lang import ir as tc
 from ...tc_lang.ir import BoundFunction, BoundIndex, BoundStatement, Role, Tensor
 from .collapse import collapse
+from .lanes_along_sum import combining_cycles, lanes_along_sum, with_lanes_along_sum
 
 STRAIGHT, ACROSS, SHORT_ACROSS = 1.0, 1.3, 2.0
 """Cycles to copy an element of 4 bytes: in runs, turned across, and turned where runs are shorter than a few lanes.
@@ -125,6 +126,27 @@ def reorder(function: BoundFunction, options: CpuOptions, target: CpuTarget) -> 
         cycles = _copies(found, orders, target) + _cycles(_op(multiply, name), target, parallel=parallel)
         if cycles < least:
             best, least = candidate, cycles
+    return _with_lanes_along_sum(found, least, target, parallel=parallel) or best
+
+
+def _with_lanes_along_sum(
+    found: _Contraction, least: float, target: CpuTarget, *, parallel: bool
+) -> BoundFunction | None:
+    """The function with lanes along a sum that both factors, or a copy of one of them, end with, where that is less."""
+    best: BoundFunction | None = None
+    for orders in _ways_along_sum(found):
+        copies = _copies(found, orders, target)
+        if copies + _multiply_adds(found, target) >= least:
+            continue
+        candidate, multiply = _reorder_operands(found, orders)
+        (s,) = multiply.statements
+        if not (lanes := lanes_along_sum(s, target.lanes(found.bits))):
+            continue
+        candidate, multiply = with_lanes_along_sum(candidate, s, lanes)
+        op = _op(multiply, f"S{sum(order is not None for order in orders)}")
+        cycles = copies + combining_cycles(s) + _cycles(op, target, parallel=parallel)
+        if cycles < least:
+            best, least = candidate, cycles
     return best
 
 
@@ -195,6 +217,26 @@ def _enumerate_orders(found: _Contraction) -> Iterator[Orders]:
                 yield tuple(o if copied else None for o, copied in zip(orders, copies, strict=True))  # type: ignore[misc]
 
 
+def _ways_along_sum(found: _Contraction) -> Iterator[Orders]:
+    """Copies after which both factors end with the same summed indices: none, or one of the shorter of them."""
+    x, y, _ = found.orders
+    sums = {*x} & {*y}
+    if x[-1] == y[-1] and x[-1] in sums:
+        yield None, None, None
+    for kept, other in ((x, y), (y, x)):
+        run = tuple(takewhile(sums.__contains__, reversed(kept)))[::-1]
+        if not run or other[-len(run) :] == run or found.size(other) > found.size(kept):
+            continue
+        outer = [n for n in kept if n in sums and n not in run]
+        copy = (*outer, *(n for n in other if n not in sums), *run)
+        yield (copy, None, None) if other is x else (None, copy, None)
+
+
+def _multiply_adds(found: _Contraction, target: CpuTarget) -> float:
+    """Cycles of the multiply-adds in full vectors."""
+    return prod(found.extents.values()) * found.bits / target.issue_bits_per_cycle
+
+
 def _bound(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
     """Cycles that a way takes at least: multiply-adds in lanes along the output's runs, and copies of what is moved."""
     x, y, c = (new or old for new, old in zip(orders, found.orders, strict=True))
@@ -202,7 +244,7 @@ def _bound(found: _Contraction, orders: Orders, target: CpuTarget) -> float:
     run = [n for n in _run(c, moving) if n in moving]
     lanes = target.lanes(found.bits)
     wasted = num_tiles(found.size(run), lanes) * lanes / found.size(run)
-    multiply_adds = prod(found.extents.values()) * found.bits / target.issue_bits_per_cycle
+    multiply_adds = _multiply_adds(found, target)
     turned = 0.0 if moving[-1] == c[-1] else ACROSS * found.size(moving)
     return multiply_adds * min(wasted, 2.0) + turned + _copies(found, orders, target)
 

@@ -21,6 +21,10 @@ Numbers: TypeAlias = npt.NDArray[np.float64]
 Conditions: TypeAlias = npt.NDArray[np.bool_]
 
 
+WIDEST = 512
+"""Bits of the lanes of a sum that are one vector, at most."""
+
+
 @dataclass(frozen=True)
 class Factor:
     """One side of the product.
@@ -147,6 +151,14 @@ class ContractionInfo:
             for i in self.parallel
             if i.name in self.broadcast_operand.iterators and i.name not in self.vector_operand.iterators
         )
+
+    @cached_property
+    def keeps_lanes_of_sum(self) -> bool:
+        """Whether the lanes are those of a sum that goes on, in both factors, where they end."""
+        both, end = self.vector in self.broadcast_operand.iterators, self.extent(self.vector)
+        goes_on = any(all(f.step(i.name) == end for f in self.factors) for i in self.op.reductions)
+        rows = all(self.exclusive_iterators(f) for f in self.factors)
+        return both and goes_on and rows and len(self.batch) == 1 and end * self.bits <= WIDEST
 
     @cached_property
     def reductions(self) -> tuple[str, ...]:

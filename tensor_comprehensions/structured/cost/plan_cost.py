@@ -45,6 +45,8 @@ INTERLEAVED = 4
 """Elements from one lane to the next up to which whole vectors are read and shuffled."""
 EXPOSED = 0.4
 """The part of the time for moving bytes that multiply-adds do not hide."""
+STREAMED = 0.2
+"""The same where both factors are read in runs of memory along the sum, which come ahead of their use."""
 COPY, TURN, ELEMENT = 0.6, 1.2, 2.5
 """Cycles per element that is copied: by vectors, turned across, one by one; for elements of 4 bytes."""
 
@@ -78,6 +80,8 @@ def _total_cycles(model: _Model, computing: float) -> float:
     compute = computing + model.gathers() + model.split_line_loads()
     compute += model.l2_short_runs() + model.page_revisits()
     moving = model.transfer_cycles()
+    if model.facts.keeps_lanes_of_sum:
+        return compute + STREAMED * moving + model.packing_cycles()
     return max(compute + EXPOSED * moving, moving) + model.packing_cycles()
 
 

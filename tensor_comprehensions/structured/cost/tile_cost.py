@@ -285,8 +285,8 @@ def fills_whole_lines(info: ContractionInfo, target: CpuTarget, points: Mapping[
         ends = points[info.vector] == info.extent(info.vector)
         whole |= ends & (run * info.output_bytes >= LONG_RUN) & info.fills_lines(run, LINE // 2)
     row = points[info.vector] * info.output_bytes
-    together: Conditions = whole & ((row % (LINE // 2) == 0) | (row < LINE))
-    return together
+    ends_whole: Conditions = whole & ((row % (LINE // 2) == 0) | (row < LINE))
+    return ends_whole
 
 
 # --- memory ------------------------------------------------------------------------------------------------------

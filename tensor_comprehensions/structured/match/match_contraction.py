@@ -95,11 +95,12 @@ def _half_space(g: Inequality, name: str, values: Mapping[str, Expr]) -> HalfSpa
 
 
 def match_contraction(
-    statements: Sequence[BoundStatement], start: int, tensors: Mapping[str, Tensor]
+    statements: Sequence[BoundStatement], start: int, tensors: Mapping[str, Tensor], *, in_place: bool = False
 ) -> MatchedContraction | None:
     """The longest cluster that begins with `statements[start]`, if any does.
 
-    `statements` is the whole program: what comes after decides which tensors are still needed.
+    `statements` is the whole program: what comes after decides which tensors are still needed. in_place: the output may
+    be the tensor whose elements the sums start from, as each is read before it is written, by the same thread.
     """
     at = start
     while at < len(statements) and _starts(statements[at], statements[start].target):
@@ -114,7 +115,7 @@ def match_contraction(
         return None
     cluster = _base(statements[start : at + 1], tensors, pair.left, pair.right, pair.scale)
     for following in range(at + 1, len(statements)):
-        longer = _extended(cluster, statements, following, tensors)
+        longer = _extended(cluster, statements, following, tensors, in_place=in_place)
         if longer is None:
             break
         cluster = longer
@@ -227,8 +228,9 @@ def _base(
 
 
 def _extended(
-    cluster: MatchedContraction, statements: Sequence[BoundStatement], at: int, tensors: Mapping[str, Tensor]
-) -> MatchedContraction | None:
+    cluster: MatchedContraction, statements: Sequence[BoundStatement], at: int, tensors: Mapping[str, Tensor], *,
+    in_place: bool,
+) -> MatchedContraction | None:  # fmt: skip
     """`cluster` with `statements[at]` as one more pointwise step after the sum."""
     s, update = statements[at], cluster.statements[cluster.update]
     if not _pointwise(s) or not _same_points(s, update):
@@ -238,7 +240,7 @@ def _extended(
         return None
     current = cluster.output
     output = replace(current, tensor=s.target, subscripts=s.subscripts, dtype=tensors[s.target].dtype)
-    if s.target != current.tensor and not _replaces(cluster, s, statements[at + 1 :], tensors):
+    if s.target != current.tensor and not _replaces(cluster, s, statements[at + 1 :], tensors, in_place=in_place):
         return None
     value = _value(s, output)
     if not any(e == current for e in walk_expr(value)) or _reads_elsewhere(value, current):
@@ -259,13 +261,19 @@ def _value(s: BoundStatement, output: tc.Access) -> tc.Expr:
 
 
 def _replaces(
-    cluster: MatchedContraction, s: BoundStatement, later: Sequence[BoundStatement], tensors: Mapping[str, Tensor]
-) -> bool:
+    cluster: MatchedContraction, s: BoundStatement, later: Sequence[BoundStatement], tensors: Mapping[str, Tensor], *,
+    in_place: bool,
+) -> bool:  # fmt: skip
     """Whether the target of `s` may take the place of the cluster's output: nobody else wants that one."""
     old = cluster.output.tensor
     if tensors[old].role is not Role.TEMPORARY or any(_uses(x, old) for x in later):
         return False
-    return not any(_uses(x, s.target) for x in cluster.statements)
+    element = tc.Access(s.target, s.subscripts, tensors[s.target].dtype)
+    return not any(
+        _uses(x, s.target)
+        and not (in_place and n < cluster.update and x.target != s.target and not _reads_elsewhere(x.value, element))
+        for n, x in enumerate(cluster.statements)
+    )
 
 
 def _uses(s: BoundStatement, tensor: str) -> bool:

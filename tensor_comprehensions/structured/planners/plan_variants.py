@@ -11,10 +11,13 @@ from operator import mul
 from ...target import CpuTarget
 from ..analysis.contraction_info import ContractionInfo
 from ..cost.tile_cost import RegisterTile
-from ..lower.tile import num_tiles
+from ..lower.tile import balanced_block, num_tiles
 from ..op import Iterator as Dimension
 from ..plan import PackStep, Plan, Side, TileLoop
-from .blocking import CHUNKS, Blocking, BlockingHeuristic
+from .blocking import CHUNKS, FEW_CHUNKS, TOGETHER, Blocking, BlockingHeuristic
+
+SUMMED_STEPS = 16
+"""Steps of a sum for which it pays to load and to store the sums of a register tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,33 @@ class PackBothBlocking(BlockingHeuristic):
         outer = next((d for d, count in enumerate(counts, 1) if count >= CHUNKS), len(levels))
         nest = Blocking(levels, outer, [PackStep(Side.LEFT, 0), PackStep(Side.RIGHT, 0)])
         return self._finished(nest, self._walked(known.reductions, nest))
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSumBlocking(BlockingHeuristic):
+    """The expert where the lanes of a sum are kept apart, so that both factors have vectors, each for the other's rows.
+
+    Steps of the outermost sum are around all register tiles, few enough for what they read to stay near. The longer
+    side is outside, so that what is met again is the shorter one.
+    """
+
+    def plan(self) -> Plan:
+        known, reductions = self.info, self.info.reductions
+        short, long = sorted(
+            (known.exclusive_iterators(f) for f in known.factors), key=lambda side: prod(i.extent for i in side)
+        )
+        shares = self._share(long, FEW_CHUNKS, 1) if self.parallel else []
+        levels = [*self._levels(known.batch), *shares]
+        outer, extent = len(levels), known.extent(reductions[0])
+        inner = known.k_size // extent
+        rows = sum(prod(i.extent for i in known.exclusive_iterators(f)) * f.bytes for f in known.factors)
+        near = TOGETHER * self.target.cache[0] // (rows * known.extent(known.vector) * inner)
+        block = max(near, num_tiles(SUMMED_STEPS, inner))
+        exact = known.op.output.buffer.type.dtype == known.op.dtype and not self._reads_output()
+        if block < extent and exact:  # sums of a block are kept in the output
+            levels.append(TileLoop(reductions[0], balanced_block(extent, block)))
+        nest = Blocking([*levels, *self._levels(long), *self._levels(short)], outer, [])
+        return self._finished(nest, self._walked(reductions, nest))
 
 
 def is_packing_both_profitable(facts: ContractionInfo, target: CpuTarget) -> bool:

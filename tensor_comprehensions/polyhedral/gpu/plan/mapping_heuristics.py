@@ -41,8 +41,6 @@ SQUARES = ((128, 16), (64, 16), (32, 32), (16, 32))
 BLOCK_SIDE = 16
 ARRIVAL = 800
 """Cycles from asking for what lies in memory until it is there."""
-L2_BYTES = 40
-"""That a processor gets from the second-level cache in a cycle."""
 IN_FLIGHT = 16
 """Bytes that a thread has asked for at a time, where it does nothing but to sum them."""
 
@@ -145,7 +143,7 @@ def _streaming_cycles(scop: Scop, shape: GroupShape, options: MappingOptions, ta
     blocks = prod(-(-n // size) for n, size in zip(shape.rows, options.tile, strict=False) if size)
     each, threads = -(-blocks // target.num_sms), prod(options.threads)
     together = min(each, max(1, target.threads_per_sm // threads), target.blocks_per_sm)
-    rate = min(L2_BYTES, together * threads * IN_FLIGHT / ARRIVAL)
+    rate = min(target.l2_bytes, together * threads * IN_FLIGHT / ARRIVAL)
     return 2 * ARRIVAL + each * _read(scop, shape, shape.inner) / blocks / rate
 
 
@@ -442,7 +440,7 @@ def _by_warps(scop: Scop, shape: GroupShape, target: GpuTarget) -> float:
     inner = [d for d in shape.leaf.dims if d.row is None]
     if vector_width_along(scop, [(shape.leaf, inner[-1])]) == 1:
         return inf
-    return 2 * ARRIVAL + _read(scop, shape, shape.reduced) / (L2_BYTES * target.num_sms)
+    return 2 * ARRIVAL + _read(scop, shape, shape.reduced) / (target.l2_bytes * target.num_sms)
 
 
 def _read(scop: Scop, shape: GroupShape, terms: int) -> float:
