@@ -90,7 +90,17 @@ def _terms(s: BoundStatement, facts: Facts) -> Region:
         if value is not None and _is_neutral(value, s):
             found += region
     region = tuple(dict.fromkeys(found))
-    return region if _share(region, box) <= MOST_KEPT else ()
+    return region if _is_masked_product(s) or _share(region, box) <= MOST_KEPT else ()
+
+
+def _is_masked_product(s: BoundStatement) -> bool:
+    """Is it a sum of products but for its mask? Without that it is a contraction."""
+    return (
+        s.reduction == "+"
+        and isinstance(s.value, Select)
+        and isinstance(s.value.then, Binary)
+        and (s.value.then.op == "*")
+    )
 
 
 def _is_neutral(value: Outside, s: BoundStatement) -> bool:
