@@ -183,5 +183,5 @@ def test_every_sum_of_lanes(verify: bool, monkeypatch: pytest.MonkeyPatch) -> No
             x, y = inputs(name, sizes)
             op = tc.define(source(name)).f
             assert torch.equal(op(x, y), expected(name, x, y)), (name, sizes)
-            in_lanes += "o.lanes" in op.compile(x, y).source("schedule")
-    assert in_lanes >= (3 if verify else 9)
+            in_lanes += "o.lanes" in op.compile(x, y, target=MESHED).source("schedule")
+    assert in_lanes >= (1 if verify else 6)
