@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import permutations
 from math import inf
 
-from ..tc_lang.formats import Format
+from ..tc_lang.formats import LEVELS, Format, holds_any, parse_format
 from ..tc_lang.ir import Access, Index
 from ..tc_lang.size_polynomial import Value
 from .graph import Nest, Path, is_ordered
@@ -38,7 +39,9 @@ def choose_order(nest: Nest, result: Format | None = None) -> tuple[str, ...]:
     names, paths = tuple(nest.loops), tuple(nest.paths.values())
     best: tuple[tuple[float, int, bool, int], tuple[str, ...]] | None = None
     for rank, order in enumerate(_orders(names, frozenset(e for p in paths for e in hard_edges(p)))):
-        wrong = sum(CONVERSION if is_convertible(p) else inf for p in paths if not walks(p, order))
+        if nest.keeps_places and _scatters(order, nest):  # what a reduced loop finds nothing for is stored, too
+            continue
+        wrong = sum(inf if reordered_format(p, order) is None else CONVERSION for p in paths if not walks(p, order))
         iterations = _cost(order, nest)
         if result is not None and not is_ordered(nest, order, result):
             iterations *= SORTING
@@ -55,9 +58,39 @@ def walks(path: Path, order: Sequence[str]) -> bool:
     return all(place[a] < place[b] for a, b in hard_edges(path))
 
 
-def is_convertible(path: Path) -> bool:
-    """Whether an operand has formats with its levels in any order."""
-    return not path.format.blocks and all(isinstance(e, Index) for e in path.access.subscripts)
+def reordered_format(path: Path, order: Sequence[str]) -> Format | None:
+    """The format in which loops in this order can walk an operand, with the same stored places; None if there is none.
+
+    Levels of the dense tail stay with their dimensions: one that came last would store all coordinates of another one.
+    """
+    format = path.format
+    if format.blocks:
+        return next((f for f in _blocked_formats(format) if walks(_stored_as(path, f), order)), None)
+    if not all(isinstance(step.loop, str) for step in path.steps):
+        return None
+    loops = {d: step.loop for step, d in zip(path.steps, format.order, strict=True)}
+    dims = sorted(range(format.rank), key=lambda d: order.index(str(loops[d])))
+    tail = format.order[format.depth :]
+    upper = iter(format.levels[: format.depth])
+    made = Format(tuple(LEVELS["d"] if d in tail else next(upper) for d in dims), tuple(dims))
+    return made if holds_any(format) and holds_any(made) else _compressed(made)
+
+
+def _compressed(format: Format) -> Format:
+    """The same levels, of which each that is not dense holds all coordinates that come."""
+    return Format(tuple(x if x.is_dense else LEVELS["s"] for x in format.levels), format.order)
+
+
+def _blocked_formats(format: Format) -> Iterator[Format]:
+    for name in ("bsr", "bsc"):
+        yield parse_format(name, format.blocks, format.rank)
+
+
+def _stored_as(path: Path, format: Format) -> Path:
+    """The path of the same tensor in another format with the same dimensions."""
+    steps = dict(zip(path.format.order, path.steps, strict=True))
+    moved = (replace(steps[d], level=level) for level, d in zip(format.levels, format.order, strict=True))
+    return replace(path, format=format, steps=tuple(moved))
 
 
 def _scatters(order: Sequence[str], nest: Nest) -> int:
